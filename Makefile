@@ -1,0 +1,70 @@
+# Everything needs Python >= 3.11 and nothing else:
+#   make demo     environment, install, the sample study segmented; says where to look
+#   make test     the whole suite, lint, types, floors
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_OUT ?= demo-out
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu wheel clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# A stamp file stands for each finished step, so that a second `make` has nothing to do.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "scanloom needs Python 3.11 or later: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || \
+	    { echo "No venv: on Debian or Ubuntu, apt install python3-venv"; rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing scanloom into $(VENV) ..."
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/scanloom demo --out $(DEMO_OUT)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+floors: $(VENV)/.installed-test
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS)
+
+test: lint types floors unit
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS) -m 'slow and not gpu and not reference'
+
+test-reference: $(VENV)/.installed-test
+	$(BIN)/pytest -n $(JOBS) -m 'reference and not gpu'
+
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/pytest -m gpu
+
+wheel: $(VENV)/.installed-test
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean:
+	rm -rf build dist $(DEMO_OUT) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find pipeline tests -name __pycache__ -type d -prune -exec rm -rf {} +
