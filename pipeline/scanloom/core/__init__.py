@@ -1,0 +1,31 @@
+"""The nouns: NumPy only, no files."""
+
+from scanloom.core.case import Case, CaseRecord, Outputs, Series
+from scanloom.core.clock import Clock, Seconds
+from scanloom.core.errors import ScanError
+from scanloom.core.grid import Grid
+from scanloom.core.measurement import Measurement
+from scanloom.core.reasons import Flag, Reason
+from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
+from scanloom.core.volume import MODALITIES, Volume
+
+__all__ = [
+    "MODALITIES",
+    "Case",
+    "CaseRecord",
+    "Clock",
+    "Code",
+    "Flag",
+    "Grid",
+    "Layer",
+    "Measurement",
+    "Outputs",
+    "Reason",
+    "ScanError",
+    "Seconds",
+    "Segmentation",
+    "Series",
+    "Structure",
+    "Volume",
+    "is_slug",
+]

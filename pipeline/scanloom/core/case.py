@@ -1,0 +1,111 @@
+"""What goes through the three doors: `Series`, `Case`, `CaseRecord`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scanloom.core.measurement import Measurement
+from scanloom.core.reasons import Flag, Reason
+
+SegKind = Literal["binary", "labelmap"]
+Dates = Literal["source", "now"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The files of one scan and what their headers say, as the index knows it.
+
+    Parameters
+    ----------
+    kind : "dicom", "nifti" or "itk"
+        Which reader it is for.
+    files : tuple of Path
+        All its files, in no particular order.
+    study_uid, series_uid : str
+        Empty for other kinds than DICOM, and where the source lacks them.
+    modality : str or None
+        What the header says, of the closed list.
+    description : str
+        For the person who has to choose. It may hold identity: never written to results or logs.
+    """
+
+    kind: Literal["dicom", "nifti", "itk"]
+    files: tuple[Path, ...]
+    study_uid: str = ""
+    series_uid: str = ""
+    modality: str | None = None
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a case writes.
+
+    Parameters
+    ----------
+    seg : "binary" or "labelmap"
+        SegmentationType of the DICOM SEG.
+    dates : "source" or "now"
+        Content dates of the DICOM SEG; "source" makes equal runs equal.
+    image : bool
+        Also `image.nii.gz`, the scan as it was read.
+    split : bool
+        Also one mask a structure in `split/`.
+    structures : tuple of str
+        Labels to keep; empty for all.
+    """
+
+    seg: SegKind = "binary"
+    dates: Dates = "source"
+    image: bool = False
+    split: bool = False
+    structures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scan to be segmented, and what is wanted of it.
+
+    Parameters
+    ----------
+    id : str
+        Keyed hash, independent of path, machine and order; 26 characters of base32.
+    series : Series
+        The scan.
+    outputs : Outputs
+        What to write.
+    source_hash : str
+        Keyed hash over the files' contents, to tell whether a source changed.
+    recipe : str
+        Hash over everything that can change the result (models and options).
+    orientation : str or None
+        Axis codes, for a file that does not say; only then used.
+    modality : str or None
+        For a file that does not say.
+    phase : int or None
+        Which volume of a file that holds several, from 0.
+    """
+
+    id: str
+    series: Series
+    outputs: Outputs
+    source_hash: str
+    recipe: str
+    orientation: str | None = None
+    modality: str | None = None
+    phase: int | None = None
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """What became of a case. `reason` is None where it was published whole."""
+
+    id: str
+    reason: Reason | None
+    detail: str
+    flags: tuple[Flag, ...]
+    folder: Path | None
+    measurements: tuple[Measurement, ...] = ()
+    seconds: float = 0.0

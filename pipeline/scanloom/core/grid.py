@@ -1,0 +1,127 @@
+"""Where voxels lie: `Grid` maps voxel indices to patient millimetres."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from scanloom.core.errors import ScanError
+from scanloom.core.reasons import Reason
+
+ORTHOGONAL = 1e-4
+"""Largest cosine between two axes that counts as a right angle (0.006 degrees: header rounding)."""
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The place of a volume's voxels in the patient.
+
+    Parameters
+    ----------
+    shape : (I, J, K)
+        Number of voxels along each axis.
+    affine : (4, 4) array-like
+        Voxel index to RAS mm: the centre of voxel (i, j, k) lies at ``affine @ (i, j, k, 1)``.
+
+    Raises
+    ------
+    ScanError
+        BAD_GEOMETRY if two axes point the same way, an axis has no length or a number is not
+        finite, or if no two axes are at right angles: such a grid is no stack of slices.
+    """
+
+    shape: Shape
+    affine: NDArray[np.float64]
+    shear_axis: int | None = field(init=False)
+    """The axis that leans on the two others (gantry tilt); None where all are at right angles."""
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or min(self.shape) < 1:
+            raise ValueError(f"shape must be three positive numbers, got {self.shape}")
+        affine = np.array(self.affine, dtype=np.float64)
+        if affine.shape != (4, 4) or not np.allclose(affine[3], (0, 0, 0, 1)):
+            raise ValueError(f"affine must be 4x4 with last row 0 0 0 1, got\n{affine}")
+        if not np.isfinite(affine).all():
+            raise ScanError(Reason.BAD_GEOMETRY, "a position or direction is not a finite number")
+        lengths = np.linalg.norm(affine[:3, :3], axis=0)
+        if lengths.min() < 1e-6 or abs(np.linalg.det(affine[:3, :3] / lengths)) < 1e-3:
+            raise ScanError(Reason.BAD_GEOMETRY, "two voxel axes point the same way")
+        affine[3] = (0, 0, 0, 1)
+        affine.flags.writeable = False
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "affine", affine)
+        object.__setattr__(self, "shear_axis", _shear_axis(affine[:3, :3] / lengths))
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Distance in mm between neighbours along each axis (along the step, where sheared)."""
+        i, j, k = np.linalg.norm(self.affine[:3, :3], axis=0)
+        return float(i), float(j), float(k)
+
+    @property
+    def sheared(self) -> bool:
+        """Whether the axes are not all at right angles."""
+        return self.shear_axis is not None
+
+    @property
+    def voxel_volume(self) -> float:
+        """Volume of a voxel in mm^3."""
+        return float(abs(np.linalg.det(self.affine[:3, :3])))
+
+    @property
+    def extent(self) -> tuple[float, float, float]:
+        """Length in mm of the field of view along each axis, from outer edge to outer edge."""
+        i, j, k = (n * s for n, s in zip(self.shape, self.spacing, strict=True))
+        return i, j, k
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """The patient axis (0 = R, 1 = A, 2 = S) that each voxel axis follows most closely."""
+        weight = np.abs(self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0))
+        best = max(
+            itertools.permutations(range(3)), key=lambda p: sum(weight[p[n], n] for n in range(3))
+        )
+        return best[0], best[1], best[2]
+
+    @property
+    def axis_codes(self) -> str:
+        """The patient direction in which each index grows, for example "LPS"."""
+        signs = [self.affine[axis, n] > 0 for n, axis in enumerate(self.axes)]
+        return "".join("RAS"[a] if up else "LPI"[a] for a, up in zip(self.axes, signs, strict=True))
+
+    def world(self, index: ArrayLike) -> NDArray[np.float64]:
+        """Return the RAS mm (..., 3) of voxel indices (..., 3), which may be fractions."""
+        points = np.asarray(index, dtype=np.float64)
+        return np.asarray(points @ self.affine[:3, :3].T + self.affine[:3, 3])
+
+    def index(self, world: ArrayLike) -> NDArray[np.float64]:
+        """Return the voxel indices (..., 3), as fractions, of RAS mm (..., 3)."""
+        points = np.asarray(world, dtype=np.float64) - self.affine[:3, 3]
+        return np.asarray(np.linalg.solve(self.affine[:3, :3], points[..., None])[..., 0])
+
+    def matches(self, other: Grid, tolerance: float = 1e-3) -> bool:
+        """Whether every voxel of both grids lies at the same place, to `tolerance` mm."""
+        if self.shape != other.shape:
+            return False
+        corners = np.array(list(itertools.product(*((0, n - 1) for n in self.shape))))
+        return bool(np.abs(self.world(corners) - other.world(corners)).max() <= tolerance)
+
+
+def _shear_axis(directions: NDArray[np.float64]) -> int | None:
+    """Return the one axis that leans on the others, None if all are at right angles."""
+    cosines = np.abs(directions.T @ directions)
+    pairs = {(0, 1): 2, (0, 2): 1, (1, 2): 0}  # if this pair leans, that axis is not concerned
+    leaning = [pair for pair in pairs if cosines[pair] > ORTHOGONAL]
+    if not leaning:
+        return None
+    upright = [axis for pair, axis in pairs.items() if pair not in leaning]
+    if not upright:
+        raise ScanError(Reason.BAD_GEOMETRY, "no two voxel axes are at right angles")
+    if len(upright) == 1:  # two pairs lean: they share one axis
+        return upright[0]
+    return max(leaning[0])  # one pair leans: call the later axis the stacking direction

@@ -1,0 +1,136 @@
+"""The closed lists: why a scan was not used (`Reason`), what must be known of a result (`Flag`)."""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+from typing import Literal, Self
+
+Outcome = Literal["skipped", "failed"]
+
+
+@unique
+class Reason(Enum):
+    """Why something gave no result: its code, what became of it, and what a person can do.
+
+    `skipped`: it is not for us, all is well. `failed`: it should have worked. `retry` says whether
+    trying the same again can help.
+    """
+
+    outcome: Outcome
+    retry: bool
+    advice: str
+
+    def __new__(cls, outcome: Outcome, retry: bool, advice: str) -> Self:
+        """Give each member a value of its own: the number of its line."""
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__)
+        member.outcome, member.retry, member.advice = outcome, retry, advice
+        return member
+
+    @property
+    def code(self) -> str:
+        """The name that users, logs and tables see."""
+        return self.name
+
+    # --- finding and reading -------------------------------------------------------------------
+    NO_IMAGES = ("skipped", False, "Name a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
+    NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
+    UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
+    SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
+    SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
+    NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
+    LOCALIZER = ("skipped", False, "A localiser is no volume: choose the scan itself")
+    SECONDARY_CAPTURE = ("skipped", False, "A secondary capture has no geometry: use the original")
+    PROJECTION = ("skipped", False, "A projection is no volume: use a CT or MR series")
+    COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
+    MULTIFRAME = ("failed", False, "This version does not read it: convert to single frames")
+    MOSAIC = ("failed", False, "This version does not read it: convert it with dcm2niix")
+    FOUR_D = ("failed", False, "Choose one volume with --phase")
+    PHASES = ("failed", False, "Several volumes share this series: export each as a series")
+    TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
+    SLICE_GAP = ("failed", False, "A slice is missing: export the series again, complete")
+    SPACING_CHANGES = (
+        "failed",
+        False,
+        "Slices must be equally spaced: export each part as a series",
+    )
+    DUPLICATE_SLICES = ("failed", False, "Slices contradict each other: export the series again")
+    SLICE_SIZE = ("failed", False, "All slices must have the same rows and columns")
+    SLICE_SPACING = ("failed", False, "All slices must have the same pixel spacing")
+    SLICE_ORIENTATION = ("failed", False, "All slices must have the same orientation")
+    FRAME_OF_REFERENCE = ("failed", False, "Slices of several frames of reference can't be stacked")
+    NO_POSITION = (
+        "failed",
+        False,
+        "Without positions its geometry can't be known: export it again",
+    )
+    BAD_GEOMETRY = ("failed", False, "Its geometry can't be that of a scan: export it again")
+    TILTED = ("failed", False, "This version refuses gantry tilt: resample with dcm2niix first")
+    RESCALE = ("failed", False, "Its rescale values can't be right: export the series again")
+    TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
+    DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
+    DECODER = ("failed", False, "No decoder for its compression: see `scanloom doctor`")
+    PIXEL_TYPE = ("failed", False, "Its voxels are no plain numbers: convert it to a grey image")
+    ORIENTATION_UNKNOWN = ("failed", False, "Say it with --orientation, for example RAS")
+    TOO_LARGE = ("failed", False, "More voxels than the limit: crop it, or raise the limit")
+    # --- models --------------------------------------------------------------------------------
+    MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or name a bundle's folder")
+    MODEL_DAMAGED = ("failed", False, "Copy the bundle again, complete")
+    MODEL_UNSUPPORTED = ("failed", False, "This model needs something that a card can't express")
+    MODEL_UNSAFE = ("failed", False, "A bundle may hold data only, no code")
+    MODEL_NETWORK = ("failed", False, "Use a bundle whose network is on the list in the docs")
+    MODEL_HASH = ("failed", False, "The weights are not those of the card: get them again")
+    MODEL_WEIGHTS = ("failed", False, "The weights don't fit the network of the card")
+    # --- a scan and a model --------------------------------------------------------------------
+    MODALITY = ("skipped", False, "The model was made for another modality: choose another model")
+    CHANNELS = ("failed", False, "The model wants several input channels: not in this version")
+    IMPLAUSIBLE = ("failed", False, "The model's card refuses such a scan: see the detail")
+    STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
+    # --- running -------------------------------------------------------------------------------
+    OUT_OF_MEMORY = ("failed", True, "Use a machine or device with more memory, or crop the scan")
+    DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
+    WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
+    DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
+    OUTPUT = ("failed", True, "Check that the output folder can be written")
+    KEY_OTHER = ("failed", False, "This output folder belongs to another key: give it with --key")
+    STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
+    INTERNAL = ("failed", False, "A fault of scanloom: run with --debug and report it")
+
+
+@unique
+class Flag(Enum):
+    """What was done, or what is odd, and must be known with the result."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        """Give each member a value of its own: the number of its line."""
+        member = object.__new__(cls)
+        member._value_ = len(cls.__members__)
+        member.text = text
+        return member
+
+    @property
+    def code(self) -> str:
+        """The name that users, logs and tables see."""
+        return self.name
+
+    # --- of a case -----------------------------------------------------------------------------
+    SHEARED = (
+        "The slices are sheared (gantry tilt); a rectangular copy is written beside the result"
+    )
+    MODALITY_UNKNOWN = "The file does not say its modality; it was taken to be the model's"
+    HU_IMPLAUSIBLE = "The intensities are unlike those of the scans the model was made for"
+    SPACING_IMPLAUSIBLE = "The voxel spacing lies outside the range the model was made for"
+    FOV_IMPLAUSIBLE = "The field of view lies outside the range the model was made for"
+    ORIENTATION_GIVEN = "The file does not say its orientation; it was given by the caller"
+    FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"
+    AFFINE_ROUNDED = "The directions were not quite orthogonal (rounding) and were made so"
+    ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
+    DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
+    NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
+    BURNED_IN = "The image says that it has identifying text burned in; no picture was made"
+    SEG_NOT_POSSIBLE = "The source lacks what DICOM SEG must refer to; no DICOM SEG was written"
+    # --- of a structure ------------------------------------------------------------------------
+    TOUCHES_BORDER = "It reaches the border of the scan, so its volume is a part"
+    EMPTY = "No voxel of it was found"

@@ -1,0 +1,141 @@
+"""What a predictor gives: `Segmentation`, label maps of named structures on the scan's grid."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core.grid import Grid
+
+_SLUG = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
+Color = tuple[int, int, int]
+
+
+def is_slug(text: str) -> bool:
+    """Whether `text` can be a label or model name: a-z, 0-9, with _ or - between."""
+    return len(text) <= 64 and _SLUG.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Code:
+    """A coded concept (DICOM PS3.3 8): value and meaning in a scheme such as SCT."""
+
+    value: str
+    scheme: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One thing that a model segments.
+
+    Parameters
+    ----------
+    label : str
+        Its slug, unique in a segmentation: "kidney_left".
+    number : int
+        Its value in the label maps and its DICOM segment number, 1 or more, unique in a
+        segmentation; never changes with what is asked for.
+    name : str
+        For people: "Left kidney".
+    category, type : Code
+        SegmentedPropertyCategory and SegmentedPropertyType (DICOM PS3.16 CID 7150, 7151).
+    laterality : Code or None
+        SegmentedPropertyTypeModifier (CID 244).
+    color : (R, G, B)
+        0 to 255.
+    experimental : bool
+        Whether its authors warn against relying on it.
+    """
+
+    label: str
+    number: int
+    name: str
+    category: Code
+    type: Code
+    color: Color
+    laterality: Code | None = None
+    experimental: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_slug(self.label):
+            raise ValueError(f"a label is made of a-z, 0-9, _ and -, got {self.label!r}")
+        if not 1 <= self.number <= 65535:
+            raise ValueError(f"number must be 1 to 65535, got {self.number}")
+        if len(self.color) != 3 or not all(0 <= c <= 255 for c in self.color):
+            raise ValueError(f"color must be three numbers of 0 to 255, got {self.color}")
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A label map of structures that exclude one another.
+
+    Parameters
+    ----------
+    labels : (I, J, K) uint8 or uint16 array
+        0, or the number of a structure; I fastest in memory.
+    structures : tuple of Structure
+        Those that may stand in it, whether they were found or not.
+    """
+
+    labels: NDArray[Any]
+    structures: tuple[Structure, ...]
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim != 3 or self.labels.dtype not in (np.uint8, np.uint16):
+            raise ValueError(
+                f"labels must be (I, J, K) of uint8 or uint16, got {self.labels.shape} "
+                f"{self.labels.dtype}"
+            )
+        numbers = [s.number for s in self.structures]
+        if not numbers or max(numbers) > np.iinfo(self.labels.dtype).max:
+            raise ValueError(f"the structures {numbers} do not fit {self.labels.dtype}")
+        labels = np.asfortranarray(self.labels).view()
+        labels.flags.writeable = False
+        object.__setattr__(self, "labels", labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Segmentation:
+    """The label maps that one model gave for one scan, on the scan's own grid.
+
+    Structures that overlap stand in different layers.
+
+    Parameters
+    ----------
+    model : str
+        Its name.
+    layers : tuple of Layer
+        All on `grid`.
+    grid : Grid
+        The scan's own.
+    version : str
+        Of the model; empty where it has none.
+    """
+
+    model: str
+    layers: tuple[Layer, ...]
+    grid: Grid
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        if not is_slug(self.model):
+            raise ValueError(f"a model's name is made of a-z, 0-9, _ and -, got {self.model!r}")
+        if not self.layers:
+            raise ValueError("a segmentation has at least one layer")
+        for layer in self.layers:
+            if layer.labels.shape != self.grid.shape:
+                raise ValueError(f"layer {layer.labels.shape} does not fit grid {self.grid.shape}")
+        for what in ("label", "number"):
+            values = [getattr(s, what) for s in self.structures]
+            if len(set(values)) != len(values):
+                raise ValueError(f"each structure has a {what} of its own, got {values}")
+
+    @property
+    def structures(self) -> tuple[Structure, ...]:
+        """All structures, layer by layer."""
+        return tuple(s for layer in self.layers for s in layer.structures)

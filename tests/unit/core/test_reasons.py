@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+
+from scanloom.core import Flag, Reason, ScanError
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda r: r.code)
+def test_every_reason_says_what_to_do(reason):
+    """A code for machines, an outcome, and one sentence of advice that ends without a stop."""
+    assert re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*", reason.code)
+    assert reason.outcome in ("skipped", "failed")
+    assert isinstance(reason.retry, bool)
+    assert reason.advice[0].isupper()
+    assert len(reason.advice) > 15
+    assert not reason.advice.endswith(".")
+
+
+@pytest.mark.parametrize("flag", Flag, ids=lambda f: f.code)
+def test_every_flag_says_what_was_done(flag):
+    """A code for machines and a sentence for people."""
+    assert re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*", flag.code)
+    assert flag.text[0].isalpha()
+    assert len(flag.text) > 15
+    assert not flag.text.endswith(".")
+
+
+@pytest.mark.parametrize("kind", [Reason, Flag])
+def test_members_are_distinct(kind):
+    """No member is another's alias, and no two say the same."""
+    assert len(kind) == len(kind.__members__)
+    assert len({member.value for member in kind}) == len(kind)
+    texts = [m.advice if isinstance(m, Reason) else m.text for m in kind]
+    codes = [m.code for m in kind]
+    assert len(set(codes)) == len(codes)
+    assert kind is Reason or len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("kind", [Reason, Flag])
+def test_the_lists_are_closed(kind):
+    """Nothing that isn't on the list can be made."""
+    with pytest.raises(KeyError):
+        kind["SOMETHING_ELSE"]
+    with pytest.raises(ValueError, match="not a valid"):
+        kind(len(kind))
+    with pytest.raises(TypeError, match="cannot extend"):
+
+        class More(kind):
+            pass
+
+
+@pytest.mark.parametrize("kind", [Reason, Flag])
+def test_members_stay_themselves_on_the_way_to_a_worker(kind):
+    """Pickled, copied, compared: it is the same member."""
+    for member in kind:
+        assert pickle.loads(pickle.dumps(member)) is member
+        assert copy.deepcopy(member) is member
+
+
+def test_what_was_skipped_need_not_be_tried_again():
+    """Only a failure can get better by itself."""
+    assert not any(reason.retry for reason in Reason if reason.outcome == "skipped")
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda r: r.code)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_survives_the_way_back_from_a_worker(reason, protocol):
+    """Reason, detail and message come out of a pickle as they went in."""
+    error = ScanError(reason, "slice 7 of 20 is missing")
+
+    back = pickle.loads(pickle.dumps(error, protocol))
+
+    assert type(back) is ScanError
+    assert back.reason is reason
+    assert (back.code, back.detail, str(back)) == (reason.code, error.detail, str(error))
+
+
+def test_a_message_says_what_why_and_what_to_do():
+    """Code, detail, advice, in this order."""
+    text = str(ScanError(Reason.SLICE_GAP, "slice 7 of 20"))
+
+    assert text == f"SLICE_GAP: slice 7 of 20. {Reason.SLICE_GAP.advice}."

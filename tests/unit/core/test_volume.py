@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanloom.core import MODALITIES, Grid, Volume
+
+GRID = Grid((4, 3, 2), np.eye(4))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_first_index_runs_fastest(order):
+    """Whatever comes in, memory is in Fortran order, and values stay where they are."""
+    array = np.arange(24, dtype=np.int16).reshape(4, 3, 2).copy(order=order)
+
+    volume = Volume(array, GRID, "HU", "CT")
+
+    assert volume.array.flags.f_contiguous
+    np.testing.assert_array_equal(volume.array, array)
+    assert np.shares_memory(volume.array, array) == (order == "F")
+
+
+def test_a_volume_can_not_be_written_to():
+    """The volume is read-only; the caller's own array stays as it was."""
+    array = np.zeros((4, 3, 2), np.int16, order="F")
+
+    volume = Volume(array, GRID, "HU", "CT")
+
+    with pytest.raises(ValueError, match="read-only"):
+        volume.array[0, 0, 0] = 1
+    array[0, 0, 0] = 1
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.float16, np.float64])
+@pytest.mark.parametrize("modality", [*MODALITIES, None])
+def test_numbers_of_any_modality_are_fine(dtype, modality):
+    """Integers and floats, of the modalities that are told apart or of an unknown one."""
+    volume = Volume(np.zeros((4, 3, 2), dtype), GRID, "unknown", modality)
+
+    assert (volume.array.dtype, volume.modality, volume.flags) == (dtype, modality, ())
+
+
+@pytest.mark.parametrize(
+    ("array", "modality", "says"),
+    [
+        (np.zeros((4, 3, 3)), "CT", "does not fit grid"),
+        (np.zeros((4, 3)), "CT", "does not fit grid"),
+        (np.zeros((4, 3, 2), bool), "CT", "must hold numbers"),
+        (np.zeros((4, 3, 2), complex), "CT", "must hold numbers"),
+        (np.zeros((4, 3, 2)), "XA", "modality must be one of"),
+        (np.zeros((4, 3, 2)), "", "modality must be one of"),
+    ],
+)
+def test_what_is_no_volume_can_not_be_made(array, modality, says):
+    """Shape, numbers and modality are checked once, when it is made."""
+    with pytest.raises(ValueError, match=says):
+        Volume(array, GRID, "HU", modality)

@@ -1,0 +1,155 @@
+"""Small scans with a source, and segmentations of them, for the tests of writers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+from pydicom import Dataset
+
+from scanloom.core import Case, Code, Grid, Layer, Outputs, Segmentation, Series, Structure, Volume
+from scanloom.io.scan import DicomSource, ItkSource, NiftiSource, Scan
+
+SHAPE = (19, 14, 9)
+SPACING = (1.25, 1.5, 2.5)
+ORGAN = Code("123037004", "SCT", "Anatomical Structure")
+LEFT = Code("7771000", "SCT", "Left")
+LPS = np.array((-1.0, -1.0, 1.0))
+
+LIVER = Structure("liver", 1, "Liver", ORGAN, Code("10200004", "SCT", "Liver"), (150, 60, 40))
+KIDNEY = Structure(
+    "kidney_left", 2, "Left kidney", ORGAN, Code("64033007", "SCT", "Kidney"), (30, 90, 200), LEFT
+)
+SPLEEN = Structure("spleen", 3, "Spleen", ORGAN, Code("78961009", "SCT", "Spleen"), (90, 10, 90))
+STRUCTURES = (LIVER, KIDNEY, SPLEEN)
+
+
+def directions(codes: str) -> np.ndarray:
+    """Return the unit axes (3, 3) of axis codes, RAS, one a column."""
+    columns = np.zeros((3, 3))
+    for n, code in enumerate(codes):
+        columns["RAS".index(OPPOSITE.get(code, code)), n] = 1 if code in "RAS" else -1
+    return columns
+
+
+OPPOSITE = {"L": "R", "P": "A", "I": "S"}
+ORDERS = [
+    "".join(codes)
+    for codes in itertools.product("RLAPSI", repeat=3)
+    if len({OPPOSITE.get(code, code) for code in codes}) == 3
+]
+"""All 48 ways to lay three axes along the patient's."""
+
+RIGHT_HANDED = [codes for codes in ORDERS if np.linalg.det(directions(codes)) > 0]
+"""The 24 of them that a stack of DICOM slices, in the order of their normal, can have."""
+
+
+def turned(axes: np.ndarray, degrees: float = 20.0) -> np.ndarray:
+    """Turn axes about (1, 2, 3): none lies along the patient's any more."""
+    x, y, z = np.array((1.0, 2.0, 3.0)) / np.sqrt(14)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    angle = np.radians(degrees)
+    return (np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross) @ axes
+
+
+def grid_of(axes: np.ndarray, tilt: float = 0.0, shape: tuple[int, int, int] = SHAPE) -> Grid:
+    """Return a grid with these axes; with `tilt` degrees, slices slide along J (gantry tilt)."""
+    affine = np.eye(4)
+    affine[:3, :3] = axes * SPACING
+    affine[:3, 2] += np.tan(np.radians(tilt)) * SPACING[2] * axes[:, 1]
+    affine[:3, 3] = (-31.5, 12.25, -40.75)
+    return Grid(shape, affine)
+
+
+def volume_of(grid: Grid) -> Volume:
+    rng = np.random.default_rng(3)
+    array = np.asfortranarray(rng.integers(-1000, 1000, grid.shape).astype(np.int16))
+    return Volume(array, grid, "HU", "CT")
+
+
+def dicom_scan(codes: str = "LPS", oblique: float = 0.0, tilt: float = 0.0) -> Scan:
+    """Return a CT series as its reader would give it: clean headers, one for each k."""
+    grid = grid_of(turned(directions(codes), oblique), tilt)
+    return Scan(volume_of(grid), DicomSource(tuple(_header(grid, k) for k in range(grid.shape[2]))))
+
+
+def _header(grid: Grid, k: int) -> Dataset:
+    ds = Dataset()
+    ds.SOPClassUID, ds.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.2", f"1.2.826.0.1.1.{k + 1}"
+    ds.StudyInstanceUID, ds.SeriesInstanceUID = "1.2.826.0.1.2", "1.2.826.0.1.3"
+    ds.FrameOfReferenceUID, ds.PositionReferenceIndicator = "1.2.826.0.1.4", ""
+    ds.PatientName, ds.PatientID = "Doe^Test", "P0001"
+    ds.PatientBirthDate, ds.PatientSex = "19700101", "O"
+    ds.StudyDate, ds.StudyTime, ds.StudyID, ds.AccessionNumber = "20240102", "101112", "1", "A1"
+    ds.ReferringPhysicianName, ds.Modality = "", "CT"
+    ds.ContentDate, ds.ContentTime = "20240102", "101114"
+    ds.Rows, ds.Columns = grid.shape[1], grid.shape[0]
+    ds.PixelSpacing = [SPACING[1], SPACING[0]]
+    ds.SliceThickness = 3.0  # thicker than the distance of slices, as often
+    columns = grid.affine[:3, :2] / SPACING[:2] * LPS[:, None]
+    ds.ImageOrientationPatient = [round(float(v), 9) for v in columns.T.ravel()]
+    ds.ImagePositionPatient = [round(float(v), 6) for v in grid.world((0, 0, k)) * LPS]
+    return ds
+
+
+def nifti_scan(grid: Grid, sform: int = 1, qform: int = 0) -> Scan:
+    """Return a NIfTI scan with these form codes."""
+    forms = [grid.affine if code else None for code in (sform, qform)]
+    return Scan(volume_of(grid), NiftiSource(forms[0], sform, forms[1], qform))
+
+
+def itk_scan(grid: Grid) -> Scan:
+    return Scan(volume_of(grid), ItkSource())
+
+
+def labels_on(shape: tuple[int, int, int], seed: int = 0) -> np.ndarray:
+    """Return three structures without any symmetry, the first and last slices empty."""
+    rng = np.random.default_rng(seed)
+    labels = np.zeros(shape, np.uint8, order="F")
+    i, j, k = np.indices(shape)
+    for number in (1, 2, 3):
+        centre = [rng.uniform(0.3, 0.7) * n for n in shape]
+        radius = [rng.uniform(0.12, 0.3) * n for n in shape]
+        inside = sum(((x - c) / r) ** 2 for x, c, r in zip((i, j, k), centre, radius, strict=True))
+        labels[inside < 1] = number
+    labels[0, 0, shape[2] // 2] = 3  # a corner, to tell the directions apart
+    labels[..., 0] = labels[..., -1] = 0
+    return labels
+
+
+def segmentation_of(scan: Scan, model: str = "organs", seed: int = 0) -> Segmentation:
+    """Return one layer with three structures."""
+    layer = Layer(labels_on(scan.volume.grid.shape, seed), STRUCTURES)
+    return Segmentation(model, (layer,), scan.volume.grid, "1.2.0")
+
+
+def overlapping(scan: Scan, model: str = "regions") -> Segmentation:
+    """Return three layers of one structure each, which overlap."""
+    shape = scan.volume.grid.shape
+    layers = []
+    for structure in STRUCTURES:
+        labels = (labels_on(shape, seed=structure.number) > 0) * np.uint8(structure.number)
+        layers.append(Layer(np.asfortranarray(labels, np.uint8), (structure,)))
+    return Segmentation(model, tuple(layers), scan.volume.grid, "0.1")
+
+
+def subset_of(segmentation: Segmentation, *labels: str) -> Segmentation:
+    """Return only some structures, their numbers as they were."""
+    layers = []
+    for layer in segmentation.layers:
+        kept = tuple(s for s in layer.structures if s.label in labels)
+        if kept:
+            array = np.where(np.isin(layer.labels, [s.number for s in kept]), layer.labels, 0)
+            layers.append(Layer(np.asfortranarray(array, layer.labels.dtype), kept))
+    return replace(segmentation, layers=tuple(layers))
+
+
+def case_with(**outputs: object) -> Case:
+    return Case(
+        id="a" * 26,
+        series=Series("dicom", ()),
+        outputs=Outputs(**outputs),  # type: ignore[arg-type]
+        source_hash="0" * 32,
+        recipe="r" * 64,
+    )
