@@ -1,0 +1,1 @@
+"""What a trained model needs and gives, read as data."""

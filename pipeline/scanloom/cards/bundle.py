@@ -1,0 +1,273 @@
+"""A MONAI bundle read as a `ModelCard`: its files are data, nothing in them is run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import yaml
+
+from scanloom.cards.arguments import describe
+from scanloom.cards.card import Channel, Checks, ModelCard, NetworkSpec, Range, Weights
+from scanloom.cards.config import Component, Config, Name, short
+from scanloom.cards.inferer import read_inferer
+from scanloom.cards.metadata import Metadata, TensorFormat, read_json, read_metadata, read_text
+from scanloom.cards.postprocessing import read_postprocessing
+from scanloom.cards.preprocessing import read_preprocessing
+from scanloom.cards.structures import read_structures
+from scanloom.cards.targets import NETWORKS, canonical, judge, judge_network
+from scanloom.core import Reason, ScanError
+
+_CONFIGS: Final = ("inference.json", "inference.yaml", "inference.yml")
+_MODALITIES: Final[Mapping[str, str]] = {
+    "CT": "CT",
+    "MR": "MR",
+    "MRI": "MR",
+    "PT": "PT",
+    "PET": "PT",
+    "NM": "NM",
+    "SPECT": "NM",
+}
+_MAX_PLAIN: Final = 10_000
+"""Values in a network's arguments; MONAI's model zoo has at most 40."""
+
+
+def read_bundle(folder: Path) -> ModelCard:
+    """Read a MONAI bundle.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds `configs/metadata.json`, `configs/inference.json` (or `.yaml`) and `models/`.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED where a file or entry is missing or files contradict each other; MODEL_UNSAFE
+        where code would have to run; MODEL_NETWORK where its network is not on the list;
+        MODEL_UNSUPPORTED where a card can't express it; MODEL_HASH where the weights are not those
+        that the metadata pins.
+    """
+    metadata = read_metadata(folder / "configs" / "metadata.json")
+    entries = {**_read_config(folder / "configs"), "bundle_root": "."}
+    network = _network(Config(entries, judge_network))
+    config = Config(entries, judge)
+    _evaluator(config)
+    channels = _channels(metadata, network)
+    transform = config.get("preprocessing") if "preprocessing" in config else None
+    before = read_preprocessing(transform, len(channels))
+    window = read_inferer(config.get("inferer"))
+    output = _output(metadata, network)
+    result = config.get("postprocessing") if "postprocessing" in config else None
+    after = read_postprocessing(result, before, transform, output.num_channels)
+    return ModelCard(
+        name=slug(folder.resolve().name) or slug(metadata.name) or "model",
+        version=metadata.version,
+        title=metadata.name or folder.resolve().name,
+        description=metadata.description or metadata.task,
+        intended_use=metadata.intended_use,
+        license=metadata.scanloom.license or metadata.license or _license(folder),
+        attribution=metadata.scanloom.attribution or _attribution(metadata),
+        channels=channels,
+        network=network,
+        weights=_weights(folder, config, metadata.scanloom.weights_sha256),
+        grid=before.grid,
+        window=window,
+        structures=read_structures(output, after.decision, metadata.scanloom.structures),
+        before=tuple(before.before),
+        after=tuple(before.after),
+        activation=after.activation,
+        decision=after.decision,
+        restore=after.restore,
+        cleaning=after.cleaning,
+        checks=_checks(metadata),
+        precisions=metadata.scanloom.precisions,
+        air_below=metadata.scanloom.air_below,
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the entries of the inference config, as they stand there."""
+    file = next((folder / name for name in _CONFIGS if (folder / name).is_file()), None)
+    if file is None:
+        raise ScanError(Reason.MODEL_DAMAGED, f"there is no configs/{' or '.join(_CONFIGS)}")
+    if file.suffix == ".json":
+        entries = read_json(file)
+    else:
+        try:
+            entries = yaml.safe_load(read_text(file))
+        except (yaml.YAMLError, RecursionError, ValueError) as exc:
+            raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is no YAML") from exc
+    if not isinstance(entries, dict):
+        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} holds no entries")
+    return {str(key): value for key, value in entries.items()}
+
+
+def _network(config: Config) -> NetworkSpec:
+    """Return the network that `network` and `network_def` both name."""
+    named = [config.get(key) for key in ("network_def", "network") if key in config]
+    if not named:
+        raise ScanError(Reason.MODEL_DAMAGED, "the config has no network_def")
+    if not isinstance(named[0], Component) or any(other is not named[0] for other in named):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(named[-1])}")
+    name = canonical(named[0].target)[1]
+    args = {key: arg for key, arg in named[0].args.items() if key not in NETWORKS[name]}
+    left = [_MAX_PLAIN]
+    for key, arg in args.items():
+        _plain(arg, f"{name}({short(str(key))}=...)", left)
+    if args.get("spatial_dims", 3) != 3:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{name} of {args['spatial_dims']} dimensions")
+    return NetworkSpec(name, args)
+
+
+def _evaluator(config: Config) -> None:
+    """Refuse a runner that uses other parts than those that are read."""
+    runner = config.raw("evaluator")
+    for key in ("network", "inferer", "postprocessing"):
+        used = runner.get(key) if isinstance(runner, dict) else None
+        if used is not None and used not in (f"@{key}", f"$@{key}", "@network_def"):
+            raise ScanError(
+                Reason.MODEL_UNSUPPORTED, f"the evaluator's {key} is {describe(used)}, not @{key}"
+            )
+
+
+def _plain(value: Any, where: str, left: list[int]) -> None:
+    """Refuse what is no plain data, or too much of it."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{where} has more than {_MAX_PLAIN} values")
+    if isinstance(value, Name | Component):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{where} is {describe(value)}")
+    if isinstance(value, dict):
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        _plain(item, where, left)
+
+
+def _channels(metadata: Metadata, network: NetworkSpec) -> tuple[Channel, ...]:
+    """Return the input channels: all of one modality, as MONAI's metadata has it."""
+    inputs = metadata.network_data_format.inputs
+    if len(inputs) != 1:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network has {len(inputs)} inputs")
+    image = next(iter(inputs.values()))
+    modality = _MODALITIES.get(image.modality.strip().upper())
+    if modality is None:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the modality {short(image.modality)!r}")
+    if network.args.get("in_channels", image.num_channels) != image.num_channels:
+        raise ScanError(
+            Reason.MODEL_DAMAGED,
+            f"the network takes {describe(network.args['in_channels'])} channels, the metadata "
+            f"say {image.num_channels}",
+        )
+    names = [image.channel_def.get(str(n), f"channel {n}") for n in range(image.num_channels)]
+    return tuple(Channel(name, modality) for name in names)
+
+
+def _output(metadata: Metadata, network: NetworkSpec) -> TensorFormat:
+    """Return the output that holds the scores."""
+    outputs = metadata.network_data_format.outputs
+    pred = outputs.get("pred", next(iter(outputs.values())) if len(outputs) == 1 else None)
+    if pred is None:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{len(outputs)} outputs, none called pred")
+    for key in ("out_channels", "num_classes"):
+        if network.args.get(key, pred.num_channels) != pred.num_channels:
+            raise ScanError(
+                Reason.MODEL_DAMAGED,
+                f"the network gives {describe(network.args[key])} channels, the metadata say "
+                f"{pred.num_channels}",
+            )
+    return pred
+
+
+def _checks(metadata: Metadata) -> Checks:
+    fields = metadata.scanloom.checks
+    ranges = {}
+    for name in ("low", "high", "spacing", "extent"):
+        pair = getattr(fields, name)
+        if pair is not None and not pair[0] <= pair[1]:
+            raise ScanError(Reason.MODEL_DAMAGED, f"scanloom.checks.{name} is empty")
+        ranges[name] = None if pair is None else Range(*pair)
+    return Checks(**ranges, refuse=fields.refuse)
+
+
+def _weights(folder: Path, config: Config, pinned: str | None) -> Weights:
+    """Find the file with the weights and take its SHA-256."""
+    named, key = _checkpoint(config)
+    path = PurePosixPath(named or "models/model.pt")
+    if path.is_absolute() or ".." in path.parts:
+        raise ScanError(Reason.MODEL_UNSAFE, f"the weights {short(str(path))} lie outside it")
+    file = folder / path
+    try:
+        file = file if file.is_file() else file.with_suffix(".safetensors")
+        found = file.is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        found = False
+    if not found:
+        raise ScanError(Reason.MODEL_DAMAGED, f"the weights {short(str(path))} are missing")
+    if file.suffix not in (".pt", ".pth", ".safetensors") or _is_torchscript(file):
+        raise ScanError(Reason.MODEL_UNSAFE, f"{short(str(path))} is a program, no state dict")
+    try:
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{short(str(path))} can't be read") from exc
+    if pinned is not None and sha256 != pinned:
+        raise ScanError(
+            Reason.MODEL_HASH, f"{file.name} has SHA-256 {sha256[:12]}..., not {pinned[:12]}..."
+        )
+    return Weights(file, sha256, None if file.suffix == ".safetensors" else key)
+
+
+def _checkpoint(config: Config) -> tuple[str | None, str | None]:
+    """Return the file that the config loads, and the entry in it, where it says so."""
+    loader = config.raw("checkpointloader")
+    if isinstance(loader, dict) and "load_path" in loader:
+        load_dict = loader.get("load_dict")
+        keys = list(load_dict) if isinstance(load_dict, dict) else []
+        path = config.value(loader["load_path"])
+        key = keys[0] if len(keys) == 1 and isinstance(keys[0], str) else None
+    elif "ckpt_path" in config:
+        path, key = config.get("ckpt_path"), None
+    else:
+        return None, None
+    if not isinstance(path, str):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the weights are {describe(path)}")
+    return path, key
+
+
+def _is_torchscript(file: Path) -> bool:
+    """Whether a file is TorchScript, which holds code that runs when it is loaded."""
+    if not zipfile.is_zipfile(file):
+        return False
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+    except (OSError, zipfile.BadZipFile) as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is damaged") from exc
+    return any(name == "constants.pkl" or name.startswith("code/") for name in names)
+
+
+def _license(folder: Path) -> str:
+    """Return the licence that the bundle's LICENSE file names, "unknown" where it is not known."""
+    for file in (folder / "LICENSE", folder / "docs" / "license.txt"):
+        if file.is_file():
+            text = read_text(file)
+            for words, spdx in (("Apache License", "Apache-2.0"), ("MIT License", "MIT")):
+                if words in text:
+                    return spdx
+            return f"see {file.name}"
+    return "unknown"
+
+
+def _attribution(metadata: Metadata) -> str:
+    parts = [metadata.authors, metadata.copyright, metadata.data_source]
+    return ". ".join(part.strip().rstrip(".") for part in parts if part.strip())
+
+
+def slug(text: str) -> str:
+    """Return `text` as a model's name; empty where it has neither letter nor digit."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:64].strip("_")

@@ -1,0 +1,246 @@
+"""Codes and colours of structures by their names.
+
+Values and meanings are those of DICOM PS3.16 (CID 7150, 7166, 7192, 7194, 244) as pydicom's
+dictionary has them. A name that is not in the table gets a code that claims nothing: "Tissue".
+"""
+
+from __future__ import annotations
+
+import colorsys
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from scanloom.core import Code
+from scanloom.core.segmentation import Color
+
+ANATOMY: Final = Code("91723000", "SCT", "Anatomical Structure")
+TISSUE: Final = Code("85756007", "SCT", "Tissue")
+SUBSTANCE: Final = Code("91720002", "SCT", "Body Substance")
+ABNORMAL: Final = Code("49755003", "SCT", "Morphologically Abnormal Structure")
+
+LEFT: Final = Code("7771000", "SCT", "Left")
+RIGHT: Final = Code("24028007", "SCT", "Right")
+
+_ANATOMY: Final = {
+    "adrenal": ("23451007", "Adrenal gland"),
+    "airway": ("89187006", "Airway structure"),
+    "amygdala": ("4958002", "Amygdala"),
+    "aorta": ("15825003", "Aorta"),
+    "artery": ("51114001", "Artery"),
+    "autochthon": ("44947003", "Erector spinae muscle"),
+    "brain": ("12738006", "Brain"),
+    "brain stem": ("119238007", "Brain Stem"),
+    "bronchus": ("955009", "Bronchus"),
+    "caudate": ("11000004", "Caudate Nucleus"),
+    "cerebellum": ("113305005", "Cerebellum"),
+    "cerebellum white matter": ("33060004", "Cerebellar White Matter"),
+    "cerebral white matter": ("68523003", "Cerebral White Matter"),
+    "clavicle": ("51299004", "Clavicle"),
+    "colon": ("71854001", "Colon"),
+    "costal cartilage": ("50016007", "Costal Cartilage"),
+    "duodenum": ("38848004", "Duodenum"),
+    "esophagus": ("32849002", "Esophagus"),
+    "face": ("89545001", "Face"),
+    "femur": ("71341001", "Femur"),
+    "fourth ventricle": ("35918002", "Fourth Ventricle"),
+    "gallbladder": ("28231008", "Gallbladder"),
+    "heart": ("80891009", "Heart"),
+    "hepatic vein": ("8993003", "Hepatic vein"),
+    "hip": ("29836001", "Hip"),
+    "hippocampus": ("5366008", "Hippocampus"),
+    "humerus": ("85050009", "Humerus"),
+    "iliac artery": ("73634005", "Common iliac artery"),
+    "iliac vein": ("46027005", "Common iliac vein"),
+    "iliac vena": ("46027005", "Common iliac vein"),
+    "inferior vena cava": ("64131007", "Inferior vena cava"),
+    "kidney": ("64033007", "Kidney"),
+    "lateral ventricle": ("66720007", "Lateral Ventricle"),
+    "left atrium": ("82471001", "Left atrium"),
+    "left ventricle": ("87878005", "Left ventricle"),
+    "liver": ("10200004", "Liver"),
+    "lower lobe lung": ("90572001", "Lower lobe of lung"),
+    "lung": ("39607008", "Lung"),
+    "mediastinum": ("72410000", "Mediastinum"),
+    "middle lobe lung": ("72481006", "Middle lobe of right lung"),
+    "nucleus accumbens": ("427667007", "Nucleus Accumbens"),
+    "pallidum": ("14738005", "Globus Pallidus"),
+    "pancreas": ("15776009", "Pancreas"),
+    "parotid": ("45289007", "Parotid gland"),
+    "portal splenic vein": ("32764006", "Portal vein"),
+    "portal vein": ("32764006", "Portal vein"),
+    "prostate": ("41216001", "Prostate"),
+    "pulmonary artery": ("81040000", "Pulmonary artery"),
+    "pulmonary vein": ("122972007", "Pulmonary vein"),
+    "putamen": ("89278009", "Putamen"),
+    "rectum": ("34402009", "Rectum"),
+    "rib": ("113197003", "Rib"),
+    "right atrium": ("73829009", "Right atrium"),
+    "right ventricle": ("53085002", "Right ventricle"),
+    "sacrum": ("54735007", "Sacrum"),
+    "scapula": ("79601000", "Scapula"),
+    "skull": ("89546000", "Skull"),
+    "small intestine": ("30315005", "Small intestine"),
+    "spinal cord": ("2748008", "Spinal cord"),
+    "spleen": ("78961009", "Spleen"),
+    "splenic vein": ("35819009", "Splenic vein"),
+    "sternum": ("56873002", "Sternum"),
+    "stomach": ("69695003", "Stomach"),
+    "superior vena cava": ("48345005", "Superior vena cava"),
+    "thalamus": ("42695009", "Thalamus"),
+    "third ventricle": ("49841001", "Third ventricle"),
+    "thymus": ("9875009", "Thymus"),
+    "thyroid": ("69748006", "Thyroid"),
+    "trachea": ("44567001", "Trachea"),
+    "upper lobe lung": ("45653009", "Upper lobe of lung"),
+    "ureter": ("87953007", "Ureter"),
+    "urinary bladder": ("89837001", "Bladder"),
+    "uterus": ("35039007", "Uterus"),
+    "vein": ("29092000", "Vein"),
+    "vertebra": ("51282000", "Vertebra"),
+}
+_VERTEBRAE: Final = {
+    "C": "14806007 39976000 113205007 5329002 36978003 36054005 87391001",
+    "T": "64864005 53733008 1626008 73071006 56401006 45296009 62487009 11068009 82687006 7610001 "
+    "12989004 23215003",
+    "L": "66794005 14293000 36470004 11994002 49668003",
+}
+_TISSUE: Final = {
+    "bone": ("3138006", "Bone"),
+    "fat": ("55603005", "Fat"),
+    "muscle": ("91727004", "Muscle"),
+    "skin": ("39937001", "Skin"),
+    "soft": ("87784001", "Soft tissue"),
+}
+_SUBSTANCE: Final = {
+    "blood": ("87612001", "Blood"),
+    "fluid": ("32457005", "Body fluid"),
+    "gas": ("74947009", "Gas"),
+}
+_ABNORMAL: Final = {
+    "cyst": ("367643001", "Cyst"),
+    "edema": ("79654002", "Edema"),
+    "lesion": ("52988006", "Lesion"),
+    "necrosis": ("6574001", "Necrosis"),
+    "tumor": ("108369006", "Neoplasm"),
+}
+_SAME: Final[Mapping[str, str]] = {
+    "3rd": "third",
+    "4th": "fourth",
+    "accumbens": "nucleus accumbens",
+    "adipose": "fat",
+    "air": "gas",
+    "bladder": "urinary bladder",
+    "bones": "bone",
+    "bowel": "intestine",
+    "bronchi": "bronchus",
+    "brainstem": "brain stem",
+    "clavicula": "clavicle",
+    "gluteus": "muscle",
+    "iliopsoas": "muscle",
+    "ivc": "inferior vena cava",
+    "kideny": "kidney",  # so spelled in a bundle of the zoo
+    "kidneys": "kidney",
+    "lungs": "lung",
+    "lv": "left ventricle",
+    "myocardium": "heart",
+    "neoplasm": "tumor",
+    "oesophagus": "esophagus",
+    "rv": "right ventricle",
+    "tumour": "tumor",
+    "veins": "vein",
+    "ventricles": "ventricle",
+    "vertebrae": "vertebra",
+}
+_NOISE: Final = frozenset(
+    (
+        "and",
+        "area",
+        "body",
+        "exterior",
+        "gland",
+        "maximus",
+        "medius",
+        "minimus",
+        "of",
+        "pool",
+        "proper",
+        "the",
+        "tissue",
+        "tissues",
+        "whole",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What a structure is, in codes; `known` is False where its name is in no table."""
+
+    category: Code
+    type: Code
+    laterality: Code | None
+    known: bool = True
+
+
+def coding(name: str) -> Coding:
+    """Return the codes of a structure by its name, such as "kidney_left" or "Right Kidney".
+
+    The order of words, case, plural and "of" do not matter. Structures of which each side has a
+    code of its own ("left atrium") get no laterality.
+    """
+    words = _words(name)
+    sides = words & {"left", "right"}
+    side = None if len(sides) != 1 else LEFT if "left" in sides else RIGHT
+    for spoken, laterality in ((words, None), (words - {"left", "right"}, side)):
+        for key in (spoken, spoken - {"heart"}):
+            if key in _TABLE:
+                category, code = _TABLE[key]
+                return Coding(category, code, laterality)
+    for word in (*_ABNORMAL, *_SUBSTANCE):  # "pancreatic tumor", "gas in the bowel"
+        if word in words:
+            category, code = _TABLE[frozenset({word})]
+            return Coding(category, code, side)
+    return Coding(ANATOMY, TISSUE, side, known=False)
+
+
+def color(number: int) -> Color:
+    """Return the colour of structure `number`: neighbours differ most, no two are equal.
+
+    Hues follow the golden ratio; saturation and value change every structure and every third.
+    """
+    hue = (0.02 + (number - 1) * 0.618034) % 1
+    saturation = (0.85, 0.55, 0.70)[number % 3]
+    value = (1.0, 0.78, 0.90)[number // 3 % 3]
+    red, green, blue = (round(255 * c) for c in colorsys.hsv_to_rgb(hue, saturation, value))
+    return red, green, blue
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return the words that say what it is, in their usual form."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    usual = {part for word in words for part in _SAME.get(word, word).split()} - _NOISE
+    if "rib" in usual or "muscle" in usual:
+        usual = {word for word in usual if not word.isdigit()}
+    return frozenset(usual)
+
+
+def _table() -> dict[frozenset[str], tuple[Code, Code]]:
+    table = {}
+    for category, entries in (
+        (ANATOMY, _ANATOMY),
+        (TISSUE, _TISSUE),
+        (SUBSTANCE, _SUBSTANCE),
+        (ABNORMAL, _ABNORMAL),
+    ):
+        for name, (value, meaning) in entries.items():
+            table[frozenset(name.split())] = (category, Code(value, "SCT", meaning))
+    for region, values in _VERTEBRAE.items():
+        for n, value in enumerate(values.split(), start=1):
+            code = Code(value, "SCT", f"{region}{n} vertebra")
+            table[frozenset({"vertebra", f"{region}{n}".lower()})] = (ANATOMY, code)
+    return table
+
+
+_TABLE: Final = _table()

@@ -1,0 +1,33 @@
+"""What ships with the package: `models`, `data`, `workflows`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from scanloom.core import Reason, ScanError
+
+
+def shipped(kind: Literal["models", "data", "workflows"], package: Path | None = None) -> Path:
+    """Return the folder of what ships, in the installed package or else in the checkout.
+
+    Parameters
+    ----------
+    kind : str
+        Which folder.
+    package : Path or None
+        The folder of the package `scanloom`; None for the one that is running.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND where neither has it.
+    """
+    package = Path(__file__).parents[1] if package is None else package
+    installed = package / "_shipped" / kind
+    if installed.is_dir():
+        return installed
+    root = package.parent.parent  # a checkout: ROOT/pipeline/scanloom
+    if (root / "pyproject.toml").is_file() and (root / kind).is_dir():
+        return root / kind
+    raise ScanError(Reason.NOT_FOUND, f"the {kind} that ship with scanloom are not there")

@@ -1,0 +1,122 @@
+"""The names that a ``_target_`` may have. A name is looked up here and never imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from scanloom.cards.config import short
+from scanloom.core import Reason, ScanError
+
+Kind = Literal["network", "transform", "inferer", "ignored"]
+
+NETWORKS: Final[Mapping[str, frozenset[str]]] = {
+    "AttentionUnet": frozenset(),
+    "BasicUNet": frozenset(),
+    "DynUNet": frozenset(),
+    "SegResNet": frozenset(),
+    "SegResNetDS": frozenset(),
+    "SwinUNETR": frozenset({"img_size"}),
+    "UNETR": frozenset(),
+    "UNet": frozenset(),
+    "VNet": frozenset(),
+}
+"""The networks a card may name, by MONAI's class name, each with the arguments that are dropped.
+
+`img_size` left SwinUNETR in MONAI 1.5; it changed nothing in the network.
+"""
+
+_ALIASES: Final[Mapping[str, str]] = {
+    "BasicUnet": "BasicUNet",
+    "Basicunet": "BasicUNet",
+    "basicunet": "BasicUNet",
+    "DynUnet": "DynUNet",
+    "Dynunet": "DynUNet",
+    "Unet": "UNet",
+}
+_TRANSFORMS: Final = frozenset(
+    {
+        "Activationsd",
+        "AsDiscreted",
+        "CastToTyped",
+        "Compose",
+        "EnsureChannelFirstd",
+        "EnsureTyped",
+        "Invertd",
+        "KeepLargestConnectedComponentd",
+        "LoadImaged",
+        "NormalizeIntensityd",
+        "Orientationd",
+        "ScaleIntensityd",
+        "ScaleIntensityRanged",
+        "Spacingd",
+    }
+)
+_INFERERS: Final = frozenset({"SimpleInferer", "SlidingWindowInferer", "SlidingWindowInfererAdapt"})
+_IGNORED: Final = frozenset({"Identityd", "SaveImaged", "ToDeviced", "ToTensord"})
+"""Transforms that change no label: what they are given is not even read."""
+
+_MODULES: Final[Mapping[str, str]] = {
+    "networks": "network",
+    "transforms": "transform",
+    "inferers": "inferer",
+}
+
+
+def canonical(target: str) -> tuple[Kind, str]:
+    """Return what a ``_target_`` is, and its plain name.
+
+    Parameters
+    ----------
+    target : str
+        A short name ("UNet"), or a full one ("monai.networks.nets.UNet").
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE where it names code outside MONAI; MODEL_NETWORK where it is a network that is
+        not on the list; MODEL_UNSUPPORTED where it is anything else that a card can't express.
+    """
+    *package, name = target.split(".")
+    if package and package[0] != "monai":
+        raise ScanError(Reason.MODEL_UNSAFE, f"{short(target)} is code from outside MONAI")
+    place = _MODULES.get(package[1]) if len(package) > 1 else None
+    if package and place is None:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{short(target)} is not on the list")
+    plain = _ALIASES.get(name, name)
+    if plain in NETWORKS and place in (None, "network"):
+        return "network", plain
+    if plain in _INFERERS and place in (None, "inferer"):
+        return "inferer", plain
+    plain = re.sub(r"(?<=[a-z])(D|Dict)$", "d", name)  # MONAI has each under three names
+    if plain in _TRANSFORMS and place in (None, "transform"):
+        return "transform", plain
+    if plain in _IGNORED and place in (None, "transform"):
+        return "ignored", plain
+    reason = Reason.MODEL_NETWORK if place == "network" else Reason.MODEL_UNSUPPORTED
+    raise ScanError(reason, f"{short(target)} is not on the list")
+
+
+def judge(target: str) -> bool:
+    """Whether the arguments of a ``_target_`` matter; errors as `canonical`."""
+    return canonical(target)[0] != "ignored"
+
+
+def judge_network(target: str) -> bool:
+    """Accept a network's ``_target_``.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSAFE where it names code outside MONAI, MODEL_NETWORK where it is not on the list.
+    """
+    try:
+        kind, _ = canonical(target)
+    except ScanError as exc:
+        if exc.reason is Reason.MODEL_UNSAFE:
+            raise
+        raise ScanError(Reason.MODEL_NETWORK, f"{short(target)} is not on the list") from exc
+    if kind != "network":
+        raise ScanError(Reason.MODEL_NETWORK, f"{short(target)} is no network")
+    return True

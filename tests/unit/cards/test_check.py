@@ -1,0 +1,120 @@
+"""A scan is judged against what its model was made for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bundles import write_bundle
+from scanloom.cards.bundle import read_bundle
+from scanloom.cards.card import Channel, Checks, ModelCard, Range
+from scanloom.cards.check import MAX_SAMPLES, check_scan, percentiles
+from scanloom.core import Flag, Grid, ScanError, Volume
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> ModelCard:
+    return read_bundle(write_bundle(tmp_path / "spleen"))
+
+
+def scan(
+    array: NDArray[np.generic] | None = None,
+    modality: str | None = "CT",
+    spacing: tuple[float, float, float] = (1.0, 1.0, 2.0),
+    padding: float | None = None,
+) -> Volume:
+    if array is None:
+        array = np.linspace(-1000, 1000, 20 * 30 * 40).reshape(20, 30, 40).astype(np.int16)
+    i, j, k = array.shape
+    grid = Grid((i, j, k), np.diag([*spacing, 1.0]))
+    return Volume(array, grid, "HU" if modality == "CT" else "unknown", modality, padding)
+
+
+def test_scan_of_the_right_kind_has_no_flags(card: ModelCard) -> None:
+    checks = Checks(Range(-1024, -900), Range(900, 3000), Range(0.5, 5), Range(10, 2000))
+
+    assert check_scan(scan(), replace(card, checks=checks)) == ()
+    assert check_scan(scan(), card) == ()
+
+
+def test_another_modality_is_skipped(card: ModelCard) -> None:
+    with pytest.raises(ScanError) as caught:
+        check_scan(scan(modality="MR"), card)
+    assert (caught.value.code, caught.value.reason.outcome) == ("MODALITY", "skipped")
+
+
+def test_unknown_modality_is_flagged(card: ModelCard) -> None:
+    assert check_scan(scan(modality=None), card) == (Flag.MODALITY_UNKNOWN,)
+
+
+def test_several_channels_are_refused(card: ModelCard) -> None:
+    two = replace(card, channels=(Channel("a", "CT"), Channel("b", "CT")))
+
+    with pytest.raises(ScanError) as caught:
+        check_scan(scan(), two)
+    assert caught.value.code == "CHANNELS"
+
+
+@pytest.mark.parametrize(
+    ("checks", "flag", "name"),
+    [
+        (Checks(low=Range(-900, 0)), Flag.HU_IMPLAUSIBLE, "intensity"),
+        (Checks(high=Range(0, 900)), Flag.HU_IMPLAUSIBLE, "intensity"),
+        (Checks(spacing=Range(0.5, 1.9)), Flag.SPACING_IMPLAUSIBLE, "spacing"),
+        (Checks(spacing=Range(1.1, 5)), Flag.SPACING_IMPLAUSIBLE, "spacing"),
+        (Checks(extent=Range(21, 500)), Flag.FOV_IMPLAUSIBLE, "extent"),
+        (Checks(extent=Range(1, 79)), Flag.FOV_IMPLAUSIBLE, "extent"),
+    ],
+)
+def test_implausible_scan_is_flagged_or_refused(
+    checks: Checks, flag: Flag, name: str, card: ModelCard
+) -> None:
+    assert check_scan(scan(), replace(card, checks=checks)) == (flag,)
+
+    others = tuple(n for n in ("intensity", "spacing", "extent") if n != name)
+    assert check_scan(scan(), replace(card, checks=replace(checks, refuse=others))) == (flag,)
+    with pytest.raises(ScanError) as caught:
+        check_scan(scan(), replace(card, checks=replace(checks, refuse=(name,))))
+    assert caught.value.code == "IMPLAUSIBLE"
+    assert name in caught.value.detail
+
+
+def test_length_on_the_limit_is_inside_though_stored_with_rounding(card: ModelCard) -> None:
+    limit = replace(card, checks=Checks(spacing=Range(0.7, 5)))
+
+    assert check_scan(scan(spacing=(0.69999999, 0.7, 5.0000001)), limit) == ()
+
+
+def test_padding_and_what_is_no_number_are_left_out() -> None:
+    array = np.linspace(0, 100, 1000, dtype=np.float32).reshape(10, 10, 10)
+    padded = np.full((10, 10, 20), -2000, np.float32)
+    padded[..., :10] = array
+    padded[0, 0, 0] = np.nan
+
+    assert percentiles(scan(padded, padding=-2000)) == pytest.approx((1, 99), abs=0.2)
+    low, _ = percentiles(scan(padded)) or (0, 0)
+    assert low == -2000
+
+
+def test_nothing_but_padding_is_implausible(card: ModelCard) -> None:
+    empty = scan(np.full((5, 5, 5), -2000, np.int16), padding=-2000)
+
+    assert check_scan(empty, replace(card, checks=Checks(low=Range(-1024, 0)))) == (
+        Flag.HU_IMPLAUSIBLE,
+    )
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 100), (200, 300, 97), (512, 512, 17)])
+def test_sampled_percentiles_are_those_of_all_voxels(shape: tuple[int, int, int]) -> None:
+    """A ramp across columns, where a step that met only some of them would be far off."""
+    i, j, _ = np.indices(shape, dtype=np.float32)
+    array = i * 3 + j
+    assert array.size > 2 * MAX_SAMPLES
+
+    low, high = percentiles(scan(array)) or (0, 0)
+
+    assert (low, high) == pytest.approx(np.percentile(array, (1, 99)), rel=0.01)

@@ -1,0 +1,114 @@
+"""Codes are those of the standard, and colours can be told apart."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanloom.cards import codes
+from scanloom.cards.codes import ABNORMAL, ANATOMY, LEFT, RIGHT, SUBSTANCE, TISSUE, coding, color
+from scanloom.core import Code
+
+CATEGORIES, LATERALITY, TYPES = 7150, 244, 7151
+
+
+def standard() -> dict[str, Any]:
+    """Return pydicom's dictionary of SNOMED CT: meanings and context groups by value."""
+    from pydicom.sr._concepts_dict import concepts
+
+    found: dict[str, dict[str, set[int]]] = {}
+    for entries in concepts["SCT"].values():
+        for value, (meaning, groups) in entries.items():
+            found.setdefault(value, {}).setdefault(meaning, set()).update(groups)
+    return found
+
+
+STANDARD = standard()
+
+
+def is_in(code: Code, group: int) -> bool:
+    return code.scheme == "SCT" and group in STANDARD.get(code.value, {}).get(code.meaning, ())
+
+
+def test_every_type_is_in_the_standard_with_its_meaning() -> None:
+    """PS3.16 CID 7151, word for word."""
+    wrong = [code for _, code in codes._TABLE.values() if not is_in(code, TYPES)]
+
+    assert wrong == []
+    assert len(codes._TABLE) > 100
+
+
+@pytest.mark.parametrize("category", [ANATOMY, TISSUE, SUBSTANCE, ABNORMAL])
+def test_categories_are_those_of_cid_7150(category: Code) -> None:
+    assert is_in(category, CATEGORIES)
+
+
+@pytest.mark.parametrize("side", [LEFT, RIGHT])
+def test_sides_are_those_of_cid_244(side: Code) -> None:
+    assert is_in(side, LATERALITY)
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning", "side", "category"),
+    [
+        ("spleen", "Spleen", None, ANATOMY),
+        ("kidney_left", "Kidney", LEFT, ANATOMY),
+        ("Right Kidney", "Kidney", RIGHT, ANATOMY),
+        ("Left Kideny", "Kidney", LEFT, ANATOMY),
+        ("Right adrenal gland", "Adrenal gland", RIGHT, ANATOMY),
+        ("lung_upper_lobe_left", "Upper lobe of lung", LEFT, ANATOMY),
+        ("left lung upper lobe", "Upper lobe of lung", LEFT, ANATOMY),
+        ("heart_atrium_left", "Left atrium", None, ANATOMY),
+        ("vertebrae_L5", "L5 vertebra", None, ANATOMY),
+        ("vertebrae_T12", "T12 vertebra", None, ANATOMY),
+        ("rib_left_7", "Rib", LEFT, ANATOMY),
+        ("Portal and Splenic Veins", "Portal vein", None, ANATOMY),
+        ("IVC", "Inferior vena cava", None, ANATOMY),
+        ("urinary_bladder", "Bladder", None, ANATOMY),
+        ("bladder", "Bladder", None, ANATOMY),
+        ("3rd-Ventricle", "Third ventricle", None, ANATOMY),
+        ("lv_pool", "Left ventricle", None, ANATOMY),
+        ("lungs", "Lung", None, ANATOMY),
+        ("fat", "Fat", None, TISSUE),
+        ("adipose tissue", "Fat", None, TISSUE),
+        ("inferior_vena_cava", "Inferior vena cava", None, ANATOMY),
+        ("iliac_vena_left", "Common iliac vein", LEFT, ANATOMY),
+        ("soft_tissue", "Soft tissue", None, TISSUE),
+        ("Bones", "Bone", None, TISSUE),
+        ("gluteus_maximus_right", "Muscle", RIGHT, TISSUE),
+        ("gas", "Gas", None, SUBSTANCE),
+        ("body gas", "Gas", None, SUBSTANCE),
+        ("gas inside the body", "Gas", None, SUBSTANCE),
+        ("pancreatic tumor", "Neoplasm", None, ABNORMAL),
+        ("left kidney cyst", "Cyst", LEFT, ABNORMAL),
+    ],
+)
+def test_names_are_understood(name: str, meaning: str, side: Code | None, category: Code) -> None:
+    found = coding(name)
+
+    assert found.known
+    assert (found.type.meaning, found.laterality, found.category) == (meaning, side, category)
+
+
+@pytest.mark.parametrize("name", ["central gland", "left-handed thing", "x", "left right kidney"])
+def test_unknown_names_claim_nothing(name: str) -> None:
+    found = coding(name)
+
+    assert not found.known or name == "left right kidney"
+    assert found.type.meaning in ("Tissue", "Kidney")
+    assert found.laterality == (LEFT if name.startswith("left-") else None)
+
+
+def test_colours_can_be_told_apart() -> None:
+    """No two of 120 are equal, and neighbours are far from each other."""
+    rgb = np.array([color(n) for n in range(1, 121)], dtype=float)
+
+    assert len({tuple(c) for c in rgb}) == 120
+    assert rgb.min() >= 0
+    assert rgb.max() <= 255
+    assert np.abs(np.diff(rgb, axis=0)).sum(axis=1).min() > 120
+    first = rgb[:12]
+    assert min(np.abs(a - b).sum() for a, b in itertools.combinations(first, 2)) > 60
