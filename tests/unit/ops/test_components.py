@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from scanloom.cards.card import KeepLargest
+from scanloom.ops import components, runs
+from scanloom.ops.components import count_components, keep_largest
+
+
+def blobs(seed: int, shape=(17, 13, 11), n_labels=3, fill=0.4, dtype=np.uint8):
+    """Draw a random label map of small clumps."""
+    rng = np.random.default_rng(seed)
+    field = ndimage.uniform_filter(rng.random((n_labels + 1, *shape)), (0, 3, 3, 3))
+    field[0] += fill * field.std()
+    labels = field.argmax(0).astype(dtype)
+    return np.asfortranarray(np.where(rng.random(shape) < 0.05, 0, labels).astype(dtype))
+
+
+def scipy_structure(connectivity: int):
+    return ndimage.generate_binary_structure(3, {6: 1, 18: 2, 26: 3}[connectivity])
+
+
+@pytest.fixture(params=[1, 300, 1 << 21], ids=["a slice a slab", "two slices a slab", "one slab"])
+def _slabs(request, monkeypatch):
+    """Run a test with the volume cut in different ways."""
+    monkeypatch.setattr(runs.slabs_of, "__defaults__", (request.param,))
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("connectivity", [6, 18, 26])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_are_those_of_scipy(connectivity, dtype, seed):
+    """Each structure has as many parts as SciPy finds in its own mask."""
+    labels = blobs(seed, dtype=dtype)
+
+    counts = count_components(labels, (1, 2, 3, 9), connectivity)
+
+    structure = scipy_structure(connectivity)
+    expected = {n: ndimage.label(labels == n, structure)[1] for n in (1, 2, 3)}
+    assert sum(expected.values()) > 3
+    assert counts == {**expected, 9: 0}
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("numbers", [(), (1, 3), (2,), (7,)])
+def test_keeps_the_largest_parts(parts, together, numbers):
+    """As many parts stay as were asked for, and none that went was larger than one that stayed."""
+    labels = blobs(5)
+
+    result = keep_largest(labels, KeepLargest(numbers, together, parts, 6))
+
+    assert result.dtype == labels.dtype
+    concerned = np.isin(labels, numbers) if numbers else labels > 0
+    np.testing.assert_array_equal(result[~concerned], labels[~concerned])
+    for mask in [concerned] if together else [labels == n for n in numbers or (1, 2, 3)]:
+        found, n = ndimage.label(mask, scipy_structure(6))
+        sizes = np.bincount(found.ravel(), minlength=n + 1)[1:]
+        left = np.bincount(found[result > 0].ravel(), minlength=n + 1)[1:]
+        assert set(np.unique(left / sizes)) <= {0.0, 1.0}  # a part stays whole or goes
+        assert np.count_nonzero(left) == min(parts, n)
+        assert sorted(left[left > 0]) == sorted(sizes)[-parts:]
+
+
+def tied(labels, rule: KeepLargest) -> bool:
+    """Whether which part stays hangs on a tie: NumPy's sort, so MONAI, differs by processor."""
+    wanted = rule.numbers or (1, 2, 3)
+    for mask in [np.isin(labels, wanted)] if rule.together else [labels == n for n in wanted]:
+        found, n = ndimage.label(mask, scipy_structure(rule.connectivity))
+        sizes = np.sort(np.bincount(found.ravel())[1:])
+        if n > rule.parts and sizes[-rule.parts] == sizes[-rule.parts - 1]:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("connectivity", [6, 18, 26])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("numbers", [(), (1, 3), (2,)])
+def test_same_voxels_as_monai(connectivity, together, parts, numbers):
+    """The home runner's transform keeps the same voxels."""
+    pytest.importorskip("skimage", reason="MONAI's components need scikit-image")
+    from monai.transforms import KeepLargestConnectedComponent
+
+    rule = KeepLargest(numbers, together, parts, connectivity)
+    maps = [blobs(seed, (29, 23, 19), fill=3) for seed in range(15)]
+    maps = [labels for labels in maps if not tied(labels, rule)]
+    theirs = KeepLargestConnectedComponent(
+        applied_labels=numbers or None,
+        is_onehot=False,
+        independent=not together,
+        connectivity={6: 1, 18: 2, 26: 3}[connectivity],
+        num_components=parts,
+    )
+
+    assert maps
+    for labels in maps:
+        expected = np.asarray(theirs(labels[None].copy()))[0]
+        np.testing.assert_array_equal(keep_largest(labels, rule), expected)
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_of_equal_parts_the_last_in_c_order_stays(parts):
+    """A tie is broken by place, not by how the array lies in memory or by how a sort behaves."""
+    labels = np.zeros((6, 7, 8), np.uint8, order="F")
+    for place in [(0, 5, 0), (2, 0, 7), (4, 3, 4)]:
+        labels[place] = 1
+
+    result = keep_largest(labels, KeepLargest(parts=parts))
+
+    kept = [tuple(int(n) for n in place) for place in np.argwhere(result)]
+    assert kept == [(2, 0, 7), (4, 3, 4)][-parts:]
+
+
+@pytest.mark.usefixtures("_slabs")
+@given(st.integers(0, 2**32 - 1), st.sampled_from([6, 18, 26]), st.booleans())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_once_kept_nothing_more_goes(seed, connectivity, together):
+    """Keeping the largest twice is keeping it once, and nothing but zeros is ever new."""
+    labels = blobs(seed, (7, 6, 5))
+    rule = KeepLargest(together=together, connectivity=connectivity)
+
+    once = keep_largest(labels, rule)
+
+    np.testing.assert_array_equal(keep_largest(once, rule), once)
+    np.testing.assert_array_equal(once[once > 0], labels[once > 0])
+
+
+def test_what_needs_no_change_is_given_back_itself():
+    """No copy is made of a label map that stays as it is, also a read-only one."""
+    labels = np.zeros((5, 6, 7), np.uint8, order="F")
+    labels[1:3, 1:3, 1:3] = 4
+    labels.flags.writeable = False
+
+    assert keep_largest(labels, KeepLargest()) is labels
+
+
+def test_memory_order_makes_no_difference():
+    """C and Fortran order, and strides of neither, give the same parts."""
+    labels = blobs(3)
+    padded = np.zeros((34, 13, 11), np.uint8)
+    padded[::2] = labels
+    rule = KeepLargest(connectivity=6)
+
+    expected = keep_largest(labels, rule)
+
+    for other in (np.ascontiguousarray(labels), padded[::2]):
+        np.testing.assert_array_equal(keep_largest(other, rule), expected)
+        assert count_components(other, (1, 2, 3)) == count_components(labels, (1, 2, 3))
+
+
+def test_parts_know_their_value_and_size():
+    """Values and sizes of all parts add up to the label map, however it is cut into slabs."""
+    labels = blobs(8)
+
+    parts = components.find_parts(labels, 26)
+
+    for n in (1, 2, 3):
+        assert parts.voxels[parts.value == n].sum() == np.count_nonzero(labels == n)
+    assert parts.voxels[0] == 0

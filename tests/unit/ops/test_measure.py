@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import SimpleITK as sitk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from scanloom.core import Code, Flag, Grid, Layer, Segmentation, Structure, Volume
+from scanloom.ops import measure as module
+from scanloom.ops.measure import QUANTILES, measure
+
+CODE = Code("85756007", "SCT", "Tissue")
+SPACING = (0.7, 1.1, 2.3)
+
+
+def structures(*numbers: int) -> tuple[Structure, ...]:
+    return tuple(Structure(f"s{n}", n, f"S {n}", CODE, CODE, (9, 99, n % 256)) for n in numbers)
+
+
+def segmentation(*layers: tuple[np.ndarray, tuple[int, ...]]) -> Segmentation:
+    made = tuple(Layer(labels, structures(*numbers)) for labels, numbers in layers)
+    return Segmentation("model", made, Grid(layers[0][0].shape, np.diag([*SPACING, 1])))
+
+
+def volume(array: np.ndarray, padding: float | None = None) -> Volume:
+    return Volume(array, Grid(array.shape, np.diag([*SPACING, 1])), "HU", "CT", padding)
+
+
+def labels_of(shape=(23, 17, 9), numbers=(1, 2, 5), dtype=np.uint8, seed=0) -> np.ndarray:
+    field = ndimage.uniform_filter(np.random.default_rng(seed).random((4, *shape)), (0, 5, 5, 3))
+    return np.array([0, *numbers], dtype)[field.argmax(0)]
+
+
+def intensities(dtype, shape=(23, 17, 9), seed=1) -> np.ndarray:
+    values = np.random.default_rng(seed).normal(300, 2000, shape)
+    if np.dtype(dtype).kind == "u":
+        values = np.abs(values)
+    return values.clip(0 if np.dtype(dtype) == np.uint8 else None, None).astype(dtype)
+
+
+@pytest.fixture(params=[100, 1 << 20], ids=["a slice a slab", "one slab"])
+def _slabs(request, monkeypatch):
+    monkeypatch.setattr(module, "SLAB_VOXELS", request.param)
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("padding", [None, 0.0])
+@pytest.mark.parametrize(
+    ("dtype", "far"),
+    [(t, 0) for t in ["int16", "uint16", "int32", "int64", "float32", "float64", "uint8"]]
+    + [(t, 2**30) for t in ["int32", "int64", "float32", "float64"]],
+)
+def test_equals_numpy_on_each_mask(dtype, padding, far):
+    """Every number is what NumPy says of the structure's voxels, padding left out."""
+    labels, array = labels_of(), intensities(dtype)
+    array[labels == 0] += array.dtype.type(far)
+    array[::3, 4] = 0
+
+    found = measure(segmentation((labels, (1, 2, 5))), volume(array, padding))
+
+    for m, n in zip(found, (1, 2, 5), strict=True):
+        mask = labels == n
+        values = array[mask & (array != padding) if padding is not None else mask]
+        exact = values.astype(np.float64)
+        place = np.argwhere(mask)
+        assert (m.model, m.label, m.number, m.unit) == ("model", f"s{n}", n, "HU")
+        assert m.voxels == np.count_nonzero(mask) > values.size - (padding is None)
+        assert m.volume_ml == pytest.approx(m.voxels * np.prod(SPACING) / 1000, rel=1e-12)
+        assert m.mean == pytest.approx(exact.mean(), rel=1e-9)
+        assert m.sd == pytest.approx(exact.std(), rel=1e-9)
+        np.testing.assert_allclose(
+            [m.p05, m.p25, m.median, m.p75, m.p95], np.quantile(exact, QUANTILES), rtol=1e-12
+        )
+        assert m.box == (tuple(place.min(0)), tuple(place.max(0)))
+        assert m.components == ndimage.label(mask, np.ones((3, 3, 3)))[1]
+
+
+def test_agrees_with_simpleitk():
+    """ITK finds the same size, box, mean and standard deviation."""
+    labels, array = labels_of(), intensities(np.int16)
+
+    found = measure(segmentation((labels, (1, 2, 5))), volume(array))
+
+    image, mask = (sitk.GetImageFromArray(np.ascontiguousarray(a.T)) for a in (array, labels))
+    image.SetSpacing(SPACING)
+    mask.SetSpacing(SPACING)
+    theirs = sitk.LabelIntensityStatisticsImageFilter()
+    theirs.Execute(mask, image)
+    for m in found:
+        first, size = np.split(np.array(theirs.GetBoundingBox(m.number)), 2)
+        sample = m.voxels / (m.voxels - 1)  # ITK's is the sample's standard deviation
+        assert m.voxels == theirs.GetNumberOfPixels(m.number)
+        assert m.volume_ml * 1000 == pytest.approx(theirs.GetPhysicalSize(m.number))
+        assert m.box == (tuple(first), tuple(first + size - 1))
+        assert m.mean == pytest.approx(theirs.GetMean(m.number))
+        assert m.sd * sample**0.5 == pytest.approx(theirs.GetStandardDeviation(m.number))
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_quantiles_are_exact_for_any_values(values):
+    """However unevenly the values lie, the coarse bins lose nothing."""
+    array = np.array(values, np.float32).reshape(1, 1, -1)
+
+    (m,) = measure(segmentation((np.ones(array.shape, np.uint8), (1,))), volume(array))
+
+    exact = array.astype(np.float64)
+    np.testing.assert_allclose(
+        [m.p05, m.p25, m.median, m.p75, m.p95],
+        np.quantile(exact, QUANTILES),
+        rtol=1e-9,
+        atol=1e-9 * np.abs(exact).max(),
+    )
+    assert m.sd == pytest.approx(exact.std(), rel=1e-6, abs=1e-9 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    ("place", "touches"),
+    [
+        (np.s_[0, 3, 3], True),
+        (np.s_[8, 3, 3], True),
+        (np.s_[3, 0, 3], True),
+        (np.s_[3, 6, 3], True),
+        (np.s_[3, 3, 0], True),
+        (np.s_[3, 3, 4], True),
+        (np.s_[1:8, 1:6, 1:4], False),
+    ],
+)
+def test_border_voxels_are_flagged(place, touches):
+    """A structure in the first or last index of any axis is flagged, one beside it isn't."""
+    labels = np.zeros((9, 7, 5), np.uint8)
+    labels[place] = 1
+
+    (m,) = measure(segmentation((labels, (1,))), volume(labels.astype(np.int16)))
+
+    assert m.flags == ((Flag.TOUCHES_BORDER,) if touches else ())
+
+
+def test_the_flags_of_the_case_come_after_its_own():
+    """Every measurement carries what must be known of the case."""
+    labels = np.zeros((5, 5, 5), np.uint8)
+
+    (m,) = measure(segmentation((labels, (1,))), volume(labels.astype(np.int16)), [Flag.SHEARED])
+
+    assert m.flags == (Flag.EMPTY, Flag.SHEARED)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float32])
+def test_an_empty_structure_has_no_intensities(dtype):
+    """What isn't there has 0 voxels, and None wherever 0 would be a lie."""
+    labels = np.zeros((5, 5, 5), np.uint8)
+    labels[2, 2, 2] = 1
+
+    _, m = measure(segmentation((labels, (1, 2))), volume(labels.astype(dtype)))
+
+    assert (m.voxels, m.volume_ml, m.components, m.box) == (0, 0.0, 0, None)
+    assert {m.mean, m.sd, m.p05, m.p25, m.median, m.p75, m.p95} == {None}
+    assert m.flags == (Flag.EMPTY,)
+
+
+@pytest.mark.parametrize(("dtype", "odd"), [(np.int16, -2000), (np.float32, np.nan)])
+def test_a_structure_of_padding_alone_has_a_size_but_no_intensities(dtype, odd):
+    """Padding and NaN count as voxels, not as intensities; others keep theirs."""
+    labels = np.zeros((5, 5, 5), np.uint8)
+    labels[1], labels[3] = 1, 2
+    array = np.full(labels.shape, 7, dtype)
+    array[1] = odd
+
+    one, two = measure(segmentation((labels, (1, 2))), volume(array, -2000))
+
+    assert (one.voxels, one.mean, one.sd, one.median) == (25, None, None, None)
+    assert (two.voxels, two.mean, two.sd, two.median) == (25, 7.0, 0.0, 7.0)
+
+
+def test_layers_are_measured_each_by_itself():
+    """Overlapping structures in two layers both count their shared voxels; order is the layers'."""
+    one, two = np.zeros((2, 6, 6, 6), np.uint16)
+    one[1:5, 1:5, 1:5], two[2:4, 2:4, 2:4] = 300, 7
+    array = np.arange(216, dtype=np.int16).reshape(6, 6, 6)
+
+    found = measure(segmentation((one, (300, 301)), (two, (7,))), volume(array))
+
+    assert [(m.number, m.voxels) for m in found] == [(300, 64), (301, 0), (7, 8)]
+    assert found[2].mean == array[2:4, 2:4, 2:4].mean()
+
+
+def test_other_shapes_are_refused():
+    """A segmentation of another scan is a fault of the caller."""
+    labels = np.ones((5, 5, 5), np.uint8)
+
+    with pytest.raises(ValueError, match="does not fit"):
+        measure(segmentation((labels, (1,))), volume(np.zeros((5, 5, 6), np.int16)))
+
+
+def test_memory_does_not_grow_with_the_scan():
+    """Measuring 19 million voxels needs a small part of what a mask and its values would take."""
+    import tracemalloc
+
+    labels = np.zeros((400, 400, 120), np.uint8, order="F")
+    labels[50:350, 50:350] = 1
+    array = np.zeros(labels.shape, np.int16, order="F")
+    array[::2] = 100
+    wanted = segmentation((labels, (1, 2)))
+    tracemalloc.start()
+
+    measure(wanted, volume(array))
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
