@@ -1,0 +1,1 @@
+"""Scans in, results out."""

@@ -1,0 +1,332 @@
+"""The output folder: a case folder that exists is whole.
+
+A case is built in `OUT/.work/`, every file and folder is brought to the disk (fsync), and one
+rename puts it at `OUT/cases/<case id>/`. Names in `.work` say who is building, so that what a dead
+process left there is known and cleared away at the next start::
+
+    <case id>.<host>.<process>.<start>.<random>.new      being built
+    ... .ready                                           whole, about to replace an older result
+    ... .old                                             the older result, about to be deleted
+
+A replacement takes three renames: `.new` to `.ready`, the case to `.old`, `.ready` to the case. If
+it is interrupted after the second, the next start does the third; before, it takes `.ready` away.
+
+`SHA256SUMS` names every file but itself and `timing.json`: timing is the one file that differs
+between two equal runs, and the sums must not.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.names import CASE, SUMS, TIMING
+
+KEY_FINGERPRINT = "key.fingerprint"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a full disk and a used-up quota say."""
+
+State = Literal["new", "ready", "old"]
+
+
+def claim_out(out: Path, fingerprint: str) -> None:
+    """Check that `out` belongs to this key, and put right what dead runs left in it.
+
+    Nothing is made here: the key's fingerprint is laid down when the first case is published, so
+    that a run without a result leaves no trace.
+
+    Raises
+    ------
+    ScanError
+        KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read.
+    """
+    try:
+        known = (out / "private" / KEY_FINGERPRINT).read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        known = fingerprint
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ScanError(Reason.OUTPUT, "its private folder can't be read") from exc
+    if known != fingerprint:
+        raise ScanError(Reason.KEY_OTHER, "the ids in it were made with another key")
+    try:
+        _recover(out)
+    except OSError as exc:
+        raise output_error(exc) from exc
+
+
+def is_done(out: Path, case_id: str, recipe: str, *, replace: bool) -> bool:
+    """Whether the case was published with this recipe.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, which need not exist.
+    case_id, recipe : str
+        Which case, and the hash over all that can change its result.
+    replace : bool
+        Whether a result of another recipe may be replaced.
+
+    Raises
+    ------
+    ScanError
+        STALE if a result of another recipe is there and may not be replaced.
+    """
+    folder = out / "cases" / case_id
+    if not folder.is_dir():
+        return False
+    if _recipe(folder) == recipe:
+        return True
+    if replace:
+        return False
+    raise ScanError(Reason.STALE, f"case {case_id} was made by another recipe")
+
+
+class CaseFolder:
+    """A case folder in the making; leaving the block without `publish` takes it away again.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder; made if it is not there, and removed again if it stays empty.
+    case_id : str
+        Name of the folder to be.
+    fingerprint : str or None
+        Of the key of the ids, for `OUT/private/`; None leaves the folder unclaimed.
+
+    Raises
+    ------
+    ScanError
+        DISK_FULL or OUTPUT, for every OSError between entering and leaving the block.
+    """
+
+    def __init__(self, out: Path, case_id: str, fingerprint: str | None = None) -> None:
+        self.out, self.case_id, self.fingerprint = out, case_id, fingerprint
+        self.path = out / ".work" / str(_Owner.here(case_id))
+
+    def __enter__(self) -> Self:
+        self._made = _missing(self.path.parent)
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as exc:
+            self._undo()
+            raise output_error(exc) from exc
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._undo()
+        if isinstance(error, OSError):
+            raise output_error(error) from error
+
+    def publish(self, *, replace: bool = False) -> Path:
+        """Bring everything to the disk and rename it into place.
+
+        Parameters
+        ----------
+        replace : bool
+            Whether a folder that is there already is replaced.
+
+        Returns
+        -------
+        Path
+            `OUT/cases/<case id>`.
+
+        Raises
+        ------
+        ScanError
+            STALE if the case is there already and is not to be replaced.
+        OSError
+            Which leaving the block maps.
+        """
+        target = self.out / "cases" / self.case_id
+        if target.exists() and not replace:
+            raise ScanError(Reason.STALE, f"case {self.case_id} is there already")
+        _write_sums(self.path)
+        _sync_tree(self.path)
+        self._made += _missing(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if self.fingerprint is not None:
+            self._claim(self.fingerprint)
+        if target.exists():
+            self._replace(target)
+        else:
+            self.path.rename(target)
+        _sync_folder(target.parent)
+        _sync_folder(self.path.parent)
+        self._made = []
+        return target
+
+    def _replace(self, target: Path) -> None:
+        ready, old = self.path.with_suffix(".ready"), self.path.with_suffix(".old")
+        self.path.rename(ready)
+        _sync_folder(ready.parent)
+        target.rename(old)
+        try:
+            ready.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)  # what is left of it goes at the next start
+
+    def _claim(self, fingerprint: str) -> None:
+        private = self.out / "private"
+        self._made += _missing(private)
+        private.mkdir(mode=0o700, exist_ok=True)
+        file = private / KEY_FINGERPRINT
+        if not file.exists():
+            whole = private / f"{KEY_FINGERPRINT}.{secrets.token_hex(4)}"
+            whole.write_text(fingerprint + "\n", encoding="ascii")
+            _sync_file(whole)
+            whole.rename(file)  # never half a fingerprint
+            _sync_folder(private)
+
+    def _undo(self) -> None:
+        for state in (".new", ".ready"):
+            shutil.rmtree(self.path.with_suffix(state), ignore_errors=True)
+        if self.out / "private" in self._made:
+            shutil.rmtree(self.out / "private", ignore_errors=True)
+        for folder in reversed(self._made):
+            with suppress(OSError):  # not empty: another process uses it
+                folder.rmdir()
+
+
+def output_error(exc: OSError) -> ScanError:
+    """Return the error of the closed list for one of the system, without its text."""
+    if exc.errno in FULL:
+        return ScanError(Reason.DISK_FULL, "no space left for the results")
+    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+    return ScanError(Reason.OUTPUT, f"the results can't be written ({name})")
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Who builds a folder of `.work`, as its name says."""
+
+    case_id: str
+    host: str
+    process: int
+    start: str
+    random: str
+    state: State
+
+    @classmethod
+    def here(cls, case_id: str) -> Self:
+        process = os.getpid()
+        return cls(case_id, _host(), process, _start(process), secrets.token_hex(4), "new")
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        parts = name.split(".")
+        if len(parts) != 6 or not parts[2].isdigit():
+            return None
+        case_id, host, process, start, random, state = parts
+        if state not in ("new", "ready", "old"):
+            return None
+        return cls(case_id, host, int(process), start, random, state)  # type: ignore[arg-type]
+
+    @property
+    def dead(self) -> bool:
+        """Whether it surely runs no more: of another host, that can't be known from here."""
+        return self.host == _host() and _start(self.process) != self.start
+
+    def __str__(self) -> str:
+        return f"{self.case_id}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
+
+
+def _host() -> str:
+    """Return eight characters that tell this host from others without naming it."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+
+
+def _start(process: int) -> str:
+    """Return when a process began (ticks since boot, proc(5)), "0" where it does not run."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+        return stat.rpartition(")")[2].split()[19]  # field 22; the name before may hold anything
+    except OSError:
+        return "1" if process == os.getpid() else "0"  # no /proc: only this process is known
+
+
+def _recover(out: Path) -> None:
+    """Finish or take back what dead processes left in `.work`."""
+    work = out / ".work"
+    if not work.is_dir():
+        return
+    left = {p: owner for p in sorted(work.iterdir()) if (owner := _Owner.parse(p.name))}
+    dead = {path: owner for path, owner in left.items() if owner.dead}
+    for path, owner in dead.items():
+        if owner.state == "old":
+            target, ready = out / "cases" / owner.case_id, path.with_suffix(".ready")
+            if not target.exists():
+                (ready if ready.is_dir() else path).rename(target)
+                _sync_folder(target.parent)
+    for path in dead:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _recipe(folder: Path) -> str | None:
+    """Return the recipe hash of a published case, None where it does not say."""
+    try:
+        found = json.loads((folder / CASE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    recipe = found.get("recipe") if isinstance(found, dict) else None
+    return recipe if isinstance(recipe, str) else None
+
+
+def _write_sums(folder: Path) -> None:
+    """Write SHA256SUMS in the form that `sha256sum --check` reads."""
+    lines = []
+    for path in _files(folder):
+        name = path.relative_to(folder).as_posix()
+        if name not in (SUMS, TIMING):
+            with path.open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _sync_tree(folder: Path) -> None:
+    """Bring all files, then all folders from the innermost out, to the disk."""
+    for path in _files(folder):
+        _sync_file(path)
+    inner = sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True)
+    for path in (*inner, folder):
+        _sync_folder(path)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk (fsync(2): a rename is safe only then)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Return the folders of a path that are not there yet, the outermost first."""
+    return [p for p in (*reversed(folder.parents), folder) if not p.exists()]

@@ -1,0 +1,359 @@
+"""What the header of one DICOM file says, read once and without its pixels."""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import threading
+import warnings
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from scanloom.core import Reason, ScanError
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+DEFLATED = "1.2.840.10008.1.2.1.99"
+IMPLICIT_LITTLE = "1.2.840.10008.1.2"
+KEPT_HEADERS = 4096
+"""Headers kept between finding a series and reading it: larger than a series, 50 kB each."""
+
+Elements = Mapping[int, Any]
+"""pydicom's elements by tag, raw where nobody asked for them yet."""
+
+_PIXEL_DATA = b"\xe0\x7f\x10\x00"
+_LONG_VR = (b"OB", b"OW", b"UN")
+_UNDEFINED = 0xFFFFFFFF
+_PHASE_TAGS = (0x00200012, 0x00200100, 0x00180086, 0x00181060, 0x00189087)
+"""AcquisitionNumber, TemporalPositionIdentifier, EchoNumbers, TriggerTime, DiffusionBValue."""
+_PARSE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True)
+class PixelFormat:
+    """How a sample is stored (DICOM PS3.3 C.7.6.3.1)."""
+
+    allocated: int
+    stored: int
+    high_bit: int
+    signed: bool
+
+
+@dataclass(frozen=True)
+class PixelPlace:
+    """Where the value of PixelData lies in the file; `length` is None where it is encapsulated."""
+
+    offset: int
+    length: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """One DICOM file without its pixels.
+
+    Only what decides about geometry, values and grouping is read out, straight from the bytes:
+    pydicom's own conversion warns with the header's text, which may name a patient.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    dataset : pydicom.Dataset
+        All elements before the pixels. It holds identity.
+    syntax : str
+        Transfer syntax UID.
+    pixels : PixelPlace or None
+        None where the file has no PixelData, or ends before it.
+    position, orientation, spacing : tuple of float or None
+        ImagePositionPatient and ImageOrientationPatient (LPS mm), PixelSpacing (between rows,
+        between columns; mm). None where absent or not made of that many numbers.
+    slope, intercept : float
+        1 and 0 where absent; NaN where they are no numbers.
+    phase : tuple of bytes
+        What tells volumes of one series apart: acquisition, time point, echo, trigger, b-value.
+    """
+
+    path: Path
+    dataset: Dataset
+    syntax: str
+    pixels: PixelPlace | None
+    sop_class: str
+    study_uid: str
+    series_uid: str
+    frame_of_reference: str
+    modality: str
+    image_type: tuple[str, ...]
+    position: tuple[float, ...] | None
+    orientation: tuple[float, ...] | None
+    spacing: tuple[float, ...] | None
+    rows: int
+    columns: int
+    samples: int
+    frames: int
+    photometric: str
+    format: PixelFormat
+    slope: float
+    intercept: float
+    rescale_given: bool
+    rescale_type: str
+    lookup_table: bool
+    padding: int | None
+    burned_in: bool
+    multi_energy: bool
+    phase: tuple[bytes, ...]
+
+
+def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
+    """Read the header of each file.
+
+    Returns
+    -------
+    list of Header, ScanError or None
+        In the order of `paths`: None where a file is no DICOM; the error, not raised, where it
+        can't be opened (UNREADABLE) or parsed (DAMAGED), so that the others are still read.
+    """
+    with quiet():
+        return [_read_or_say_why(path) for path in paths]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep pydicom from warning and logging: its words quote the header, which names a patient."""
+    logger = logging.getLogger("pydicom")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = before
+
+
+def _read_or_say_why(path: Path) -> Header | ScanError | None:
+    try:
+        return _read_header(path)
+    except ScanError as error:
+        return error
+
+
+def _read_header(path: Path) -> Header | None:
+    try:
+        with path.open("rb") as file:
+            if not _is_dicom(file.read(132)):
+                return None
+            file.seek(0)
+            return _parse(path, file)
+    except OSError as exc:
+        detail = f"a file can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+
+
+def _is_dicom(start: bytes) -> bool:
+    """Tell DICOM by its content (PS3.10 7.1), also where preamble and meta header are missing."""
+    if start[128:] == b"DICM":
+        return True
+    if len(start) < 16:
+        return False
+    group, element, vr, short = struct.unpack("<HH2sH", start[:8])
+    (long,) = struct.unpack("<I", start[4:8])
+    explicit = vr.isalpha() and vr.isupper() and short <= 256
+    return group in (2, 8) and element <= 0x20 and (explicit or long <= 256)
+
+
+def _parse(path: Path, file: BinaryIO) -> Header:
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    try:
+        dataset = dcmread(file, stop_before_pixels=True, force=True)
+        syntax = _syntax(dataset)
+        place = None if syntax == DEFLATED else _pixel_place(file)
+        if syntax == DEFLATED and "Rows" in dataset:
+            place = PixelPlace(0, None)  # inflated by pydicom, as a whole
+        return _header(path, dataset, syntax, place)
+    except (InvalidDicomError, *_PARSE_ERRORS) as exc:
+        detail = f"the header of a DICOM file can't be parsed ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+def _syntax(dataset: Dataset) -> str:
+    named = str(dataset.file_meta.get("TransferSyntaxUID", "") or "").strip(" \0")
+    if named:
+        return named
+    implicit, little = dataset.original_encoding  # guessed by pydicom from the first element
+    if implicit:
+        return IMPLICIT_LITTLE
+    return "1.2.840.10008.1.2.1" if little else "1.2.840.10008.1.2.2"
+
+
+def _pixel_place(file: BinaryIO) -> PixelPlace | None:
+    """Return where the value of PixelData lies; pydicom left the file at its tag."""
+    start = file.read(12)
+    if len(start) < 12:
+        return None
+    order = "<" if start[:4] == _PIXEL_DATA else ">"
+    if order == ">" and start[:4] != b"\x7f\xe0\x00\x10":
+        return None
+    if start[4:6] in _LONG_VR:
+        offset, (length,) = file.tell(), struct.unpack(order + "I", start[8:12])
+    else:
+        offset, (length,) = file.tell() - 4, struct.unpack(order + "I", start[4:8])
+    return PixelPlace(offset, None if length == _UNDEFINED else length)
+
+
+def _header(path: Path, dataset: Dataset, syntax: str, place: PixelPlace | None) -> Header:
+    elements: Elements = dict(dataset.items())  # as they were read: nothing is converted
+
+    def text(tag: int) -> str:
+        return _raw(elements, tag).decode("ascii", "replace").strip(" \0")
+
+    def number(tag: int, default: int) -> int:
+        return _integer(elements, tag, default)
+
+    signed = number(0x00280103, 0) == 1
+    allocated = number(0x00280100, 0)
+    stored = number(0x00280101, allocated)
+    slope, intercept = _raw(elements, 0x00281053), _raw(elements, 0x00281052)
+    media_class = _raw(dict(dataset.file_meta.items()), 0x00020002).decode("ascii", "replace")
+    return Header(
+        path=path,
+        dataset=dataset,
+        syntax=syntax,
+        pixels=place,
+        sop_class=text(0x00080016) or media_class.strip(" \0"),
+        study_uid=text(0x0020000D),
+        series_uid=text(0x0020000E),
+        frame_of_reference=text(0x00200052),
+        modality=text(0x00080060).upper(),
+        image_type=tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
+        position=_floats(_raw(elements, 0x00200032), 3),
+        orientation=_floats(_raw(elements, 0x00200037), 6),
+        spacing=_floats(_raw(elements, 0x00280030), 2),
+        rows=number(0x00280010, 0),
+        columns=number(0x00280011, 0),
+        samples=number(0x00280002, 1),
+        frames=_frames(text(0x00280008)),
+        photometric=text(0x00280004).upper(),
+        format=PixelFormat(allocated, stored, number(0x00280102, stored - 1), signed),
+        slope=_float(slope, 1.0),
+        intercept=_float(intercept, 0.0),
+        rescale_given=bool(slope.strip() or intercept.strip()),
+        rescale_type=text(0x00281054).upper(),
+        lookup_table=_has_items(elements, 0x00283000),
+        padding=_padding(elements, signed),
+        burned_in=text(0x00280301).upper() == "YES",
+        multi_energy=text(0x00189361).upper() == "YES",
+        phase=tuple(_raw(elements, tag).strip(b" \0") for tag in _PHASE_TAGS),
+    )
+
+
+def _raw(elements: Elements, tag: int) -> bytes:
+    """Return the bytes of an element as they are in the file; empty where it is absent."""
+    value = getattr(elements.get(tag), "value", None)
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else str(value).encode("ascii", "replace")
+
+
+def _integer(elements: Elements, tag: int, default: int) -> int:
+    """Return a US or SS element, which has two bytes."""
+    raw = _raw(elements, tag)
+    return _unpack(elements[tag], raw, signed=False) if len(raw) == 2 else default
+
+
+def _padding(elements: Elements, signed: bool) -> int | None:
+    """PixelPaddingValue has the sign of the pixels (PS3.3 C.7.5.1.1.2), whatever its VR says."""
+    raw = _raw(elements, 0x00280120)
+    return _unpack(elements[0x00280120], raw, signed=signed) if len(raw) == 2 else None
+
+
+def _unpack(element: Any, raw: bytes, *, signed: bool) -> int:
+    return int.from_bytes(raw, "little" if element.is_little_endian else "big", signed=signed)
+
+
+def _frames(text: str) -> int:
+    """Return NumberOfFrames: 1 where it is absent, 0 where it is no number."""
+    if not text:
+        return 1
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:
+    try:
+        numbers = tuple(float(part.strip(b" \0")) for part in raw.split(b"\\"))
+    except ValueError:
+        return None
+    return numbers if len(numbers) == count else None
+
+
+def _float(raw: bytes, default: float) -> float:
+    text = raw.strip(b" \0")
+    if not text:
+        return default
+    numbers = _floats(text, 1)
+    return math.nan if numbers is None else numbers[0]
+
+
+def _has_items(elements: Elements, tag: int) -> bool:
+    value = getattr(elements.get(tag), "value", None)
+    return value is not None and len(value) > 0
+
+
+class HeaderShelf:
+    """Headers between finding a series and reading it, so that none is parsed twice.
+
+    Each is taken out once: afterwards it belongs to the reader alone. A file that changed in
+    between (size or time of change) is read again.
+    """
+
+    def __init__(self, limit: int = KEPT_HEADERS) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, headers: Iterable[Header]) -> None:
+        """Keep headers, the oldest ones giving way."""
+        with self._lock:
+            for header in headers:
+                key = _file_key(header.path)
+                if key is not None:
+                    self._kept[key] = header
+            while len(self._kept) > self._limit:
+                self._kept.popitem(last=False)
+
+    def take(self, path: Path) -> Header | None:
+        """Return the header of a file and forget it; None if it is not here, or was changed."""
+        key = _file_key(path)
+        if key is None:
+            return None
+        with self._lock:
+            return self._kept.pop(key, None)
+
+
+def _file_key(path: Path) -> tuple[str, int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return str(path), state.st_size, state.st_mtime_ns
+
+
+SHELF = HeaderShelf()

@@ -1,0 +1,61 @@
+"""Which DICOM objects are slices of a volume, and why the others are not."""
+
+from __future__ import annotations
+
+from scanloom.core import Reason
+from scanloom.io.dicom.headers import Header
+
+_STORAGE = "1.2.840.10008.5.1.4.1.1."
+_VOLUMES = ("2", "2.1", "2.2", "4", "4.1", "4.4", "128", "128.1", "130", "20")
+"""CT, enhanced and legacy converted CT; the same of MR and PET; nuclear medicine."""
+_ENHANCED = ("2.1", "2.2", "4.1", "4.3", "4.4", "128.1", "130")
+_PROJECTIONS = ("1", "12.1", "12.2", "13.1", "481.1")
+"""Radiography, mammography, angiography, fluoroscopy, tomosynthesis, portal images."""
+_CAPTURES = ("7",)
+_NO_PICTURES = ("66", "67", "68", "88", "11", "104", "9", "30", "481.2", "481.3", "481.5", "481.8")
+"""Segmentations, registrations, surfaces, reports, presentation states, documents, waveforms,
+parametric maps, radiotherapy dose, structures and plans."""
+_MODALITIES = ("CT", "MR", "PT")
+
+
+def skip_reason(header: Header) -> Reason | None:
+    """Return why an object is no slice of a volume, None if it may be one.
+
+    The order matters: a colour secondary capture is told as a secondary capture.
+    """
+    if _is_class(header, _NO_PICTURES) or _has_no_picture(header):
+        return Reason.NOT_AN_IMAGE
+    if _is_class(header, _CAPTURES):
+        return Reason.SECONDARY_CAPTURE
+    if _is_class(header, _PROJECTIONS):
+        return Reason.PROJECTION
+    if header.samples > 1 or (header.photometric and "MONOCHROME" not in header.photometric):
+        return Reason.COLOR
+    if "LOCALIZER" in header.image_type[2:]:  # PS3.3 C.8.2.1.1.1, value 3
+        return Reason.LOCALIZER
+    known = _is_class(header, _VOLUMES) or header.modality in _MODALITIES
+    if known or (header.position is not None and header.orientation is not None):
+        return None
+    return Reason.NOT_AN_IMAGE
+
+
+def refusal(header: Header) -> Reason | None:
+    """Return why a slice can't be stacked, whatever the others are; None if it can."""
+    if "MOSAIC" in header.image_type:
+        return Reason.MOSAIC
+    if header.frames != 1 or header.sop_class.removeprefix(_STORAGE) in _ENHANCED:
+        return Reason.MULTIFRAME
+    return None
+
+
+def _is_class(header: Header, classes: tuple[str, ...]) -> bool:
+    """Whether the SOP class is one of `classes` or of the family below it."""
+    if not header.sop_class.startswith(_STORAGE):
+        return False
+    tail = header.sop_class.removeprefix(_STORAGE)
+    return any(tail == c or tail.startswith(c + ".") for c in classes)
+
+
+def _has_no_picture(header: Header) -> bool:
+    """Whether there are no pixels, and not because a CT, MR or PET file was cut off."""
+    return header.pixels is None and not _is_class(header, _VOLUMES)

@@ -1,0 +1,127 @@
+"""The values of a stack: every slice decoded and rescaled straight into its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.codecs import read_into, stored_dtype
+from scanloom.io.dicom.headers import Header
+
+MOST_THREADS = 8
+"""More gain nothing: the disk or the memory is the limit."""
+
+
+class _DoesNotFitError(Exception):
+    """A value is too large for the type that was tried."""
+
+
+def read_values(slices: Sequence[Header]) -> NDArray[Any]:
+    """Read all slices as slope * stored + intercept.
+
+    Returns
+    -------
+    (columns, rows, slices) array, the first axis fastest in memory
+        int16 or else int32 where all slopes and intercepts are whole numbers and the values fit;
+        float32 otherwise.
+
+    Raises
+    ------
+    ScanError
+        RESCALE, PIXEL_TYPE, TRUNCATED, DAMAGED, DECODER or UNREADABLE.
+    """
+    for header in slices:
+        _check_rescale(header)
+        stored_dtype(header.format)
+    whole = all(h.slope.is_integer() and h.intercept.is_integer() for h in slices)
+    kinds: tuple[type, ...] = (np.int16, np.int32, np.float32) if whole else (np.float32,)
+    for kind in kinds:
+        values: NDArray[Any] = np.empty((len(slices), slices[0].rows, slices[0].columns), kind)
+        try:
+            _read_all(slices, values)
+        except _DoesNotFitError:
+            continue
+        return values.T
+    raise AssertionError("every value fits float32")
+
+
+def same_content(one: Header, other: Header) -> bool:
+    """Whether two files say the same: pixels and rescale."""
+    if (one.format, one.slope, one.intercept) != (other.format, other.slope, other.intercept):
+        return False
+    first, second = (_stored(h) for h in (one, other))
+    return bool(np.array_equal(first, second))
+
+
+def _stored(header: Header) -> NDArray[Any]:
+    pixels: NDArray[Any] = np.empty((header.rows, header.columns), stored_dtype(header.format))
+    read_into(header, pixels)
+    return pixels
+
+
+def threads() -> int:
+    """Return how many threads are worth starting on this machine."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux
+    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
+    return min(cores, MOST_THREADS)
+
+
+def _check_rescale(header: Header) -> None:
+    if header.lookup_table:
+        raise ScanError(Reason.RESCALE, "its values need a lookup table")
+    if not np.isfinite((header.slope, header.intercept)).all() or header.slope == 0:
+        raise ScanError(Reason.RESCALE, "a rescale slope or intercept is no number, or 0")
+
+
+def _read_all(slices: Sequence[Header], values: NDArray[Any]) -> None:
+    with ThreadPoolExecutor(threads()) as pool:
+        tasks = [pool.submit(_read_slice, h, values[k]) for k, h in enumerate(slices)]
+        try:
+            for task in tasks:
+                task.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _read_slice(header: Header, out: NDArray[Any]) -> None:
+    """Read one slice into `out`, which has the type of the result."""
+    kind = stored_dtype(header.format)
+    if out.dtype.kind == "i" and out.dtype.itemsize == kind.itemsize:
+        stored = out.view(kind)
+        read_into(header, stored)
+        _check_fits(header, stored, out.dtype)
+        # In place, modulo 2^bits: exact, since every result fits
+        slope, intercept = (
+            np.array(int(v)).astype(out.dtype) for v in (header.slope, header.intercept)
+        )
+        if slope != 1:
+            np.multiply(out, slope, out=out)
+        if intercept != 0:
+            np.add(out, intercept, out=out)
+        return
+    stored = _stored(header)
+    if out.dtype.kind == "i":
+        _check_fits(header, stored, out.dtype)
+    np.copyto(out, stored * header.slope + header.intercept, casting="unsafe")  # in float64
+
+
+def _check_fits(header: Header, stored: NDArray[Any], kind: np.dtype[Any]) -> None:
+    bits, signed = header.format.stored, header.format.signed
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if not _fits(header, low, high, kind) and not _fits(
+        header, int(stored.min()), int(stored.max()), kind
+    ):
+        raise _DoesNotFitError
+
+
+def _fits(header: Header, low: int, high: int, kind: np.dtype[Any]) -> bool:
+    limits = np.iinfo(kind)
+    ends = [int(header.slope) * v + int(header.intercept) for v in (low, high)]
+    return limits.min <= min(ends) and max(ends) <= limits.max

@@ -1,0 +1,118 @@
+"""A DICOM series into a `Scan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom.headers import SHELF, Header, quiet, read_headers
+from scanloom.io.dicom.kinds import skip_reason
+from scanloom.io.dicom.pixels import read_values, same_content
+from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
+from scanloom.io.scan import DicomSource, Scan
+
+
+def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
+    """Read the slices of one series.
+
+    Parameters
+    ----------
+    files : sequence of Path
+        In any order.
+    modality : str or None
+        Used only where the headers name none.
+
+    Raises
+    ------
+    ScanError
+        By the code of what is wrong; nothing is guessed.
+    """
+    headers = _headers(files)
+    stack = stack_slices(headers)
+    with quiet():  # decoders
+        dropped = _drop_twins(stack)
+        array = read_values(stack.slices)
+    said = headers[0].modality if headers[0].modality in MODALITIES else None
+    modality = said or modality
+    unit = _unit(stack.slices, modality)
+    flags = list(stack.flags)
+    if dropped:
+        flags.append(Flag.DUPLICATES_DROPPED)
+    if modality == "CT" and unit != "HU":
+        flags.append(Flag.NOT_HOUNSFIELD)
+    if any(h.burned_in for h in stack.slices):
+        flags.append(Flag.BURNED_IN)
+    volume = Volume(
+        array=array,
+        grid=Grid(array.shape, stack.affine),
+        unit=unit,
+        modality=modality,
+        padding=_padding(stack.slices),
+        flags=tuple(flags),
+    )
+    return Scan(volume, DicomSource(tuple(h.dataset for h in stack.slices)))
+
+
+def dicom_outline(files: Sequence[Path]) -> tuple[Grid, np.dtype[Any]]:
+    """Return grid and type that `read_dicom` would give, from the headers alone; same errors."""
+    headers = _headers(files)
+    SHELF.put(headers)  # they are about to be read
+    stack = stack_slices(headers)
+    first = stack.slices[0]
+    rescaled = {(h.slope, h.intercept) for h in stack.slices}
+    whole = all(float(n).is_integer() for pair in rescaled for n in pair)
+    shape = (first.columns or 0, first.rows or 0, len(stack.slices))
+    return Grid(shape, stack.affine), np.dtype(np.int16 if whole else np.float32)
+
+
+def _headers(files: Sequence[Path]) -> list[Header]:
+    """Return the headers of the files, those that were found a moment ago from memory."""
+    taken: dict[Path, Header | ScanError | None] = {path: SHELF.take(path) for path in files}
+    missing = [path for path, header in taken.items() if header is None]
+    taken.update(zip(missing, read_headers(missing), strict=True))
+    headers = []
+    for header in taken.values():
+        if isinstance(header, ScanError):
+            raise header
+        if header is not None:
+            headers.append(header)
+    usable = [header for header in headers if skip_reason(header) is None]
+    if not usable:
+        reasons = [skip_reason(header) for header in headers]
+        raise ScanError(next(filter(None, reasons), Reason.NO_IMAGES), "no slices in this series")
+    return usable
+
+
+def _drop_twins(stack: Stack) -> int:
+    """Return how many slices are there twice.
+
+    Raises
+    ------
+    ScanError
+        DUPLICATE_SLICES or PHASES if slices at one place hold different pixels.
+    """
+    for k, twin in stack.twins:
+        if not same_content(stack.slices[k], twin):
+            raise contradiction(stack)
+    return len(stack.twins)
+
+
+def _unit(slices: Sequence[Header], modality: str | None) -> Unit:
+    """Hounsfield units only for CT that says so (DICOM PS3.3 C.8.2.1.1.2)."""
+    hounsfield = modality == "CT" and all(
+        h.rescale_given and h.rescale_type in ("", "HU") and not h.multi_energy for h in slices
+    )
+    if hounsfield:
+        return "HU"
+    return "a.u." if modality is not None else "unknown"
+
+
+def _padding(slices: Sequence[Header]) -> float | None:
+    """Return PixelPaddingValue after rescale, None where there is none or slices differ."""
+    values = {None if h.padding is None else h.padding * h.slope + h.intercept for h in slices}
+    return values.pop() if len(values) == 1 else None

@@ -1,0 +1,172 @@
+"""Ids that say nothing: keyed hashes, the same for the same scan wherever it lies."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError, Series
+
+KEY_BYTES = 32
+ID_BYTES = 16
+"""128 bit: no two scans of a million archives meet by chance."""
+END_BYTES = 1 << 16
+"""How much of a file's head and tail goes into its fingerprint."""
+SAMPLES = 16
+SAMPLE_BYTES = 1 << 12
+
+_PIECE = 1 << 20
+_THREADS = 4
+
+
+def load_key(file: Path | None = None) -> bytes:
+    """Return the secret key of all ids; made on first use, readable for its owner only.
+
+    Parameters
+    ----------
+    file : Path or None
+        Where it is kept; None for the path in SCANLOOM_KEY, or else `scanloom/key` in the user's
+        configuration folder (XDG_CONFIG_HOME, or ~/.config).
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if it can't be read or made; DAMAGED if it is no key.
+    """
+    path = file or usual_key_file()
+    try:
+        key = path.read_bytes() if path.exists() else _make_key(path)
+    except OSError as exc:
+        detail = f"the key file can't be read or made ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+    if len(key) != KEY_BYTES:
+        raise ScanError(Reason.DAMAGED, f"the key file holds {len(key)} bytes, not {KEY_BYTES}")
+    return key
+
+
+def key_fingerprint(key: bytes) -> str:
+    """Return what tells one key from another and gives neither away."""
+    return _text(_hash(key, b"key fingerprint", [b""]))
+
+
+def case_id(series: Series, key: bytes) -> str:
+    """Return the id of a scan: 26 characters, the same whatever its path, machine or file order.
+
+    It is made of study and series UID; where there is no series UID, of what the files hold.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if a file can't be read.
+    """
+    if series.series_uid:
+        uids = [series.study_uid.encode(), series.series_uid.encode()]
+        return _text(_hash(key, b"case by uid", uids))
+    prints = _of_each(series.files, key, _fingerprint)
+    return _text(_hash(key, b"case by files", sorted(prints)))
+
+
+def source_hash(series: Series, key: bytes) -> str:
+    """Return a keyed hash of all that the files hold, to tell whether a source changed.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if a file can't be read.
+    """
+    return _text(_hash(key, b"source", sorted(_of_each(series.files, key, _whole_file))))
+
+
+def keyed_hash_of_file(path: Path, key: bytes) -> str:
+    """Return a keyed hash of what one file holds.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if it can't be read.
+    """
+    return _text(_of_each([path], key, _whole_file)[0])
+
+
+def usual_key_file() -> Path:
+    """Return where the key is kept if no file is named; it need not be there yet."""
+    named = os.environ.get("SCANLOOM_KEY")
+    if named:
+        return Path(named)
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path.home() / ".config") / "scanloom" / "key"
+
+
+def _make_key(path: Path) -> bytes:
+    """Write a new key whole, then link it into place: who comes second takes the first one."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = secrets.token_bytes(KEY_BYTES)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # fails where the key is there already: never overwritten
+        except FileExistsError:
+            return path.read_bytes()
+    finally:
+        draft.unlink()
+    return key
+
+
+def _hash(key: bytes, purpose: bytes, parts: Iterable[bytes]) -> bytes:
+    """Return BLAKE2b of the parts, each with its length, so that none can pass into the next."""
+    digest = hashlib.blake2b(key=key, digest_size=ID_BYTES)
+    for part in (purpose, *parts):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _text(digest: bytes) -> str:
+    return base64.b32encode(digest).decode().rstrip("=").lower()
+
+
+def _of_each(
+    files: Sequence[Path], key: bytes, what: Callable[[Path, bytes], bytes]
+) -> list[bytes]:
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return list(pool.map(lambda file: what(file, key), files))
+    except OSError as exc:
+        detail = f"a file can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+
+
+def _whole_file(path: Path, key: bytes) -> bytes:
+    digest = hashlib.blake2b(key=key, digest_size=ID_BYTES)
+    piece = bytearray(_PIECE)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(memoryview(piece)[:count])
+    return digest.digest()
+
+
+def _fingerprint(path: Path, key: bytes) -> bytes:
+    """Return a hash of size, head, tail and samples between: enough to tell files apart."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        between = max(size - 2 * END_BYTES, 0)
+        places = [(0, END_BYTES), (max(size - END_BYTES, 0), END_BYTES)]
+        places += [
+            (END_BYTES + between * n // SAMPLES, SAMPLE_BYTES)
+            for n in range(SAMPLES if between else 0)
+        ]
+        parts = [size.to_bytes(8, "little")]
+        for offset, count in places:
+            file.seek(offset)
+            parts.append(file.read(count))
+    return _hash(key, b"file", parts)

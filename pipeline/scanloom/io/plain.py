@@ -1,0 +1,69 @@
+"""What the readers of volume files (NIfTI, NRRD, MetaImage) have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError
+from scanloom.core.volume import Unit
+
+MIN_VOXELS = 3
+"""Along each axis: as for slices, two of them are no volume."""
+
+_AXES = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
+
+
+def unit_of(modality: str | None) -> Unit:
+    """Return the unit of a file that does not say its own, from what the caller says it is."""
+    if modality is None:
+        return "unknown"
+    return "HU" if modality == "CT" else "a.u."
+
+
+def affine_from_codes(codes: str, spacing: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the affine of a volume of which only axis codes and spacing are known.
+
+    Parameters
+    ----------
+    codes : str
+        The patient direction in which each index grows, for example "RAS".
+    spacing : (3,) array
+        In mm.
+
+    Returns
+    -------
+    (4, 4) array
+        Index to RAS mm, voxel (0, 0, 0) at the origin.
+
+    Raises
+    ------
+    ValueError
+        If `codes` does not name each axis of the patient once.
+    """
+    pairs = [_AXES.get(code) for code in codes.upper()]
+    known = [pair for pair in pairs if pair is not None]
+    if len(pairs) != 3 or sorted(axis for axis, _ in known) != [0, 1, 2]:
+        raise ValueError(f"orientation is three letters such as 'RAS' or 'LPS', got {codes!r}")
+    affine = np.zeros((4, 4))
+    affine[3, 3] = 1
+    for n, (axis, sign) in enumerate(known):
+        affine[axis, n] = sign * spacing[n]
+    return affine
+
+
+def check_finite(values: NDArray[Any]) -> None:
+    """Refuse floating values that are not all finite: what they mean can't be known.
+
+    Raises
+    ------
+    ScanError
+        PIXEL_TYPE.
+    """
+    if values.dtype.kind != "f":
+        return
+    for plane in values.T:  # contiguous pieces, no mask of the whole volume
+        if not np.isfinite(plane).all():
+            raise ScanError(Reason.PIXEL_TYPE, "some of its voxels are NaN or infinite")

@@ -1,0 +1,90 @@
+"""Read a scan: one door for all formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError, Series, Volume
+from scanloom.core.volume import MODALITIES
+from scanloom.io.find import choose_series, find_series
+from scanloom.io.scan import Scan
+
+
+def load_volume(
+    path: str | Path,
+    *,
+    series: str | None = None,
+    phase: int | None = None,
+    gaps: str = "refuse",
+    orientation: str | None = None,
+    modality: str | None = None,
+) -> Volume:
+    """Read the one scan at a path.
+
+    Parameters
+    ----------
+    path : str or Path
+        A DICOM folder or file, or a .nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha or .mhd file.
+    series : str or None
+        Which one, where there are several: its UID, or its number in the list that the error
+        SERIES_AMBIGUOUS shows.
+    phase : int or None
+        Which volume of a file that holds several, from 0.
+    gaps : "refuse"
+        What to do about missing slices.
+    orientation : str or None
+        Axis codes such as "RAS", for a file that does not say; only then used.
+    modality : str or None
+        "CT", "MR", "PT" or "NM", for a file that does not say; "CT" also means Hounsfield units.
+
+    Returns
+    -------
+    Volume
+        Values after rescale, on a grid in RAS mm.
+
+    Raises
+    ------
+    ScanError
+        If the scan can't be read for sure; its `code` says why.
+    """
+    chosen = choose_series(find_series(Path(path)), series)
+    scan = read_scan(chosen, phase=phase, gaps=gaps, orientation=orientation, modality=modality)
+    return scan.volume
+
+
+def read_scan(
+    series: Series,
+    *,
+    phase: int | None = None,
+    gaps: str = "refuse",
+    orientation: str | None = None,
+    modality: str | None = None,
+) -> Scan:
+    """Read a series that was found, with what writers must know of its source.
+
+    Parameters are those of `load_volume`.
+
+    Raises
+    ------
+    ScanError
+        If the scan can't be read for sure.
+    ValueError
+        For an option that does not exist.
+    """
+    if gaps != "refuse":
+        raise ValueError(f"gaps must be 'refuse', got {gaps!r}")
+    if modality is not None and modality not in MODALITIES:
+        raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")
+    if series.kind == "nifti":
+        from scanloom.io.nifti import read_nifti
+
+        return read_nifti(series.files, phase=phase, orientation=orientation, modality=modality)
+    if phase not in (None, 0):
+        raise ScanError(Reason.FOUR_D, f"there is one volume, number {phase} was asked for")
+    if series.kind == "itk":
+        from scanloom.io.itk import read_itk
+
+        return read_itk(series.files, orientation=orientation, modality=modality)
+    from scanloom.io.dicom.series import read_dicom
+
+    return read_dicom(series.files, modality=modality)

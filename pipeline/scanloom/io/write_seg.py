@@ -1,0 +1,353 @@
+"""DICOM SEG out, by highdicom: BINARY (one file a model) or LABELMAP (one file a layer).
+
+Segment numbers. LABELMAP keeps `Structure.number`. BINARY must count from 1 without a gap (PS3.3
+C.8.20.2): where the structures' numbers do not, they are counted anew in the order of their
+numbers. In both, SegmentLabel is the structure's label, which never changes and is the key to
+`segments.json`; SegmentDescription is its name for people.
+
+Frames. Only slices with something in them are stored. A segmentation without a single voxel keeps
+one empty frame a segment, of the first slice, since a SEG without frames is not allowed.
+
+UIDs and dates. highdicom makes new ones at each write; here the same content gives the same bytes.
+UIDs are hashed from everything in the file (the UIDs of the source images, the segments, the
+geometry, the encoded frames, the transfer syntax, the dates) and from the recipe, so that other
+content never has the same UID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
+from scanloom.io import names
+from scanloom.io.scan import DicomSource
+from scanloom.io.seg_frames import (
+    Frame,
+    SegFile,
+    encoded_runs,
+    functional_groups,
+    packed_bits,
+    written_out,
+)
+from scanloom.io.seg_source import decimals, patient_name, reference_headers, source_moment
+from scanloom.ops.rectangular import rectangular, rectangular_labels
+from scanloom.ops.runs import counts_by_slice
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+SERIES_NUMBER = 900
+"""Of the first model's series; two for each model (its own grid, the rectangular one)."""
+
+_LPS = np.array((-1.0, -1.0, 1.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Series:
+    """What all files of one series share."""
+
+    segmentation: Segmentation
+    headers: list[Dataset]
+    case: Case
+    stem: names.Stem
+    number: int
+
+    @property
+    def labelmap(self) -> bool:
+        return self.case.outputs.seg == "labelmap"
+
+    @property
+    def rectangular(self) -> bool:
+        return self.stem == "segmentation_rect"
+
+
+def write_segs(
+    folder: Path,
+    segmentation: Segmentation,
+    source: DicomSource,
+    case: Case,
+    models: Sequence[str],
+) -> tuple[Path, ...]:
+    """Write a model's DICOM SEG, for a sheared scan also on the rectangular grid.
+
+    Parameters
+    ----------
+    folder : Path
+        The case folder; files go to `dicom/` in it.
+    segmentation : Segmentation
+        On the grid of the source: I along the rows' pixels, J down the columns, K by header.
+    source : DicomSource
+        For which `can_refer` holds.
+    case : Case
+        What is wanted, and the recipe that goes into the UIDs.
+    models : sequence of str
+        All models of the case, for the names of the files.
+
+    Returns
+    -------
+    tuple of Path
+        The files.
+    """
+    (folder / "dicom").mkdir(exist_ok=True)
+    headers = reference_headers(source, _slice_distance(segmentation.grid))
+    number = SERIES_NUMBER + 2 * list(models).index(segmentation.model)
+    series = [_Series(segmentation, headers, case, "segmentation", number)]
+    if segmentation.grid.sheared:
+        upright = _rectangular(segmentation)
+        series.append(_Series(upright, headers, case, "segmentation_rect", number + 1))
+    moment = _now() if case.outputs.dates == "now" else source_moment(source)
+    paths = []
+    for one in series:
+        files = _encode(one)
+        for file in files:
+            file.dataset.PatientName = patient_name(source)
+        _settle(files, moment, case.recipe)
+        for n, file in enumerate(files):
+            paths.append(folder / names.seg_name(one.stem, segmentation.model, models, n))
+            with paths[-1].open("wb") as out:
+                file.save(out)
+    return tuple(paths)
+
+
+def _slice_distance(grid: Grid) -> float:
+    """Return the distance of neighbouring slices along their normal, mm."""
+    normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
+    return float(abs(normal @ grid.affine[:3, 2]) / np.linalg.norm(normal))
+
+
+def _rectangular(segmentation: Segmentation) -> Segmentation:
+    grid = segmentation.grid
+    layers = tuple(
+        Layer(rectangular_labels(layer.labels, grid), layer.structures)
+        for layer in segmentation.layers
+    )
+    return Segmentation(segmentation.model, layers, rectangular(grid), segmentation.version)
+
+
+def _encode(series: _Series) -> list[SegFile]:
+    """Return the files of a series, their UIDs and dates still highdicom's."""
+    layers = series.segmentation.layers
+    if series.labelmap:
+        return [_file(series, (layer,), n) for n, layer in enumerate(layers, 1)]
+    return [_file(series, layers, 1)]
+
+
+def _planes(labels: NDArray[Any]) -> NDArray[Any]:
+    """Return (I, J, K) as slices of rows and columns (K, J, I), a view."""
+    return np.asarray(labels.transpose(2, 1, 0))
+
+
+def _file(series: _Series, layers: Sequence[Layer], instance: int) -> SegFile:
+    """Return one file with all structures of some layers."""
+    stacks = [_planes(layer.labels) for layer in layers]
+    counts = [counts_by_slice(planes.T) for planes in stacks]
+    filled = np.any([c[:, 1:].any(axis=1) for c in counts], axis=0)
+    structures = sorted((s for layer in layers for s in layer.structures), key=lambda s: s.number)
+    dataset = _headers(series, filled, structures, instance)
+    templates = _by_slice(dataset, series)
+    if series.labelmap:
+        frames = [Frame(stacks[0], 0, 0, k) for k in templates]
+    else:
+        holder = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
+        frames = [
+            Frame(stacks[n], s.number, segment, k)
+            for segment, s in enumerate(structures, 1)
+            for n in (holder[s.number],)
+            for k in templates
+            if not filled.any() or (s.number < counts[n].shape[1] and counts[n][k, s.number])
+        ]
+        dataset.SegmentsOverlap = "YES" if _overlap(stacks) else "NO"
+    dataset.NumberOfFrames = len(frames)
+    dataset.Rows, dataset.Columns = stacks[0].shape[1:]
+    pixels = encoded_runs(frames) if series.labelmap else packed_bits(frames)
+    groups = functional_groups(frames, templates)
+    del dataset.PixelData, dataset.PerFrameFunctionalGroupsSequence
+    return SegFile(dataset, groups, pixels)
+
+
+def _by_slice(dataset: Dataset, series: _Series) -> dict[int, Dataset]:
+    """Return what stands beside highdicom's one frame a slice, by slice, in highdicom's order."""
+    place = {tuple(map(float, p)): k for k, p in enumerate(_positions(series))}
+    items = dataset.PerFrameFunctionalGroupsSequence
+    return {
+        place[tuple(map(float, i.PlanePositionSequence[0].ImagePositionPatient))]: i for i in items
+    }
+
+
+def _overlap(stacks: Sequence[NDArray[Any]]) -> bool:
+    """Whether a voxel stands in two of several label maps, slice by slice."""
+    if len(stacks) == 1:
+        return False
+    return any(
+        (np.count_nonzero([plane != 0 for plane in planes], axis=0) > 1).any()
+        for planes in zip(*stacks, strict=True)
+    )
+
+
+def _headers(
+    series: _Series, filled: NDArray[np.bool_], structures: Sequence[Structure], instance: int
+) -> Dataset:
+    """Return highdicom's dataset: one frame of a single pixel for each slice that holds something.
+
+    The frames themselves, and what they need, are put in by `_file`.
+    """
+    import highdicom as hd
+    from pydicom.uid import ExplicitVRLittleEndian, RLELossless
+
+    model, labelmap = series.segmentation.model, series.labelmap
+    numbers = [s.number for s in structures] if labelmap else range(1, len(structures) + 1)
+    kind = np.uint8 if max(numbers) < 256 else np.uint16
+    # A wider frame than the source's tells highdicom that locations are not preserved
+    width = 2 if series.rectangular else 1
+    marks = np.where(filled, numbers[0], 0).astype(kind)[:, None, None].repeat(width, axis=2)
+    marks = marks if filled.any() else marks[:1]
+    return hd.seg.Segmentation(
+        source_images=series.headers,
+        pixel_array=marks,
+        segmentation_type="LABELMAP" if labelmap else "BINARY",
+        segment_descriptions=[
+            _description(series, s, n) for s, n in zip(structures, numbers, strict=True)
+        ],
+        series_instance_uid=_uid("series"),
+        series_number=series.number,
+        sop_instance_uid=_uid("instance"),
+        instance_number=instance,
+        manufacturer="scanloom",
+        manufacturer_model_name="scanloom",
+        software_versions=metadata.version("scanloom"),
+        device_serial_number="0",
+        transfer_syntax_uid=RLELossless if labelmap else ExplicitVRLittleEndian,
+        content_label="SEGMENTATION",
+        content_description=model,
+        series_description=_long_string(
+            f"scanloom {model}{', rectangular' if series.rectangular else ''}"
+        ),
+        **_placement(series, len(marks)),
+    )
+
+
+def _placement(series: _Series, planes: int) -> dict[str, Any]:
+    """Return where the slices lie, for highdicom: nothing for those of the source itself."""
+    import highdicom as hd
+
+    grid, headers = series.segmentation.grid, series.headers
+    if not series.rectangular and planes == len(headers):
+        return {}
+    orientation = headers[0].ImageOrientationPatient
+    if series.rectangular:
+        columns = grid.affine[:3, :2] * _LPS[:, None]  # DICOM's frame is LPS, ours RAS
+        cosines = columns / np.linalg.norm(columns, axis=0)
+        orientation = decimals([*cosines[:, 0], *cosines[:, 1]])
+    positions = _positions(series)[:planes]
+    return {
+        "plane_positions": [hd.PlanePositionSequence("PATIENT", p) for p in positions],
+        "plane_orientation": hd.PlaneOrientationSequence("PATIENT", orientation),
+        "pixel_measures": hd.PixelMeasuresSequence(
+            pixel_spacing=headers[0].PixelSpacing,
+            slice_thickness=headers[0].SliceThickness,
+            spacing_between_slices=headers[0].SpacingBetweenSlices,
+        ),
+    }
+
+
+def _positions(series: _Series) -> list[Any]:
+    """Return ImagePositionPatient of each slice."""
+    if not series.rectangular:
+        return [h.ImagePositionPatient for h in series.headers]
+    grid = series.segmentation.grid
+    world = grid.world([(0, 0, k) for k in range(grid.shape[2])]) * _LPS
+    return [decimals(p) for p in world]
+
+
+def _description(series: _Series, structure: Structure, number: int) -> Dataset:
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+
+    segmentation, source = series.segmentation, series.headers[0].SeriesInstanceUID
+    description = hd.seg.SegmentDescription(
+        segment_number=number,
+        segment_label=structure.label,
+        segmented_property_category=_coded(structure.category),
+        segmented_property_type=_coded(structure.type),
+        algorithm_type="AUTOMATIC",
+        algorithm_identification=hd.AlgorithmIdentificationSequence(
+            name=segmentation.model,
+            version=_long_string(segmentation.version or "unknown"),
+            family=codes.cid7162.ArtificialIntelligence,
+        ),
+        tracking_id=structure.label,
+        tracking_uid=_uid(
+            "tracking", source, series.case.recipe, segmentation.model, structure.label
+        ),
+        display_color=hd.color.CIELabColor.from_rgb(*structure.color),
+    )
+    note = " (experimental)" if structure.experimental else ""
+    description.SegmentDescription = f"{structure.name}{note}"[:1024]
+    if structure.laterality is not None:
+        kind = description.SegmentedPropertyTypeCodeSequence[0]
+        kind.SegmentedPropertyTypeModifierCodeSequence = [_coded(structure.laterality)]
+    return description
+
+
+def _coded(code: Code) -> Any:
+    import highdicom as hd
+
+    return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
+
+
+def _settle(files: Sequence[SegFile], moment: tuple[str, str], recipe: str) -> None:
+    """Give the files of one series dates and UIDs that depend on their content alone."""
+    for dataset in (file.dataset for file in files):
+        for kind in ("Content", "Series", "InstanceCreation"):
+            setattr(dataset, f"{kind}Date", moment[0])
+            setattr(dataset, f"{kind}Time", moment[1])
+        for item in dataset.get("ContributingEquipmentSequence") or []:
+            item.ContributionDateTime = "".join(moment)
+        dataset.ContentCreatorName = ""  # type 2: present, and nobody drew it
+        _set_uids(dataset, _uid("series"), _uid("instance"), _uid("dimensions"))
+    contents = [_digest(file) for file in files]
+    series = _uid("series", recipe, *contents)
+    for file, content in zip(files, contents, strict=True):
+        instance = _uid("instance", recipe, series, content)
+        _set_uids(file.dataset, series, instance, _uid("dimensions", recipe, series, content))
+
+
+def _set_uids(dataset: Dataset, series: str, instance: str, dimensions: str) -> None:
+    dataset.SeriesInstanceUID = series
+    dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = instance
+    for item in (*dataset.DimensionOrganizationSequence, *dataset.DimensionIndexSequence):
+        item.DimensionOrganizationUID = dimensions
+
+
+def _digest(file: SegFile) -> str:
+    """Return the hash over a file's content."""
+    syntax = file.dataset.file_meta.TransferSyntaxUID
+    digest = hashlib.sha256(syntax.encode() + written_out(file.dataset))
+    for part in file.tail:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _uid(*parts: str) -> str:
+    """Return a UID made of a 128-bit hash (PS3.5 B.2: 2.25 and a whole number)."""
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"scanloom")
+    return f"2.25.{int.from_bytes(digest.digest(), 'big')}"
+
+
+def _now() -> tuple[str, str]:
+    now = datetime.now().astimezone()
+    return now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
+
+
+def _long_string(text: str) -> str:
+    """Return what fits an LO of 64 characters."""
+    return text[:64]

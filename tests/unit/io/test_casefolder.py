@@ -1,0 +1,229 @@
+"""The output folder: whole or not there, whoever dies when."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.io.casefolder import CaseFolder, claim_out, is_done
+from scanloom.io.tables import write_json
+
+CASE = "a" * 26
+KEY = "0123456789abcdef"
+
+
+def publish(out: Path, recipe: str = "one", *, replace: bool = False, text: str = "x") -> Path:
+    with CaseFolder(out, CASE, KEY) as folder:
+        write_json(folder.path / "case.json", {"recipe": recipe})
+        (folder.path / "dicom").mkdir()
+        (folder.path / "dicom" / "a b.dcm").write_text(text)
+        (folder.path / "timing.json").write_text("{}")
+        return folder.publish(replace=replace)
+
+
+def files(out: Path) -> set[str]:
+    return {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+
+
+def test_published_folder_is_whole_and_sums_hold(tmp_path: Path) -> None:
+    """A foreign sha256sum agrees; nothing is left in .work."""
+    folder = publish(tmp_path / "out")
+    assert folder == tmp_path / "out" / "cases" / CASE
+    assert files(folder) == {"case.json", "dicom/a b.dcm", "timing.json", "SHA256SUMS"}
+    named = {s.split("  ", 1)[1] for s in (folder / "SHA256SUMS").read_text().splitlines()}
+    assert named == {"case.json", "dicom/a b.dcm"}
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True)
+    assert not list((tmp_path / "out" / ".work").iterdir())
+
+
+def test_nothing_is_left_of_a_failed_case(tmp_path: Path) -> None:
+    """OUT is made on demand, and gone again if nothing came of it."""
+    out = tmp_path / "deep" / "out"
+    with pytest.raises(RuntimeError, match="boom"), CaseFolder(out, CASE, KEY) as folder:  # noqa: PT012
+        (folder.path / "half").write_text("x")
+        raise RuntimeError("boom")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_failed_case_leaves_others_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    publish(out)
+    before = files(out)
+    with pytest.raises(RuntimeError, match="boom"), CaseFolder(out, "b" * 26, KEY) as folder:  # noqa: PT012
+        (folder.path / "half").write_text("x")
+        raise RuntimeError("boom")
+    assert files(out) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "DISK_FULL"),
+        (errno.EDQUOT, "DISK_FULL"),
+        (errno.EIO, "OUTPUT"),
+        (errno.EACCES, "OUTPUT"),
+    ],
+)
+def test_system_errors_get_their_code(number: int, code: str, tmp_path: Path) -> None:
+    """Mapped where the case ends, without the system's text (it holds a path)."""
+    with pytest.raises(ScanError) as caught, CaseFolder(tmp_path / "out", CASE):
+        raise OSError(number, "some text", "/secret/path")
+    assert caught.value.code == code
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(ScanError) as caught, CaseFolder(tmp_path / "out", CASE):
+        pass
+    assert caught.value.code == "OUTPUT"
+    assert (tmp_path / "out").read_text() == "x"
+
+
+def test_private_is_for_the_owner_alone(tmp_path: Path) -> None:
+    publish(tmp_path / "out")
+    private = tmp_path / "out" / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_files_follow_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        folder = publish(tmp_path / "out")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((folder / "SHA256SUMS").stat().st_mode) == 0o640
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+
+
+def test_another_key_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim_out(out, KEY)
+    assert not out.exists()  # nothing published: no trace
+    publish(out)
+    claim_out(out, KEY)
+    with pytest.raises(ScanError) as caught:
+        claim_out(out, "another")
+    assert caught.value.code == "KEY_OTHER"
+
+
+def test_done_stale_and_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert not is_done(out, CASE, "one", replace=False)
+    folder = publish(out, "one")
+    assert is_done(out, CASE, "one", replace=False)
+    assert is_done(out, CASE, "one", replace=True)
+    with pytest.raises(ScanError) as caught:
+        is_done(out, CASE, "two", replace=False)
+    assert caught.value.code == "STALE"
+    assert not is_done(out, CASE, "two", replace=True)
+    with pytest.raises(ScanError) as caught:
+        publish(out, "two", text="y")
+    assert caught.value.code == "STALE"
+    assert (folder / "dicom" / "a b.dcm").read_text() == "x"
+    publish(out, "two", replace=True, text="y")
+    assert (folder / "dicom" / "a b.dcm").read_text() == "y"
+    assert is_done(out, CASE, "two", replace=False)
+    assert not list((out / ".work").iterdir())
+
+
+def test_damaged_record_is_stale(tmp_path: Path) -> None:
+    folder = publish(tmp_path / "out")
+    (folder / "case.json").write_text("[]")
+    with pytest.raises(ScanError) as caught:
+        is_done(tmp_path / "out", CASE, "one", replace=False)
+    assert caught.value.code == "STALE"
+
+
+KILLED = """
+    import os, signal
+    from pathlib import Path
+    from scanloom.io import casefolder
+    from scanloom.io.casefolder import CaseFolder
+    from scanloom.io.tables import write_json
+
+    renames = 0
+    rename = Path.rename
+    def counted(self, target):
+        global renames
+        if renames == {at}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        renames += 1
+        return rename(self, target)
+
+    with CaseFolder(Path({out!r}), {case!r}, {key!r}) as folder:
+        write_json(folder.path / "case.json", {{"recipe": "two"}})
+        (folder.path / "dicom").mkdir()
+        (folder.path / "dicom" / "a b.dcm").write_text("y")
+        Path.rename = counted
+        folder.publish(replace=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(out: Path, at: int) -> None:
+    """Run a replacement that is killed (SIGKILL) before its rename number `at`."""
+    code = textwrap.dedent(KILLED).format(at=at, out=str(out), case=CASE, key=KEY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+
+
+@pytest.mark.parametrize(("at", "kept"), [(0, "one"), (1, "one"), (2, "two"), (3, "two")])
+def test_interrupted_replacement_is_finished_or_taken_back(
+    at: int, kept: str, tmp_path: Path
+) -> None:
+    """Between any two renames: the next start finds the old result or the new one, whole."""
+    out = tmp_path / "out"
+    folder = publish(out, "one")
+    killed(out, at)
+    claim_out(out, KEY)
+    assert is_done(out, CASE, kept, replace=False)
+    assert (folder / "dicom" / "a b.dcm").read_text() == ("x" if kept == "one" else "y")
+    assert not list((out / ".work").iterdir())
+    assert [p.name for p in (out / "cases").iterdir()] == [CASE]
+
+
+def test_what_a_living_process_builds_is_left_alone(tmp_path: Path) -> None:
+    """Only what is surely dead is cleared: not this process, not another host."""
+    out = tmp_path / "out"
+    publish(out)
+    with CaseFolder(out, "b" * 26, KEY) as folder:
+        host = folder.path.name.split(".")
+        host[1] = "ffffffff"
+        elsewhere = folder.path.with_name(".".join(host))
+        elsewhere.mkdir()
+        (out / ".work" / "notes").mkdir()
+        claim_out(out, KEY)
+        assert folder.path.is_dir()
+        assert elsewhere.is_dir()
+        assert (out / ".work" / "notes").is_dir()
+
+
+def test_failed_last_rename_gives_the_old_result_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error in the middle of a replacement undoes it at once."""
+    out = tmp_path / "out"
+    folder = publish(out, "one")
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.suffix == ".ready":
+            raise OSError(errno.EIO, "no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(ScanError) as caught:
+        publish(out, "two", replace=True)
+    assert caught.value.code == "OUTPUT"
+    assert (folder / "dicom" / "a b.dcm").read_text() == "x"
+    assert not list((out / ".work").iterdir())

@@ -1,0 +1,126 @@
+"""Ids depend on the scan and the key, and on nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import ScanError, Series
+from scanloom.io.identity import (
+    case_id,
+    key_fingerprint,
+    keyed_hash_of_file,
+    load_key,
+    source_hash,
+)
+
+KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
+
+
+def written(folder: Path, *contents: bytes, prefix: str = "") -> tuple[Path, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for n, content in enumerate(contents):
+        paths.append(folder / f"{prefix}{n}")
+        paths[-1].write_bytes(content)
+    return tuple(paths)
+
+
+def test_the_id_of_a_dicom_series_is_made_of_its_uids():
+    one = Series("dicom", (Path("a"), Path("b")), study_uid="1.2", series_uid="3.4")
+    elsewhere = Series("dicom", (Path("x/b"), Path("x/a")), "1.2", "3.4", "CT", "words")
+    assert case_id(one, KEY) == case_id(elsewhere, KEY)
+    assert re.fullmatch(r"[a-z2-7]{26}", case_id(one, KEY))
+    others = [
+        case_id(one, OTHER),
+        case_id(Series("dicom", one.files, "1.2", "3.5"), KEY),
+        case_id(Series("dicom", one.files, "1.23", ".4"), KEY),
+        case_id(Series("dicom", one.files, "", "1.23.4"), KEY),
+    ]
+    assert len({case_id(one, KEY), *others}) == 5
+
+
+def test_without_uids_it_is_made_of_what_the_files_hold(tmp_path):
+    contents = [bytes([n]) * 300_000 for n in range(3)]
+    one = Series("nifti", written(tmp_path / "a", *contents))
+    moved = Series("nifti", written(tmp_path / "b", *contents[::-1], prefix="other"))
+    assert case_id(one, KEY) == case_id(moved, KEY)
+    assert case_id(one, KEY) != case_id(one, OTHER)
+
+
+@pytest.mark.parametrize("place", [0, 65_536 + 10, 150_000 + 10, 299_999])
+def test_a_change_gives_another_hash(tmp_path, place):
+    content = bytearray(300_000)
+    before = written(tmp_path / "a", bytes(content))
+    content[place] = 1
+    after = written(tmp_path / "b", bytes(content))
+    one, other = (Series("nifti", files) for files in (before, after))
+    assert source_hash(one, KEY) != source_hash(other, KEY)
+    assert keyed_hash_of_file(before[0], KEY) != keyed_hash_of_file(after[0], KEY)
+    if place in (0, 65_536 + 10, 299_999):  # head, a sample and tail make the id
+        assert case_id(one, KEY) != case_id(other, KEY)
+
+
+def test_the_source_hash_knows_neither_path_nor_order(tmp_path):
+    one = Series("dicom", written(tmp_path / "a", b"one", b"two"), "1", "2")
+    other = Series("dicom", written(tmp_path / "b", b"two", b"one", prefix="x"), "1", "2")
+    assert source_hash(one, KEY) == source_hash(other, KEY)
+    assert source_hash(one, KEY) != source_hash(one, OTHER)
+
+
+def test_small_and_empty_files_have_ids(tmp_path):
+    ids = {case_id(Series("nifti", written(tmp_path / str(n), b"x" * n)), KEY) for n in range(3)}
+    assert len(ids) == 3
+
+
+def test_a_key_is_made_on_first_use_for_its_owner_only(tmp_path):
+    path = tmp_path / "new" / "key"
+    key = load_key(path)
+    assert len(key) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_key(path) == key
+    assert [p.name for p in path.parent.iterdir()] == ["key"]
+
+
+def test_where_the_key_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("SCANLOOM_KEY", raising=False)
+    usual = load_key()
+    assert (tmp_path / "config" / "scanloom" / "key").read_bytes() == usual
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "named"))
+    named = load_key()
+    assert (tmp_path / "named").read_bytes() == named != usual
+    assert load_key(tmp_path / "given") not in (named, usual)
+
+
+def test_a_file_that_is_no_key_is_refused(tmp_path):
+    (tmp_path / "key").write_bytes(b"short")
+    with pytest.raises(ScanError) as caught:
+        load_key(tmp_path / "key")
+    assert caught.value.code == "DAMAGED"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ScanError) as caught:
+        load_key(tmp_path / "folder")
+    assert caught.value.code == "UNREADABLE"
+
+
+def test_many_who_start_at_once_get_one_key(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(4) as pool:
+        keys = pool.map(load_key, [tmp_path / "key"] * 16, chunksize=1)
+    assert len(set(keys)) == 1
+
+
+def test_the_fingerprint_tells_keys_apart():
+    assert key_fingerprint(KEY) == key_fingerprint(bytes(range(32))) != key_fingerprint(OTHER)
+    assert KEY.hex() not in key_fingerprint(KEY)
+
+
+def test_a_file_that_is_gone_is_unreadable(tmp_path):
+    with pytest.raises(ScanError) as caught:
+        case_id(Series("nifti", (tmp_path / "gone",)), KEY)
+    assert caught.value.code == "UNREADABLE"
