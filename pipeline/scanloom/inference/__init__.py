@@ -1,0 +1,1 @@
+"""The device: networks, resampling, windows, the way back."""

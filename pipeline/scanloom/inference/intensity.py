@@ -1,0 +1,63 @@
+"""Intensity steps of a card, by MONAI's formulas, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from scanloom.cards.card import IntensityStep, Normalize, ScaleMinMax, ScaleRange
+
+
+def apply_steps(image: torch.Tensor, steps: Sequence[IntensityStep]) -> torch.Tensor:
+    """Return the image after all steps, in their order.
+
+    Parameters
+    ----------
+    image : float32 tensor of any shape
+        One channel; may be overwritten.
+    steps : sequence of IntensityStep
+        Of the card.
+    """
+    for step in steps:
+        match step:
+            case ScaleRange():
+                image = scale_range(image, step)
+            case ScaleMinMax():
+                image = scale_min_max(image, step)
+            case Normalize():
+                image = normalize(image, step)
+    return image
+
+
+def scale_range(image: torch.Tensor, step: ScaleRange) -> torch.Tensor:
+    """Map [a_min, a_max] to [b_min, b_max] (MONAI ScaleIntensityRange)."""
+    width = step.a_max - step.a_min
+    if width == 0.0:
+        return image - step.a_min + (step.b_min or 0.0)
+    image = (image - step.a_min).div_(width)
+    if step.b_min is not None and step.b_max is not None:
+        image = image.mul_(step.b_max - step.b_min).add_(step.b_min)
+    if step.clip and (step.b_min is not None or step.b_max is not None):
+        image = image.clamp_(step.b_min, step.b_max)
+    return image
+
+
+def scale_min_max(image: torch.Tensor, step: ScaleMinMax) -> torch.Tensor:
+    """Map the image's own minimum and maximum to [minv, maxv] (MONAI ScaleIntensity)."""
+    low, high = image.aminmax()
+    if low == high:
+        return image * step.minv
+    return (image - low) / (high - low) * (step.maxv - step.minv) + step.minv
+
+
+def normalize(image: torch.Tensor, step: Normalize) -> torch.Tensor:
+    """Subtract and divide, by default mean and population deviation (MONAI NormalizeIntensity)."""
+    chosen = image != 0 if step.nonzero else torch.ones_like(image, dtype=torch.bool)
+    values = image[chosen] if step.nonzero else image
+    if values.numel() == 0:
+        return image
+    middle = step.subtrahend if step.subtrahend is not None else float(values.mean())
+    width = step.divisor if step.divisor is not None else float(values.std(unbiased=False))
+    scaled = (image - middle) / (width or 1.0)
+    return torch.where(chosen, scaled, image) if step.nonzero else scaled

@@ -1,0 +1,269 @@
+"""A trained network, kept warm on a device, that labels one scan after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from scanloom.cards.card import Argmax, ModelCard
+from scanloom.core import Clock, Layer, Reason, ScanError, Segmentation, Volume
+from scanloom.inference.device import (
+    ASKED_FOR,
+    choose_batch,
+    choose_device,
+    choose_precision,
+    is_out_of_memory,
+    same_bytes,
+)
+from scanloom.inference.geometry import NetworkPlan, plan_grid
+from scanloom.inference.intensity import apply_steps
+from scanloom.inference.ladder import Rung, fitting, room, rungs
+from scanloom.inference.memory import Budget
+from scanloom.inference.networks import build_network, load_weights
+from scanloom.inference.resample import to_network
+from scanloom.inference.restore import LabelRestorer, Labels, ScoreRestorer, choose_way
+from scanloom.inference.windows import BatchSize, ScorePlanes, Slider, window_size
+
+
+class Predictor:
+    """One model on one device; the network is loaded once.
+
+    Parameters
+    ----------
+    card : ModelCard
+        The model.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:N".
+    precision : str
+        "auto", "float32" or "half".
+    memory_limit : int, optional
+        Bytes that the whole process may take; None for what the machine has.
+    body_box : bool
+        Whether windows of air are passed over where the card says what air is.
+
+    Attributes
+    ----------
+    device : DeviceChoice
+        Where it works, and why there.
+    precision : PrecisionChoice
+        How it calculates, and why so.
+
+    Raises
+    ------
+    ScanError
+        DEVICE if the device is not there; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS, MODEL_UNSAFE
+        or MODEL_DAMAGED if network and weights don't make a model; MODEL_UNSUPPORTED or CHANNELS
+        if the card asks for what this version can't do.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        memory_limit: int | None = None,
+        body_box: bool = True,
+    ) -> None:
+        _check(card)
+        self.body_box = body_box and isinstance(card.decision, Argmax) and not card.before
+        self.card, self.memory_limit = card, memory_limit
+        self.device = choose_device(device)
+        self.precision = choose_precision(precision, self.device.device, card.precisions)
+        network = build_network(card.network)
+        load_weights(network, card.weights)
+        self._network = network.to(self.device.device, self.precision.dtype)
+        if self.precision.dtype is torch.bfloat16:
+            _channels_last(self._network)
+        if card.restore == "scores":  # compiled now, not in the midst of the first scan
+            choose_way(card.decision, card.n_outputs, self.device.device)
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.card.name
+
+    @property
+    def device_name(self) -> str:
+        """Where it works: "cpu", "cuda:0"."""
+        return str(self.device.device)
+
+    @property
+    def precision_name(self) -> str:
+        """In which numbers it calculates: "float32", "float16"."""
+        return self.precision.name
+
+    def predict(self, volume: Volume, clock: Clock | None = None) -> Segmentation:
+        """Label a scan.
+
+        Parameters
+        ----------
+        volume : Volume
+            One channel.
+        clock : Clock, optional
+            Is told of the steps "resample", "network", "restore" and "clean".
+
+        Returns
+        -------
+        Segmentation
+            On the scan's own grid: one layer, or one a structure where structures may overlap.
+
+        Raises
+        ------
+        ScanError
+            OUT_OF_MEMORY if the device is too small; IMPLAUSIBLE if the scan is too small for the
+            card's padding; MODEL_NETWORK if the network gives fewer channels than the card names.
+        """
+        clock = clock or Clock()
+        with same_bytes(), torch.inference_mode():
+            maps = self._down_the_ladder(volume, clock)
+        with clock.step("clean"):
+            return self._segmentation([self._clean(m, "after") for m in maps], volume)
+
+    def ways(self, volume: Volume, plan: NetworkPlan) -> tuple[list[Rung], list[str]]:
+        """Return the ways of labelling from the first that fits, and the steps down to it.
+
+        Raises
+        ------
+        ScanError
+            OUT_OF_MEMORY if none fits by the estimate.
+        """
+        device, dtype = self.device.device, self.precision.dtype
+        windows = choose_batch(window_size(self.card.window, plan.network.shape), device, dtype)
+        chosen = device.type != "cpu" and self.device.why != ASKED_FOR
+        others = [torch.device("cpu")] if chosen else []
+        asked = rungs(device, dtype, Budget(windows), others)
+        left = room(device, self.memory_limit)
+        return fitting(asked, self.card, plan, volume.array.dtype.itemsize, left)
+
+    def _down_the_ladder(self, volume: Volume, clock: Clock) -> list[Labels]:
+        """Return label maps, made in the first way for which memory suffices."""
+        plan = plan_grid(volume.grid, self.card.grid)
+        ways, changes = self.ways(volume, plan)
+        for change in changes:
+            clock.note("ladder", change)
+        for rung in ways:
+            if rung is not ways[0]:
+                clock.note("ladder", rung.change)
+            try:
+                return self._label(volume, plan, rung, clock)
+            except (RuntimeError, MemoryError, ScanError) as exc:
+                if not is_out_of_memory(exc):
+                    raise
+            # here the error, and all that its frames held, is gone
+            if rung.device.type == "cuda":
+                torch.cuda.empty_cache()
+        detail = f"{self.device.device.type} has too little for this scan"
+        raise ScanError(Reason.OUT_OF_MEMORY, detail)
+
+    def _label(self, volume: Volume, plan: NetworkPlan, rung: Rung, clock: Clock) -> list[Labels]:
+        """Return label maps on the source grid."""
+        card = self.card
+        with clock.step("resample"):
+            image = to_network(volume.array, plan, rung.device, card.before, rung.budget.slab)
+            seen = image >= card.air_below if self.body_box and card.air_below is not None else None
+            image = apply_steps(image, card.after)
+            self._wait()
+        if card.restore == "scores":
+            scores = ScoreRestorer(plan, card.decision, card.n_outputs)
+            self._run(self._planes((image, seen), plan, rung, clock), scores.add, clock)
+            return scores.labels
+        labels = LabelRestorer(plan, card.decision, card.n_outputs)
+        self._run(self._planes((image, seen), plan, rung, clock), labels.add, clock)
+        with clock.step("restore"):
+            return labels.finish(lambda found: self._clean(found, "before"))
+
+    def _run(
+        self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: Clock
+    ) -> None:
+        """Move the network over its grid and hand on its planes."""
+        while True:
+            with clock.step("network"):
+                block = next(planes, None)
+                self._wait()
+            if block is None:
+                return
+            found, named = block.scores.shape[1], self.card.n_outputs
+            if found < named:
+                detail = f"it gives {found} channels, the card names {named}"
+                raise ScanError(Reason.MODEL_NETWORK, detail)
+            with clock.step("restore"):
+                take(block)
+
+    def _planes(
+        self,
+        images: tuple[torch.Tensor, torch.Tensor | None],
+        plan: NetworkPlan,
+        rung: Rung,
+        clock: Clock,
+    ) -> Iterator[ScorePlanes]:
+        """Yield the network's scores; tell if fewer windows had to do, or were passed over."""
+        image, seen = images
+        budget, batch = rung.budget, BatchSize(rung.budget.windows)
+        slider = Slider(
+            network=self._network.to(rung.device, rung.dtype),
+            window=self.card.window,
+            dtype=rung.dtype,
+            batch=batch,
+            activation=self.card.activation,
+            slab=budget.slab,
+            sums=torch.device("cpu") if budget.scores == "host" else None,
+        )
+        yield from slider.slide(image, plan.network_axis(plan.lead), seen)
+        if seen is not None:
+            passed = slider.passed
+            clock.note("body box", f"{passed.skipped} of {passed.windows} windows were air")
+        if batch.count < budget.windows:
+            clock.note("ladder", f"windows {batch.count}")
+
+    def _wait(self) -> None:
+        """Let the device finish what it was given, so that seconds belong to their step."""
+        if self.device.device.type == "cuda":
+            torch.cuda.synchronize(self.device.device)
+
+    def _clean(self, labels: Labels, when: str) -> Labels:
+        """Return the label map after the card's cleaning."""
+        from scanloom.ops.components import keep_largest
+
+        for rule in self.card.cleaning:
+            if rule.when == when:
+                labels = keep_largest(labels, rule)
+        return labels
+
+    def _segmentation(self, maps: list[Labels], volume: Volume) -> Segmentation:
+        """Return label maps as layers of structures."""
+        structures = self.card.structures
+        if isinstance(self.card.decision, Argmax):
+            layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
+        else:
+            layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
+        return Segmentation(self.name, tuple(layers), volume.grid, self.card.version)
+
+
+def _channels_last(network: torch.nn.Module) -> None:
+    """Let channels stand side by side in memory, as units for bfloat16 want them."""
+    for values in network.parameters():
+        if values.ndim == 5:
+            values.data = values.data.contiguous(memory_format=torch.channels_last_3d)
+
+
+def _only(labels: Labels, numbers: set[int]) -> Labels:
+    """Return the label map without channels that the card names no structure for."""
+    highest = max(numbers)
+    table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
+    table[list(numbers)] = list(numbers)
+    whole = numbers == set(range(1, highest + 1)) and int(labels.max()) <= highest
+    return labels if whole else table[labels]
+
+
+def _check(card: ModelCard) -> None:
+    """Refuse what a card can say and this version can't do."""
+    if len(card.channels) != 1:
+        raise ScanError(Reason.CHANNELS, f"the model wants {len(card.channels)} input channels")
+    if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
+        detail = "parts can't be kept before labels are decided"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if card.grid.mode != "linear":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "it wants its scans by nearest neighbour")

@@ -1,0 +1,259 @@
+"""Labels on the source's voxels from scores on the network's, plane by plane as they come.
+
+Scores are brought back linearly and decided on the source grid; no array of classes x source
+voxels ever exists. What the result equals: bring all scores back, then take the first maximum (or
+compare each with a threshold). Compiled kernels do it where they are at hand; `decide`, in plain
+torch, is what they are held against, and does the work on every other device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.inference import restore_cpu, restore_cuda
+from scanloom.inference.geometry import NetworkPlan
+from scanloom.inference.resample import Taps, beside, nearest, unorient
+from scanloom.inference.restore_cpu import Coordinates
+from scanloom.inference.windows import ScorePlanes
+
+CPU_SLAB = 2 * 1024**2
+"""Bytes of one class of a slab of source slices on a CPU: what its caches hold."""
+GPU_SLAB = 128 * 1024**2
+"""The same on a GPU, which wants long rows of work."""
+
+Labels = NDArray[Any]
+Clean = Callable[[Labels], Labels]
+Label = Callable[[torch.Tensor, Coordinates, Decision, Sequence[Labels]], None]
+"""Labels source voxels from planes of scores: see `restore_cpu.label`."""
+
+
+@dataclass(frozen=True)
+class WayBack:
+    """How labels are brought back, and why so."""
+
+    label: Label
+    why: str
+
+
+def choose_way(
+    decision: Decision, classes: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> WayBack:
+    """Return the fastest way back from scores of `dtype` on a device; compile it if need be."""
+    if device.type != "cpu":
+        on_device = restore_cuda.available(device, classes)
+        if on_device.usable:
+            return WayBack(restore_cuda.label, on_device.why)
+        return WayBack(plain, f"plain torch: {on_device.why}")
+    wide = label_type(decision, classes) is np.uint16
+    kernels = restore_cpu.available(isinstance(decision, Threshold), dtype, wide)
+    if kernels.usable:
+        return WayBack(restore_cpu.label, kernels.why)
+    return WayBack(plain, f"plain torch: {kernels.why}")
+
+
+def label_type(decision: Decision, classes: int) -> type[np.uint8] | type[np.uint16]:
+    """Return the smallest type for the labels that `classes` channels can give."""
+    highest = classes - 1 if isinstance(decision, Argmax) else classes
+    return np.uint8 if highest <= 255 else np.uint16
+
+
+class ScoreRestorer:
+    """Takes planes of scores and decides labels on the source's voxels.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        The grids.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    classes : int
+        How many channels to decide between.
+
+    Attributes
+    ----------
+    labels : list of (I, J, K) uint8 or uint16 arrays
+        I fastest in memory. The channel of the largest score; or one map a channel n, n + 1 where
+        its score reaches the threshold. Whole after the last plane.
+    way : WayBack or None
+        What does the work: known once the first planes came.
+    """
+
+    def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
+        self._plan, self._decision, self._classes = plan, decision, classes
+        self.way: WayBack | None = None
+        dtype = label_type(decision, classes)
+        maps = 1 if isinstance(decision, Argmax) else classes
+        self.labels: list[Labels] = [
+            np.zeros(plan.source.shape, dtype, order="F") for _ in range(maps)
+        ]
+        lead = plan.network_axis(plan.lead)
+        self._at = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
+        slices = np.arange(len(self._at))
+        self._waiting = slices if plan.scale[lead] > 0 else slices[::-1]  # as their planes come
+        self._held: torch.Tensor | None = None
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes; label the source slices that have planes on both sides now.
+
+        Parameters
+        ----------
+        planes : ScorePlanes
+            Across the network axis that follows ``plan.lead``, ascending, without a gap. They may
+            be overwritten afterwards.
+        """
+        scores, first = planes.scores[:, : self._classes], planes.first
+        last = first + len(scores) - 1
+        at = self._at[self._waiting]
+        between = int(np.searchsorted(at, first, side="left"))  # these and the planes before
+        ready = int(np.searchsorted(np.ceil(at), last, side="right"))
+        if between and self._held is not None:
+            seam = torch.cat((self._held, scores[:1]))
+            self._label(self._waiting[:between], seam, first - 1)
+        if ready > between:
+            self._label(self._waiting[between:ready], scores, first)
+        self._waiting = self._waiting[ready:]
+        self._held = scores[-1:].clone() if len(self._waiting) else None
+
+    def _label(self, slices: NDArray[np.int64], scores: torch.Tensor, first: int) -> None:
+        """Label some neighbouring source slices from the planes they lie between."""
+        if self.way is None:
+            self.way = choose_way(self._decision, self._classes, scores.device, scores.dtype)
+        plan = self._plan
+        b, c = beside(plan.lead)  # of the source, in the order of `out`
+        lines = slices if any(plan.lean) else slices[:1]
+        at = [self._at[slices] - first]
+        at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
+        if plan.network_axis(b) > plan.network_axis(c):
+            scores = scores.transpose(2, 3)
+        low, high = int(slices.min()), int(slices.max()) + 1
+        turn = 1 if slices[-1] >= slices[0] else -1
+        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::turn] for m in self.labels]
+        if len(lines) == 1:
+            scores, at, out = _by_memory(scores, at, out)
+        self.way.label(scores, (at[0], at[1], at[2]), self._decision, out)
+
+
+def _by_memory(
+    scores: torch.Tensor, at: list[NDArray[np.float64]], out: list[Labels]
+) -> tuple[torch.Tensor, list[NDArray[np.float64]], list[Labels]]:
+    """Return all with the three axes in the order in which scores stand in memory."""
+    steps = [scores.stride(dim) for dim in (0, 2, 3)]
+    a, b, c = sorted(range(3), key=lambda axis: -steps[axis])
+    dims = [(0, 2, 3)[axis] for axis in (a, b, c)]
+    turned = scores.permute(dims[0], 1, dims[1], dims[2])
+    lines = [np.atleast_2d(at[axis]) for axis in (a, b, c)]
+    return turned, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
+
+
+def plain(scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[Labels]) -> None:
+    """Label source voxels in plain torch, on any device; as `restore_cpu.label`."""
+    along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
+    lines = max(len(rows), len(columns))
+    room = CPU_SLAB if scores.device.type == "cpu" else GPU_SLAB
+    step = 1 if lines > 1 else max(1, room // max(1, 4 * rows.shape[1] * columns.shape[1]))
+    for start in range(0, len(along), step):
+        where = (along[start : start + step], rows[start % lines], columns[start % lines])
+        taps = [
+            Taps(a, size, scores.device)
+            for a, size in zip(where, (scores.shape[0], *scores.shape[2:]), strict=True)
+        ]
+        for labels, found in zip(out, decide(scores, taps, decision), strict=True):
+            labels[start : start + step] = found.cpu().numpy()
+
+
+def decide(scores: torch.Tensor, taps: list[Taps], decision: Decision) -> list[torch.Tensor]:
+    """Interpolate scores class by class and decide.
+
+    Parameters
+    ----------
+    scores : (N, C, B, C') floating tensor
+        Planes of the network's grid.
+    taps : list of three Taps
+        Where source voxels lie along planes, and along the two axes of a plane.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+
+    Returns
+    -------
+    list of (S, J, I) integer tensors
+        The channel of the largest score; or one a channel n, n + 1 where it reaches the threshold.
+    """
+    values = _interpolated(scores, taps)
+    dtype = torch.uint8 if scores.shape[1] <= 255 else torch.int32
+    if isinstance(decision, Threshold):
+        reached = ((score >= decision.value).to(dtype) for score in values)
+        return [yes.mul_(number) for number, yes in enumerate(reached, start=1)]
+    best = next(values)
+    labels = torch.zeros_like(best, dtype=dtype)
+    for number, score in enumerate(values, start=1):
+        won = (score > best).to(dtype).mul_(number)
+        torch.maximum(labels, won, out=labels)  # numbers grow: a later winner is the larger one
+        torch.maximum(best, score, out=best)
+    return [labels]
+
+
+def _interpolated(scores: torch.Tensor, taps: list[Taps]) -> Iterator[torch.Tensor]:
+    """Yield one class after another at the source's voxels, float32 (S, J, I).
+
+    Planes are turned, while they are small, so that whole rows are taken: picking out of rows is
+    ten times as slow.
+    """
+    across, b, c = taps
+    for number in range(scores.shape[1]):
+        values = across.along(scores[:, number], 0)
+        values = c.along(values.transpose(1, 2).contiguous(), 1)
+        yield b.along(values.transpose(1, 2).contiguous(), 1)
+
+
+class LabelRestorer:
+    """Decides labels on the network's voxels and brings those back: the nearest one.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        The grids.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    classes : int
+        How many channels to decide between.
+    """
+
+    def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
+        self._plan, self._decision, self._classes = plan, decision, classes
+        self._planes: list[torch.Tensor] = []
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes across the network axis that follows ``plan.lead``."""
+        scores = planes.scores[:, : self._classes]
+        if isinstance(self._decision, Threshold):
+            reached = (scores >= self._decision.value).transpose(0, 1)
+            numbers = torch.arange(1, self._classes + 1, device=scores.device)
+            found = reached * numbers.view(-1, 1, 1, 1)
+        else:
+            found = torch.argmax(scores, dim=1)[None]
+        self._planes.append(found.to(torch.uint8 if self._classes <= 255 else torch.int32))
+
+    def finish(self, clean: Clean) -> list[Labels]:
+        """Return the label maps on the source's voxels, cleaned on the network's before."""
+        axis = self._plan.network_axis(self._plan.lead)
+        dtype = label_type(self._decision, self._classes)
+        return [
+            self._bring_back(clean(values.movedim(0, axis).cpu().numpy().astype(dtype)))
+            for values in torch.cat(self._planes, dim=1)
+        ]
+
+    def _bring_back(self, labels: Labels) -> Labels:
+        """Return a label map of the network's grid on the source's."""
+        values = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0])
+        plan = self._plan
+        if plan.resampled:
+            step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
+            values = nearest(values, step, plan.oriented.shape)
+        return np.asfortranarray(unorient(values, plan).cpu().numpy().astype(labels.dtype))

@@ -1,0 +1,229 @@
+"""The way back on a CPU: compiled kernels where Numba and a cache folder are at hand.
+
+Compiled code is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`). Where that
+can't be written, or Numba does not work, the choice says so, and plain torch does the work.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanloom.cards.card import Argmax, Decision, Threshold
+
+PARTS = 4
+"""Pieces of work a thread: some parts of a scan hold more edges than others."""
+
+Coordinates = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+Axis = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+
+_STORED = {torch.float32: torch.float32, torch.float16: torch.uint16, torch.bfloat16: torch.int16}
+"""How scores are handed to the kernels: NumPy knows no bfloat16, Numba no half."""
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """Whether the compiled kernels are taken, and why or why not."""
+
+    usable: bool
+    why: str
+
+
+@functools.cache
+def available(
+    overlapping: bool = False, dtype: torch.dtype = torch.float32, wide: bool = False
+) -> KernelChoice:
+    """Return whether a kernel works here; it labels four voxels once, whose labels are known.
+
+    Parameters
+    ----------
+    overlapping : bool
+        Whether scores are compared with a threshold, and not with one another.
+    dtype : torch.dtype
+        Of the scores.
+    wide : bool
+        Whether labels are uint16.
+    """
+    if dtype not in _STORED:
+        return KernelChoice(False, f"scores are {str(dtype).removeprefix('torch.')}")
+    try:
+        _kernels()
+        decision = Threshold(0.5) if overlapping else Argmax()
+        right = _tried(decision, dtype, np.dtype(np.uint16 if wide else np.uint8))
+    except OSError:
+        return KernelChoice(False, "compiled code can't be kept in the user's cache folder")
+    except ImportError:
+        return KernelChoice(False, "Numba is not there, or not for these versions")
+    except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
+        return KernelChoice(False, f"Numba does not run here ({type(exc).__name__})")
+    if not right:
+        return KernelChoice(False, "Numba's labels were wrong")
+    return KernelChoice(True, "Numba compiled and tried the kernels")
+
+
+def cache_folder() -> Path:
+    """Return the user's own folder for compiled code; made if it isn't there.
+
+    Raises
+    ------
+    OSError
+        If it can't be written, or belongs to somebody else: code is loaded from it.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    folder = Path(base, "scanloom", "numba")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise PermissionError("the cache folder belongs to another user")
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    """Load the kernels: their compiled code is looked for, and kept, in the cache folder."""
+    folder = cache_folder()
+    from numba import config
+
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)  # read where functions are defined, and there only
+    try:
+        from scanloom.inference import restore_numba
+    finally:
+        config.CACHE_DIR = before
+    return restore_numba
+
+
+def _tried(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any]) -> bool:
+    """Whether two classes that cross half way between two voxels are told apart."""
+    line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], dtype=dtype)[None, :, None]
+    at = (np.zeros(1), np.zeros(1), np.arange(4) / 3)
+    known = [[1, 1, 0, 0]] if isinstance(decision, Argmax) else [[0, 0, 1, 1], [2, 2, 0, 0]]
+    out = [np.zeros((1, 1, 4), labels) for _ in known]
+    label(line, at, decision, out)
+    return [found.ravel().tolist() for found in out] == known
+
+
+def label(
+    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[NDArray[Any]]
+) -> None:
+    """Label source voxels from planes of scores.
+
+    Parameters
+    ----------
+    scores : (P, C, B, D) float32, half or bfloat16 tensor
+        Planes of the network's grid on the CPU.
+    at : (along, rows, columns)
+        Where source voxels lie along planes (S), rows (J) and columns (I) of the scores, rising
+        or falling; beyond the ends they take the end. The last two may have a line a slice.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    out : sequence of (S, J, I) uint8 or uint16 arrays
+        Filled, of any strides: one with the channel of the largest score; or one a channel n,
+        all 0 before, with n + 1 where its score reaches the threshold.
+    """
+    if not all(out[0].shape):
+        return
+    kernels = _kernels()
+    out, at = _rising(out, at)
+    if scores.stride(-1) != 1 and scores.shape[-1] > 1:
+        scores = scores.contiguous()
+    flat, steps = _flat_scores(scores)
+    shape = tuple(scores.shape)
+    axes = tuple(taps(a, shape[n]) for a, n in zip(at, (0, 2, 3), strict=True))
+    job = (flat, shape, steps, axes)
+    calls: list[Callable[[tuple[int, int]], None]] = []
+    for number, labels in enumerate(out):
+        where = _flat_labels(labels)
+        if isinstance(decision, Threshold):
+            rule = (number, np.float32(decision.value))
+            calls.append(functools.partial(_each, kernels.threshold_rows, (*job, *where), (rule,)))
+        else:
+            calls.append(functools.partial(_each, kernels.argmax_rows, (*job, *where), ()))
+    _share(calls, axes[1][2].shape[1] - 1)
+
+
+def _each(kernel: Callable[..., None], given: Any, rule: Any, part: tuple[int, int]) -> None:
+    """Call a kernel for some rows of blocks."""
+    kernel(*given, part, *rule)
+
+
+def _share(calls: Sequence[Callable[[tuple[int, int]], None]], rows: int) -> None:
+    """Make all calls for all rows of blocks, on as many threads as torch has."""
+    threads = torch.get_num_threads()
+    calls[0]((0, 0))  # compiled or loaded here, once
+    if threads == 1:
+        for call in calls:
+            call((0, rows))
+        return
+    ends = np.linspace(0, rows, min(rows, PARTS * threads) + 1).astype(int).tolist()
+    parts = list(itertools.pairwise(ends))
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(call, part) for call in calls for part in parts]:
+            done.result()
+
+
+def _rising(out: Sequence[NDArray[Any]], at: Coordinates) -> tuple[list[NDArray[Any]], Coordinates]:
+    """Return labels and coordinates turned round where coordinates fall."""
+    axes, views = list(at), list(out)
+    for n in range(3):
+        if axes[n].shape[-1] > 1 and axes[n].flat[0] > axes[n].flat[axes[n].shape[-1] - 1]:
+            axes[n] = axes[n][..., ::-1]
+            views = [np.flip(labels, n) for labels in views]
+            if n == 0:  # lines follow their slices
+                axes = [a[::-1] if a.ndim == 2 else a for a in axes]
+    return views, (axes[0], axes[1], axes[2])
+
+
+def _flat_scores(scores: torch.Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
+    """Return all entries from the first to the last score, and the steps between them."""
+    p, c, b, _ = scores.stride()
+    span = 1 + sum((n - 1) * step for n, step in zip(scores.shape, scores.stride(), strict=True))
+    stored = scores.view(_STORED[scores.dtype])
+    return stored.as_strided((span,), (1,)).numpy(), (p, c, b)
+
+
+def _flat_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
+    """Return all entries that labels lie among, the place of the first and the steps."""
+    steps = [step // labels.itemsize for step in labels.strides]
+    falls = tuple(n for n, step in enumerate(steps) if step < 0)
+    lowest = np.flip(labels, falls)
+    ends = [(n - 1) * abs(step) for n, step in zip(labels.shape, steps, strict=True)]
+    flat = np.lib.stride_tricks.as_strided(lowest, (1 + sum(ends),), (labels.itemsize,))
+    return flat, (sum(ends[n] for n in falls), steps[0], steps[1], steps[2])
+
+
+def taps(at: NDArray[np.float64], size: int) -> Axis:
+    """Return what rising coordinates read on an axis.
+
+    Parameters
+    ----------
+    at : (N,) or (L, N) array
+        Coordinates.
+    size : int
+        The axis' length.
+
+    Returns
+    -------
+    (index, weight, starts) of shapes (L, N), (L, N), (L, blocks + 1)
+        The network voxel below, the weight of the one above, and for each block of network voxels
+        the first source index in it.
+    """
+    block = _kernels().BLOCK
+    inside = np.clip(np.atleast_2d(at), 0.0, size - 1.0)
+    index = np.minimum(np.floor(inside), max(size - 2, 0)).astype(np.int64)
+    weight = np.ascontiguousarray((inside - index).astype(np.float32))
+    blocks = np.arange(-(-max(size - 1, 1) // block) + 1) * block
+    starts = np.stack([np.searchsorted(line, blocks) for line in index])
+    return np.ascontiguousarray(index), weight, starts.astype(np.int64)

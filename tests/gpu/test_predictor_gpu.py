@@ -1,0 +1,91 @@
+"""On CUDA: float32 equals the CPU, half nearly so, and equal runs give equal bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cards_by_hand
+from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
+from scanloom.core import Volume
+from scanloom.inference.device import choose_batch
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.predictor import Predictor
+from scanloom.inference.resample import to_network
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here"),
+]
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    return cards_by_hand.card(cards_by_hand.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+
+
+def scan(dtype: str = "int16", **how: Any) -> Volume:
+    shape = (61, 57, 33)
+    grid = cards_by_hand.grid(shape, (1.3, 1.2, 2.6), **how)
+    array = np.asfortranarray(np.clip(cards_by_hand.smooth_scan(shape), 0, 250).astype(dtype))
+    return Volume(array, grid, "HU", "CT")
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "scores": {},
+    "labels": {"restore": "labels"},
+    "thresholds": {
+        "activation": "sigmoid",
+        "decision": Threshold(0.5),
+        "structures": cards_by_hand.structures(3),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("tilt", [0.0, 12.0])
+@pytest.mark.parametrize("codes", ["LPS", "PIR"])
+def test_labels_equal_those_of_the_cpu(
+    card: ModelCard, changes: str, tilt: float, codes: str
+) -> None:
+    card, volume = replace(card, **CHANGES[changes]), scan(codes=codes, tilt=tilt)
+    cpu = Predictor(card, device="cpu").predict(volume)
+    for precision, least in (("float32", 0.9995), ("half", 0.99)):
+        cuda = Predictor(card, device="cuda", precision=precision).predict(volume)
+        for ours, theirs in zip(cuda.layers, cpu.layers, strict=True):
+            equal = float(np.mean(ours.labels == theirs.labels))
+            print(f"{changes}, {codes}, tilt {tilt}, {precision}: {equal:.4%} equal")
+            assert equal >= least
+
+
+@pytest.mark.parametrize("precision", ["float32", "half"])
+def test_equal_runs_give_equal_bytes(card: ModelCard, precision: str) -> None:
+    volume = scan(turn=6)
+
+    one, two = (
+        Predictor(card, device="cuda", precision=precision).predict(volume).layers[0].labels
+        for _ in range(2)
+    )
+
+    assert one.tobytes() == two.tobytes()
+
+
+def test_a_scan_is_shown_as_on_the_cpu() -> None:
+    for dtype in ("int16", "uint16", "uint8", "float64", ">i2"):
+        volume = scan(dtype, tilt=9)
+        plan = plan_grid(volume.grid, NetworkGrid("RAS", (1.5, 1.5, 1.5)))
+        here = to_network(volume.array, plan, torch.device("cpu"))
+        there = to_network(volume.array, plan, torch.device("cuda"))
+        torch.testing.assert_close(there.cpu(), here, atol=1e-3, rtol=0)
+
+
+def test_auto_takes_the_device_and_half(card: ModelCard) -> None:
+    predictor = Predictor(card)
+
+    assert predictor.device.device.type == "cuda"
+    assert predictor.precision.name == "float16"
+    assert choose_batch((96, 96, 96), predictor.device.device, torch.float16) >= 1

@@ -1,0 +1,106 @@
+"""Choices of device and precision come with their why; what is not there is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scanloom.core import Reason, ScanError
+from scanloom.inference import device
+from scanloom.inference.device import (
+    bfloat16_units,
+    choose_batch,
+    choose_device,
+    choose_precision,
+    is_out_of_memory,
+    same_bytes,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_without_cuda_the_cpu_is_taken_and_the_reason_said() -> None:
+    choice = choose_device()
+    assert choice.device == CPU
+    assert "CUDA" in choice.why
+    for wanted in ("cuda", "cuda:0"):
+        with pytest.raises(ScanError) as error:
+            choose_device(wanted)
+        assert error.value.reason is Reason.DEVICE
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:x", "cuda:-1", "cuda:99", "mps", ""])
+def test_unknown_devices_are_refused(wanted: str) -> None:
+    with pytest.raises(ScanError) as error:
+        choose_device(wanted)
+
+    assert error.value.reason is Reason.DEVICE
+
+
+FLAGS = {"amx_bf16 avx512_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "avx2 amx_int8": None}
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_units_for_bfloat16_are_read_from_linux(flags: str, tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} sse\n\nprocessor\t: 1\n")
+
+    assert bfloat16_units(info) == FLAGS[flags]
+    assert bfloat16_units(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("units", ["AMX", None])
+def test_precision_on_a_cpu(units: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 where the CPU gains by it and the card lists it; asked for, without the card."""
+    monkeypatch.setattr(device, "bfloat16_units", lambda: units)
+
+    assert choose_precision("auto", CPU).name == "float32"
+    assert choose_precision("auto", CPU, ("float16",)).name == "float32"
+    expected = "float32" if units is None else "bfloat16"
+    assert choose_precision("auto", CPU, ("float32", "bfloat16")).name == expected
+    assert choose_precision("float32", CPU, ("bfloat16",)).dtype is torch.float32
+    if units is None:
+        with pytest.raises(ScanError) as error:
+            choose_precision("half", CPU)
+        assert error.value.reason is Reason.DEVICE
+    else:
+        assert choose_precision("half", CPU).dtype is torch.bfloat16
+    with pytest.raises(ScanError) as error:
+        choose_precision("double", CPU)
+    assert error.value.reason is Reason.DEVICE
+
+
+def test_precision_on_cuda_is_half_unless_asked_otherwise() -> None:
+    cuda = torch.device("cuda", 0)
+    assert choose_precision("auto", cuda).name == "float16"
+    assert choose_precision("half", cuda).name == "float16"
+    assert choose_precision("float32", cuda).name == "float32"
+
+
+def test_one_window_at_once_on_a_cpu() -> None:
+    assert choose_batch((96, 96, 96), CPU, torch.float32) == 1
+
+
+def test_settings_are_put_back() -> None:
+    cudnn = torch.backends.cudnn
+    before = (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
+
+    with same_bytes():
+        assert cudnn.deterministic
+        assert not cudnn.benchmark
+        assert torch.get_float32_matmul_precision() == "highest"
+
+    assert before == (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
+
+
+def test_a_cpu_without_memory_is_understood() -> None:
+    """What torch says when the allocator of the CPU gives up."""
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    assert is_out_of_memory(error.value)
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    assert not is_out_of_memory(RuntimeError("shapes differ"))

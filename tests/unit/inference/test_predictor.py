@@ -1,0 +1,250 @@
+"""A predictor labels a scan on the scan's own grid, the same way each time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cards_by_hand
+from scanloom.cards.card import (
+    Argmax,
+    Channel,
+    KeepLargest,
+    ModelCard,
+    NetworkGrid,
+    NetworkSpec,
+    Threshold,
+    Weights,
+    Window,
+)
+from scanloom.core import Clock, Reason, ScanError, Volume
+from scanloom.inference.device import bfloat16_units
+from scanloom.inference.networks import build_network
+from scanloom.inference.predictor import Predictor
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    return cards_by_hand.card(cards_by_hand.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+
+
+def scan(shape: tuple[int, int, int] = (33, 30, 18), **how: Any) -> Volume:
+    grid = cards_by_hand.grid(shape, (1.3, 1.2, 2.6), **how)
+    return Volume(cards_by_hand.smooth_scan(shape), grid, "HU", "CT")
+
+
+@pytest.mark.parametrize("tilt", [0.0, 12.0])
+def test_labels_lie_on_the_scan(card: ModelCard, tilt: float) -> None:
+    volume, clock = scan(codes="LPS", tilt=tilt), Clock()
+    predictor = Predictor(card, device="cpu")
+
+    result = predictor.predict(volume, clock)
+
+    (layer,) = result.layers
+    assert result.model == predictor.name == "by-hand"
+    assert result.grid is volume.grid
+    assert layer.labels.dtype == np.uint8
+    assert set(np.unique(layer.labels)) == {0, 1, 2}
+    assert set(clock.steps) == {"resample", "network", "restore", "clean"}
+
+
+def test_equal_runs_give_equal_bytes(card: ModelCard) -> None:
+    """The same predictor twice, and another of the same card."""
+    volume = scan(turn=6)
+    predictor = Predictor(card)
+
+    one, two, three = (
+        p.predict(volume).layers[0].labels.tobytes()
+        for p in (predictor, predictor, Predictor(card))
+    )
+
+    assert one == two == three
+
+
+def test_labels_do_not_depend_on_how_the_scan_is_stored(card: ModelCard) -> None:
+    """The same patient, axes flipped and permuted: the same labels at the same places."""
+    one = scan((32, 28, 20), codes="RAS")
+    flipped = one.grid.affine @ np.array(
+        [[0, 0, -1, 31], [1, 0, 0, 0], [0, -1, 0, 19], [0, 0, 0, 1]]
+    )
+    array = np.asfortranarray(one.array[::-1, :, ::-1].transpose(1, 2, 0))
+    other = Volume(array, replace(one.grid, shape=array.shape, affine=flipped), "HU", "CT")
+    predictor = Predictor(card)
+
+    labels = predictor.predict(one).layers[0].labels
+    turned = predictor.predict(other).layers[0].labels
+
+    same = labels[::-1, :, ::-1].transpose(1, 2, 0) == turned
+    assert same.mean() > 0.9999
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int16", "uint16", "int32", "uint8", "float32", "float64", ">i2"]
+)
+def test_number_types_of_scans(card: ModelCard, dtype: str) -> None:
+    """What can be said in two types gives the same labels, and the scan stays as it was."""
+    volume = scan()
+    values = np.clip(volume.array, 0, 250)
+    array = np.asfortranarray(values.astype(dtype))
+    before = array.copy()
+    predictor = Predictor(card)
+
+    got = predictor.predict(replace(volume, array=array)).layers[0].labels
+
+    np.testing.assert_array_equal(
+        got, predictor.predict(replace(volume, array=values)).layers[0].labels
+    )
+    np.testing.assert_array_equal(array, before)
+
+
+def test_overlapping_structures_stand_in_layers_of_their_own(card: ModelCard) -> None:
+    overlapping = replace(
+        card,
+        activation="sigmoid",
+        decision=Threshold(0.5),
+        structures=cards_by_hand.structures(3),
+    )
+
+    result = Predictor(overlapping).predict(scan())
+
+    assert [[s.number for s in layer.structures] for layer in result.layers] == [[1], [2], [3]]
+    for number, layer in enumerate(result.layers, start=1):
+        assert set(np.unique(layer.labels)) <= {0, number}
+
+
+def test_channels_without_a_structure_leave_no_label(card: ModelCard) -> None:
+    volume = scan()
+    whole = Predictor(card).predict(volume).layers[0].labels
+    for kept in (0, 1):
+        some = replace(card, structures=(card.structures[kept],))
+        labels = Predictor(some).predict(volume).layers[0].labels
+        number = card.structures[kept].number
+        if kept == 1:
+            np.testing.assert_array_equal(labels, np.where(whole == number, number, 0))
+        assert set(np.unique(labels)) == {0, number}
+
+
+@pytest.mark.parametrize("restore", ["scores", "labels"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_only_the_largest_part_is_kept(card: ModelCard, restore: Any, when: Any) -> None:
+    from scipy import ndimage
+
+    cleaned = replace(card, restore=restore, cleaning=(KeepLargest((1,), when=when),))
+    if restore == "scores" and when == "before":
+        with pytest.raises(ScanError) as error:
+            Predictor(cleaned)
+        assert error.value.reason is Reason.MODEL_UNSUPPORTED
+        return
+    volume = scan()
+    plain = Predictor(replace(card, restore=restore)).predict(volume).layers[0].labels
+
+    labels = Predictor(cleaned).predict(volume).layers[0].labels
+
+    assert ndimage.label(plain == 1, np.ones((3, 3, 3)))[1] > 1
+    assert ndimage.label(labels == 1, np.ones((3, 3, 3)))[1] == 1
+    np.testing.assert_array_equal(labels == 2, plain == 2)
+
+
+def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
+    volume = scan((5, 3, 3))
+
+    labels = Predictor(card).predict(volume).layers[0].labels
+
+    assert labels.shape == (5, 3, 3)
+
+
+def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
+    two = (Channel("t1", "MR"), Channel("t2", "MR"))
+    cases = [
+        (replace(card, channels=two), Reason.CHANNELS),
+        (replace(card, grid=NetworkGrid("RAS", None, "nearest")), Reason.MODEL_UNSUPPORTED),
+        (replace(card, network=NetworkSpec("Nothing", {})), Reason.MODEL_NETWORK),
+    ]
+    for wrong, reason in cases:
+        with pytest.raises(ScanError) as error:
+            Predictor(wrong)
+        assert error.value.reason is reason
+
+
+def test_a_network_of_too_few_channels_is_refused(card: ModelCard) -> None:
+    predictor = Predictor(replace(card, structures=cards_by_hand.structures(3)))
+
+    with pytest.raises(ScanError, match="3 channels, the card names 4") as error:
+        predictor.predict(scan())
+
+    assert error.value.reason is Reason.MODEL_NETWORK
+
+
+@pytest.mark.parametrize("name", ["UNet", "SegResNet"])
+def test_a_scan_that_the_network_cannot_take_whole(
+    card: ModelCard, name: str, tmp_path: Path
+) -> None:
+    """One that fails, and one that gives another shape: neither gives labels."""
+    whole = replace(card, grid=NetworkGrid("RAS", None), window=Window(None))
+    if name == "SegResNet":
+        spec = NetworkSpec(name, {"init_filters": 8, "in_channels": 1, "out_channels": 3})
+        torch.save(build_network(spec).state_dict(), tmp_path / "model.pt")
+        digest = hashlib.sha256((tmp_path / "model.pt").read_bytes()).hexdigest()
+        whole = replace(whole, network=spec, weights=Weights(tmp_path / "model.pt", digest))
+
+    with pytest.raises(ScanError) as error:
+        Predictor(whole).predict(scan())
+
+    assert error.value.reason is Reason.MODEL_NETWORK
+
+
+def test_settings_of_torch_stay_as_they_were(card: ModelCard) -> None:
+    before = (torch.is_grad_enabled(), torch.backends.cudnn.deterministic)
+
+    Predictor(card).predict(scan())
+
+    assert before == (torch.is_grad_enabled(), torch.backends.cudnn.deterministic)
+    assert isinstance(card.decision, Argmax)
+
+
+def test_windows_of_air_are_passed_over_where_the_card_allows_it(
+    card: ModelCard,
+) -> None:
+    """A body in much air: the labels, where windows see it, are those without the shortcut."""
+    volume = scan((64, 60, 40))
+    array = np.full_like(volume.array, -1000)
+    array[20:34, 22:38, 14:26] = volume.array[20:34, 22:38, 14:26].clip(-200)
+    volume = replace(volume, array=array)
+    told = replace(card, air_below=-500.0, restore="scores")
+
+    clock = Clock()
+    fast = Predictor(told).predict(volume, clock).layers[0].labels
+    whole = Predictor(told, body_box=False).predict(volume).layers[0].labels
+    without = Predictor(card).predict(volume).layers[0].labels
+
+    (note,) = clock.notes["body box"]
+    skipped, windows = (int(word) for word in note.split() if word.isdecimal())
+    body = array > -500
+    differ = int((fast != whole)[body].sum())
+    print(f"{note}; {differ} of {body.sum()} voxels of the body differ")
+    assert 0 < skipped < windows
+    assert differ == 0
+    np.testing.assert_array_equal(whole, without)
+
+
+@pytest.mark.skipif(bfloat16_units() is None, reason="the CPU does not multiply bfloat16")
+def test_bfloat16_labels_nearly_as_float32_does(card: ModelCard) -> None:
+    """It is taken by itself only where the card lists it; the difference is printed."""
+    volume = scan((64, 60, 40))
+    listed = replace(card, precisions=("float32", "bfloat16"))
+    assert Predictor(card, device="cpu").precision_name == "float32"
+    half = Predictor(listed, device="cpu")
+    assert half.precision_name == "bfloat16"
+
+    one = half.predict(volume).layers[0].labels
+    other = Predictor(listed, device="cpu", precision="float32").predict(volume).layers[0].labels
+
+    print(f"{100 * (one != other).mean():.3f} % of voxels differ")
+    assert (one == other).mean() > 0.98
+    assert (one != other).any()  # it did calculate in another precision
