@@ -1,0 +1,72 @@
+"""What the command line does, for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.cards.store import find_model
+from scanloom.core import CaseRecord
+from scanloom.engine.segment import SegmentOptions, segment_paths
+
+if TYPE_CHECKING:
+    from scanloom.inference.predictor import Predictor
+
+
+def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> Predictor:
+    """Load a model; its `predict(volume)` labels one volume after another.
+
+    Parameters
+    ----------
+    name : str
+        A name that `scanloom models list` shows, or the folder of a bundle.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:N".
+    precision : str
+        "auto", "float32" or "half".
+
+    Raises
+    ------
+    ScanError
+        If there is no such model, it can't be expressed or trusted, or the device is not there.
+    """
+    from scanloom.inference.predictor import Predictor
+
+    return Predictor(find_model(name), device=device, precision=precision)
+
+
+def segment(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    model: str | Sequence[str],
+    out: str | Path,
+    **options: Any,
+) -> tuple[CaseRecord, ...]:
+    """Segment scans and publish a case folder for each, as `scanloom segment` does.
+
+    Parameters
+    ----------
+    paths : path, or sequence of paths
+        Each a DICOM folder or a NIfTI, NRRD or MetaImage file.
+    model : str, or sequence of str
+        Names or bundle folders.
+    out : path
+        The output folder.
+    **options
+        Fields of `scanloom.engine.segment.SegmentOptions`, such as `series`, `device`, `outputs`.
+
+    Returns
+    -------
+    tuple of CaseRecord
+        One a path, in order: its `folder`, or the `reason` why there is none.
+
+    Raises
+    ------
+    ScanError
+        For what concerns all scans: the models, the key, the output folder.
+    """
+    models = (model,) if isinstance(model, str) else tuple(model)
+    wanted = SegmentOptions(models=models, out=Path(out), **options)
+    some = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    return segment_paths([Path(path) for path in some], wanted)

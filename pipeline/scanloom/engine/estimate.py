@@ -1,0 +1,202 @@
+"""How much memory a case takes, from the scan's header and the models' cards alone.
+
+Nothing is read but headers, nothing of the scan's size is allocated. Each stage holds the scan;
+from restore on label maps; the rest comes and goes. The peak is the largest stage, on top of
+interpreter and libraries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from scanloom.cards.card import Argmax, ModelCard
+from scanloom.core import Grid, Outputs, Reason, ScanError
+
+if TYPE_CHECKING:
+    from scanloom.inference.memory import MemoryEstimate
+
+LIBRARIES = 440 * 1024**2
+"""Interpreter, torch and a small network, measured with torch 2.13 for CPU."""
+MIB = 1024**2
+LATER = {"load": 0, "clean": 110, "measure": 130, "write": 220, "readback": 300}
+"""MiB of libraries that come in later: kernels (110, also for all other steps), writers, ITK."""
+KERNELS = 110
+DECODING = 96 * 1024**2
+"""Of a scan being read: headers, and what decoders and gunzip hold."""
+MEASURING = 128 * 1024**2
+"""Histograms and slabs of connected parts."""
+PICTURE = 64 * 1024**2
+"""The preview with its fonts."""
+FRAME_GROUPS = 32 * 1024
+"""Bytes of a DICOM SEG frame's functional groups as pydicom holds them."""
+STRUCTURE_MM = 200.0
+"""How far along the stack a structure reaches, on average over a whole-body model."""
+WHOLE = 8
+"""Of so many structures each may reach through the whole stack."""
+
+
+@dataclass(frozen=True)
+class CaseEstimate:
+    """Bytes that a case holds at once, by stage.
+
+    Parameters
+    ----------
+    host : mapping of str to int
+        For "load", "resample", "network", "restore", "clean", "measure", "write" and "readback",
+        scan and label maps included.
+    device : mapping of str to int
+        By step, on a device of its own memory.
+    base : int
+        What the process holds beside: interpreter, libraries, weights.
+    """
+
+    host: Mapping[str, int]
+    device: Mapping[str, int] = field(default_factory=dict)
+    base: int = LIBRARIES
+
+    @property
+    def peak(self) -> int:
+        """The most that the process holds at any time, bytes."""
+        return self.base + max(self.host.values(), default=0)
+
+    @property
+    def stage(self) -> str:
+        """The stage that needs most."""
+        return max(self.host, key=lambda name: self.host[name])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a model would run, as `Predictor` names it."""
+
+    device: str = "cpu"
+    precision: str = "float32"
+    windows: int = 1
+
+
+def estimate_case(
+    grid: Grid,
+    dtype: DTypeLike,
+    cards: Sequence[ModelCard],
+    outputs: Outputs | None = None,
+    placement: Placement | None = None,
+) -> CaseEstimate:
+    """Estimate what a case takes.
+
+    Parameters
+    ----------
+    grid : Grid
+        Of the scan.
+    dtype : dtype
+        Of its voxels after rescale.
+    cards : sequence of ModelCard
+        The models, one after another.
+    outputs : Outputs, optional
+        What would be written.
+    placement : Placement, optional
+        Where the networks would run.
+
+    Returns
+    -------
+    CaseEstimate
+        `peak` is what to compare with a limit.
+    """
+    voxels, stored = math.prod(grid.shape), np.dtype(dtype).itemsize
+    scan = voxels * stored
+    raw = 2 * voxels if np.dtype(dtype).kind == "f" else 0  # before rescale
+    host, device = {"load": scan + raw + DECODING}, dict[str, int]()
+    held = 0  # label maps of the models before
+    for card in cards:
+        need = _network(grid, stored, card, placement or Placement())
+        for step, count in need.host.items():
+            host[step] = max(host.get(step, 0), scan + held + count)
+        for step, count in need.device.items():
+            device[step] = max(device.get(step, 0), count)
+        held += _maps(card) * voxels * _label_bytes(card)
+    written = _written(grid, cards, outputs or Outputs())
+    host["measure"] = scan + held + MEASURING
+    host["write"] = scan + held + written + PICTURE
+    host["readback"] = scan + held + written + PICTURE
+    host = {stage: n + MIB * LATER.get(stage, KERNELS) for stage, n in host.items()}
+    weights = sum(2 * card.weights.file.stat().st_size for card in cards)
+    return CaseEstimate(host, device, LIBRARIES + weights)
+
+
+def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
+    """Refuse a case that can't fit, before anything is allocated.
+
+    Parameters
+    ----------
+    estimate : CaseEstimate
+        With the least that is possible.
+    limit : int or None
+        Bytes for the whole process; None for no limit.
+
+    Raises
+    ------
+    ScanError
+        OUT_OF_MEMORY with both figures.
+    """
+    if limit is not None and estimate.peak > limit:
+        figures = (
+            f"needs {estimate.peak / 1e9:.1f} GB to {estimate.stage}, limit {limit / 1e9:g} GB"
+        )
+        raise ScanError(Reason.OUT_OF_MEMORY, figures)
+
+
+def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> MemoryEstimate:
+    from scanloom.inference.memory import estimate_placed  # torch comes in here
+
+    where = (placement.device, placement.precision)
+    return estimate_placed(card, grid, stored, where, placement.windows)
+
+
+def _written(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
+    """Return what the writers hold: frames of the DICOM SEG of one model, masks, the picture."""
+    plane, slices = grid.shape[0] * grid.shape[1], grid.shape[2]
+    frames = max((_frames(grid, card) for card in cards), default=0)
+    if outputs.seg == "labelmap":
+        seg = plane * slices // 4 + slices * FRAME_GROUPS  # RLE
+    else:
+        seg = frames * (plane // 8 + FRAME_GROUPS)
+    masks = plane * slices if outputs.split else 0
+    return max(seg, masks) + (plane * slices if grid.sheared else 0)
+
+
+def _frames(grid: Grid, card: ModelCard) -> int:
+    """Return how many frames a BINARY DICOM SEG is likely to have: slices of each structure."""
+    count, slices = len(card.structures), grid.shape[2]
+    reach = min(slices, max(1, round(STRUCTURE_MM / grid.spacing[2])))
+    return min(count, WHOLE) * slices + max(0, count - WHOLE) * reach
+
+
+def _maps(card: ModelCard) -> int:
+    return 1 if isinstance(card.decision, Argmax) else card.n_outputs
+
+
+def _label_bytes(card: ModelCard) -> int:
+    return 1 if card.n_outputs <= 256 else 2
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that "8GB", "8 GiB" or "500MB" say; GB are 10^9, GiB 2^30 bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is no size.
+    """
+    units: dict[str, Any] = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    units |= {f"{u}I": 1024 ** "KMGT".index(u) * 1024 for u in "KMGT"}
+    word = text.strip().upper().removesuffix("B").rstrip()
+    number = word.rstrip("KMGTI ")
+    count = float(number) * units[word[len(number) :].strip()] if number else math.nan
+    if not math.isfinite(count) or count <= 0:
+        raise ValueError(f"a size is a number and a unit, such as 8GB, got {text!r}")
+    return int(count)

@@ -1,0 +1,133 @@
+"""What a case says of itself: `case.json` (the same for equal runs) and `timing.json` (not)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Grid, Outputs
+from scanloom.engine.estimate import Placement, estimate_case
+
+if TYPE_CHECKING:
+    from scanloom.engine.steps import SegmentedCase
+
+LIBRARIES = ("scanloom", "torch", "monai", "numpy", "pydicom", "highdicom", "nibabel", "SimpleITK")
+"""Whose versions can change a result."""
+
+
+def recipe_hash(cards: Sequence[ModelCard], case_options: dict[str, Any], outputs: Outputs) -> str:
+    """Return the hash (SHA-256, hex) over all that was asked for and can change a result."""
+    wanted = {
+        "models": [card_digest(card) for card in cards],
+        "options": case_options,
+        "outputs": asdict(outputs),
+    }
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+
+
+def card_digest(card: ModelCard) -> str:
+    """Return the hash (SHA-256, hex) of a card with its weights, wherever the files lie."""
+    plain = asdict(card)
+    plain["weights"] = {"sha256": card.weights.sha256, "key": card.weights.key}
+    for step in ("before", "after", "cleaning"):  # asdict drops the kind of a step
+        plain[step] = [type(s).__name__ + repr(s) for s in getattr(card, step)]
+    plain["decision"] = repr(card.decision)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def case_json(segmented: SegmentedCase) -> dict[str, Any]:
+    """Return what a case's result is and how it came about: no path, no identity."""
+    case, volume = segmented.loaded.case, segmented.loaded.scan.volume
+    return {
+        "schema": 1,
+        "case": case.id,
+        "source": {
+            "kind": case.series.kind,
+            "files": len(case.series.files),
+            "hash": case.source_hash,
+            "modality": volume.modality,
+            "unit": volume.unit,
+        },
+        "grid": _grid(volume.grid),
+        "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],
+        "recipe": case.recipe,
+        "outputs": asdict(case.outputs),
+        "models": [
+            {
+                "name": labeller.card.name,
+                "version": labeller.card.version,
+                "license": labeller.card.license,
+                "weights_sha256": labeller.card.weights.sha256,
+                "card_sha256": card_digest(labeller.card),
+                "device": labeller.device_name,
+                "precision": labeller.precision_name,
+            }
+            for labeller in segmented.labellers
+        ],
+        "versions": _versions(),
+        "notice": "Research software: not a medical device, not for diagnosis or treatment.",
+    }
+
+
+def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
+    """Return what the case took: seconds by step, memory; joules where they can be measured."""
+    clock = segmented.loaded.clock
+    return {
+        "schema": 1,
+        "steps": {
+            name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}
+            for name, s in clock.steps.items()
+        },
+        "device": [labeller.device_name for labeller in segmented.labellers],
+        "precision": [labeller.precision_name for labeller in segmented.labellers],
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "estimated_memory_bytes": _estimated(segmented),
+        "ladder": clock.notes.get("ladder", []),
+        "body_box": clock.notes.get("body box", []),
+        "joules": segmented.loaded.meter.joules(),
+    }
+
+
+def _estimated(segmented: SegmentedCase) -> int:
+    """Return the bytes that were to be expected from header and cards alone."""
+    volume = segmented.loaded.scan.volume
+    first = segmented.labellers[0]
+    placement = Placement(first.device_name, first.precision_name)
+    cards = [labeller.card for labeller in segmented.labellers]
+    outputs = segmented.loaded.case.outputs
+    return estimate_case(volume.grid, volume.array.dtype, cards, outputs, placement).peak
+
+
+def _grid(grid: Grid) -> dict[str, Any]:
+    return {
+        "shape": list(grid.shape),
+        "spacing_mm": [round(s, 6) for s in grid.spacing],
+        "axes": grid.axis_codes,
+        "sheared": grid.sheared,
+        "affine_ras_mm": [[float(v) for v in row] for row in grid.affine],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Path):
+        return value.name
+    return repr(value)
