@@ -1,0 +1,118 @@
+"""The scans that `ct_tissue` is trained on, and on which it is judged."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from scanloom.core import Volume
+from scanloom.training.tissue_rules import (
+    BONE,
+    SOFT_TISSUE,
+    Hints,
+    distance,
+    fine_grid,
+    majority,
+    tissues,
+)
+
+STEP = 3.0
+"""mm; the network's grid."""
+PARTS = 2
+"""Rules work on a grid that is finer by this factor."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A scan by its path below the data folder.
+
+    Parameters
+    ----------
+    path : str
+        File or folder.
+    hints : Hints
+        What a person saw in it.
+    vessels : tuple of str
+        Masks of vessels full of contrast agent, which no rule tells from bone.
+    weight : float
+        How often it is shown.
+    """
+
+    path: str
+    hints: Hints
+    vessels: tuple[str, ...] = ()
+    weight: float = 1.0
+
+
+TRAINING = (
+    Source("scans/ct/totalseg_example/example_ct.nii.gz", Hints(), weight=3.0),
+    Source(
+        "train/labelled_ct/totalseg_aorta/image_ct.nii.gz",
+        Hints(cut=True, bone=220, blood=330),
+        vessels=tuple(
+            f"train/labelled_ct/totalseg_aorta/labels/{name}.nii.gz"
+            for name in ("aorta", "brachiocephalic_trunk", "celiac_trunk",
+                         "common_carotid_artery_left", "renal_arteries", "subclavian_artery_left",
+                         "superior_mesenteric_artery")
+        ),
+        weight=2.0,
+    ),
+    Source("scans/ct/totalseg_example_dicom/dicom", Hints(bone=250), weight=2.0),
+    Source("train/labelled_ct/sts001_thigh/image.nii.gz", Hints(lung=False)),
+    Source("train/labelled_ct/sts002_thigh/image.nii.gz", Hints(lung=False), weight=0.5),
+)  # fmt: skip
+UNSEEN = (Source("scans/ct/crlm1004_abdomen_dicom/dicom", Hints(bone=235)),)
+"""Another hospital, scanner and patient. (scans/ct/totalseg_pulmonary is the same scan as
+train/labelled_ct/totalseg_aorta, cut elsewhere: it can't judge.)"""
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A scan on the network's grid: HU float32, labels uint8, both (I, J, K), axes RAS."""
+
+    hu: NDArray[np.float32]
+    labels: NDArray[np.uint8]
+    weight: float
+
+
+def data_folder(root: Path) -> Path:
+    """Return the folder of training data: SCANLOOM_TRAIN, or shared data beside the checkout."""
+    named = os.environ.get("SCANLOOM_TRAIN")
+    return Path(named) if named else root.parent / "shared" / "data"
+
+
+def example(source: Source, data: Path) -> Example:
+    """Read a scan, label it by rule and bring both to the network's grid."""
+    from scanloom.io.read import load_volume
+
+    volume = load_volume(data / source.path, modality="CT")
+    hu, spacing = to_ras(volume)
+    hu = np.clip(hu, -1024, 2000)
+    calm = ndimage.gaussian_filter(hu, [0.6 / s for s in spacing])
+    fine = fine_grid(calm, spacing, STEP, PARTS)
+    cube = (STEP / PARTS,) * 3
+    labels = tissues(fine, cube, source.hints)
+    for name in source.vessels:
+        mask = np.asarray(nib.as_closest_canonical(nib.load(data / name)).dataobj) > 0
+        near = fine_grid(distance(mask, spacing, 9.0), spacing, STEP, PARTS) < 3.0
+        labels[near & (labels == BONE)] = SOFT_TISSUE
+    coarse = fine_grid(hu, spacing, STEP, 1)
+    return Example(coarse, majority(labels, PARTS), source.weight)
+
+
+def to_ras(volume: Volume) -> tuple[NDArray[np.float32], tuple[float, float, float]]:
+    """Return a volume's array with axes in the order and sense of RAS, and its spacing in mm."""
+    axes = volume.grid.axes
+    order = np.argsort(axes)
+    array = np.transpose(volume.array, order).astype(np.float32)
+    for n, axis in enumerate(order):
+        if volume.grid.affine[n, axis] < 0:
+            array = np.flip(array, n)
+    i, j, k = (volume.grid.spacing[axis] for axis in order)
+    return np.ascontiguousarray(array), (i, j, k)

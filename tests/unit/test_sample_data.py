@@ -1,0 +1,105 @@
+"""The sample study: what it says of itself is so, in both formats, and it can be drawn again."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pydicom
+import pytest
+
+from scans import ROOT
+
+DATA = ROOT / "data"
+
+
+@pytest.fixture(scope="module")
+def slices() -> list[pydicom.Dataset]:
+    """Return all slices, from the feet to the head."""
+    found = [pydicom.dcmread(path) for path in sorted((DATA / "torso_ct").iterdir())]
+    return sorted(found, key=lambda ds: ds.ImagePositionPatient[2])
+
+
+@pytest.fixture(scope="module")
+def scan() -> np.ndarray:
+    """Return HU (I, J, K) of the NIfTI."""
+    return np.asarray(nib.load(DATA / "torso_ct.nii.gz").dataobj)
+
+
+def test_both_formats_hold_the_same_voxels_at_the_same_places(slices, scan):
+    affine = nib.load(DATA / "torso_ct.nii.gz").affine
+    for k, ds in enumerate(slices):
+        hu = ds.pixel_array.T.astype(int) + int(ds.RescaleIntercept)
+        np.testing.assert_array_equal(hu, scan[:, :, k])
+        first = affine @ (0, 0, k, 1)
+        np.testing.assert_allclose(
+            np.array(ds.ImagePositionPatient, float) * (-1, -1, 1), first[:3], atol=1e-3
+        )
+    np.testing.assert_allclose(np.abs(np.diag(affine)[:2]), slices[0].PixelSpacing[::-1])
+
+
+def test_it_is_of_nobody_and_small(slices):
+    assert {str(ds.PatientName) for ds in slices} == {"Phantom^Torso"}
+    assert len({ds.SOPInstanceUID for ds in slices}) == len(slices) == 60
+    assert all(ds.SOPInstanceUID.startswith("2.25.") for ds in slices)
+    files = [p for p in DATA.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    assert sum(p.stat().st_size for p in files) < 4_200_000
+
+
+def test_anatomy_lies_on_the_right_sides(scan):
+    """Gas of the stomach on the left and in front, the spine behind, lungs above."""
+    affine = nib.load(DATA / "torso_ct.nii.gz").affine
+    inner = scan[30:-30, 25:-45]
+
+    def middle(mask: np.ndarray) -> np.ndarray:
+        i, j, k = np.argwhere(mask).mean(0)
+        return affine[:3] @ (i + 30, j + 25, k, 1)
+
+    lungs = (inner > -920) & (inner < -780)
+    gas = (inner < -970) & (np.indices(inner.shape)[2] < 26)
+    bone = inner > 300
+    assert middle(bone)[1] < middle(lungs)[1]  # RAS: to the back is less
+    assert middle(lungs)[2] > middle(gas)[2]
+    assert middle(gas)[1] > middle(bone)[1]
+
+
+def test_volumes_are_those_of_the_voxels(scan):
+    """Plain thresholds, blind to what lies where, come near the volumes that were drawn."""
+    truth = json.loads((DATA / "torso_truth.json").read_text())["tissues_ml"]
+    ml = 2.2 * 2.2 * 5 / 1000
+    fat = ((scan > -150) & (scan < -60)).sum() * ml
+    before_table = scan[:, :102]
+    lung = ((before_table > -920) & (before_table < -500)).sum() * ml
+    assert fat == pytest.approx(truth["fat"], rel=0.15)
+    assert lung == pytest.approx(truth["lung"], rel=0.15)
+
+
+@pytest.mark.slow
+def test_it_is_drawn_again_byte_for_byte(tmp_path: Path):
+    subprocess.run([sys.executable, DATA / "draw_torso.py", tmp_path], check=True)
+    for path in sorted(tmp_path.rglob("*")):
+        if path.is_dir():
+            continue
+        ours = DATA / path.relative_to(tmp_path)
+        if path.suffix == ".gz":  # another zlib may pack otherwise
+            assert gzip.decompress(path.read_bytes()) == gzip.decompress(ours.read_bytes())
+        else:
+            assert path.read_bytes() == ours.read_bytes(), path.name
+    assert len(list(tmp_path.rglob("*.dcm"))) == 60
+
+
+def test_a_slice_drawn_again_is_the_slice_that_ships(scan, monkeypatch):
+    """Quick stand-in for the whole: without noise it differs from the file by noise and blur."""
+    monkeypatch.syspath_prepend(DATA)
+    drawing = importlib.import_module("draw_torso")
+    hu = np.array([drawing.MATERIALS[m][0] for m in drawing.M], float)
+    clean = drawing.average(hu[drawing.draw_slab(drawing.torso(drawing.SEED), 30).material])
+    difference = np.abs(scan[:, :, 30] - clean)
+    assert np.median(difference) < 8
+    assert np.percentile(difference, 97) < 130
