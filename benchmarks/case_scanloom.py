@@ -1,0 +1,75 @@
+"""Segment one study with scanloom, several times in one process; prints JSON.
+
+    python case_scanloom.py whole|labels SCAN BUNDLE OUT RUNS
+
+"whole" is what the command line does; "labels" reads a scan and writes its label map, no more.
+The first run warms up: imports, the network, compiled code. It is reported apart.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from meter import Watch
+
+
+def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
+    """Segment the scan as the command line does, into a new folder."""
+    from scanloom.engine.segment import SegmentOptions, segment_paths
+
+    shutil.rmtree(out, ignore_errors=True)
+    options = SegmentOptions(
+        models=(str(bundle),), out=out, device="cpu", precision="float32", key=out.parent / "key"
+    )
+    with Watch() as watch:
+        wall, cpu = time.perf_counter(), time.process_time()
+        (record,) = segment_paths([scan], options)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    if record.folder is None:
+        raise SystemExit(f"not segmented: {record.reason} {record.detail}")
+    timing = json.loads((record.folder / "timing.json").read_text())
+    steps = {name: [s["wall_s"], s["cpu_s"]] for name, s in timing["steps"].items()}
+    rest = [total - sum(s[n] for s in steps.values()) for n, total in enumerate((wall, cpu))]
+    steps["publish and the rest"] = rest
+    labels = str(record.folder / "segmentation.nii.gz")
+    return {"wall": wall, "cpu": cpu, "peak": watch.peak, "steps": steps, "labels": labels}
+
+
+def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
+    """Read the scan, label it, write the label map; nothing else that a case folder has."""
+    from scanloom.cards.store import find_model
+    from scanloom.core import Clock
+    from scanloom.inference.predictor import Predictor
+    from scanloom.io.find import choose_series, find_series
+    from scanloom.io.read import read_scan
+    from scanloom.io.write_nifti import write_label_map
+
+    predictor = Predictor(find_model(str(bundle)), device="cpu", precision="float32")
+    out.mkdir(parents=True, exist_ok=True)
+    target, clock = out / "labels.nii.gz", Clock()
+    with Watch() as watch:
+        with clock.step("load"):
+            read = read_scan(choose_series(find_series(scan), None))
+        found = predictor.predict(read.volume, clock)
+        with clock.step("write"):
+            write_label_map(found.layers[0], found.grid, read.source, target)
+    steps = {name: [s.wall, s.cpu] for name, s in clock.steps.items()}
+    wall, cpu = (sum(s[n] for s in steps.values()) for n in (0, 1))
+    return {"wall": wall, "cpu": cpu, "peak": watch.peak, "steps": steps, "labels": str(target)}
+
+
+def main() -> None:
+    """Warm up once, then run and report."""
+    work = {"whole": once, "labels": labels_only}[sys.argv[1]]
+    scan, bundle, out = (Path(path) for path in sys.argv[2:5])
+    results = [work(scan, bundle, out) for _ in range(int(sys.argv[5]) + 1)]
+    print(json.dumps({"first": results[0], "warm": results[1:]}))
+
+
+if __name__ == "__main__":
+    main()

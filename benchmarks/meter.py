@@ -1,0 +1,209 @@
+"""Time, processor time and peak memory of what a script starts, and environments for peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+OFTEN, SELDOM = 0.02, 0.25  # s between looks at memory: cheap ones, and dear ones
+
+PEERS: dict[str, tuple[str, ...]] = {
+    "nnunet": ("nnunetv2==2.8.1", "torch==2.13.0", "monai==1.6.1"),
+    "monai": (
+        "monai==1.6.1",
+        "torch==2.13.0",
+        "pytorch-ignite==0.5.5",
+        "fire==0.7.1",
+        "nibabel==5.4.2",
+    ),
+}
+"""What pip installs into the environment of each peer."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a process and its children took."""
+
+    wall: float  # s
+    cpu: float  # s
+    peak: int  # bytes, proportional set size of the whole tree
+    answer: Any  # the JSON in the last line it printed
+
+
+class Watch:
+    """Samples memory while the block runs: of another process's tree, or of this process alone.
+
+    The proportional set size of a tree takes the kernel milliseconds to count, so it is looked at
+    seldom; this process's own resident pages are there to be read.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self.pid, self.peak, self._stop = pid, 0, threading.Event()
+
+    def __enter__(self) -> Watch:
+        self.start = self._now()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peak = max(self.peak, self._now())
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(SELDOM if self.pid else OFTEN):
+            self.peak = max(self.peak, self._now())
+
+    def _now(self) -> int:
+        if self.pid is None:
+            resident = int(Path("/proc/self/statm").read_text().split()[1])
+            return resident * os.sysconf("SC_PAGE_SIZE")
+        return sum(_pss(pid) for pid in _tree(self.pid))
+
+
+def _tree(pid: int) -> list[int]:
+    """Return a process and all that it started."""
+    found = [pid]
+    for parent in found:
+        try:
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += [int(n) for n in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def _pss(pid: int) -> int:
+    """Return bytes of memory, shared pages divided among those who share them (proc(5))."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def run(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> Spent:
+    """Run a command, watch its tree, and read the JSON of its last line of output."""
+    start, before = time.perf_counter(), os.times()
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+    with Watch(process.pid) as watch:
+        out, _ = process.communicate()
+    wall, after = time.perf_counter() - start, os.times()
+    if process.returncode:
+        raise SystemExit(f"{command[0]} ended with {process.returncode}")
+    cpu = after.children_user + after.children_system
+    cpu -= before.children_user + before.children_system
+    lines = out.strip().splitlines()
+    answer = json.loads(lines[-1]) if lines and lines[-1].startswith(("{", "[")) else None
+    return Spent(wall, cpu, watch.peak, answer)
+
+
+class Stages:
+    """Collects wall and processor time by stage, as the product's own clock does."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = {}
+
+    def add(self, name: str, wall: float, cpu: float) -> None:
+        """Add seconds to a stage."""
+        before = self.spent.get(name, [0.0, 0.0])
+        self.spent[name] = [before[0] + wall, before[1] + cpu]
+
+    def timed(self, name: str, work: Any) -> Any:
+        """Return `work` wrapped, so that its calls count for stage `name`."""
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            wall, cpu = time.perf_counter(), time.process_time()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.add(name, time.perf_counter() - wall, time.process_time() - cpu)
+
+        return wrapped
+
+
+def cache(*parts: str) -> Path:
+    """Return a folder or file under the cache of these benchmarks; its parent is made."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanloom-bench"
+    path = root.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def peer_python(peer: str, given: Path | None = None) -> Path:
+    """Return the Python of a peer's environment: one that is given, or one made here by pip."""
+    if given is not None:
+        return given / "bin" / "python"
+    folder = cache("peers", peer)
+    stamp = folder / "installed"
+    wanted = "\n".join(PEERS[peer])
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        print(f"making an environment for {peer} in {folder} ...", file=sys.stderr)
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, *PEERS[peer]], check=True)
+        stamp.write_text(wanted)
+    return folder / "bin" / "python"
+
+
+def machine(*packages: str) -> str:
+    """Return a line that says what this ran on, with the versions of some packages."""
+    model = platform.processor() or platform.machine()
+    flags = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            model = value.strip()
+        if name.strip() == "flags":
+            known = {"avx2", "avx512f", "amx_bf16"} & set(value.split())
+            flags = " ".join(sorted(known))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    return (
+        f"{time.strftime('%Y-%m-%d')}; {model} ({flags}), {cores} cores, {memory:.0f} GiB, "
+        f"load {load:.1f} at the start; Python {platform.python_version()}, {versions}"
+    )
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle value."""
+    return float(statistics.median(values))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows as a Markdown table; numbers to three digits."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join("---" for _ in head) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in cells])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,78 @@
+"""Compare labels in half precision with those in float32, and say what a card may list.
+
+    python validate_precision.py MODEL SCAN... [--device cpu]
+
+A precision is valid where the Dice of every structure above 1 ml is at least 0.998 in every scan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from meter import table
+
+import scanloom
+from scanloom.cards.store import find_model
+from scanloom.core import Clock, ScanError, Segmentation
+from scanloom.inference.predictor import Predictor
+
+LEAST = 0.998
+SMALLEST = 1.0  # ml
+
+
+def dices(one: Segmentation, other: Segmentation) -> dict[str, tuple[float, float]]:
+    """Return ml and Dice of each structure that is larger than `SMALLEST` in `one`."""
+    ml = abs(float(np.linalg.det(one.grid.affine[:3, :3]))) / 1000
+    found = {}
+    for left, right in zip(one.layers, other.layers, strict=True):
+        for structure in left.structures:
+            a, b = left.labels == structure.number, right.labels == structure.number
+            if a.sum() * ml >= SMALLEST:
+                both = 2.0 * np.count_nonzero(a & b)
+                found[structure.label] = (float(a.sum() * ml), both / float(a.sum() + b.sum()))
+    return found
+
+
+def main() -> int:
+    """Print a table, and what to write into the card."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("scans", nargs="+", type=Path)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args()
+    card = find_model(given.model)
+    full = Predictor(card, device=given.device, precision="float32")
+    half = Predictor(card, device=given.device, precision="half")
+    rows, worst = [], 1.0
+    for number, path in enumerate(given.scans, start=1):
+        try:
+            volume = scanloom.load_volume(path)
+        except ScanError as exc:
+            print(f"scan {number} can't be used: {exc.reason.name}")
+            continue
+        clocks = Clock(), Clock()
+        labels = [p.predict(volume, c) for p, c in zip((full, half), clocks, strict=True)]
+        seconds = [clock.steps["network"] for clock in clocks]
+        print(
+            f"scan {number}: network {seconds[0].cpu:.1f} cpu s in float32, "
+            f"{seconds[1].cpu:.1f} in {half.precision_name}: "
+            f"{seconds[0].cpu / seconds[1].cpu:.2f} times as fast"
+        )
+        for label, (ml, dice) in dices(labels[0], labels[1]).items():
+            rows.append((number, label, ml, f"{dice:.5f}"))
+            worst = min(worst, dice)
+    print(table(("scan", "structure", "ml", "Dice"), rows))
+    valid = worst >= LEAST and bool(rows)
+    print(
+        f'card: add "{half.precision_name}" to "precisions" of metadata.json'
+        if valid
+        else f"card: {half.precision_name} is not valid (worst Dice {worst:.5f})"
+    )
+    return 0 if valid else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What `scanloom doctor` looks at: each check returns findings and never raises."""

@@ -1,0 +1,170 @@
+"""Processors, memory, GPUs, and whether torch fits the driver."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.cli.checks.finding import Finding
+
+TOPIC = "devices"
+GIB = 1 << 30
+LITTLE_MEMORY = 6 * GIB
+"""A CT of 512x512x600 with a network of 25 classes has room in this."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver; `cuda` is the newest CUDA (major, minor) that it can run."""
+
+    version: str
+    cuda: tuple[int, int]
+    gpus: tuple[str, ...]
+
+
+def check_devices() -> Iterator[Finding]:
+    """Look at processor, memory, torch, driver and GPUs."""
+    yield _processor()
+    yield _memory()
+    driver = find_driver()
+    try:
+        from scanloom.inference.inventory import take_inventory  # torch comes in here
+
+        inventory = take_inventory()
+    except Exception as exc:  # noqa: BLE001 - whatever keeps torch from loading is the finding
+        advice = "pip install --force-reinstall torch"
+        yield Finding(TOPIC, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
+        return
+    yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
+    seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
+    yield Finding(TOPIC, "torch on the CPU", "ok", seen)
+    for number, device in enumerate(inventory.devices):
+        seen = f"{device.name}, {device.memory / GIB:.0f} GiB, capability {device.capability}"
+        name = f"cuda:{number}"
+        if device.fault:
+            advice = "install a torch built for this GPU (pytorch.org), or use --device cpu"
+            yield Finding(TOPIC, name, "bad", f"{seen}: {device.fault}", advice)
+        else:
+            yield Finding(TOPIC, name, "ok", f"{seen}: calculates right")
+
+
+def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: int) -> Finding:
+    """Judge torch's build against the driver.
+
+    Parameters
+    ----------
+    version, cuda : str, str or None
+        Of torch; None where it was built without CUDA.
+    driver : Driver or None
+        None where there is none.
+    usable : int
+        How many CUDA devices torch can see.
+    """
+    built = f"{version}, built for CUDA {cuda}" if cuda else f"{version}, built without CUDA"
+    if driver is None:
+        seen = f"{built}; no NVIDIA driver, the CPU is used"
+        if cuda is None:
+            return Finding(TOPIC, "torch", "ok", seen)
+        advice = "nothing, if this machine has no NVIDIA GPU; otherwise install its driver"
+        return Finding(TOPIC, "torch", "warn", seen, advice)
+    known = f"driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
+    seen = f"{built}; {known}, {len(driver.gpus)} GPUs"
+    if cuda is None and driver.gpus:
+        advice = "the GPU stays idle: install a torch built with CUDA (pytorch.org)"
+        return Finding(TOPIC, "torch", "warn", seen, advice)
+    if cuda is not None and driver.gpus and usable == 0:
+        old = int(cuda.split(".")[0]) > driver.cuda[0]
+        why = "the driver is too old for this torch" if old else "torch sees no GPU"
+        advice = "update the driver, or install a torch for an older CUDA (pytorch.org)"
+        if not old:
+            advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
+        return Finding(TOPIC, "torch", "bad", f"{seen}; {why}", advice)
+    return Finding(TOPIC, "torch", "ok", seen)
+
+
+def find_driver() -> Driver | None:
+    """Return NVIDIA's driver (NVML), None where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        return Driver(
+            version=_text(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=(number // 1000, number % 1000 // 10),
+            gpus=tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
+        )
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _processor() -> Finding:
+    sets = cpu_flags()
+    wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in sets]
+    seen = f"{platform.machine()}, {cores()} cores, {' '.join(wide) or 'no wide instructions'}"
+    return Finding(TOPIC, "processor", "ok", seen)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Return the instruction sets of the processor as Linux names them; none where unknown."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _memory() -> Finding:
+    available = available_memory()
+    if available is None:
+        return Finding(TOPIC, "memory", "warn", "not known", "a large CT needs about 6 GiB")
+    seen = f"{available / GIB:.1f} GiB available"
+    if available < LITTLE_MEMORY:
+        return Finding(TOPIC, "memory", "warn", seen, "a large CT needs about 6 GiB")
+    return Finding(TOPIC, "memory", "ok", seen)
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return bytes that can be had: what the machine has left, or less where a cgroup limits it."""
+    amounts = [_meminfo(root / "proc/meminfo"), _cgroup(root / "sys/fs/cgroup")]
+    known = [amount for amount in amounts if amount is not None]
+    return min(known) if known else None
+
+
+def _meminfo(file: Path) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _cgroup(folder: Path) -> int | None:
+    """Return what a container's limit leaves (cgroup v2), None without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = (folder / "memory.current").read_text().strip()
+        return max(int(limit) - int(used), 0)
+    except (OSError, ValueError):  # ValueError: "max" means no limit
+        return None

@@ -1,0 +1,128 @@
+"""How commands speak: results on stdout, everything else on stderr, errors in one manner."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scanloom.cli.exits import Exit, exit_of_reason
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from scanloom.core import Reason
+
+WIDTH = 110
+"""Columns of a table that goes to a file or a pipe, where nobody says how wide it may be."""
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")
+]
+DebugOption = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks and what libraries say. May hold names.")
+]
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a command was asked to speak."""
+
+    json: bool = False
+    debug: bool = False
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console; wide enough for a table where it is no terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else WIDTH
+    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document on stdout."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def told(reason: Reason, detail: str) -> dict[str, Any]:
+    """Return what `--json` says of a reason."""
+    return {
+        "code": reason.code,
+        "outcome": reason.outcome,
+        "detail": detail,
+        "advice": reason.advice,
+        "retry": reason.retry,
+    }
+
+
+def message(reason: Reason, detail: str) -> str:
+    """Return what a person reads: what happened, the code, what to do."""
+    return f"{detail} ({reason.code}). {reason.advice}."
+
+
+@contextmanager
+def speaking(manner: Manner) -> Iterator[None]:
+    """Turn whatever goes wrong in the block into one message and an exit code.
+
+    Other libraries' warnings and logs may name a patient: they are shown with `--debug` only.
+    """
+    from scanloom.core import Reason, ScanError
+
+    try:
+        with _libraries_heard() if manner.debug else _libraries_silent():
+            yield
+    except ScanError as error:
+        _fail(manner, error.reason, error.detail)
+        raise typer.Exit(exit_of_reason(error.reason)) from error
+    except KeyboardInterrupt as error:
+        typer.echo("Interrupted: what was not finished left nothing behind.", err=True)
+        raise typer.Exit(Exit.INTERRUPTED) from error
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+        raise
+    except Exception as error:  # the last border: foreign text goes no further
+        _fail(manner, Reason.INTERNAL, f"something unforeseen, {type(error).__name__}")
+        raise typer.Exit(Exit.SOME_FAILED) from error
+
+
+def _fail(manner: Manner, reason: Reason, detail: str) -> None:
+    if manner.debug:
+        typer.echo(traceback.format_exc(), err=True)
+    if manner.json:
+        print_json({"schema": 1, "error": told(reason, detail)})
+    else:
+        typer.echo(f"scanloom: {message(reason, detail)}", err=True)
+
+
+@contextmanager
+def _libraries_silent() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _libraries_heard() -> Iterator[None]:
+    logger, handler = logging.getLogger("scanloom"), logging.StreamHandler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

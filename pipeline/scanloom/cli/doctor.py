@@ -1,0 +1,79 @@
+"""`scanloom doctor`: whether all is here that scanloom needs, and works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+from scanloom.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from scanloom.cli.checks.finding import Finding
+
+STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
+
+
+def doctor(
+    out: Annotated[Path, typer.Option(help="Where results would go.")] = Path("scanloom-out"),
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Look at libraries, decoders, devices, disk, key and models; exit 1 if something is wrong."""
+    with speaking(Manner(json, debug)):
+        if json:
+            findings = list(examine(out))
+            print_json({"schema": 1, "findings": [vars(finding) for finding in findings]})
+        else:
+            findings = []
+            for finding in examine(out):
+                _print(finding, new_topic=not findings or findings[-1].topic != finding.topic)
+                findings.append(finding)
+            _summarize(findings)
+        if any(finding.level == "bad" for finding in findings):
+            raise typer.Exit(Exit.SOME_FAILED)
+
+
+def examine(out: Path) -> Iterator[Finding]:
+    """Give every finding, one check after another; a check that breaks is a finding itself."""
+    from scanloom.cli.checks.decoders import check_decoders
+    from scanloom.cli.checks.devices import check_devices
+    from scanloom.cli.checks.places import check_key, check_models, check_out
+    from scanloom.cli.checks.software import check_software
+
+    for check in (check_software, check_decoders, check_devices):
+        yield from _guarded(check)
+    yield from _guarded(lambda: check_out(out))
+    for check in (check_key, check_models):
+        yield from _guarded(check)
+
+
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    from scanloom.cli.checks.finding import Finding
+
+    try:
+        yield from check()
+    except Exception as exc:  # noqa: BLE001 - the doctor must get to the end on a sick machine
+        name = getattr(check, "__name__", "check")
+        advice = "scanloom's own fault, or a broken library: install it again"
+        yield Finding("doctor", name, "bad", f"broke off ({type(exc).__name__})", advice)
+
+
+def _print(finding: Finding, *, new_topic: bool) -> None:
+    screen = console()
+    if new_topic:
+        screen.print(f"\n{finding.topic}", style="bold")
+    screen.print(f"  {finding.level:<5}", style=STYLES[finding.level], end="")
+    screen.print(f"{finding.name}: {finding.seen}", soft_wrap=True)
+    if finding.advice:
+        screen.print(f"       -> {finding.advice}", soft_wrap=True)
+
+
+def _summarize(findings: list[Finding]) -> None:
+    bad = sum(f.level == "bad" for f in findings)
+    warn = sum(f.level == "warn" for f in findings)
+    text = f"{bad} wrong, {warn} to be known, {len(findings) - bad - warn} fine"
+    console().print(f"\n{text}", style=STYLES["bad" if bad else "warn" if warn else "ok"])

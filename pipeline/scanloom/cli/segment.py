@@ -1,0 +1,232 @@
+"""`scanloom segment`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    Manner,
+    console,
+    message,
+    print_json,
+    speaking,
+    told,
+)
+from scanloom.cli.exits import exit_of_records
+from scanloom.cli.progress import progress, silence
+
+if TYPE_CHECKING:
+    from scanloom.core import CaseRecord
+    from scanloom.engine.segment import SegmentOptions
+
+
+class Extra(StrEnum):
+    """What can be written besides the usual results."""
+
+    IMAGE = "image"
+    SPLIT = "split"
+
+
+def axis_codes(text: str) -> str:
+    """Return axis codes such as RAS in capitals; refuse what is none."""
+    codes = text.strip().upper()
+    if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
+        raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
+    return codes
+
+
+def device_name(text: str) -> str:
+    """Return the name of a device; refuse what is none."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
+    return text
+
+
+def byte_count(text: str) -> int:
+    """Return the bytes that 8GB or 8GiB say; refuse what is none."""
+    from scanloom.engine.estimate import parse_size
+
+    try:
+        return parse_size(text)
+    except (ValueError, KeyError) as exc:
+        raise typer.BadParameter("a number and a unit: 8GB, 7.5GiB, 900MB") from exc
+
+
+def segment(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", help="DICOM folders, or .nii, .nii.gz, .nrrd, .mha files."
+        ),
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option(help="A model's name, or a bundle's folder. May be given several times."),
+    ],
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("scanloom-out"),
+    series: Annotated[
+        str | None, typer.Option(help="Which series, if there are several: number or UID.")
+    ] = None,
+    phase: Annotated[
+        int | None, typer.Option(min=0, help="Which volume of a file with several, from 0.")
+    ] = None,
+    orientation: Annotated[
+        str | None,
+        typer.Option(
+            parser=axis_codes, metavar="CODES", help="Axes of a file that does not say: RAS, LPS."
+        ),
+    ] = None,
+    modality: Annotated[
+        Literal["CT", "MR", "PT", "NM"] | None,
+        typer.Option(case_sensitive=False, help="Modality of a file that does not say."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(parser=device_name, metavar="NAME", help="auto, cpu, cuda:0 ...")
+    ] = "auto",
+    precision: Annotated[
+        Literal["auto", "float32", "half"], typer.Option(help="Numbers the network computes in.")
+    ] = "auto",
+    seg: Annotated[
+        Literal["binary", "labelmap"], typer.Option(help="Kind of DICOM SEG.")
+    ] = "binary",
+    dates: Annotated[
+        Literal["source", "now"], typer.Option(help="Dates in the DICOM SEG; now for a PACS.")
+    ] = "source",
+    output: Annotated[
+        list[Extra] | None,
+        typer.Option(help="Also write the scan, or one mask a structure."),
+    ] = None,
+    structures: Annotated[
+        str, typer.Option(metavar="A,B", help="Keep only these; default all.")
+    ] = "",
+    key: Annotated[Path | None, typer.Option(help="File with the key of the case ids.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace results of another recipe.")
+    ] = False,
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(parser=byte_count, metavar="SIZE", help="Take no more memory: 8GB, 7.5GiB."),
+    ] = None,
+    body_box: Annotated[
+        bool, typer.Option(help="Pass over windows of air, if the model says what air is.")
+    ] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Segment scans; each result is a folder in OUT/cases.
+
+    For example: scanloom segment study/ --model ct_tissue --out results
+    """
+    with speaking(Manner(json, debug)):
+        from scanloom.core import Outputs
+        from scanloom.engine.segment import SegmentOptions
+
+        outputs = Outputs(
+            seg=seg,
+            dates=dates,
+            image=Extra.IMAGE in (output or ()),
+            split=Extra.SPLIT in (output or ()),
+            structures=tuple(s.strip() for s in structures.split(",") if s.strip()),
+        )
+        options = SegmentOptions(
+            models=tuple(model),
+            out=out,
+            series=series,
+            phase=phase,
+            orientation=orientation,
+            modality=modality,
+            device=device,
+            precision=precision,
+            outputs=outputs,
+            key=key,
+            replace=replace,
+            memory_limit=memory_limit,
+            body_box=body_box,
+        )
+        records = run(paths, options, quiet=quiet)
+        if json:
+            print_json(document(paths, records))
+        else:
+            show(paths, records, quiet=quiet)
+        raise typer.Exit(exit_of_records(records))
+
+
+def run(
+    paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False
+) -> tuple[CaseRecord, ...]:
+    """Segment, telling on stderr what is being done unless `quiet`; errors as `segment_paths`."""
+    from scanloom.engine.segment import segment_paths
+
+    if quiet:
+        return segment_paths(paths, options, silence)
+    with progress(paths) as on_step:
+        return segment_paths(paths, options, on_step)
+
+
+def document(paths: Sequence[Path], records: Sequence[CaseRecord]) -> dict[str, Any]:
+    """Return what `--json` prints: a case for each path, in order."""
+    return {
+        "schema": 1,
+        "cases": [_case(path, record) for path, record in zip(paths, records, strict=True)],
+    }
+
+
+def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
+    from scanloom.io.tables import plain_measurement
+
+    reason = record.reason
+    return {
+        "path": str(path),
+        "case": record.id or None,
+        "outcome": "used" if reason is None else reason.outcome,
+        "reason": None if reason is None else told(reason, record.detail),
+        "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
+        "folder": None if record.folder is None else str(record.folder),
+        "seconds": round(record.seconds, 3),
+        "measurements": [plain_measurement(m) for m in record.measurements],
+    }
+
+
+def show(paths: Sequence[Path], records: Sequence[CaseRecord], *, quiet: bool = False) -> None:
+    """Print tables on stdout and what went wrong on stderr."""
+    for path, record in zip(paths, records, strict=True):
+        if record.reason is not None:
+            typer.echo(f"{path}: {message(record.reason, record.detail)}", err=True)
+        elif not quiet:
+            show_case(path, record)
+
+
+def show_case(path: Path, record: CaseRecord) -> None:
+    """Print what was found in one scan, and where to look."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    several = len({m.model for m in record.measurements}) > 1
+    columns = [*(["model"] if several else []), "structure", "ml", "mean", "sd", "unit", "flags"]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("ml", "mean", "sd") else "left")
+    for m in record.measurements:
+        mean = "" if m.mean is None else f"{m.mean:.0f}"
+        sd = "" if m.sd is None else f"{m.sd:.0f}"
+        # The case's own flags stand below, once.
+        flags = " ".join(f.code for f in m.flags if f not in record.flags)
+        row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]
+        table.add_row(*([m.model] if several else []), *row)
+    screen = console()
+    screen.print(f"\n{path}: case {record.id}")
+    screen.print(table)
+    for flag in record.flags:
+        screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
+    screen.print(f"Results: {record.folder}", soft_wrap=True)
+    if record.folder is not None and (picture := record.folder / "preview.png").exists():
+        screen.print(f"Look at: {picture}", soft_wrap=True)

@@ -1,0 +1,65 @@
+"""The model that ships runs in MONAI's own runner, and gives there what it gives here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from scans import ROOT
+
+pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
+pytest.importorskip("fire", reason="MONAI's runner needs fire")
+
+BUNDLE = ROOT / "models" / "ct_tissue"
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    """Return a part of the sample torso, around the diaphragm, as a file."""
+    image = nib.load(ROOT / "data" / "torso_ct.nii.gz")
+    path = tmp_path / "part.nii.gz"
+    nib.save(image.slicer[:, :, 18:40], path)
+    return path
+
+
+def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
+    import scanloom
+    from scanloom.cards.bundle import read_bundle
+    from scanloom.inference.predictor import Predictor
+
+    command = [
+        *(sys.executable, "-W", "ignore", "-m", "monai.bundle", "run"),
+        *("--config_file", str(BUNDLE / "configs" / "inference.json")),
+        *("--meta_file", str(BUNDLE / "configs" / "metadata.json")),
+        *("--bundle_root", str(BUNDLE), "--output_dir", str(tmp_path / "out")),
+        *("--datalist", f"['{part}']"),
+    ]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = np.asarray(nib.load(tmp_path / "out" / "part_tissue.nii.gz").dataobj)
+
+    predictor = Predictor(read_bundle(BUNDLE), device="cpu", precision="float32")
+    ours = predictor.predict(scanloom.load_volume(part, modality="CT")).layers[0].labels
+
+    assert set(np.unique(ours)) == {0, 1, 2, 3, 4, 5}
+    assert (ours == theirs).mean() >= 0.9995
+    for number in range(1, 6):
+        both = ((ours == number) & (theirs == number)).sum()
+        assert 2 * both / ((ours == number).sum() + (theirs == number).sum()) >= 0.999
+
+
+def test_weights_are_numbers_only_and_small():
+    weights = BUNDLE / "models" / "model.pt"
+    state = torch.load(weights, map_location="cpu", weights_only=True)
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in state.values())
+    assert weights.stat().st_size < 3_000_000

@@ -1,0 +1,21 @@
+"""A model and a key of the tests' own: the user's are left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commands import write_tiny_bundle
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_bundle(tmp_path_factory.mktemp("models") / "made")
+
+
+@pytest.fixture(autouse=True)
+def own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    key = tmp_path_factory.getbasetemp() / "key-of-the-tests"
+    monkeypatch.setenv("SCANLOOM_KEY", str(key))
+    return key

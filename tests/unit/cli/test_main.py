@@ -1,0 +1,75 @@
+"""The command line as a whole: help, version, what it loads, how it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+
+import pytest
+
+from commands import scanloom, scanloom_process
+
+HEAVY = ("torch", "monai", "highdicom", "SimpleITK", "distributed", "dask", "pydicom", "numpy")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["segment", "--help"], ["models", "--help"], ["--version"]]
+)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    """No torch, no NumPy: help is there at once. The figure is printed, not judged."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "scanloom", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    print(f"{' '.join(arguments)}: {time.perf_counter() - started:.2f} s")
+
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_help_names_every_command() -> None:
+    ended = scanloom("--help")
+
+    assert ended.code == 0
+    for command in ("segment", "models", "doctor", "demo"):
+        assert re.search(rf"\b{command}\b", ended.out)
+    assert "not a medical device" in ended.out
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert scanloom("--version").out == f"scanloom {version('scanloom')}\n"
+
+
+def test_python_m_scanloom_is_the_same() -> None:
+    assert scanloom_process("--version").out == scanloom("--version").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["segmant"], "segment"),
+        (["segment", "x", "--modle", "ct_tissue"], "--model"),
+        (["segment", "x"], "--model"),
+        (["segment", "--model", "ct_tissue"], "PATH"),
+        (["segment", "x", "--model", "m", "--orientation", "RAP"], "RAS"),
+        (["segment", "x", "--model", "m", "--orientation", "RRS"], "RAS"),
+        (["segment", "x", "--model", "m", "--device", "gpu"], "cuda"),
+        (["segment", "x", "--model", "m", "--output", "picture"], "split"),
+        (["segment", "x", "--model", "m", "--seg", "fractional"], "labelmap"),
+        (["segment", "x", "--model", "m", "--phase", "-1"], "phase"),
+        (["models", "show"], "NAME"),
+    ],
+)
+def test_wrong_usage_says_what_was_meant(arguments: list[str], hint: str) -> None:
+    ended = scanloom(*arguments)
+
+    assert ended.code == 2
+    assert hint.lower() in ended.err.lower()
+    assert ended.out == ""

@@ -1,0 +1,38 @@
+"""What `import scanloom` offers, and what it costs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import scanloom
+
+HEAVY = ("torch", "monai", "highdicom", "SimpleITK", "distributed", "numpy")
+
+
+def test_all_is_sorted_and_there() -> None:
+    assert scanloom.__all__ == sorted(scanloom.__all__)
+    for name in scanloom.__all__:
+        assert getattr(scanloom, name).__name__ == name
+        assert name in dir(scanloom)
+
+
+def test_what_is_not_public_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'load_volumes'"):
+        _ = scanloom.load_volumes  # type: ignore[attr-defined]
+
+
+def test_public_names_are_those_of_their_homes() -> None:
+    volume = importlib.import_module("scanloom.io.read").load_volume
+    assert scanloom.load_volume is volume
+
+
+def test_import_loads_nothing_heavy() -> None:
+    program = f"import scanloom, sys; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
