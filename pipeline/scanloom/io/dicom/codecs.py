@@ -51,13 +51,15 @@ def stored_dtype(form: PixelFormat) -> np.dtype[Any]:
     return np.dtype(f"<{'i' if form.signed else 'u'}{form.allocated // 8}")
 
 
-def read_into(header: Header, out: NDArray[Any]) -> None:
+def read_into(header: Header, out: NDArray[Any], frame: int = 0) -> None:
     """Read the stored samples of a file into `out`, unused high bits cleared.
 
     Parameters
     ----------
     out : (rows, columns) array of the stored type
         Contiguous.
+    frame : int
+        Which one; files that hold several are not read yet.
 
     Raises
     ------

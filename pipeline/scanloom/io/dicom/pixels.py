@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.codecs import read_into, stored_dtype
-from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.slices import Slice
 
 MOST_THREADS = 8
 """More gain nothing: the disk or the memory is the limit."""
@@ -22,7 +22,7 @@ class _DoesNotFitError(Exception):
     """A value is too large for the type that was tried."""
 
 
-def read_values(slices: Sequence[Header]) -> NDArray[Any]:
+def read_values(slices: Sequence[Slice]) -> NDArray[Any]:
     """Read all slices as slope * stored + intercept.
 
     Returns
@@ -36,13 +36,15 @@ def read_values(slices: Sequence[Header]) -> NDArray[Any]:
     ScanError
         RESCALE, PIXEL_TYPE, TRUNCATED, DAMAGED, DECODER or UNREADABLE.
     """
-    for header in slices:
-        _check_rescale(header)
-        stored_dtype(header.format)
-    whole = all(h.slope.is_integer() and h.intercept.is_integer() for h in slices)
+    for one in slices:
+        _check_rescale(one)
+        stored_dtype(one.header.format)
+    whole = all(s.slope.is_integer() and s.intercept.is_integer() for s in slices)
     kinds: tuple[type, ...] = (np.int16, np.int32, np.float32) if whole else (np.float32,)
     for kind in kinds:
-        values: NDArray[Any] = np.empty((len(slices), slices[0].rows, slices[0].columns), kind)
+        values: NDArray[Any] = np.empty(
+            (len(slices), slices[0].header.rows, slices[0].header.columns), kind
+        )
         try:
             _read_all(slices, values)
         except _DoesNotFitError:
@@ -51,17 +53,22 @@ def read_values(slices: Sequence[Header]) -> NDArray[Any]:
     raise AssertionError("every value fits float32")
 
 
-def same_content(one: Header, other: Header) -> bool:
+def same_content(one: Slice, other: Slice) -> bool:
     """Whether two files say the same: pixels and rescale."""
-    if (one.format, one.slope, one.intercept) != (other.format, other.slope, other.intercept):
+    if _coding(one) != _coding(other):
         return False
-    first, second = (_stored(h) for h in (one, other))
+    first, second = (_stored(s) for s in (one, other))
     return bool(np.array_equal(first, second))
 
 
-def _stored(header: Header) -> NDArray[Any]:
+def _coding(one: Slice) -> tuple[object, ...]:
+    return one.header.format, one.slope, one.intercept
+
+
+def _stored(one: Slice) -> NDArray[Any]:
+    header = one.header
     pixels: NDArray[Any] = np.empty((header.rows, header.columns), stored_dtype(header.format))
-    read_into(header, pixels)
+    read_into(header, pixels, one.frame)
     return pixels
 
 
@@ -72,16 +79,16 @@ def threads() -> int:
     return min(cores, MOST_THREADS)
 
 
-def _check_rescale(header: Header) -> None:
-    if header.lookup_table:
+def _check_rescale(one: Slice) -> None:
+    if one.header.lookup_table:
         raise ScanError(Reason.RESCALE, "its values need a lookup table")
-    if not np.isfinite((header.slope, header.intercept)).all() or header.slope == 0:
+    if not np.isfinite((one.slope, one.intercept)).all() or one.slope == 0:
         raise ScanError(Reason.RESCALE, "a rescale slope or intercept is no number, or 0")
 
 
-def _read_all(slices: Sequence[Header], values: NDArray[Any]) -> None:
+def _read_all(slices: Sequence[Slice], values: NDArray[Any]) -> None:
     with ThreadPoolExecutor(threads()) as pool:
-        tasks = [pool.submit(_read_slice, h, values[k]) for k, h in enumerate(slices)]
+        tasks = [pool.submit(_read_slice, s, values[k]) for k, s in enumerate(slices)]
         try:
             for task in tasks:
                 task.result()
@@ -90,38 +97,36 @@ def _read_all(slices: Sequence[Header], values: NDArray[Any]) -> None:
             raise
 
 
-def _read_slice(header: Header, out: NDArray[Any]) -> None:
+def _read_slice(one: Slice, out: NDArray[Any]) -> None:
     """Read one slice into `out`, which has the type of the result."""
-    kind = stored_dtype(header.format)
+    kind = stored_dtype(one.header.format)
     if out.dtype.kind == "i" and out.dtype.itemsize == kind.itemsize:
         stored = out.view(kind)
-        read_into(header, stored)
-        _check_fits(header, stored, out.dtype)
+        read_into(one.header, stored, one.frame)
+        _check_fits(one, stored, out.dtype)
         # In place, modulo 2^bits: exact, since every result fits
-        slope, intercept = (
-            np.array(int(v)).astype(out.dtype) for v in (header.slope, header.intercept)
-        )
+        slope, intercept = (np.array(int(v)).astype(out.dtype) for v in (one.slope, one.intercept))
         if slope != 1:
             np.multiply(out, slope, out=out)
         if intercept != 0:
             np.add(out, intercept, out=out)
         return
-    stored = _stored(header)
+    stored = _stored(one)
     if out.dtype.kind == "i":
-        _check_fits(header, stored, out.dtype)
-    np.copyto(out, stored * header.slope + header.intercept, casting="unsafe")  # in float64
+        _check_fits(one, stored, out.dtype)
+    np.copyto(out, stored * one.slope + one.intercept, casting="unsafe")  # in float64
 
 
-def _check_fits(header: Header, stored: NDArray[Any], kind: np.dtype[Any]) -> None:
-    bits, signed = header.format.stored, header.format.signed
+def _check_fits(one: Slice, stored: NDArray[Any], kind: np.dtype[Any]) -> None:
+    bits, signed = one.header.format.stored, one.header.format.signed
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    if not _fits(header, low, high, kind) and not _fits(
-        header, int(stored.min()), int(stored.max()), kind
+    if not _fits(one, low, high, kind) and not _fits(
+        one, int(stored.min()), int(stored.max()), kind
     ):
         raise _DoesNotFitError
 
 
-def _fits(header: Header, low: int, high: int, kind: np.dtype[Any]) -> bool:
+def _fits(one: Slice, low: int, high: int, kind: np.dtype[Any]) -> bool:
     limits = np.iinfo(kind)
-    ends = [int(header.slope) * v + int(header.intercept) for v in (low, high)]
+    ends = [int(one.slope) * v + int(one.intercept) for v in (low, high)]
     return limits.min <= min(ends) and max(ends) <= limits.max

@@ -13,6 +13,7 @@ from scanloom.core.volume import MODALITIES, Unit
 from scanloom.io.dicom.headers import SHELF, Header, quiet, read_headers
 from scanloom.io.dicom.kinds import skip_reason
 from scanloom.io.dicom.pixels import read_values, same_content
+from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan
 
@@ -33,7 +34,7 @@ def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
         By the code of what is wrong; nothing is guessed.
     """
     headers = _headers(files)
-    stack = stack_slices(headers)
+    stack = stack_slices([single_slice(h) for h in headers])
     with quiet():  # decoders
         dropped = _drop_twins(stack)
         array = read_values(stack.slices)
@@ -45,7 +46,7 @@ def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
         flags.append(Flag.DUPLICATES_DROPPED)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
-    if any(h.burned_in for h in stack.slices):
+    if any(s.header.burned_in for s in stack.slices):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
         array=array,
@@ -55,18 +56,18 @@ def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
         padding=_padding(stack.slices),
         flags=tuple(flags),
     )
-    return Scan(volume, DicomSource(tuple(h.dataset for h in stack.slices)))
+    return Scan(volume, DicomSource(tuple(s.header.dataset for s in stack.slices)))
 
 
 def dicom_outline(files: Sequence[Path]) -> tuple[Grid, np.dtype[Any]]:
     """Return grid and type that `read_dicom` would give, from the headers alone; same errors."""
     headers = _headers(files)
     SHELF.put(headers)  # they are about to be read
-    stack = stack_slices(headers)
-    first = stack.slices[0]
-    rescaled = {(h.slope, h.intercept) for h in stack.slices}
+    stack = stack_slices([single_slice(h) for h in headers])
+    first = stack.slices[0].header
+    rescaled = {(s.slope, s.intercept) for s in stack.slices}
     whole = all(float(n).is_integer() for pair in rescaled for n in pair)
-    shape = (first.columns or 0, first.rows or 0, len(stack.slices))
+    shape = (first.columns, first.rows, len(stack.slices))
     return Grid(shape, stack.affine), np.dtype(np.int16 if whole else np.float32)
 
 
@@ -102,17 +103,21 @@ def _drop_twins(stack: Stack) -> int:
     return len(stack.twins)
 
 
-def _unit(slices: Sequence[Header], modality: str | None) -> Unit:
+def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
     """Hounsfield units only for CT that says so (DICOM PS3.3 C.8.2.1.1.2)."""
     hounsfield = modality == "CT" and all(
-        h.rescale_given and h.rescale_type in ("", "HU") and not h.multi_energy for h in slices
+        h.rescale_given and h.rescale_type in ("", "HU") and not h.multi_energy
+        for h in (s.header for s in slices)
     )
     if hounsfield:
         return "HU"
     return "a.u." if modality is not None else "unknown"
 
 
-def _padding(slices: Sequence[Header]) -> float | None:
+def _padding(slices: Sequence[Slice]) -> float | None:
     """Return PixelPaddingValue after rescale, None where there is none or slices differ."""
-    values = {None if h.padding is None else h.padding * h.slope + h.intercept for h in slices}
+    values = {
+        None if s.header.padding is None else s.header.padding * s.slope + s.intercept
+        for s in slices
+    }
     return values.pop() if len(values) == 1 else None

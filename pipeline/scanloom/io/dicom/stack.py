@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
-from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.kinds import refusal
+from scanloom.io.dicom.slices import Slice
 
 MIN_SLICES = 3
 """Two slices have one distance: nothing would tell that it is regular."""
@@ -37,22 +37,22 @@ class Stack:
 
     Parameters
     ----------
-    slices : tuple of Header
+    slices : tuple of Slice
         One for each k, ascending along row x column direction.
-    twins : tuple of (int, Header)
+    twins : tuple of (int, Slice)
         Further slices at the place of slice k, to be dropped if they hold the same.
     affine : (4, 4) array
         Index (column, row, slice) to RAS mm.
     flags : tuple of Flag
     """
 
-    slices: tuple[Header, ...]
-    twins: tuple[tuple[int, Header], ...]
+    slices: tuple[Slice, ...]
+    twins: tuple[tuple[int, Slice], ...]
     affine: NDArray[np.float64]
     flags: tuple[Flag, ...]
 
 
-def stack_slices(headers: Sequence[Header]) -> Stack:
+def stack_slices(slices: Sequence[Slice]) -> Stack:
     """Put the slices of a series in order by ImagePositionPatient along the slice normal.
 
     The place of a slice is its position along the normal of ImageOrientationPatient, nothing
@@ -64,79 +64,84 @@ def stack_slices(headers: Sequence[Header]) -> Stack:
     ScanError
         By its own code for all that is no regular, complete, unsheared stack.
     """
-    _check_alike(headers)
-    row, column, rounded = _directions(headers)
+    _check_alike(slices)
+    row, column, rounded = _directions(slices)
     normal = np.cross(row, column)
-    positions = np.array([_position(h) for h in headers])
+    positions = np.array([_position(s) for s in slices])
     depth = positions @ normal
     order = np.argsort(depth, kind="stable")
-    kept, twins = _split_twins(headers, depth, order)
+    kept, twins = _split_twins(slices, depth, order)
     if len(kept) < MIN_SLICES:
         raise ScanError(Reason.TOO_FEW_SLICES, f"{len(kept)} at different places")
     _check_steps(depth[kept])
     step, straightened = _step(positions[kept], normal)
-    between_rows, between_columns = headers[0].spacing or (0.0, 0.0)
+    between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
     affine = np.eye(4)
     affine[:3, 0] = row * between_columns
     affine[:3, 1] = column * between_rows
     affine[:3, 2] = step
     affine[:3, 3] = positions[kept[0]]
     return Stack(
-        slices=tuple(headers[n] for n in kept),
-        twins=tuple((k, headers[n]) for k, n in twins),
+        slices=tuple(slices[n] for n in kept),
+        twins=tuple((k, slices[n]) for k, n in twins),
         affine=LPS_TO_RAS @ affine,
         flags=(Flag.AFFINE_ROUNDED,) if rounded or straightened else (),
     )
 
 
-def _check_alike(headers: Sequence[Header]) -> None:
+def _check_alike(slices: Sequence[Slice]) -> None:
     """Refuse what differs between slices and must not, or is missing."""
-    for header in headers:
-        reason = refusal(header)
+    for one in slices:
+        reason = refusal(one.header)
         if reason is not None:
             detail = "tiles" if reason is Reason.MOSAIC else "frames"
             raise ScanError(reason, f"its files hold several slices each, as {detail}")
-    _same(headers, lambda h: (h.rows, h.columns), Reason.SLICE_SIZE, "sizes")
-    cut = sum(h.pixels is None for h in headers)
+    _same(slices, lambda s: (s.header.rows, s.header.columns), Reason.SLICE_SIZE, "sizes")
+    cut = sum(s.header.pixels is None for s in slices)
     if cut:
-        raise ScanError(Reason.TRUNCATED, f"{cut} of {len(headers)} files have no pixels")
-    _same(headers, lambda h: h.frame_of_reference, Reason.FRAME_OF_REFERENCE, "frames of reference")
-    lost = sum(not _is_placed(h) for h in headers)
+        raise ScanError(Reason.TRUNCATED, f"{cut} of {len(slices)} files have no pixels")
+    _same(
+        slices,
+        lambda s: s.header.frame_of_reference,
+        Reason.FRAME_OF_REFERENCE,
+        "frames of reference",
+    )
+    lost = sum(not _is_placed(s) for s in slices)
     if lost:
-        detail = f"{lost} of {len(headers)} slices have no valid position or orientation"
+        detail = f"{lost} of {len(slices)} slices have no valid position or orientation"
         raise ScanError(Reason.NO_POSITION, detail)
-    spacing = np.array([h.spacing or (np.nan, np.nan) for h in headers])
+    spacing = np.array([s.spacing or (np.nan, np.nan) for s in slices])
     if not (np.isfinite(spacing).all() and spacing.min() > 0):
         raise ScanError(Reason.BAD_GEOMETRY, "the pixel spacing is missing or not positive")
     if (np.abs(spacing / spacing[0] - 1) > SAME_SPACING).any():
         raise ScanError(Reason.SLICE_SPACING, "slices differ in pixel spacing")
-    orientation = np.array([h.orientation for h in headers])
+    orientation = np.array([s.orientation for s in slices])
     if (np.abs(orientation - orientation[0]) > SAME_COSINE).any():
         raise ScanError(Reason.SLICE_ORIENTATION, "slices differ in orientation")
 
 
 def _same(
-    headers: Sequence[Header], what: Callable[[Header], object], reason: Reason, name: str
+    slices: Sequence[Slice], what: Callable[[Slice], object], reason: Reason, name: str
 ) -> None:
-    kinds = {what(h) for h in headers}
+    kinds = {what(s) for s in slices}
     if len(kinds) > 1:
-        raise ScanError(reason, f"{len(headers)} slices have {len(kinds)} {name}")
+        raise ScanError(reason, f"{len(slices)} slices have {len(kinds)} {name}")
 
 
-def _is_placed(header: Header) -> bool:
-    numbers = (*(header.position or ()), *(header.orientation or ()))
+def _is_placed(one: Slice) -> bool:
+    numbers = (*(one.position or ()), *(one.orientation or ()))
     return len(numbers) == 9 and bool(np.isfinite(numbers).all())
 
 
-def _position(header: Header) -> tuple[float, ...]:
-    return header.position or ()
+def _position(one: Slice) -> tuple[float, ...]:
+    return one.position or ()
 
 
 def _directions(
-    headers: Sequence[Header],
+    slices: Sequence[Slice],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
     """Return the unit vectors along a row and down a column, and whether they were rounded."""
-    both = np.array(headers[0].orientation).reshape(2, 3)
+    both = np.array(slices[0].orientation).reshape(2, 3)
     product = both @ both.T
     error = float(np.abs(product - np.eye(2)).max())
     if error > COSINE_ROUNDING:
@@ -150,7 +155,7 @@ def _directions(
 
 
 def _split_twins(
-    headers: Sequence[Header], depth: NDArray[np.float64], order: NDArray[np.intp]
+    slices: Sequence[Slice], depth: NDArray[np.float64], order: NDArray[np.intp]
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Return one slice for each place, and (k, slice) of those that share a place with it."""
     kept: list[int] = []
@@ -161,8 +166,8 @@ def _split_twins(
         else:
             kept.append(n)
     for k, n in twins:
-        if headers[n].phase != headers[kept[k]].phase:
-            detail = f"{len(headers)} slices at {len(kept)} places, from several acquisitions"
+        if slices[n].phase != slices[kept[k]].phase:
+            detail = f"{len(slices)} slices at {len(kept)} places, from several acquisitions"
             raise ScanError(Reason.PHASES, detail)
     return kept, twins
 
