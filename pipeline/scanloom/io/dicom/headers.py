@@ -31,8 +31,20 @@ Elements = Mapping[int, Any]
 _PIXEL_DATA = b"\xe0\x7f\x10\x00"
 _LONG_VR = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
-_PHASE_TAGS = (0x00200012, 0x00200100, 0x00180086, 0x00181060, 0x00189087)
-"""AcquisitionNumber, TemporalPositionIdentifier, EchoNumbers, TriggerTime, DiffusionBValue."""
+PHASE_TAGS = {
+    "TemporalPositionIdentifier": 0x00200100,
+    "EchoNumbers": 0x00180086,
+    "EchoTime": 0x00180081,
+    "DiffusionBValue": 0x00189087,
+    "DiffusionGradientOrientation": 0x00189089,
+    "AcquisitionNumber": 0x00200012,
+    "TriggerTime": 0x00181060,
+    "AcquisitionTime": 0x00080032,
+    "ContentTime": 0x00080033,
+    "InstanceNumber": 0x00200013,
+}
+"""What may tell volumes of one series apart, in the order of `Header.phase`."""
+
 _PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -88,7 +100,8 @@ class Header:
     slope, intercept : float
         1 and 0 where absent; NaN where they are no numbers.
     phase : tuple of bytes
-        What tells volumes of one series apart: acquisition, time point, echo, trigger, b-value.
+        What may tell volumes of one series apart: the values of `PHASE_TAGS` as they stand in the
+        file, empty where absent.
     """
 
     path: Path
@@ -119,6 +132,7 @@ class Header:
     burned_in: bool
     multi_energy: bool
     phase: tuple[bytes, ...]
+    sop_instance: str
 
 
 def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
@@ -261,7 +275,8 @@ def _header(path: Path, dataset: Dataset, syntax: str, place: PixelPlace | None)
         padding=_padding(elements, signed),
         burned_in=text(0x00280301).upper() == "YES",
         multi_energy=text(0x00189361).upper() == "YES",
-        phase=tuple(_raw(elements, tag).strip(b" \0") for tag in _PHASE_TAGS),
+        phase=tuple(_raw(elements, tag) for tag in PHASE_TAGS.values()),
+        sop_instance=text(0x00080018),
     )
 
 
