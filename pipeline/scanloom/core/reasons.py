@@ -86,6 +86,9 @@ class Reason(Enum):
     CHANNELS = ("failed", False, "The model wants several input channels: not in this version")
     IMPLAUSIBLE = ("failed", False, "The model's card refuses such a scan: see the detail")
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
+    # --- a run ---------------------------------------------------------------------------------
+    WORKFLOW = ("failed", False, "Correct the workflow at the lines that are named")
+    NOT_SELECTED = ("skipped", False, "The workflow's selection leaves it out")
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = ("failed", True, "Use a machine or device with more memory, or crop the scan")
     DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")

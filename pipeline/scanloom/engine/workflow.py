@@ -1,0 +1,328 @@
+"""`Workflow`: what a run over an archive shall do, read from a YAML or JSON file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from scanloom.core import Outputs, Reason, ScanError
+
+MOST_BYTES = 1 << 20
+"""A workflow is a page of text."""
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def _listed(value: object) -> object:
+    """Take a single word for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _seconds(value: object) -> object:
+    return _quantity(value, ("s", "min", "h"))
+
+
+def _bytes(value: object) -> object:
+    number = _quantity(value, ("MB", "GB", "MiB", "GiB"))
+    return int(number) if isinstance(number, float) else number
+
+
+def _quantity(value: object, units: Sequence[str]) -> object:
+    """Return a number with its unit as a plain number; what has another form is left as it is."""
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    if match[2] not in units:
+        raise ValueError(f"a number with one of the units {', '.join(units)}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as exc:
+        raise ValueError("a regular expression") from exc
+    return value
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_listed)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Count = Annotated[int, Field(ge=1)] | Literal["auto"]
+Modality = Literal["CT", "MR", "PT", "NM"]
+Modalities = Annotated[tuple[Modality, ...], BeforeValidator(_listed)]
+
+
+class _Section(BaseModel):
+    """A part of a workflow: unknown keys are mistakes, and nothing changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+class Selection(_Section):
+    """Which series are segmented. What is left out decides nothing."""
+
+    modality: Modalities = Field(default=(), description="CT, MR, PT, NM; one or a list")
+    body_part: Words = Field(
+        default=(), description="BodyPartExamined, for example CHEST; any case"
+    )
+    description: Patterns = Field(
+        default=(),
+        description="Regular expressions; one must be found in SeriesDescription, any case",
+    )
+    not_description: Patterns = Field(
+        default=(), description="The same, of which none may be found"
+    )
+    image_type: Words = Field(
+        default=(), description="Words that ImageType must hold, such as ORIGINAL"
+    )
+    kernel: Patterns = Field(default=(), description="Regular expressions for ConvolutionKernel")
+    contrast: bool | None = Field(default=None, description="Whether a contrast agent was given")
+    orientation: Literal["axial", "sagittal", "coronal", "any"] = Field(
+        default="any", description="The plane that the slices lie nearest to"
+    )
+    min_spacing: float = Field(
+        default=0.0, ge=0, description="Smallest distance between slices, mm"
+    )
+    max_spacing: float | None = Field(default=None, gt=0, description="Largest distance, mm")
+    prefer_spacing: float | None = Field(
+        default=None, gt=0, description="The distance, mm, that makes the better of two series"
+    )
+    min_slices: int = Field(default=3, ge=3, description="Fewest slices")
+    choose: Literal["all", "best", "newest"] = Field(
+        default="all",
+        description="Of the matching series of a study: each, the best one, the newest one",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_spacing is not None and self.max_spacing < self.min_spacing:
+            raise ValueError("max_spacing at least as large as min_spacing")
+        return self
+
+
+class Policy(_Section):
+    """What is done about series that are not one complete volume."""
+
+    gaps: Literal["refuse", "interpolate"] = Field(
+        default="refuse", description="Missing slices: refuse the series, or fill them and say so"
+    )
+    phases: Literal["refuse", "first", "all"] = Field(
+        default="refuse",
+        description="Several volumes in a series: refuse it, take the first, or each",
+    )
+    orientation: str | None = Field(
+        default=None,
+        pattern="^[RLAPSI]{3}$",
+        description="Axis codes for files that do not say theirs",
+    )
+    modality: Modality | None = Field(
+        default=None, description="For files that do not say theirs (NIfTI)"
+    )
+
+
+class Results(_Section):
+    """What is written for each case."""
+
+    seg: Literal["binary", "labelmap"] = Field(default="binary", description="Kind of DICOM SEG")
+    dates: Literal["source", "now"] = Field(
+        default="source", description="Content dates of DICOM SEG"
+    )
+    image: bool = Field(default=False, description="Also the scan, as image.nii.gz")
+    split: bool = Field(default=False, description="Also a mask for each structure")
+    structures: Words = Field(default=(), description="Labels to keep; none named: all")
+
+    def outputs(self) -> Outputs:
+        """Return the same as the engine's noun."""
+        return Outputs(self.seg, self.dates, self.image, self.split, self.structures)
+
+
+class Execution(_Section):
+    """How the work is done. Nothing here changes a result but `device` and `precision`."""
+
+    workers: Count = Field(
+        default="auto",
+        description="Processes with a device each; auto: one a GPU, or one on the CPU",
+    )
+    threads: Count = Field(
+        default="auto", description="CPU threads a worker; auto: the cores shared out"
+    )
+    in_flight: int = Field(default=3, ge=1, le=8, description="Cases at once in a worker, at most")
+    device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:N"
+    )
+    precision: Literal["auto", "float32", "half"] = Field(
+        default="auto", description="Of the networks"
+    )
+    body_box: bool = Field(default=True, description="Whether windows of air are passed over")
+    time_limit: Seconds = Field(
+        default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
+    )
+    memory_limit: Bytes | None = Field(default=None, description="A worker's memory: 8 GiB")
+
+
+class Workflow(_Section):
+    """A run over an archive: which series, which models, what is written, and how."""
+
+    name: str = Field(pattern="^[a-z0-9][a-z0-9_-]{0,63}$", description="A slug")
+    models: Annotated[Words, Field(min_length=1)] = Field(
+        description="Models from the store, or bundle folders; all run on each case"
+    )
+    select: Selection = Field(default=Selection(), description=Selection.__doc__)
+    policy: Policy = Field(default=Policy(), description=Policy.__doc__)
+    outputs: Results = Field(default=Results(), description=Results.__doc__)
+    execution: Execution = Field(default=Execution(), description=Execution.__doc__)
+
+
+def read_workflow(path: Path) -> Workflow:
+    """Read a workflow from a YAML or JSON file.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, with line, key, what was expected and the nearest right word for each mistake.
+    """
+    try:
+        raw = path.read_bytes()[: MOST_BYTES + 1]
+    except OSError as exc:
+        raise ScanError(Reason.WORKFLOW, f"the file can't be read ({type(exc).__name__})") from exc
+    if len(raw) > MOST_BYTES:
+        raise ScanError(Reason.WORKFLOW, "the file is too large for a workflow")
+    return parse_workflow(raw)
+
+
+def parse_workflow(text: bytes | str) -> Workflow:
+    """Read a workflow from text; see `read_workflow`."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(exc, "problem", None) or "it can't be parsed"
+        raise ScanError(Reason.WORKFLOW, f"{where}no valid YAML: {problem}") from exc
+    if not isinstance(found, dict):
+        raise ScanError(Reason.WORKFLOW, "a workflow is a list of keys and values")
+    mistakes = _repeated(node)
+    try:
+        workflow = Workflow.model_validate(found)
+    except ValidationError as exc:
+        mistakes += [_mistake(node, dict(error)) for error in exc.errors()]
+        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None
+    if mistakes:
+        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes))
+    return workflow
+
+
+def _repeated(node: yaml.Node | None) -> list[str]:
+    """Return what to say of keys that stand twice: YAML would silently take the last."""
+    if isinstance(node, yaml.SequenceNode):
+        return [text for item in node.value for text in _repeated(item)]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    seen: set[str] = set()
+    said = []
+    for key, value in node.value:
+        if key.value in seen:
+            said.append(f"line {key.start_mark.line + 1}: {key.value} stands there twice")
+        seen.add(key.value)
+        said += _repeated(value)
+    return said
+
+
+def _mistake(root: yaml.Node | None, error: dict[str, Any]) -> str:
+    """Return line, key, what was expected, and the nearest right word."""
+    loc = tuple(error["loc"])
+    names = [str(part) for part in loc if isinstance(part, str) and _is_key(part)]
+    key = ".".join(names) or "the workflow"
+    where = f"line {_line(root, loc)}: {key}"
+    section = _section(names[:-1])
+    if error["type"] == "extra_forbidden" and section is not None:
+        known = sorted(section.model_fields)
+        return f"{where} is no key here; {_nearest(names[-1], known)}"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    allowed = _words(_annotation(names))
+    value = error.get("input")
+    if allowed and isinstance(value, str):
+        return f"{where}: {_nearest(value, allowed)}"
+    expected = str(error["msg"]).removeprefix("Value error, ")
+    expected = expected[:1].lower() + expected[1:]
+    return f"{where}: expected {expected.removeprefix('input should be ')}"
+
+
+def _is_key(part: str) -> bool:
+    """Whether a part of pydantic's location is a key of ours, not the name of a validator."""
+    return part.isidentifier() and part not in ("function-before", "int", "float", "str", "tuple")
+
+
+def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
+    """Return the line of the innermost key of `loc` that stands in the file, from 1."""
+    line = 1
+    for part in loc:
+        if isinstance(node, yaml.MappingNode):
+            pairs = {key.value: (key, value) for key, value in node.value}
+            if part not in pairs:
+                break
+            key, node = pairs[str(part)]
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            if part >= len(node.value):
+                break
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return line
+
+
+def _section(names: Sequence[str]) -> type[BaseModel] | None:
+    model: type[BaseModel] = Workflow
+    for name in names:
+        field = model.model_fields.get(name)
+        kind = field.annotation if field else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return None
+        model = kind
+    return model
+
+
+def _annotation(names: Sequence[str]) -> object:
+    section = _section(names[:-1])
+    field = section.model_fields.get(names[-1]) if section and names else None
+    return field.annotation if field else None
+
+
+def _words(annotation: object) -> list[str]:
+    """Return the words that an annotation allows, wherever they stand in it."""
+    if typing.get_origin(annotation) is Literal:
+        return [str(word) for word in typing.get_args(annotation)]
+    parts = typing.get_args(annotation)
+    if annotation is None or isinstance(annotation, types.NoneType):
+        return []
+    return [word for part in parts for word in _words(part)]
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    lower = {k.lower(): k for k in known}
+    near = lower.get(word.lower()) or (close[0] if close else None)
+    listed = f"expected one of {', '.join(known)}"
+    return f"did you mean {near}? {listed}" if near else listed
