@@ -108,6 +108,13 @@ def segment(
         str, typer.Option(metavar="A,B", help="Keep only these; default all.")
     ] = "",
     key: Annotated[Path | None, typer.Option(help="File with the key of the case ids.")] = None,
+    names: Annotated[
+        Literal["id", "source"],
+        typer.Option(
+            help="What case folders are called. source: PatientID and series number, or the name "
+            "of the file: whoever sees the folder then sees who it is."
+        ),
+    ] = "id",
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace results of another recipe.")
     ] = False,
@@ -148,6 +155,7 @@ def segment(
             precision=precision,
             outputs=outputs,
             key=key,
+            names=names,
             replace=replace,
             memory_limit=memory_limit,
             body_box=body_box,

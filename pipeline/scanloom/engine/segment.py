@@ -14,9 +14,11 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Clock, Flag, Outputs, Reason, ScanError, Series
 from scanloom.engine import steps
+from scanloom.engine.books import Books, Names
 from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.record import recipe_hash
 from scanloom.io.casefolder import CaseFolder, claim_out, is_done
+from scanloom.io.crosswalk import source_of
 from scanloom.io.find import choose_series, find_series
 from scanloom.io.identity import case_id, key_fingerprint, load_key, source_hash
 from scanloom.io.names import CASE
@@ -47,6 +49,8 @@ class SegmentOptions:
         "auto", "float32" or "half".
     key : Path or None
         The file with the key of the ids; None for SCANLOOM_KEY or the user's own.
+    names : "id" or "source"
+        What case folders are called; "source" puts words of headers and paths into their names.
     replace : bool
         Whether a result of another recipe is replaced.
     memory_limit : int or None
@@ -65,6 +69,7 @@ class SegmentOptions:
     precision: str = "auto"
     outputs: Outputs = field(default_factory=Outputs)
     key: Path | None = None
+    names: Names = "id"
     replace: bool = False
     memory_limit: int | None = None
     body_box: bool = True
@@ -100,6 +105,7 @@ class _Session:
         _check_structures(self.cards, options.outputs)
         self.key = load_key(options.key)
         claim_out(options.out, key_fingerprint(self.key))
+        self.books = Books(options.out, key_fingerprint(self.key), options.names)
         self.recipe = recipe_hash(
             self.cards,
             {
@@ -133,22 +139,18 @@ class _Session:
 
     def run(self, path: Path, on_step: OnStep | None) -> CaseRecord:
         clock = Clock((lambda step: on_step(path, step)) if on_step else None)
-        case_name = ""
+        case: Case | None = None
         try:
             with clock.step("find"):
                 series = choose_series(find_series(path), self.options.series)
                 case = self._case(series)
-            case_name = case.id
-            return self._segment(case, clock)
-        except ScanError as error:
-            logger.debug("case not used", exc_info=True)
-            return CaseRecord(case_name, error.reason, error.detail, (), None)
-        except MemoryError:
-            detail = "the scan and its result do not fit into memory"
-            return CaseRecord(case_name, Reason.OUT_OF_MEMORY, detail, (), None)
+            record = self._segment(case, clock)
         except Exception as error:  # a fault in one case must not stop the others
-            logger.debug("case failed", exc_info=True)
-            return CaseRecord(case_name, Reason.INTERNAL, type(error).__name__, (), None)
+            logger.debug("case not used", exc_info=True)
+            record = CaseRecord(case.id if case else "", *_why(error), (), None)
+        if case is not None:
+            self.books.note(case, record)
+        return record
 
     def _case(self, series: Series) -> Case:
         options = self.options
@@ -173,13 +175,14 @@ class _Session:
             check_memory(need, self.options.memory_limit)
 
     def _segment(self, case: Case, clock: Clock) -> CaseRecord:
-        out = self.options.out
-        if is_done(out, case.id, case.recipe, replace=self.options.replace):
-            return _recall(case, out)
+        out, name = self.options.out, self.books.folder_name(case)
+        if is_done(out, name, case.recipe, replace=self.options.replace):
+            return _recall(case, out / "cases" / name)
         segmented = steps.segment(self._load(case, clock), self.labellers)
-        with CaseFolder(out, case.id, key_fingerprint(self.key)) as folder:
+        with CaseFolder(out, name, key_fingerprint(self.key)) as folder:
             record = steps.write(segmented, folder.path)
-            published = folder.publish(replace=self.options.replace)
+            source = source_of(case.series, case.id)
+            published = folder.publish(replace=self.options.replace, source=source)
         return replace(record, folder=published)
 
     def _load(self, case: Case, clock: Clock) -> steps.LoadedCase:
@@ -195,9 +198,17 @@ class _Session:
         return loaded
 
 
-def _recall(case: Case, out: Path) -> CaseRecord:
+def _why(error: Exception) -> tuple[Reason, str]:
+    """Return the reason that an error is, and what may be said of it."""
+    if isinstance(error, ScanError):
+        return error.reason, error.detail
+    if isinstance(error, MemoryError):
+        return Reason.OUT_OF_MEMORY, "the scan and its result do not fit into memory"
+    return Reason.INTERNAL, type(error).__name__
+
+
+def _recall(case: Case, folder: Path) -> CaseRecord:
     """Return the record of a case that was published before."""
-    folder = out / "cases" / case.id
     try:
         told = json.loads((folder / CASE).read_text(encoding="utf-8"))
         flags = tuple(Flag[flag["code"]] for flag in told["flags"])

@@ -1,10 +1,11 @@
 """The output folder: a case folder that exists is whole.
 
 A case is built in `OUT/.work/`, every file and folder is brought to the disk (fsync), and one
-rename puts it at `OUT/cases/<case id>/`. Names in `.work` say who is building, so that what a dead
-process left there is known and cleared away at the next start::
+rename puts it at `OUT/cases/<name>/`: the case id, unless source names are wanted. Names in `.work`
+say who is building, so that what a dead process left there is known and cleared away at the next
+start::
 
-    <case id>.<host>.<process>.<start>.<random>.new      being built
+    <name>.<host>.<process>.<start>.<random>.new         being built
     ... .ready                                           whole, about to replace an older result
     ... .old                                             the older result, about to be deleted
 
@@ -17,6 +18,7 @@ between two equal runs, and the sums must not.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -24,16 +26,19 @@ import os
 import secrets
 import shutil
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.crosswalk import Source, add_sources
 from scanloom.io.names import CASE, SUMS, TIMING
+from scanloom.io.private import check_key, private_folder
+from scanloom.io.whole import sync
 
-KEY_FINGERPRINT = "key.fingerprint"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full disk and a used-up quota say."""
 
@@ -51,29 +56,22 @@ def claim_out(out: Path, fingerprint: str) -> None:
     ScanError
         KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read.
     """
-    try:
-        known = (out / "private" / KEY_FINGERPRINT).read_text(encoding="ascii").strip()
-    except (FileNotFoundError, NotADirectoryError):
-        known = fingerprint
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ScanError(Reason.OUTPUT, "its private folder can't be read") from exc
-    if known != fingerprint:
-        raise ScanError(Reason.KEY_OTHER, "the ids in it were made with another key")
+    check_key(out, fingerprint)
     try:
         _recover(out)
     except OSError as exc:
         raise output_error(exc) from exc
 
 
-def is_done(out: Path, case_id: str, recipe: str, *, replace: bool) -> bool:
+def is_done(out: Path, name: str, recipe: str, *, replace: bool) -> bool:
     """Whether the case was published with this recipe.
 
     Parameters
     ----------
     out : Path
         The output folder, which need not exist.
-    case_id, recipe : str
-        Which case, and the hash over all that can change its result.
+    name, recipe : str
+        The case's folder, and the hash over all that can change its result.
     replace : bool
         Whether a result of another recipe may be replaced.
 
@@ -82,14 +80,14 @@ def is_done(out: Path, case_id: str, recipe: str, *, replace: bool) -> bool:
     ScanError
         STALE if a result of another recipe is there and may not be replaced.
     """
-    folder = out / "cases" / case_id
+    folder = out / "cases" / name
     if not folder.is_dir():
         return False
     if _recipe(folder) == recipe:
         return True
     if replace:
         return False
-    raise ScanError(Reason.STALE, f"case {case_id} was made by another recipe")
+    raise ScanError(Reason.STALE, "its result was made by another recipe")
 
 
 class CaseFolder:
@@ -99,8 +97,8 @@ class CaseFolder:
     ----------
     out : Path
         The output folder; made if it is not there, and removed again if it stays empty.
-    case_id : str
-        Name of the folder to be.
+    name : str
+        Of the folder to be: the case id, or another name without dots.
     fingerprint : str or None
         Of the key of the ids, for `OUT/private/`; None leaves the folder unclaimed.
 
@@ -110,9 +108,9 @@ class CaseFolder:
         DISK_FULL or OUTPUT, for every OSError between entering and leaving the block.
     """
 
-    def __init__(self, out: Path, case_id: str, fingerprint: str | None = None) -> None:
-        self.out, self.case_id, self.fingerprint = out, case_id, fingerprint
-        self.path = out / ".work" / str(_Owner.here(case_id))
+    def __init__(self, out: Path, name: str, fingerprint: str | None = None) -> None:
+        self.out, self.name, self.fingerprint = out, name, fingerprint
+        self.path = out / ".work" / str(_Owner.here(name))
 
     def __enter__(self) -> Self:
         self._made = _missing(self.path.parent)
@@ -133,48 +131,50 @@ class CaseFolder:
         if isinstance(error, OSError):
             raise output_error(error) from error
 
-    def publish(self, *, replace: bool = False) -> Path:
+    def publish(self, *, replace: bool = False, source: Source | None = None) -> Path:
         """Bring everything to the disk and rename it into place.
 
         Parameters
         ----------
         replace : bool
             Whether a folder that is there already is replaced.
+        source : Source or None
+            For the crosswalk: where the case comes from.
 
         Returns
         -------
         Path
-            `OUT/cases/<case id>`.
+            `OUT/cases/<name>`.
 
         Raises
         ------
         ScanError
-            STALE if the case is there already and is not to be replaced.
+            STALE if the folder is there already and is not to be replaced; KEY_OTHER if OUT was
+            meanwhile claimed for another key.
         OSError
             Which leaving the block maps.
         """
-        target = self.out / "cases" / self.case_id
+        target = self.out / "cases" / self.name
         if target.exists() and not replace:
-            raise ScanError(Reason.STALE, f"case {self.case_id} is there already")
+            raise ScanError(Reason.STALE, "its folder is there already")
         _write_sums(self.path)
         _sync_tree(self.path)
         self._made += _missing(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if self.fingerprint is not None:
-            self._claim(self.fingerprint)
-        if target.exists():
-            self._replace(target)
-        else:
-            self.path.rename(target)
-        _sync_folder(target.parent)
-        _sync_folder(self.path.parent)
+        with self._claimed(source):  # the crosswalk knows a case before it is seen
+            if target.exists():
+                self._replace(target)
+            else:
+                self.path.rename(target)
+        sync(target.parent)
+        sync(self.path.parent)
         self._made = []
         return target
 
     def _replace(self, target: Path) -> None:
         ready, old = self.path.with_suffix(".ready"), self.path.with_suffix(".old")
         self.path.rename(ready)
-        _sync_folder(ready.parent)
+        sync(ready.parent)
         target.rename(old)
         try:
             ready.rename(target)
@@ -183,23 +183,19 @@ class CaseFolder:
             raise
         shutil.rmtree(old, ignore_errors=True)  # what is left of it goes at the next start
 
-    def _claim(self, fingerprint: str) -> None:
-        private = self.out / "private"
-        self._made += _missing(private)
-        private.mkdir(mode=0o700, exist_ok=True)
-        file = private / KEY_FINGERPRINT
-        if not file.exists():
-            whole = private / f"{KEY_FINGERPRINT}.{secrets.token_hex(4)}"
-            whole.write_text(fingerprint + "\n", encoding="ascii")
-            _sync_file(whole)
-            whole.rename(file)  # never half a fingerprint
-            _sync_folder(private)
+    @contextmanager
+    def _claimed(self, source: Source | None) -> Iterator[None]:
+        if self.fingerprint is None:
+            yield
+            return
+        with private_folder(self.out, self.fingerprint) as private:
+            if source is not None:
+                add_sources(private, [dataclasses.replace(source, folder=self.name)])
+            yield
 
     def _undo(self) -> None:
         for state in (".new", ".ready"):
             shutil.rmtree(self.path.with_suffix(state), ignore_errors=True)
-        if self.out / "private" in self._made:
-            shutil.rmtree(self.out / "private", ignore_errors=True)
         for folder in reversed(self._made):
             with suppress(OSError):  # not empty: another process uses it
                 folder.rmdir()
@@ -217,7 +213,7 @@ def output_error(exc: OSError) -> ScanError:
 class _Owner:
     """Who builds a folder of `.work`, as its name says."""
 
-    case_id: str
+    name: str
     host: str
     process: int
     start: str
@@ -225,19 +221,19 @@ class _Owner:
     state: State
 
     @classmethod
-    def here(cls, case_id: str) -> Self:
+    def here(cls, name: str) -> Self:
         process = os.getpid()
-        return cls(case_id, _host(), process, _start(process), secrets.token_hex(4), "new")
+        return cls(name, _host(), process, _start(process), secrets.token_hex(4), "new")
 
     @classmethod
-    def parse(cls, name: str) -> Self | None:
-        parts = name.split(".")
+    def parse(cls, text: str) -> Self | None:
+        parts = text.split(".")
         if len(parts) != 6 or not parts[2].isdigit():
             return None
-        case_id, host, process, start, random, state = parts
+        name, host, process, start, random, state = parts
         if state not in ("new", "ready", "old"):
             return None
-        return cls(case_id, host, int(process), start, random, state)  # type: ignore[arg-type]
+        return cls(name, host, int(process), start, random, state)  # type: ignore[arg-type]
 
     @property
     def dead(self) -> bool:
@@ -245,7 +241,7 @@ class _Owner:
         return self.host == _host() and _start(self.process) != self.start
 
     def __str__(self) -> str:
-        return f"{self.case_id}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
+        return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
 
 
 def _host() -> str:
@@ -271,10 +267,10 @@ def _recover(out: Path) -> None:
     dead = {path: owner for path, owner in left.items() if owner.dead}
     for path, owner in dead.items():
         if owner.state == "old":
-            target, ready = out / "cases" / owner.case_id, path.with_suffix(".ready")
+            target, ready = out / "cases" / owner.name, path.with_suffix(".ready")
             if not target.exists():
                 (ready if ready.is_dir() else path).rename(target)
-                _sync_folder(target.parent)
+                sync(target.parent)
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -307,24 +303,10 @@ def _files(folder: Path) -> list[Path]:
 def _sync_tree(folder: Path) -> None:
     """Bring all files, then all folders from the innermost out, to the disk."""
     for path in _files(folder):
-        _sync_file(path)
+        sync(path)
     inner = sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True)
     for path in (*inner, folder):
-        _sync_folder(path)
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk (fsync(2): a rename is safe only then)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path)
 
 
 def _missing(folder: Path) -> list[Path]:

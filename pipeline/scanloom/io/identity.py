@@ -49,6 +49,22 @@ def load_key(file: Path | None = None) -> bytes:
     return key
 
 
+def read_key(file: Path | None = None) -> bytes:
+    """Return the key that is there already, for who asks about ids and makes none.
+
+    Parameters are those of `load_key`.
+
+    Raises
+    ------
+    ScanError
+        KEY_OTHER if there is none; UNREADABLE or DAMAGED as in `load_key`.
+    """
+    path = file or usual_key_file()
+    if not path.exists():
+        raise ScanError(Reason.KEY_OTHER, "there is no key here yet")
+    return load_key(path)
+
+
 def key_fingerprint(key: bytes) -> str:
     """Return what tells one key from another and gives neither away."""
     return _text(_hash(key, b"key fingerprint", [b""]))
@@ -69,6 +85,26 @@ def case_id(series: Series, key: bytes) -> str:
         return _text(_hash(key, b"case by uid", uids))
     prints = _of_each(series.files, key, _fingerprint)
     return _text(_hash(key, b"case by files", sorted(prints)))
+
+
+def file_id(path: Path, instance_uid: str, key: bytes) -> str:
+    """Return the id of one file: 26 characters, the same wherever it lies.
+
+    Parameters
+    ----------
+    path : Path
+        Opened only where there is no UID.
+    instance_uid : str
+        SOPInstanceUID; empty where the file has none.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if the file must be read and can't be.
+    """
+    if instance_uid:
+        return _text(_hash(key, b"file by uid", [instance_uid.encode("utf-8", "replace")]))
+    return _text(_hash(key, b"file by content", _of_each([path], key, _fingerprint)))
 
 
 def source_hash(series: Series, key: bytes) -> str:

@@ -1,0 +1,67 @@
+"""`OUT/failed/<case id>.json`: why a case gave no result, without a word of its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scanloom.core import CaseRecord, Reason
+from scanloom.io.tables import write_json
+from scanloom.io.whole import write_whole
+
+FAILED = "failed"
+
+_OF_THE_OUTPUT = (Reason.DISK_FULL, Reason.OUTPUT, Reason.STALE, Reason.KEY_OTHER)
+"""These say something of OUT, nothing of the case."""
+
+
+def is_failure(record: CaseRecord) -> bool:
+    """Whether a case failed by itself, and is to be found in `failed/`."""
+    reason = record.reason
+    return reason is not None and reason.outcome == "failed" and reason not in _OF_THE_OUTPUT
+
+
+def write_failure(out: Path, record: CaseRecord, recipe: str) -> Path:
+    """Write why a case failed; an older record of it is replaced.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    record : CaseRecord
+        With an id and a reason.
+    recipe : str
+        What was asked for, as in `case.json`.
+
+    Raises
+    ------
+    OSError
+        If it can't be written.
+    """
+    if record.reason is None or not record.id:
+        raise ValueError("only a case that is known, and failed, has a failure")
+    document = {
+        "schema": 1,
+        "case": record.id,
+        "outcome": record.reason.outcome,
+        "reason": record.reason.code,
+        "detail": record.detail,
+        "advice": record.reason.advice,
+        "retry": record.reason.retry,
+        "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
+        "recipe": recipe,
+    }
+    path = out / FAILED / f"{record.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda draft: write_json(draft, document))
+    return path
+
+
+def forget_failure(out: Path, case_id: str) -> None:
+    """Take away the record of a case that has a result now.
+
+    Raises
+    ------
+    OSError
+        If it is there and can't be taken away.
+    """
+    (out / FAILED / f"{case_id}.json").unlink(missing_ok=True)

@@ -1,0 +1,162 @@
+"""`OUT/private/`: what names sources and the key, for the owner alone.
+
+The folder has mode 0700, its files 0600. A file is written whole beside its place, brought to the
+disk and renamed, so that who reads sees the old one or the new one. Who changes a file holds the
+lock, so that of two processes neither loses what the other one added.
+
+Locks of flock(2) end with their process. Where a file system has none, the lock is left out: one
+run at a time per OUT is the rule, and a rename still keeps every file whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.whole import write_whole
+
+PRIVATE = "private"
+KEY_FINGERPRINT = "key.fingerprint"
+CROSSWALK = "crosswalk.parquet"
+LOCK = ".lock"
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+def known_fingerprint(out: Path) -> str | None:
+    """Return the fingerprint of the key that OUT's ids were made with, None where it has none.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT if it can't be read.
+    """
+    try:
+        text = (out / PRIVATE / KEY_FINGERPRINT).read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ScanError(Reason.OUTPUT, "its private folder can't be read") from exc
+    return text
+
+
+def check_key(out: Path, fingerprint: str) -> None:
+    """Refuse a key that is not OUT's; an OUT that is not claimed yet takes any.
+
+    Raises
+    ------
+    ScanError
+        KEY_OTHER; OUTPUT if its private folder can't be read.
+    """
+    if known_fingerprint(out) not in (None, fingerprint):
+        raise ScanError(Reason.KEY_OTHER, "the ids in it were made with another key")
+
+
+@contextmanager
+def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
+    """Give `OUT/private/`, claimed for a key and locked; it is made where it is not there.
+
+    Where the block fails, OUT is left as unclaimed as it was.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, made if it is not there.
+    fingerprint : str
+        Of the key, as `scanloom.io.identity.key_fingerprint` gives it.
+
+    Raises
+    ------
+    ScanError
+        KEY_OTHER if OUT belongs to another key.
+    OSError
+        If it can't be written.
+    """
+    folder = out / PRIVATE
+    with _locked(folder):
+        new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]
+        try:
+            _clear_drafts(folder)
+            if KEY_FINGERPRINT in new:
+                line = f"{fingerprint}\n"
+                write_private(folder / KEY_FINGERPRINT, lambda draft: draft.write_text(line))
+            check_key(out, fingerprint)
+            yield folder
+        except BaseException:
+            if KEY_FINGERPRINT in new:
+                _unclaim(folder, new)
+            raise
+
+
+def write_private(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file for its owner alone, as `scanloom.io.whole.write_whole` does."""
+    write_whole(path, write, 0o600)
+
+
+def _clear_drafts(folder: Path) -> None:
+    """Take away what died half-written: under the lock, nobody is writing these."""
+    for name in (KEY_FINGERPRINT, CROSSWALK):
+        for draft in folder.glob(f".{name}.*"):
+            draft.unlink(missing_ok=True)
+
+
+def _unclaim(folder: Path, new: Sequence[str]) -> None:
+    """Take away the files that were not there before, and the folder if nothing else is in it."""
+    with suppress(OSError):
+        for name in new:
+            (folder / name).unlink(missing_ok=True)
+        if {path.name for path in folder.iterdir()} == {LOCK}:
+            (folder / LOCK).unlink()
+            folder.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is not there."""
+    handle = _open_lock(folder)
+    while not _is_current(folder, handle):  # who held it before took the folder away
+        os.close(handle)
+        handle = _open_lock(folder)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_lock(folder: Path) -> int:
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        try:
+            handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # taken away between the two lines
+            continue
+        try:
+            _lock(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+
+def _lock(handle: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # no POSIX
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError as exc:
+        if exc.errno not in _NO_LOCKS:
+            raise
+
+
+def _is_current(folder: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat((folder / LOCK).stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False

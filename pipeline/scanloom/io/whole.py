@@ -1,0 +1,50 @@
+"""Files that are there whole or not at all, and on the disk when the call returns."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
+    """Let `write` fill a draft beside `path`, which then takes its place.
+
+    Parameters
+    ----------
+    path : Path
+        In a folder that is there. What is there already stays until the draft is whole.
+    write : function of the draft's path
+        The draft is there and empty.
+    mode : int
+        Of the file, less what the umask takes.
+
+    Raises
+    ------
+    OSError
+        If it can't be written; nothing has changed then.
+    """
+    draft = draft_of(path)
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    try:
+        write(draft)
+        sync(draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def draft_of(path: Path) -> Path:
+    """Return a name for a draft of `path`: hidden, and nobody else's."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk: fsync(2) makes a rename safe."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
