@@ -23,7 +23,8 @@ _TOGETHER = 8
 _ITEM = b"\xfe\xff\x00\xe0"
 _UNDEFINED = b"\xff\xff\xff\xff"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
-_FRAME_CONTENT = 0x00209111
+_INDEX_VALUES = struct.pack("<HH2s", 0x0020, 0x9157, b"UL")
+"""How DimensionIndexValues begin: nothing before them, UIDs and codes, can hold these bytes."""
 
 Planes = NDArray[Any]
 """Labels as slices of rows and columns: (K, J, I)."""
@@ -143,7 +144,11 @@ def functional_groups(frames: Sequence[Frame], templates: dict[int, Dataset]) ->
 
 @dataclass(frozen=True)
 class _Template:
-    """The item of a slice, written out; `index` is where its first dimension index stands."""
+    """The item of a slice, written out.
+
+    The segment's number stands in it twice: as the first dimension index, at `index`, and at the
+    very end, where segments are `identified` (not in a LABELMAP).
+    """
 
     content: bytes
     index: int
@@ -151,15 +156,9 @@ class _Template:
 
     @classmethod
     def of(cls, item: Dataset) -> _Template:
-        from pydicom import Dataset
-
-        begin = Dataset()
-        begin.update({e.tag: e for e in item if e.tag <= _FRAME_CONTENT})
-        # DimensionIndexValues end the frame content, the segment's number ends the whole item
-        values = item.FrameContentSequence[0].DimensionIndexValues
-        count = len(values) if isinstance(values, Sequence) else 1
-        identified = "SegmentIdentificationSequence" in item
-        return cls(written_out(item), len(written_out(begin)) - 4 * count, identified)
+        content = written_out(item)
+        index = content.index(_INDEX_VALUES) + len(_INDEX_VALUES) + 2  # two bytes of length
+        return cls(content, index, "SegmentIdentificationSequence" in item)
 
     def item(self, segment: int) -> bytes:
         content = bytearray(self.content)

@@ -26,7 +26,7 @@ class Window:
 
     def gray(self, values: NDArray[Any]) -> NDArray[np.uint8]:
         """Return brightness from 0 to 255; what is no number is black."""
-        shown = np.nan_to_num(values.astype(np.float64), nan=self.low).clip(self.low, self.high)
+        shown = np.where(np.isnan(values), self.low, values).clip(self.low, self.high)
         return np.asarray((shown - self.low) / (self.high - self.low) * 255 + 0.5, dtype=np.uint8)
 
 
