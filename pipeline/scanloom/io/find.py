@@ -176,5 +176,13 @@ def _as_series(headers: Sequence[Header]) -> Series:
         study_uid=first.study_uid,
         series_uid=first.series_uid,
         modality=first.modality if first.modality in MODALITIES else None,
-        description=str(first.dataset.get("SeriesDescription", "") or ""),
+        description=_description(first),
     )
+
+
+def _description(header: Header) -> str:
+    """Return SeriesDescription; what is not plain ASCII is decoded by pydicom."""
+    raw = header.elements.raw(0x0008103E)
+    if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escapes to others by plain bytes
+        return raw.decode("ascii").strip(" \0")
+    return str(header.read_dataset().get("SeriesDescription", "") or "")

@@ -7,30 +7,24 @@ import math
 import struct
 import threading
 import warnings
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.elements import MEDIA_CLASS, Elements, PixelPlace
+from scanloom.io.dicom.fast_header import read_plain, read_start
+from scanloom.io.dicom.odd_header import read_dataset, read_odd
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-DEFLATED = "1.2.840.10008.1.2.1.99"
-IMPLICIT_LITTLE = "1.2.840.10008.1.2"
 KEPT_HEADERS = 4096
-"""Headers kept between finding a series and reading it: larger than a series, 50 kB each."""
+"""Headers kept between finding a series and reading it: larger than a series, 5 kB each."""
 
-Elements = Mapping[int, Any]
-"""pydicom's elements by tag, raw where nobody asked for them yet."""
-
-_PIXEL_DATA = b"\xe0\x7f\x10\x00"
-_LONG_VR = (b"OB", b"OW", b"UN")
-_UNDEFINED = 0xFFFFFFFF
 PHASE_TAGS = {
     "TemporalPositionIdentifier": 0x00200100,
     "EchoNumbers": 0x00180086,
@@ -45,19 +39,6 @@ PHASE_TAGS = {
 }
 """What may tell volumes of one series apart, in the order of `Header.phase`."""
 
-_PARSE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
-
 
 @dataclass(frozen=True)
 class PixelFormat:
@@ -67,14 +48,6 @@ class PixelFormat:
     stored: int
     high_bit: int
     signed: bool
-
-
-@dataclass(frozen=True)
-class PixelPlace:
-    """Where the value of PixelData lies in the file; `length` is None where it is encapsulated."""
-
-    offset: int
-    length: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +61,8 @@ class Header:
     ----------
     path : Path
         The file.
-    dataset : pydicom.Dataset
-        All elements before the pixels. It holds identity.
+    elements : Elements
+        What was kept of it, unconverted. It holds identity.
     syntax : str
         Transfer syntax UID.
     pixels : PixelPlace or None
@@ -105,7 +78,7 @@ class Header:
     """
 
     path: Path
-    dataset: Dataset
+    elements: Elements
     syntax: str
     pixels: PixelPlace | None
     sop_class: str
@@ -133,6 +106,26 @@ class Header:
     multi_energy: bool
     phase: tuple[bytes, ...]
     sop_instance: str
+
+    @property
+    def dataset(self) -> Dataset:
+        """The same as `read_dataset()`, until its last caller has changed."""
+        return self.read_dataset()
+
+    def read_dataset(self) -> Dataset:
+        """Return all elements before the pixels, read by pydicom. They hold identity.
+
+        Raises
+        ------
+        ScanError
+            UNREADABLE or DAMAGED, if the file was changed since.
+        """
+        try:
+            with quiet():
+                return read_dataset(self.path)
+        except OSError as exc:
+            detail = f"a file can't be read ({type(exc).__name__})"
+            raise ScanError(Reason.UNREADABLE, detail) from exc
 
 
 def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
@@ -170,19 +163,18 @@ def _read_or_say_why(path: Path) -> Header | ScanError | None:
 
 def _read_header(path: Path) -> Header | None:
     try:
-        with path.open("rb") as file:
-            if not _is_dicom(file.read(132)):
-                return None
-            file.seek(0)
-            return _parse(path, file)
+        start = read_start(path)
+        if not is_dicom(start):
+            return None
+        return make_header(path, read_plain(path, start) or read_odd(path))
     except OSError as exc:
         detail = f"a file can't be read ({type(exc).__name__})"
         raise ScanError(Reason.UNREADABLE, detail) from exc
 
 
-def _is_dicom(start: bytes) -> bool:
+def is_dicom(start: bytes) -> bool:
     """Tell DICOM by its content (PS3.10 7.1), also where preamble and meta header are missing."""
-    if start[128:] == b"DICM":
+    if start[128:132] == b"DICM":
         return True
     if len(start) < 16:
         return False
@@ -192,75 +184,27 @@ def _is_dicom(start: bytes) -> bool:
     return group in (2, 8) and element <= 0x20 and (explicit or long <= 256)
 
 
-def _parse(path: Path, file: BinaryIO) -> Header:
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
-
-    try:
-        dataset = dcmread(file, stop_before_pixels=True, force=True)
-        syntax = _syntax(dataset)
-        place = None if syntax == DEFLATED else _pixel_place(file)
-        if syntax == DEFLATED and "Rows" in dataset:
-            place = PixelPlace(0, None)  # inflated by pydicom, as a whole
-        return _header(path, dataset, syntax, place)
-    except (InvalidDicomError, *_PARSE_ERRORS) as exc:
-        detail = f"the header of a DICOM file can't be parsed ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
-
-
-def _syntax(dataset: Dataset) -> str:
-    named = str(dataset.file_meta.get("TransferSyntaxUID", "") or "").strip(" \0")
-    if named:
-        return named
-    implicit, little = dataset.original_encoding  # guessed by pydicom from the first element
-    if implicit:
-        return IMPLICIT_LITTLE
-    return "1.2.840.10008.1.2.1" if little else "1.2.840.10008.1.2.2"
-
-
-def _pixel_place(file: BinaryIO) -> PixelPlace | None:
-    """Return where the value of PixelData lies; pydicom left the file at its tag."""
-    start = file.read(12)
-    if len(start) < 12:
-        return None
-    order = "<" if start[:4] == _PIXEL_DATA else ">"
-    if order == ">" and start[:4] != b"\x7f\xe0\x00\x10":
-        return None
-    if start[4:6] in _LONG_VR:
-        offset, (length,) = file.tell(), struct.unpack(order + "I", start[8:12])
-    else:
-        offset, (length,) = file.tell() - 4, struct.unpack(order + "I", start[4:8])
-    return PixelPlace(offset, None if length == _UNDEFINED else length)
-
-
-def _header(path: Path, dataset: Dataset, syntax: str, place: PixelPlace | None) -> Header:
-    elements: Elements = dict(dataset.items())  # as they were read: nothing is converted
-
-    def text(tag: int) -> str:
-        return _raw(elements, tag).decode("ascii", "replace").strip(" \0")
-
-    def number(tag: int, default: int) -> int:
-        return _integer(elements, tag, default)
-
+def make_header(path: Path, elements: Elements) -> Header:
+    """Return what the elements of a file mean."""
+    raw, text, number = elements.raw, elements.text, elements.number
     signed = number(0x00280103, 0) == 1
     allocated = number(0x00280100, 0)
     stored = number(0x00280101, allocated)
-    slope, intercept = _raw(elements, 0x00281053), _raw(elements, 0x00281052)
-    media_class = _raw(dict(dataset.file_meta.items()), 0x00020002).decode("ascii", "replace")
+    slope, intercept = raw(0x00281053), raw(0x00281052)
     return Header(
         path=path,
-        dataset=dataset,
-        syntax=syntax,
-        pixels=place,
-        sop_class=text(0x00080016) or media_class.strip(" \0"),
+        elements=elements,
+        syntax=elements.syntax,
+        pixels=elements.pixels,
+        sop_class=text(0x00080016) or text(MEDIA_CLASS),
         study_uid=text(0x0020000D),
         series_uid=text(0x0020000E),
         frame_of_reference=text(0x00200052),
         modality=text(0x00080060).upper(),
         image_type=tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
-        position=_floats(_raw(elements, 0x00200032), 3),
-        orientation=_floats(_raw(elements, 0x00200037), 6),
-        spacing=_floats(_raw(elements, 0x00280030), 2),
+        position=_floats(raw(0x00200032), 3),
+        orientation=_floats(raw(0x00200037), 6),
+        spacing=_floats(raw(0x00280030), 2),
         rows=number(0x00280010, 0),
         columns=number(0x00280011, 0),
         samples=number(0x00280002, 1),
@@ -271,37 +215,20 @@ def _header(path: Path, dataset: Dataset, syntax: str, place: PixelPlace | None)
         intercept=_float(intercept, 0.0),
         rescale_given=bool(slope.strip() or intercept.strip()),
         rescale_type=text(0x00281054).upper(),
-        lookup_table=_has_items(elements, 0x00283000),
+        lookup_table=elements.lookup_table,
         padding=_padding(elements, signed),
         burned_in=text(0x00280301).upper() == "YES",
         multi_energy=text(0x00189361).upper() == "YES",
-        phase=tuple(_raw(elements, tag) for tag in PHASE_TAGS.values()),
+        phase=tuple(raw(tag) for tag in PHASE_TAGS.values()),
         sop_instance=text(0x00080018),
     )
 
 
-def _raw(elements: Elements, tag: int) -> bytes:
-    """Return the bytes of an element as they are in the file; empty where it is absent."""
-    value = getattr(elements.get(tag), "value", None)
-    if isinstance(value, bytes):
-        return value
-    return b"" if value is None else str(value).encode("ascii", "replace")
-
-
-def _integer(elements: Elements, tag: int, default: int) -> int:
-    """Return a US or SS element, which has two bytes."""
-    raw = _raw(elements, tag)
-    return _unpack(elements[tag], raw, signed=False) if len(raw) == 2 else default
-
-
 def _padding(elements: Elements, signed: bool) -> int | None:
     """PixelPaddingValue has the sign of the pixels (PS3.3 C.7.5.1.1.2), whatever its VR says."""
-    raw = _raw(elements, 0x00280120)
-    return _unpack(elements[0x00280120], raw, signed=signed) if len(raw) == 2 else None
-
-
-def _unpack(element: Any, raw: bytes, *, signed: bool) -> int:
-    return int.from_bytes(raw, "little" if element.is_little_endian else "big", signed=signed)
+    if len(elements.raw(0x00280120)) != 2:
+        return None
+    return elements.number(0x00280120, 0, signed=signed)
 
 
 def _frames(text: str) -> int:
@@ -325,11 +252,6 @@ def _float(raw: bytes, default: float) -> float:
         return default
     numbers = _floats(text, 1)
     return math.nan if numbers is None else numbers[0]
-
-
-def _has_items(elements: Elements, tag: int) -> bool:
-    value = getattr(elements.get(tag), "value", None)
-    return value is not None and len(value) > 0
 
 
 class HeaderShelf:

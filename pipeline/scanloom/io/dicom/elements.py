@@ -1,0 +1,112 @@
+"""`Elements`: the bytes of the few attributes that decide, as they stand in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SYNTAX = 0x00020010
+MEDIA_CLASS = 0x00020002
+LOOKUP_TABLE = 0x00283000
+
+TAGS = frozenset(
+    (
+        0x00080008,  # ImageType
+        0x00080016,  # SOPClassUID
+        0x00080018,  # SOPInstanceUID
+        0x00080020,  # StudyDate
+        0x00080021,  # SeriesDate
+        0x00080022,  # AcquisitionDate
+        0x0008002A,  # AcquisitionDateTime
+        0x00080031,  # SeriesTime
+        0x00080032,  # AcquisitionTime
+        0x00080033,  # ContentTime
+        0x00080060,  # Modality
+        0x0008103E,  # SeriesDescription
+        0x00180010,  # ContrastBolusAgent
+        0x00180015,  # BodyPartExamined
+        0x00180050,  # SliceThickness
+        0x00180081,  # EchoTime
+        0x00180086,  # EchoNumbers
+        0x00180088,  # SpacingBetweenSlices
+        0x00181060,  # TriggerTime
+        0x00181120,  # GantryDetectorTilt
+        0x00181210,  # ConvolutionKernel
+        0x00189087,  # DiffusionBValue
+        0x00189089,  # DiffusionGradientOrientation
+        0x00189361,  # MultienergyCTAcquisition
+        0x0020000D,  # StudyInstanceUID
+        0x0020000E,  # SeriesInstanceUID
+        0x00200011,  # SeriesNumber
+        0x00200012,  # AcquisitionNumber
+        0x00200013,  # InstanceNumber
+        0x00200032,  # ImagePositionPatient
+        0x00200037,  # ImageOrientationPatient
+        0x00200052,  # FrameOfReferenceUID
+        0x00200100,  # TemporalPositionIdentifier
+        0x00280002,  # SamplesPerPixel
+        0x00280004,  # PhotometricInterpretation
+        0x00280008,  # NumberOfFrames
+        0x00280010,  # Rows
+        0x00280011,  # Columns
+        0x00280030,  # PixelSpacing
+        0x00280100,  # BitsAllocated
+        0x00280101,  # BitsStored
+        0x00280102,  # HighBit
+        0x00280103,  # PixelRepresentation
+        0x00280120,  # PixelPaddingValue
+        0x00280301,  # BurnedInAnnotation
+        0x00281052,  # RescaleIntercept
+        0x00281053,  # RescaleSlope
+        0x00281054,  # RescaleType
+    )
+)
+"""What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""
+
+
+@dataclass(frozen=True)
+class PixelPlace:
+    """Where the value of PixelData lies in the file; `length` is None where it is encapsulated."""
+
+    offset: int
+    length: int | None
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What one file says, unconverted.
+
+    Parameters
+    ----------
+    values : mapping of int to bytes
+        Values of `TAGS` and MEDIA_CLASS, where they are there, with their padding.
+    syntax : str
+        Transfer syntax UID; that of the encoding where the file names none.
+    little : bool
+        Whether binary values are little endian.
+    lookup_table : bool
+        Whether ModalityLUTSequence holds anything.
+    pixels : PixelPlace or None
+        None where there is no PixelData, or the file ends before it.
+    """
+
+    values: Mapping[int, bytes]
+    syntax: str
+    little: bool
+    lookup_table: bool
+    pixels: PixelPlace | None
+
+    def raw(self, tag: int) -> bytes:
+        """Return the bytes of an element, empty where it is absent."""
+        return self.values.get(tag, b"")
+
+    def text(self, tag: int) -> str:
+        """Return a value that should be ASCII, without padding."""
+        return self.values.get(tag, b"").decode("ascii", "replace").strip(" \0")
+
+    def number(self, tag: int, default: int, *, signed: bool = False) -> int:
+        """Return a value of two bytes (US, SS); `default` where it is absent or has others."""
+        raw = self.values.get(tag, b"")
+        if len(raw) != 2:
+            return default
+        return int.from_bytes(raw, "little" if self.little else "big", signed=signed)

@@ -1,0 +1,185 @@
+"""Headers that are not plain, and whole data sets: by pydicom."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.elements import LOOKUP_TABLE, MEDIA_CLASS, TAGS, Elements, PixelPlace
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+EXPLICIT_LITTLE = "1.2.840.10008.1.2.1"
+IMPLICIT_LITTLE = "1.2.840.10008.1.2"
+EXPLICIT_BIG = "1.2.840.10008.1.2.2"
+DEFLATED = "1.2.840.10008.1.2.1.99"
+MOST_INFLATED = 1 << 26
+"""Bytes that the header of a deflated file may have: 64 MiB, as the longest value of others."""
+LONGEST_VALUE = 1 << 26
+"""Bytes; longer values before the pixels are passed over."""
+
+_PIECE = 1 << 16
+_PIXELS = 0x7FE00010
+_LONG_VRS = (b"OB", b"OW", b"UN")
+_UNDEFINED = 0xFFFFFFFF
+_PARSE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+
+
+def read_odd(path: Path) -> Elements:
+    """Return what a file says that `read_plain` left, whatever its encoding.
+
+    Raises
+    ------
+    OSError
+        If it can't be read.
+    ScanError
+        DAMAGED if it can't be parsed.
+    """
+    dataset, place = _read(path)
+    values = {}
+    for tag in TAGS:
+        if tag in dataset:
+            values[tag] = _raw(dataset, tag)
+    if MEDIA_CLASS in dataset.file_meta:
+        values[MEDIA_CLASS] = _raw(dataset.file_meta, MEDIA_CLASS)
+    table = dataset.get_item(LOOKUP_TABLE) if LOOKUP_TABLE in dataset else None
+    return Elements(
+        values=values,
+        syntax=_syntax(dataset),
+        little=dataset.original_encoding[1] is not False,
+        lookup_table=bool(getattr(table, "value", None)),
+        pixels=place,
+    )
+
+
+def read_dataset(path: Path) -> Dataset:
+    """Return all elements before the pixels. They hold identity.
+
+    Raises
+    ------
+    OSError
+        If the file can't be read.
+    ScanError
+        DAMAGED if it can't be parsed.
+    """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Dataset, PixelPlace | None]:
+    from pydicom import dcmread
+    from pydicom.errors import BytesLengthException, InvalidDicomError
+
+    try:
+        with path.open("rb") as file:
+            inflated = _inflated_start(file)
+            if inflated is not None:
+                return _read_inflated(*inflated)
+            file.seek(0)
+            dataset = dcmread(file, LONGEST_VALUE, stop_before_pixels=True, force=True)
+            return dataset, _pixel_place(file, dataset)
+    except (InvalidDicomError, BytesLengthException, *_PARSE_ERRORS, OSError) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise  # the disk's; pydicom raises OSError without a number where a file is cut off
+        detail = f"the header of a DICOM file can't be parsed ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+def _inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
+    """Return meta header and the inflated start of a deflated data set; None for other files.
+
+    pydicom would inflate the file whole, however large that is.
+    """
+    from pydicom.filereader import read_file_meta_info, read_preamble
+
+    start = file.read(_PIECE)
+    if start[128:132] != b"DICM" or DEFLATED.encode() not in start:
+        return None
+    file.seek(0)
+    read_preamble(file, force=True)
+    meta = read_file_meta_info(file.name)
+    if _named(meta) != DEFLATED:
+        return None
+    file.seek(132 + 12 + int(meta.FileMetaInformationGroupLength))
+    return meta, _inflate(file)
+
+
+def _inflate(file: BinaryIO) -> bytes:
+    unpacker, parts, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
+    packed = file.read(_PIECE)
+    while packed and size < MOST_INFLATED and not unpacker.eof:
+        parts.append(unpacker.decompress(packed, MOST_INFLATED - size))
+        size += len(parts[-1])
+        packed = unpacker.unconsumed_tail or file.read(_PIECE)
+    return b"".join(parts)
+
+
+def _read_inflated(meta: Any, data: bytes) -> tuple[Dataset, PixelPlace | None]:
+    from pydicom import dcmread
+
+    dataset = dcmread(BytesIO(data), stop_before_pixels=True, force=True)
+    dataset.file_meta = meta
+    place = PixelPlace(0, None) if "Rows" in dataset else None  # decoded from the whole file
+    return dataset, place
+
+
+def _named(meta: Any) -> str:
+    return str(meta.get("TransferSyntaxUID", "") or "").strip(" \0")
+
+
+def _syntax(dataset: Dataset) -> str:
+    named = _named(dataset.file_meta)
+    if named:
+        return named
+    implicit, little = dataset.original_encoding  # guessed by pydicom from the first element
+    if implicit:
+        return IMPLICIT_LITTLE
+    return EXPLICIT_LITTLE if little else EXPLICIT_BIG
+
+
+def _pixel_place(file: BinaryIO, dataset: Dataset) -> PixelPlace | None:
+    """Return where the value of PixelData lies; pydicom left the file at its tag."""
+    offset = file.tell()
+    start = file.read(12)
+    if len(start) < 8:
+        return None
+    implicit, little = dataset.original_encoding
+    order = "<" if little else ">"
+    group, element = struct.unpack(order + "HH", start[:4])
+    if group << 16 | element != _PIXELS:
+        return None
+    offset, form, field = offset + 8, "I", start[4:8]
+    if not implicit and start[4:6] in _LONG_VRS:
+        offset, field = offset + 4, start[8:12]
+    elif not implicit:
+        form, field = "H", start[6:8]
+    if len(field) < struct.calcsize(form):
+        return None
+    (length,) = struct.unpack(order + form, field)
+    return PixelPlace(offset, None if length == _UNDEFINED else length)
+
+
+def _raw(dataset: Dataset, tag: int) -> bytes:
+    """Return the bytes of an element as they are in the file.
+
+    Nothing is converted: pydicom warns with the header's text, which may name a patient.
+    """
+    value = dataset.get_item(tag).value
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else str(value).encode("ascii", "replace")

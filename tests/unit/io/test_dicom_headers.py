@@ -1,0 +1,255 @@
+"""The fast reader of plain headers says what pydicom says, of every file; the rest it leaves."""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import fields
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from pydicom import Dataset, dcmread, dcmwrite
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEG2000Lossless,
+)
+from pydicom.valuerep import EXPLICIT_VR_LENGTH_16, EXPLICIT_VR_LENGTH_32
+
+from dicom_maker import MR, Coding, Words, noise, write_series
+from scanloom.core import ScanError
+from scanloom.io.dicom import fast_header
+from scanloom.io.dicom.elements import Elements, PixelPlace
+from scanloom.io.dicom.fast_header import read_plain, read_start
+from scanloom.io.dicom.headers import Header, is_dicom, make_header, quiet, read_headers
+from scanloom.io.dicom.odd_header import read_odd
+from scans import scans
+
+
+def both(path: Path) -> tuple[Elements | None, Elements | None]:
+    """Return what the fast reader and pydicom say of a file."""
+    with quiet():
+        try:
+            odd = read_odd(path)
+        except ScanError:
+            odd = None
+        return read_plain(path, read_start(path)), odd
+
+
+def same_header(path: Path) -> None:
+    fast, odd = both(path)
+    assert fast is not None
+    assert odd is not None
+    assert fast == odd
+    ours, theirs = make_header(path, fast), make_header(path, odd)
+    for field in fields(Header):
+        if field.name != "elements":
+            assert repr(getattr(ours, field.name)) == repr(getattr(theirs, field.name))  # NaN too
+
+
+PLAIN_CODING, CT_WORDS = Coding(), Words()
+
+
+def one_file(folder: Path, coding=PLAIN_CODING, words=CT_WORDS, edit=None) -> Path:
+    return write_series(folder, noise((36, 35, 1)), coding=coding, words=words, edit=edit)[0]
+
+
+def with_sequences(k: int, ds: Dataset) -> None:
+    """Sequences of all sizes and lengths, public and private, in one another."""
+    leaf = Dataset()
+    leaf.CodeValue, leaf.RescaleSlope = "1", "7"  # not that of the image
+    empty, middle = Dataset(), Dataset()
+    middle.RequestAttributesSequence = [leaf, empty]
+    middle["RequestAttributesSequence"].is_undefined_length = True
+    for keyword, undefined in (
+        ("ReferencedStudySequence", True),
+        ("ReferencedSeriesSequence", False),
+        ("SourceImageSequence", True),
+    ):
+        setattr(ds, keyword, [middle, empty, leaf] if keyword != "SourceImageSequence" else [])
+        ds[keyword].is_undefined_length = undefined
+    for item in ds.ReferencedStudySequence:
+        item.is_undefined_length_sequence_item = True
+    block = ds.private_block(0x0029, "SCANLOOM TESTS", create=True)
+    block.add_new(1, "SQ", [middle])
+    block[1].is_undefined_length = True
+    block.add_new(2, "OB", b"x" * 40_000)  # more than the first read
+    block.add_new(3, "UT", "text")
+
+
+def odd_words(k: int, ds: Dataset) -> None:
+    ds.SpecificCharacterSet = ["ISO 2022 IR 6", "ISO 2022 IR 87"]
+    ds.RescaleSlope, ds.ImageType = "", None
+    del ds.PixelSpacing
+    ds.PixelPaddingValue = 5
+    ds.BurnedInAnnotation = "YES"
+
+
+PLAIN = {
+    "explicit": Coding(),
+    "implicit": Coding(syntax=ImplicitVRLittleEndian),
+    "8 bit": Coding(8, 8, signed=False),
+    "JPEG 2000": Coding(syntax=JPEG2000Lossless),
+}
+
+
+@pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("edit", [None, with_sequences, odd_words], ids=["", "sequences", "odd"])
+@pytest.mark.parametrize("modality", ["CT", "MR"])
+def test_plain_headers_are_what_pydicom_reads(tmp_path, coding, edit, modality):
+    same_header(one_file(tmp_path, coding, Words(modality=modality), edit))
+
+
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_the_pixels_lie_where_the_header_says(tmp_path, coding):
+    path = one_file(tmp_path, coding, edit=with_sequences)
+    [header] = read_headers([path])
+    place = header.pixels
+    wanted = dcmread(path).PixelData
+    assert path.read_bytes()[place.offset :] == wanted
+    assert place.length == len(wanted)
+
+
+def test_a_header_of_megabytes_is_read(tmp_path):
+    def edit(k: int, ds: Dataset) -> None:
+        ds.private_block(0x0029, "TESTS", create=True).add_new(1, "OB", bytes(1_000_000))
+
+    same_header(one_file(tmp_path, edit=edit))
+
+
+def rewritten(path: Path, syntax: str) -> Path:
+    """Write the file in another encoding, without pixels."""
+    dataset = dcmread(path)
+    fresh = Dataset()
+    fresh.update({e.tag: e for e in dataset if e.keyword != "PixelData"})
+    fresh.file_meta = FileMetaDataset()
+    fresh.file_meta.TransferSyntaxUID = syntax
+    fresh.file_meta.MediaStorageSOPClassUID = MR
+    fresh.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    dcmwrite(path, fresh, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize("syntax", [DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian])
+def test_other_encodings_are_left_to_pydicom_and_mean_the_same(tmp_path, syntax):
+    plain = rewritten(one_file(tmp_path / "plain"), ExplicitVRLittleEndian)
+    other = rewritten(one_file(tmp_path / "other"), syntax)
+    assert both(other)[0] is None
+    ours, theirs = read_headers([plain, other])
+    for field in fields(Header):
+        if field.name not in ("path", "elements", "syntax", "pixels"):
+            assert getattr(ours, field.name) == getattr(theirs, field.name)
+    assert theirs.syntax == syntax
+
+
+def test_a_deflated_header_is_inflated_no_further_than_needed(tmp_path, monkeypatch):
+    from scanloom.io.dicom import odd_header
+
+    path = rewritten(one_file(tmp_path), DeflatedExplicitVRLittleEndian)
+    monkeypatch.setattr(odd_header, "MOST_INFLATED", 300)
+    [header] = read_headers([path])
+    assert header.sop_class
+    assert not header.series_uid  # what follows was not looked at
+
+
+def test_what_is_no_file_of_part_10_is_left_to_pydicom(tmp_path):
+    path = one_file(tmp_path)
+    path.write_bytes(path.read_bytes()[132:])
+    fast, odd = both(path)
+    assert fast is None
+    assert is_dicom(read_start(path))
+    assert isinstance(odd, Elements)
+
+
+def test_a_sequence_that_is_unknown_is_left_to_pydicom(tmp_path):
+    """UN of undefined length is a sequence in implicit encoding (PS3.5 6.2.2)."""
+    path = one_file(tmp_path)
+    item = struct.pack("<HHI", 0x0008, 0x0100, 2) + b"1 "
+    sequence = struct.pack("<HH2sHI", 0x0029, 0x1010, b"UN", 0, 0xFFFFFFFF)
+    sequence += struct.pack("<HHI", 0xFFFE, 0xE000, len(item)) + item
+    sequence += struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
+    data = path.read_bytes()
+    [header] = read_headers([path])
+    place = header.pixels.offset - 12
+    path.write_bytes(data[:place] + sequence + data[place:])
+    assert both(path)[0] is None
+    [moved] = read_headers([path])
+    assert moved.pixels == PixelPlace(place + len(sequence) + 12, header.pixels.length)
+
+
+@pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_a_cut_file_never_says_other_than_pydicom(tmp_path, coding, edit):
+    data = one_file(tmp_path, coding, edit=edit).read_bytes()
+    path = tmp_path / "cut.dcm"
+    for length in {*range(140, min(len(data), 900), 7), *range(len(data) - 200, len(data), 7)}:
+        path.write_bytes(data[:length])
+        fast, odd = both(path)
+        assert fast in (None, odd), length
+
+
+@pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_a_mutated_file_never_says_other_than_pydicom(tmp_path, coding, edit):
+    data = one_file(tmp_path, coding, edit=edit).read_bytes()[:4000]
+    path, chance, read = tmp_path / "mutated.dcm", random.Random(7), 0
+    for _ in range(300):
+        mutated = bytearray(data)
+        for _ in range(chance.randint(1, 3)):
+            mutated[chance.randrange(132, len(data))] = chance.choice((0, 1, 8, 255, 65, 83))
+        path.write_bytes(mutated)
+        fast, odd = both(path)
+        assert fast in (None, odd)
+        read += fast is not None
+    assert read > 50 or edit is not None
+
+
+def test_vrs_are_those_that_pydicom_knows():
+    assert set(fast_header._SHORT.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_16}
+    assert set(fast_header._LONG.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_32}
+
+
+def test_the_whole_data_set_is_there_for_who_asks(tmp_path):
+    path = one_file(tmp_path)
+    [header] = read_headers([path])
+    dataset = header.read_dataset()
+    assert dataset.PatientID == "NOBODY"
+    assert "PixelData" not in dataset
+    path.unlink()
+    with pytest.raises(ScanError) as caught:
+        header.read_dataset()
+    assert caught.value.code == "UNREADABLE"
+
+
+def test_pipes_and_what_is_no_dicom_are_none(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("no image " * 40)
+    assert read_headers([tmp_path / "pipe", tmp_path / "text"]) == [None, None]
+
+
+@pytest.mark.reference
+def test_every_real_header_is_what_pydicom_reads():
+    read = 0
+    for path in sorted(p for p in scans(".").rglob("*") if p.is_file()):
+        if not is_dicom(read_start(path)):
+            continue
+        fast, odd = both(path)
+        assert fast in (None, odd), path
+        read += fast is not None
+    assert read > 600
+
+
+def test_bytes_behind_the_pixels_are_not_read(tmp_path):
+    """What is written behind PixelData (padding, digital signatures) changes nothing."""
+    path = one_file(tmp_path)
+    before = both(path)[0]
+    tail = BytesIO()
+    tail.write(struct.pack("<HH2sHI", 0xFFFC, 0xFFFC, b"OB", 0, 8) + bytes(8))
+    path.write_bytes(path.read_bytes() + tail.getvalue())
+    assert both(path)[0] == before
