@@ -1,9 +1,15 @@
-"""Read NRRD and MetaImage by SimpleITK."""
+"""Read NRRD and MetaImage: .nrrd, .nhdr, .mha, .mhd.
+
+Headers are read here and not by ITK: size, type and place are judged before anything is allocated,
+damage is told from truncation, and no library sees a file name that a header made up. SimpleITK is
+the witness of the tests.
+"""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,163 +17,225 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
-from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, unit_of
+from scanloom.io.metaimage import parse_metaimage
+from scanloom.io.nrrd import MAGIC, parse_nrrd
+from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, straighten, unit_of
 from scanloom.io.scan import ItkSource, Scan
+from scanloom.io.text_header import HEADER_LIMIT, TextHeader, damaged
+from scanloom.io.voxels import (
+    VOXEL_LIMIT,
+    Coding,
+    Layout,
+    check_layout,
+    foreign_errors,
+    is_gzip,
+    read_voxels,
+    size_of,
+)
 
 ITK_SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
 
-_HEADER_LIMIT = 1 << 16  # a header in text is a few kB
-_NRRD_DATA = re.compile(rb"^data ?file:[ \t]*(.*?)\s*$", re.IGNORECASE | re.MULTILINE)
-_NRRD_UNITS = re.compile(rb"^space units:[ \t]*(.*?)\s*$", re.IGNORECASE | re.MULTILINE)
-_META_DATA = re.compile(rb"^ElementDataFile\s*=\s*(.*?)\s*$", re.IGNORECASE | re.MULTILINE)
-_NRRD_SPACES = (
-    "left-posterior-superior",
-    "right-anterior-superior",
-    "left-anterior-superior",
-)
-_LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+_LINES_LIMIT = 1 << 24  # bytes in which the lines to be skipped must end
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What a header says, judged."""
+
+    layout: Layout
+    grid: Grid
+    flags: tuple[Flag, ...]
 
 
 def itk_files(path: Path) -> tuple[Path, ...]:
     """Return the files of an image: itself, and the data file that its header names.
 
-    Raises
-    ------
-    ScanError
-        NOT_FOUND if that is missing; DAMAGED if it is not in the same folder.
+    A header that can't be used names none; `read_itk` says why.
     """
-    data = _data_file(path)
-    return (path,) if data is None else (path, data)
+    try:
+        data = _data_path(path, _read_header(path))
+    except ScanError:
+        return (path,)
+    return (path,) if data == path else (path, data)
 
 
 def read_itk(
-    files: Sequence[Path], orientation: str | None = None, modality: str | None = None
+    files: Sequence[Path],
+    phase: int | None = None,
+    orientation: str | None = None,
+    modality: str | None = None,
+    limit: int = VOXEL_LIMIT,
 ) -> Scan:
-    """Read a NRRD or MetaImage volume.
+    """Read one volume of a NRRD or MetaImage.
 
     Parameters
     ----------
     files : sequence of Path
         As `itk_files` gives them.
-    orientation, modality
+    phase, orientation, modality
         As in `scanloom.load_volume`.
+    limit : int
+        Bytes of decoded voxels that the volume may have.
 
     Raises
     ------
     ScanError
-        TOO_FEW_SLICES, FOUR_D, COLOR, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, TRUNCATED,
-        DAMAGED or UNREADABLE.
+        TOO_FEW_SLICES, FOUR_D, COLOR, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, RESCALE,
+        TOO_LARGE, TRUNCATED, DAMAGED, DECODER, NOT_FOUND, NOT_AN_IMAGE, UNREADABLE or
+        OUT_OF_MEMORY.
     """
-    import SimpleITK
-
-    _check_readable(files)
-    reader = SimpleITK.ImageFileReader()
-    reader.SetFileName(str(files[0]))
-    reader.SetImageIO("NrrdImageIO" if _is_nrrd(files[0]) else "MetaImageIO")
-    shown = SimpleITK.ProcessObject.GetGlobalWarningDisplay()
-    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # ITK prints what the header says
-    try:
-        reader.ReadImageInformation()
-        _check_kind(reader)
-        _check_space(reader, files[0], orientation)
-        image = reader.Execute()
-    except RuntimeError as exc:
-        raise ScanError(Reason.DAMAGED, "not readable as NRRD or MetaImage") from exc
-    finally:
-        SimpleITK.ProcessObject.SetGlobalWarningDisplay(shown)
-    values: NDArray[Any] = SimpleITK.GetArrayFromImage(image).T
-    affine, flags = _affine(image, _says_space(reader, files[0]), orientation)
+    plan = _plan(files, phase, orientation, limit)
+    values = read_voxels(plan.layout)
     check_finite(values)
-    grid = Grid(values.shape, affine)
-    return Scan(Volume(values, grid, unit_of(modality), modality, flags=flags), ItkSource())
+    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=plan.flags)
+    return Scan(volume, ItkSource())
 
 
-def _is_nrrd(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"NRRD"
+def itk_outline(
+    files: Sequence[Path],
+    phase: int | None = None,
+    orientation: str | None = None,
+    limit: int = VOXEL_LIMIT,
+) -> tuple[Grid, np.dtype[Any]]:
+    """Return grid and type that `read_itk` would give, from the header alone; same errors."""
+    plan = _plan(files, phase, orientation, limit)
+    return plan.grid, plan.layout.result
 
 
-def _header_text(path: Path) -> bytes:
-    """Return the text before the data: to the empty line (NRRD), or the data file (MetaImage)."""
-    try:
+def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, limit: int) -> _Plan:
+    """Judge a header; nothing of the size of a volume is allocated."""
+    header = _read_header(files[0])
+    volumes = _check_kind(header, phase)
+    shape = (
+        header.sizes[header.axes[0]],
+        header.sizes[header.axes[1]],
+        header.sizes[header.axes[2]],
+    )
+    affine, flags = _affine(header, shape, orientation)
+    data = _data_path(files[0], header)
+    if tuple(files) != ((files[0],) if data == files[0] else (files[0], data)):
+        raise damaged("its header names another data file than before")
+    with foreign_errors("the image"):
+        layout = _layout(header, data, shape, volumes, phase or 0)
+        check_layout(layout, limit)
+    return _Plan(layout, Grid(shape, affine), flags)
+
+
+def _read_header(path: Path) -> TextHeader:
+    with foreign_errors("the image"):
+        size = size_of(path)
         with path.open("rb") as file:
-            start = file.read(_HEADER_LIMIT)
-    except OSError as exc:
-        detail = f"the file can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
-    if start.startswith(b"NRRD"):
-        return re.split(rb"\r?\n\r?\n", start, maxsplit=1)[0]
-    named = _META_DATA.search(start)
-    return start[: named.end()] if named else b""
+            start = file.read(HEADER_LIMIT)
+    parse = parse_nrrd if start.startswith(MAGIC) else parse_metaimage
+    return parse(start, whole=size <= HEADER_LIMIT)
 
 
-def _data_file(path: Path) -> Path | None:
-    """Return the data file that a header names, None where the data follow the header."""
-    text = _header_text(path)
-    named = (_NRRD_DATA if text.startswith(b"NRRD") else _META_DATA).search(text)
-    if named is None:
-        return None
-    name = named[1].decode("utf-8", "replace")
-    if name.upper() == "LOCAL":
-        return None
+def _data_path(path: Path, header: TextHeader) -> Path:
+    """Return the file of the voxels: never one outside the folder of the header.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if it is missing; DAMAGED if it is elsewhere, or several files.
+    """
+    name = header.data_file
+    if name is None:
+        return path
     if name.upper().startswith("LIST") or "%" in name:
-        raise ScanError(Reason.DAMAGED, "its data are spread over several files")
+        raise damaged("its data are spread over several files")
     data = path.parent / name
-    if not data.resolve().is_relative_to(path.parent.resolve()):
-        raise ScanError(Reason.DAMAGED, "its header names a data file in another folder")
-    if not data.is_file():
+    try:
+        inside = data.resolve().is_relative_to(path.parent.resolve())
+        found = inside and data.is_file()
+    except (OSError, ValueError) as exc:  # too long a name, a zero in it, links in a circle
+        raise damaged("its header names a data file that can't be") from exc
+    if not inside:
+        raise damaged("its header names a data file in another folder")
+    if not found:
         raise ScanError(Reason.NOT_FOUND, "the data file that its header names is missing")
     return data
 
 
-def _check_readable(files: Sequence[Path]) -> None:
-    named = itk_files(files[0])
-    if tuple(files) != named:
-        raise ScanError(Reason.DAMAGED, "its header names another data file than before")
-    text = _header_text(files[0])
-    if not text:
-        raise ScanError(Reason.DAMAGED, "the file has no NRRD or MetaImage header")
-    units = _NRRD_UNITS.search(text)
-    if units is not None and set(re.findall(rb'"(.*?)"', units[1])) - {b"mm", b""}:
-        raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
-
-
-def _check_kind(reader: Any) -> None:
-    """Refuse what is no single grey volume."""
-    size = reader.GetSize()
-    while len(size) > 3 and size[-1] == 1:
-        size = size[:-1]
-    if reader.GetNumberOfComponents() > 1:
-        colour = reader.GetNumberOfComponents() in (3, 4)
-        detail = f"{reader.GetNumberOfComponents()} numbers a voxel"
+def _check_kind(header: TextHeader, phase: int | None) -> int:
+    """Refuse what is no grey volume; return how many volumes there are."""
+    if header.components != 1:
+        colour = header.components in (3, 4)
+        detail = f"{header.components} numbers a voxel"
         raise ScanError(Reason.COLOR if colour else Reason.PIXEL_TYPE, detail)
-    if len(size) > 3:
-        raise ScanError(Reason.FOUR_D, f"{size[3]} volumes")
-    if len(size) < 3 or min(size) < MIN_VOXELS:
-        raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {tuple(size)} voxels")
-
-
-def _says_space(reader: Any, path: Path) -> bool:
-    """Whether the file says where it lies: a NRRD may not; a MetaImage is LPS by definition."""
-    if not _is_nrrd(path):
-        return True
-    if not reader.HasMetaDataKey("NRRD_space"):
-        return False
-    return reader.GetMetaData("NRRD_space") in _NRRD_SPACES
-
-
-def _check_space(reader: Any, path: Path, orientation: str | None) -> None:
-    if orientation is None and not _says_space(reader, path):
-        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the NRRD names no anatomical space")
+    sizes = tuple(header.sizes[n] for n in header.axes)
+    volumes = math.prod(header.sizes) // math.prod(sizes)
+    if len(sizes) < 3 or min(sizes) < MIN_VOXELS:
+        raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {header.sizes} voxels")
+    if len(sizes) > 3:
+        raise ScanError(Reason.PIXEL_TYPE, f"{len(sizes)} axes of space")
+    if phase is None and volumes > 1:
+        raise ScanError(Reason.FOUR_D, f"{volumes} volumes, numbered from 0")
+    if not 0 <= (phase or 0) < volumes:
+        raise ScanError(Reason.FOUR_D, f"{volumes} volumes from 0, number {phase} was asked for")
+    return volumes
 
 
 def _affine(
-    image: Any, says: bool, orientation: str | None
+    header: TextHeader, shape: tuple[int, int, int], orientation: str | None
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
-    spacing = np.array(image.GetSpacing())
-    if not says and orientation is not None:
-        return affine_from_codes(orientation, spacing), (Flag.ORIENTATION_GIVEN,)
-    affine = np.eye(4)
-    affine[:3, :3] = np.array(image.GetDirection()).reshape(3, 3) * spacing
-    affine[:3, 3] = image.GetOrigin()
-    return _LPS_TO_RAS @ affine, ()
+    """Return the affine; `orientation` only where the header says no anatomical space."""
+    if header.affine is not None:
+        return straighten(header.affine, shape)
+    if orientation is None:
+        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the NRRD names no anatomical space")
+    if header.spacing is None:
+        raise ScanError(Reason.BAD_GEOMETRY, "its header says no voxel size")
+    affine = affine_from_codes(orientation, np.abs(header.spacing), shape)
+    return affine, (Flag.ORIENTATION_GIVEN,)
+
+
+def _layout(
+    header: TextHeader, data: Path, shape: tuple[int, int, int], volumes: int, volume: int
+) -> Layout:
+    start = header.start
+    if start == -1:
+        start = size_of(data) - math.prod(header.sizes) * header.dtype.itemsize
+        if start < 0:
+            raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
+    start = _after_lines(data, start, header.lines)
+    coding: Coding = header.coding
+    if coding == "zlib" and is_gzip(data, start):
+        coding = "gzip"  # MetaIO inflates both
+    return Layout(
+        data,
+        coding,
+        start=start,
+        skip=header.skip,
+        shape=shape,
+        dtype=header.dtype,
+        volumes=volumes,
+        volume=volume,
+        run=_run(header, volumes),
+        packed=header.packed,
+    )
+
+
+def _run(header: TextHeader, volumes: int) -> int | None:
+    """Return how many voxels of a volume stand together, where volumes are not one by one."""
+    others = [n for n, size in enumerate(header.sizes) if n not in header.axes and size > 1]
+    behind = [n for n in header.axes if others and n > others[0] and header.sizes[n] > 1]
+    if volumes == 1 or not behind:
+        return None
+    if len(others) > 1:
+        raise ScanError(Reason.PIXEL_TYPE, "several axes beside space, among those of space")
+    return math.prod(header.sizes[: others[0]])
+
+
+def _after_lines(path: Path, start: int, lines: int) -> int:
+    """Return the byte behind so many lines."""
+    if lines == 0:
+        return start
+    with path.open("rb") as file:
+        file.seek(start)
+        text = file.read(_LINES_LIMIT)
+    end = -1
+    for _ in range(lines):
+        end = text.find(b"\n", end + 1)
+        if end < 0:
+            raise ScanError(Reason.TRUNCATED, "the file has fewer lines than are to be skipped")
+    return start + end + 1

@@ -1,21 +1,36 @@
-"""Read NIfTI-1 and NIfTI-2: single files, gzipped or not, and .hdr/.img pairs."""
+"""Read NIfTI-1 and NIfTI-2: single files, gzipped or not, and .hdr/.img pairs.
+
+Which of two forms counts: the standard gives them different meanings (qform: the scanner; sform:
+the scanner, or an atlas it was aligned with) and leaves the choice to the program. The sform wins,
+as for nibabel and, since 5.2, for ITK; where the qform says something else, FORMS_DISAGREE tells.
+"""
 
 from __future__ import annotations
 
 import io
 import itertools
-import zlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
-from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, unit_of
+from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, straighten, unit_of
 from scanloom.io.scan import NiftiSource, Scan
+from scanloom.io.voxels import (
+    VOXEL_LIMIT,
+    Coding,
+    Layout,
+    check_layout,
+    foreign_errors,
+    is_gzip,
+    read_voxels,
+    size_of,
+)
 
 if TYPE_CHECKING:
     from nibabel.nifti1 import Nifti1Header
@@ -23,25 +38,25 @@ if TYPE_CHECKING:
 NIFTI_SUFFIXES = (".nii", ".nii.gz", ".hdr", ".hdr.gz")
 FORMS_DISAGREE_MM = 0.1
 """Forms that place a corner this differently differ by more than the rounding of quaternions."""
-DEFLATE_LIMIT = 1032
-"""Deflate makes nothing smaller than by this: a header that says more was cut or damaged."""
 
 _HEADER_BYTES = 540  # of NIfTI-2; NIfTI-1 has 348
 _MAGIC_END = 348
 _HEADER_SIZES = tuple(n.to_bytes(4, order) for n in (348, 540) for order in ("little", "big"))
-_PIECE = 1 << 20
-_MILLIMETRES = (0, 2)  # xyzt_units: unknown, mm
+_LENGTHS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}  # xyzt_units: unknown, m, mm, micrometre; to mm
+_VOXEL_MM = (1e-4, 100.0)  # a voxel in m or micrometres beyond these was meant in mm
+_FORM_CODES = range(6)  # nifti1.h: NIFTI_XFORM_UNKNOWN to NIFTI_XFORM_TEMPLATE_OTHER
 _CIFTI = range(3000, 3100)  # intent codes of surfaces and connectivity (CIFTI-2)
+_VECTORS = (*range(1004, 1011), 2003, 2004)  # matrices, vectors, quaternions, RGB(A) vectors
 
 
 @dataclass(frozen=True, eq=False)
-class _Layout:
-    """Where the voxels of one volume stand in the file."""
+class _Plan:
+    """What a header says, judged."""
 
-    path: Path
-    offset: int
-    shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
+    layout: Layout
+    grid: Grid
+    flags: tuple[Flag, ...]
+    source: NiftiSource
 
 
 def nifti_files(path: Path) -> tuple[Path, ...]:
@@ -61,6 +76,7 @@ def read_nifti(
     phase: int | None = None,
     orientation: str | None = None,
     modality: str | None = None,
+    limit: int = VOXEL_LIMIT,
 ) -> Scan:
     """Read one volume of a NIfTI image.
 
@@ -69,64 +85,52 @@ def read_nifti(
     files : sequence of Path
         As `nifti_files` gives them.
     phase, orientation, modality
-        As in `scanloom.load_volume`.
+        As in `scanloom.load_volume`. Volumes of a file with 5 dimensions are numbered in the
+        order in which it holds them.
+    limit : int
+        Bytes of decoded voxels that the volume may have.
 
     Raises
     ------
     ScanError
-        FOUR_D, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, TOO_FEW_SLICES, RESCALE,
-        TRUNCATED, DAMAGED, NOT_AN_IMAGE or UNREADABLE.
+        FOUR_D, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, TOO_FEW_SLICES, RESCALE, TOO_LARGE,
+        TRUNCATED, DAMAGED, NOT_AN_IMAGE, NOT_FOUND, UNREADABLE or OUT_OF_MEMORY.
     """
-    try:
-        header = _read_header(files[0])
-        layout = _layout(header, files, phase)
-        source = _forms(header)
-        affine, flags = _affine(header, source, layout.shape, orientation)
-        grid = Grid(layout.shape, affine)
-        values = _rescale(_read_voxels(layout), header)
-    except (EOFError, zlib.error) as exc:
-        reason = Reason.TRUNCATED if isinstance(exc, EOFError) else Reason.DAMAGED
-        raise ScanError(reason, f"not readable as NIfTI ({type(exc).__name__})") from exc
-    except OSError as exc:  # BadGzipFile is one
-        reason = Reason.UNREADABLE if exc.errno else Reason.DAMAGED
-        raise ScanError(reason, f"not readable as NIfTI ({type(exc).__name__})") from exc
+    plan = _plan(files, phase, orientation, limit)
+    values = read_voxels(plan.layout)
     check_finite(values)
-    return Scan(Volume(values, grid, unit_of(modality), modality, flags=flags), source)
+    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=plan.flags)
+    return Scan(volume, plan.source)
 
 
 def nifti_outline(
-    files: Sequence[Path], phase: int | None = None, orientation: str | None = None
+    files: Sequence[Path],
+    phase: int | None = None,
+    orientation: str | None = None,
+    limit: int = VOXEL_LIMIT,
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return grid and type that `read_nifti` would give, from the header alone; same errors."""
-    try:
+    plan = _plan(files, phase, orientation, limit)
+    return plan.grid, plan.layout.result
+
+
+def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, limit: int) -> _Plan:
+    """Judge a header; nothing of the size of a volume is allocated."""
+    with foreign_errors("the NIfTI"):
         header = _read_header(files[0])
         layout = _layout(header, files, phase)
-        affine, _ = _affine(header, _forms(header), layout.shape, orientation)
-    except (EOFError, zlib.error, OSError) as exc:
-        detail = f"not readable as NIfTI ({type(exc).__name__})"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
-    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
-    plain = slope == 0 or np.isnan(slope) or (slope, intercept) == (1, 0)
-    return Grid(layout.shape, affine), layout.dtype if plain else np.dtype(np.float32)
-
-
-def _is_gzip(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
-
-
-def _open(path: Path) -> BinaryIO:
-    """Open a file for reading forward; gzip is told by content and inflated in a thread."""
-    if not _is_gzip(path):
-        return path.open("rb")
-    from isal import igzip_threaded
-
-    return cast(BinaryIO, igzip_threaded.open(path, "rb", threads=1, block_size=_PIECE))
+        check_layout(layout, limit)
+    source, broken = _forms(header)
+    affine, flags = _affine(header, source, layout.shape, orientation)
+    grid = Grid(layout.shape, affine)
+    flags = (Flag.FORMS_DISAGREE, *flags) if broken else flags
+    return _Plan(layout, grid, flags, source)
 
 
 def _start(path: Path) -> bytes:
     """Return the first bytes of a file, inflated."""
-    if not _is_gzip(path):
+    size_of(path)  # opening a pipe would wait for ever
+    if not is_gzip(path):
         with path.open("rb") as file:
             return file.read(_HEADER_BYTES)
     from isal import igzip
@@ -163,16 +167,16 @@ def _read_header(path: Path) -> Nifti1Header:
         raise ScanError(Reason.DAMAGED, detail) from exc
 
 
-def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> _Layout:
+def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> Layout:
     """Judge dimensions and data type, and find the volume that is meant."""
     if int(header["intent_code"]) in _CIFTI:
         raise ScanError(Reason.NOT_AN_IMAGE, "the file holds CIFTI data, no volume")
     shape = _shape(header)
-    if len(shape) > 4:
-        raise ScanError(Reason.PIXEL_TYPE, f"{len(shape)} dimensions: its voxels are vectors")
+    volumes = math.prod(shape[3:])
+    if math.prod(shape[4:]) > 1 and int(header["intent_code"]) in _VECTORS:
+        raise ScanError(Reason.PIXEL_TYPE, "its voxels are vectors")
     if len(shape) < 3 or min(shape[:3]) < MIN_VOXELS:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {shape} voxels")
-    volumes = shape[3] if len(shape) == 4 else 1
     if phase is None and volumes > 1:
         raise ScanError(Reason.FOUR_D, f"{volumes} volumes, numbered from 0")
     if not 0 <= (phase or 0) < volumes:
@@ -181,16 +185,26 @@ def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> _
     paired = header["magic"].item() in (b"ni1", b"ni2")
     if paired and len(files) < 2:
         raise ScanError(Reason.NOT_FOUND, "the .img file beside the .hdr is missing")
-    count = shape[0] * shape[1] * shape[2]
     offset = float(header["vox_offset"])
     least = 0 if paired else header.template_dtype.itemsize
     if not least <= offset < 1 << 40:
         raise ScanError(Reason.DAMAGED, "the header says that the voxels begin inside it")
-    begin = int(offset) + (phase or 0) * count * dtype.itemsize
+    path = files[-1] if paired else files[0]
+    slope, intercept = _scaling(header)
+    coding: Coding = "gzip" if is_gzip(path) else "raw"
     size = (shape[0], shape[1], shape[2])
-    layout = _Layout(files[-1] if paired else files[0], begin, size, dtype)
-    _check_size(layout, count * dtype.itemsize)
-    return layout
+    return Layout(
+        path,
+        coding,
+        start=0,
+        skip=int(offset),
+        shape=size,
+        dtype=dtype,
+        volumes=volumes,
+        volume=phase or 0,
+        slope=slope,
+        intercept=intercept,
+    )
 
 
 def _shape(header: Nifti1Header) -> tuple[int, ...]:
@@ -215,25 +229,56 @@ def _dtype(header: Nifti1Header) -> np.dtype[Any]:
     return dtype
 
 
-def _check_size(layout: _Layout, nbytes: int) -> None:
-    """Refuse before memory is asked for, if the file can't hold that many voxels."""
-    held = layout.path.stat().st_size
-    most = held * DEFLATE_LIMIT if _is_gzip(layout.path) else held
-    if layout.offset + nbytes > most:
-        raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
+def _scaling(header: Nifti1Header) -> tuple[float, float]:
+    """Return scl_slope and scl_inter; a slope of 0 or NaN means none (NIfTI-1 standard)."""
+    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
+    if slope == 0 or math.isnan(slope):
+        return 1.0, 0.0
+    if not (math.isfinite(slope) and math.isfinite(intercept)):
+        raise ScanError(Reason.RESCALE, "scl_slope or scl_inter is no number")
+    return slope, intercept
 
 
-def _forms(header: Nifti1Header) -> NiftiSource:
+def _to_mm(header: Nifti1Header) -> float:
+    """Return how many mm the header's unit of length has."""
+    code = int(header["xyzt_units"]) & 7
+    if code not in _LENGTHS:
+        raise ScanError(Reason.BAD_GEOMETRY, "its unit of length is unknown")
+    return _LENGTHS[code]
+
+
+def _forms(header: Nifti1Header) -> tuple[NiftiSource, bool]:
+    """Return the forms in mm, and whether the qform was left out because it is no rotation."""
+    codes = int(header["sform_code"]), int(header["qform_code"])
+    if not all(code in _FORM_CODES for code in codes):
+        raise ScanError(Reason.DAMAGED, "a form code is none of the standard's")
+    sform = np.array(header.get_sform(), dtype=np.float64) if codes[0] else None
+    qform = _qform(header) if codes[1] else None
+    for form in (sform, qform):
+        if form is not None:
+            form[:3] *= _to_mm(header)
+    if qform is None and codes[1]:
+        if sform is None:
+            raise ScanError(Reason.BAD_GEOMETRY, "its qform is no rotation")
+        return NiftiSource(sform, codes[0], None, 0), True
+    return NiftiSource(sform, codes[0], qform, codes[1]), False
+
+
+def _qform(header: Nifti1Header) -> NDArray[np.float64] | None:
+    """Return the qform as stored; None where its quaternion or spacing can't be one.
+
+    pixdim[0] says by its sign which way k grows (nifti1.h); nibabel wants it to be 1 or -1.
+    """
     from nibabel.spatialimages import HeaderDataError
 
-    if int(header["xyzt_units"]) & 7 not in _MILLIMETRES:
-        raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
+    header = header.copy()
+    header["pixdim"][0] = -1 if header["pixdim"][0] < 0 else 1
     try:
-        sform, sform_code = header.get_sform(coded=True)
-        qform, qform_code = header.get_qform(coded=True)
-    except (HeaderDataError, ValueError) as exc:
-        raise ScanError(Reason.BAD_GEOMETRY, "its qform is no rotation") from exc
-    return NiftiSource(sform, int(sform_code), qform, int(qform_code))
+        qform = np.array(header.get_qform(), dtype=np.float64)
+    except (HeaderDataError, ValueError):
+        return None
+    usable = np.isfinite(qform).all() and np.abs(header["pixdim"][1:4]).min() > 0
+    return qform if usable else None
 
 
 def _affine(
@@ -243,15 +288,24 @@ def _affine(
     orientation: str | None,
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
     """Return the affine: sform before qform; `orientation` only where there is neither."""
+    to_mm = _to_mm(header)
+    differ = False
     if source.sform is not None:
+        affine = source.sform
         differ = source.qform is not None and _apart(source.sform, source.qform, shape)
-        return source.sform, (Flag.FORMS_DISAGREE,) if differ else ()
-    if source.qform is not None:
-        return source.qform, ()
-    if orientation is None:
+    elif source.qform is not None:
+        affine = source.qform
+    elif orientation is None:
         raise ScanError(Reason.ORIENTATION_UNKNOWN, "both form codes of the NIfTI are 0")
-    spacing = np.abs(np.asarray(header["pixdim"][1:4], dtype=np.float64))
-    return affine_from_codes(orientation, spacing), (Flag.ORIENTATION_GIVEN,)
+    else:
+        spacing = np.abs(np.asarray(header["pixdim"][1:4], dtype=np.float64)) * to_mm
+        affine = affine_from_codes(orientation, spacing, shape)
+        return affine, (Flag.ORIENTATION_GIVEN,)
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    if to_mm != 1 and not (_VOXEL_MM[0] <= spacing.min() <= spacing.max() <= _VOXEL_MM[1]):
+        raise ScanError(Reason.BAD_GEOMETRY, "in its unit of length, its voxels are no scan's")
+    affine, flags = straighten(affine, shape)
+    return affine, (Flag.FORMS_DISAGREE, *flags) if differ else flags
 
 
 def _apart(
@@ -261,47 +315,3 @@ def _apart(
     corners = np.array(list(itertools.product(*((0, n - 1) for n in shape), [1])))
     far = np.linalg.norm((corners @ (one - other).T)[:, :3], axis=1).max()
     return not far <= FORMS_DISAGREE_MM
-
-
-def _read_voxels(layout: _Layout) -> NDArray[Any]:
-    """Read the voxels straight into one array, (I, J, K) with I fastest."""
-    values = np.empty(layout.shape[::-1], layout.dtype)
-    view = memoryview(values.reshape(-1).view(np.uint8))
-    with _open(layout.path) as file:
-        _skip(file, layout.offset)
-        done = 0
-        while done < len(view):
-            count = file.readinto(view[done:])  # type: ignore[attr-defined]
-            if not count:
-                raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-            done += count
-        packed = _is_gzip(layout.path)
-        while packed and file.read(_PIECE):
-            pass  # to the end: only there does gzip check what it inflated
-    if not values.dtype.isnative:
-        values = values.byteswap(inplace=True).view(values.dtype.newbyteorder("="))
-    return values.T
-
-
-def _skip(file: BinaryIO, count: int) -> None:
-    """Move forward; a gzip stream can't seek."""
-    while count > 0:
-        piece = file.read(min(count, _PIECE))
-        if not piece:
-            raise ScanError(Reason.TRUNCATED, "the file ends before its voxels")
-        count -= len(piece)
-
-
-def _rescale(values: NDArray[Any], header: Nifti1Header) -> NDArray[Any]:
-    """Apply scl_slope and scl_inter; a slope of 0 or NaN means none (NIfTI-1 standard)."""
-    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
-    if slope == 0 or np.isnan(slope):
-        return values
-    if not np.isfinite((slope, intercept)).all():
-        raise ScanError(Reason.RESCALE, "scl_slope or scl_inter is no number")
-    if (slope, intercept) == (1, 0):
-        return values
-    scaled = np.empty(values.shape, np.float32, order="F")
-    for k in range(values.shape[2]):
-        np.copyto(scaled[..., k], values[..., k] * slope + intercept, casting="same_kind")
-    return scaled

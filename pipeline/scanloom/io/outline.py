@@ -11,7 +11,7 @@ from scanloom.core import Grid, Series
 
 def read_outline(
     series: Series, phase: int | None = None, orientation: str | None = None
-) -> tuple[Grid, np.dtype[Any]] | None:
+) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid of a series and the type that its voxels will have.
 
     Parameters
@@ -23,8 +23,7 @@ def read_outline(
 
     Returns
     -------
-    (Grid, dtype) or None
-        None for formats whose headers are not read apart from their voxels.
+    (Grid, dtype)
 
     Raises
     ------
@@ -35,8 +34,10 @@ def read_outline(
         from scanloom.io.nifti import nifti_outline
 
         return nifti_outline(series.files, phase, orientation)
-    if series.kind == "dicom":
-        from scanloom.io.dicom.series import dicom_outline
+    if series.kind == "itk":
+        from scanloom.io.itk import itk_outline
 
-        return dicom_outline(series.files)
-    return None
+        return itk_outline(series.files, phase, orientation)
+    from scanloom.io.dicom.series import dicom_outline
+
+    return dicom_outline(series.files)

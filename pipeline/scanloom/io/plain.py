@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Flag, Reason, ScanError
+from scanloom.core.grid import ORTHOGONAL
 from scanloom.core.volume import Unit
 
 MIN_VOXELS = 3
 """Along each axis: as for slices, two of them are no volume."""
+
+SINGLE = 1e-6
+"""Largest cosine between two axes that the rounding of float32 leaves: no reason to change them."""
 
 _AXES = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
 
@@ -23,7 +27,9 @@ def unit_of(modality: str | None) -> Unit:
     return "HU" if modality == "CT" else "a.u."
 
 
-def affine_from_codes(codes: str, spacing: NDArray[np.float64]) -> NDArray[np.float64]:
+def affine_from_codes(
+    codes: str, spacing: NDArray[np.float64], shape: tuple[int, int, int]
+) -> NDArray[np.float64]:
     """Return the affine of a volume of which only axis codes and spacing are known.
 
     Parameters
@@ -32,11 +38,13 @@ def affine_from_codes(codes: str, spacing: NDArray[np.float64]) -> NDArray[np.fl
         The patient direction in which each index grows, for example "RAS".
     spacing : (3,) array
         In mm.
+    shape : (I, J, K)
 
     Returns
     -------
     (4, 4) array
-        Index to RAS mm, voxel (0, 0, 0) at the origin.
+        Index to RAS mm, the middle of the volume at the origin: so the same scan lies at the same
+        place in whatever order its axes are stored.
 
     Raises
     ------
@@ -51,7 +59,40 @@ def affine_from_codes(codes: str, spacing: NDArray[np.float64]) -> NDArray[np.fl
     affine[3, 3] = 1
     for n, (axis, sign) in enumerate(known):
         affine[axis, n] = sign * spacing[n]
+    affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     return affine
+
+
+def straighten(
+    affine: NDArray[np.float64], shape: tuple[int, int, int]
+) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
+    """Make directions that are at right angles up to rounding exactly so.
+
+    Parameters
+    ----------
+    affine : (4, 4) array
+        Index to mm.
+    shape : (I, J, K)
+
+    Returns
+    -------
+    (4, 4) array, tuple of Flag
+        The nearest affine with right angles (polar decomposition), with the same spacing and the
+        same middle, and AFFINE_ROUNDED; or the affine as it is, where it is as good as single
+        precision can say (`SINGLE`), or leans by more than `core.grid.ORTHOGONAL`: a shear.
+    """
+    lengths = np.linalg.norm(affine[:3, :3], axis=0)
+    if not np.isfinite(affine).all() or lengths.min() == 0:
+        return affine, ()  # Grid says what is wrong with it
+    directions = affine[:3, :3] / lengths
+    leaning = np.abs(directions.T @ directions - np.eye(3)).max()
+    if not SINGLE < leaning <= ORTHOGONAL:
+        return affine, ()
+    left, _, right = np.linalg.svd(directions)
+    upright, middle = affine.copy(), (np.array(shape) - 1) / 2
+    upright[:3, :3] = left @ right * lengths
+    upright[:3, 3] += (affine[:3, :3] - upright[:3, :3]) @ middle
+    return upright, (Flag.AFFINE_ROUNDED,)
 
 
 def check_finite(values: NDArray[Any]) -> None:

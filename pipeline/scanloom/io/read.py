@@ -79,12 +79,12 @@ def read_scan(
         from scanloom.io.nifti import read_nifti
 
         return read_nifti(series.files, phase=phase, orientation=orientation, modality=modality)
-    if phase not in (None, 0):
-        raise ScanError(Reason.FOUR_D, f"there is one volume, number {phase} was asked for")
     if series.kind == "itk":
         from scanloom.io.itk import read_itk
 
-        return read_itk(series.files, orientation=orientation, modality=modality)
+        return read_itk(series.files, phase=phase, orientation=orientation, modality=modality)
+    if phase not in (None, 0):
+        raise ScanError(Reason.FOUR_D, f"there is one volume, number {phase} was asked for")
     from scanloom.io.dicom.series import read_dicom
 
     return read_dicom(series.files, modality=modality)

@@ -94,7 +94,7 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path, name, compressed):
     SimpleITK.WriteImage(drawn()[0], str(tmp_path / name), compressed)
     data = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(data[: len(data) * 2 // 3])
-    assert code_of(tmp_path / name) == "DAMAGED"
+    assert code_of(tmp_path / name) == "TRUNCATED"
 
 
 def test_a_nrrd_without_space_is_refused_unless_it_is_given(tmp_path):

@@ -1,0 +1,97 @@
+"""What the text headers of NRRD and MetaImage say, in words of both, and how they are read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.voxels import Coding
+
+HEADER_LIMIT = 1 << 20
+"""Bytes of a header: those with a table of segments or gradients have some 100 kB."""
+
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_FLOAT = re.compile(
+    r"[+-]?(?:(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][+-]?\d{1,3})?|nan|inf)", re.I
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TextHeader:
+    """The header of a volume, judged by itself: no look at the data.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Voxels along every axis, fastest first.
+    axes : tuple of int
+        Which of them are axes of space.
+    components : int
+        Numbers a voxel.
+    dtype : dtype
+        As stored, with its byte order.
+    affine : (4, 4) array or None
+        Index to RAS mm; None where the header does not say the anatomical space.
+    spacing : (3,) array or None
+        In mm; None where the header says none.
+    coding : Coding
+    data_file : str or None
+        None where the data follow the header.
+    start : int
+        Byte of the data file at which the data begin; -1: they are its last.
+    skip : int
+        Bytes before the voxels, once unpacked.
+    lines : int
+        Lines of the data file before `start`.
+    packed : int or None
+        Length of the compressed data.
+    """
+
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+    components: int
+    dtype: np.dtype[Any]
+    affine: NDArray[np.float64] | None
+    spacing: NDArray[np.float64] | None
+    coding: Coding
+    data_file: str | None
+    start: int
+    skip: int = 0
+    lines: int = 0
+    packed: int | None = None
+
+
+def damaged(detail: str) -> ScanError:
+    """Return the error for a header that breaks its format's rules; it never holds its text."""
+    return ScanError(Reason.DAMAGED, detail)
+
+
+def integers(text: str, what: str, count: int | None = None) -> tuple[int, ...]:
+    """Return the whole numbers of a field."""
+    words = text.split()
+    if not all(_INTEGER.fullmatch(word) for word in words) or count not in (None, len(words)):
+        raise damaged(f"its {what} can't be read")
+    return tuple(int(word) for word in words)
+
+
+def floats(text: str, what: str, count: int | None = None) -> tuple[float, ...]:
+    """Return the numbers of a field; NaN is one."""
+    words = text.split()
+    if not all(_FLOAT.fullmatch(word) for word in words) or count not in (None, len(words)):
+        raise damaged(f"its {what} can't be read")
+    return tuple(float(word) for word in words)
+
+
+def affine_of(columns: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the affine with these steps along its axes, one a column."""
+    affine = np.eye(4)
+    affine[:3, :3] = columns
+    affine[:3, 3] = origin
+    return affine
