@@ -69,6 +69,7 @@ class Reason(Enum):
     RESCALE = ("failed", False, "Its rescale values can't be right: export the series again")
     TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
     DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
+    STUCK = ("failed", True, "Its data are damaged, or the machine is too busy: run it again")
     DECODER = ("failed", False, "No decoder for its compression: see `scanloom doctor`")
     PIXEL_TYPE = ("failed", False, "Its voxels are no plain numbers: convert it to a grey image")
     ORIENTATION_UNKNOWN = ("failed", False, "Say it with --orientation, for example RAS")
@@ -92,6 +93,8 @@ class Reason(Enum):
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = ("failed", True, "Use a machine or device with more memory, or crop the scan")
     DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
+    TOO_LONG = ("failed", False, "Give a case more time, or leave this scan out")
+    CRASHED = ("failed", False, "It brings its process down, even alone: please report it")
     WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
     DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
     OUTPUT = ("failed", True, "Check that the output folder can be written")
