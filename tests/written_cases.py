@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from pydicom import Dataset
 
 from scanloom.core import Case, Code, Grid, Layer, Outputs, Segmentation, Series, Structure, Volume
-from scanloom.io.scan import DicomSource, ItkSource, NiftiSource, Scan
+from scanloom.io.scan import DicomSource, ItkSource, NiftiSource, Scan, SourceSlice
+from scanloom.io.seg_source import decimals
 
 SHAPE = (19, 14, 9)
 SPACING = (1.25, 1.5, 2.5)
@@ -69,9 +71,28 @@ def volume_of(grid: Grid) -> Volume:
 
 
 def dicom_scan(codes: str = "LPS", oblique: float = 0.0, tilt: float = 0.0) -> Scan:
-    """Return a CT series as its reader would give it: clean headers, one for each k."""
+    """Return a CT series as its reader would give it: a clean header, an image for each k."""
     grid = grid_of(turned(directions(codes), oblique), tilt)
-    return Scan(volume_of(grid), DicomSource(tuple(_header(grid, k) for k in range(grid.shape[2]))))
+    return Scan(volume_of(grid), source_of([_header(grid, k) for k in range(grid.shape[2])]))
+
+
+def source_of(headers: Sequence[Dataset]) -> DicomSource:
+    """Return the source that single images are, in this order."""
+    first = headers[0]
+    slices = (
+        SourceSlice(h.SOPClassUID, h.SOPInstanceUID, None, tuple(map(str, h.ImagePositionPatient)))
+        for h in headers
+    )
+    spacing, orientation = map(decimals, (first.PixelSpacing, first.ImageOrientationPatient))
+    return DicomSource(first, tuple(slices), tuple(spacing), tuple(orientation))
+
+
+def with_slices(scan: Scan, **changes: object) -> Scan:
+    """Return the scan with something of each source image changed."""
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    slices = tuple(replace(one, **changes) for one in source.slices if one)  # type: ignore[arg-type]
+    return replace(scan, source=replace(source, slices=slices))
 
 
 def _header(grid: Grid, k: int) -> Dataset:

@@ -18,7 +18,7 @@ from pydicom import dcmread
 import written_cases as wc
 from scanloom.core import Segmentation
 from scanloom.io.results import write_results
-from scanloom.io.scan import Scan
+from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write_seg import write_segs
 from seg_witnesses import (
     LABELMAP_ERRORS,
@@ -165,14 +165,16 @@ def test_positions_are_those_of_the_source(seg: str, tmp_path: Path) -> None:
     scan = wc.dicom_scan("LIP", 20.0, 10.0)
     written(tmp_path, scan, wc.segmentation_of(scan), seg=seg)
     dataset = dcmread(tmp_path / "dicom" / "segmentation.dcm")
-    source = {h.SOPInstanceUID: h for h in scan.source.headers}  # type: ignore[union-attr]
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    images = {one.sop_instance: one for one in source.slices if one}
     shared = dataset.SharedFunctionalGroupsSequence[0]
     for group in dataset.PerFrameFunctionalGroupsSequence:
         image = group.DerivationImageSequence[0].SourceImageSequence[0]
-        header = source[image.ReferencedSOPInstanceUID]
-        assert group.PlanePositionSequence[0].ImagePositionPatient == header.ImagePositionPatient
+        position = images[image.ReferencedSOPInstanceUID].position
+        assert tuple(map(str, group.PlanePositionSequence[0].ImagePositionPatient)) == position
         orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
-        assert orientation == header.ImageOrientationPatient
+        assert tuple(map(str, orientation)) == source.orientation
 
 
 def test_write_segs_names_its_files(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.io import names
 from scanloom.io.readback_elements import Elements, item_of, items_of, numbers_of, text_of
 from scanloom.io.readback_slices import HALF, holds, mismatch
-from scanloom.io.scan import DicomSource
+from scanloom.io.scan import DicomSource, SourceSlice
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -31,6 +31,7 @@ NEAR = 0.01
 
 _SHARED, _PER_FRAME = 0x52009229, 0x52009230
 _DERIVATION, _SOURCE_IMAGE, _SOP_INSTANCE = 0x00089124, 0x00082112, 0x00081155
+_FRAME_NUMBER = 0x00081160
 _PLANE, _POSITION = 0x00209113, 0x00200032
 _TURN, _COSINES = 0x00209116, 0x00200037
 _MEASURES, _SPACING = 0x00289110, 0x00280030
@@ -53,15 +54,15 @@ class _Frame:
         Of its first pixel, LPS mm.
     index : (3,) array
         The same on the segmentation's grid, may be fractions.
-    images : list of str
-        SOPInstanceUID of the source images that it refers to.
+    images : list of (str, int or None)
+        SOPInstanceUID and frame number of the source images that it refers to.
     """
 
     pixels: NDArray[Any]
     segment: int
     position: NDArray[np.float64]
     index: NDArray[np.float64]
-    images: list[str]
+    images: list[tuple[str, int | None]]
 
 
 def check_segs(
@@ -97,7 +98,7 @@ def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
     if dataset.SegmentationType != ("LABELMAP" if labelmap else "BINARY"):
         raise mismatch("the DICOM SEG is of another type")
     for name in ("StudyInstanceUID", "FrameOfReferenceUID"):
-        if dataset[name].value != source.headers[0][name].value:
+        if dataset[name].value != source.first[name].value:
             raise mismatch(f"the DICOM SEG has another {name}")
     return dataset
 
@@ -120,7 +121,7 @@ def _check_frames(
             raise mismatch("a frame of the DICOM SEG lies between the slices")
         seen.add(key)
         if source is not None:
-            _check_reference(frame, source.headers[k])
+            _check_reference(frame, source.slices[k])
         structure = segments[frame.segment]
         labels = layers[0].labels if structure is None else holder[structure.number]
         plane = labels[:, :, k].T
@@ -129,8 +130,17 @@ def _check_frames(
             raise mismatch("a frame of the DICOM SEG holds other voxels than its slice")
         found[frame.segment] += int(np.count_nonzero(meant))
     # No frame can hold more of a structure than there is: equal sums are equal counts
-    if sum(found.values()) != sum(np.count_nonzero(layer.labels.T) for layer in layers):
+    if sum(found.values()) != sum(_expected(layer.labels, source) for layer in layers):
         raise mismatch("the DICOM SEG lacks frames")
+
+
+def _expected(labels: NDArray[Any], source: DicomSource | None) -> int:
+    """Count the voxels that have to stand in frames: slices without a source image have none."""
+    planes = labels.T
+    if source is None or None not in source.slices:
+        return int(np.count_nonzero(planes))
+    real = (plane for plane, one in zip(planes, source.slices, strict=True) if one is not None)
+    return sum(int(np.count_nonzero(plane)) for plane in real)
 
 
 def _segments(dataset: Dataset, structures: Sequence[Structure]) -> dict[int, Structure | None]:
@@ -231,18 +241,24 @@ def _pixels(dataset: Dataset) -> Iterator[NDArray[Any]]:
         yield bits[begin % 8 : begin % 8 + size].reshape(rows, columns).view(np.bool_)
 
 
-def _images(group: Elements) -> list[str]:
+def _images(group: Elements) -> list[tuple[str, int | None]]:
     return [
-        text_of(image[_SOP_INSTANCE])
+        (text_of(image[_SOP_INSTANCE]), _frame_number(image))
         for derivation in items_of(group.get(_DERIVATION, memoryview(b"")))
         for image in items_of(derivation.get(_SOURCE_IMAGE, memoryview(b"")))
     ]
 
 
-def _check_reference(frame: _Frame, header: Dataset) -> None:
+def _frame_number(image: Elements) -> int | None:
+    return int(text_of(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
+
+
+def _check_reference(frame: _Frame, image: SourceSlice | None) -> None:
     """Refuse a frame that lies beside its source image, or refers to another one."""
-    apart = np.abs(frame.position - np.array(header.ImagePositionPatient, float)).max()
+    if image is None:
+        raise mismatch("a frame of the DICOM SEG stands for an interpolated slice")
+    apart = np.abs(frame.position - np.array(image.position, float)).max()
     if apart > NEAR:
         raise mismatch("a frame of the DICOM SEG lies beside its source image")
-    if frame.images != [header.SOPInstanceUID]:
+    if frame.images != [(image.sop_instance, image.frame)]:
         raise mismatch("a frame of the DICOM SEG refers to another source image")

@@ -14,14 +14,46 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 
-@dataclass(frozen=True, eq=False)
-class DicomSource:
-    """The headers (without pixels) of a DICOM series, one for each k of the volume, in its order.
+@dataclass(frozen=True)
+class SourceSlice:
+    """The image that a slice of the volume was read from.
 
-    They hold identity: nothing but a DICOM writer may look at them.
+    Parameters
+    ----------
+    sop_class, sop_instance : str
+        SOPClassUID and SOPInstanceUID as they stand in the file, empty where they are missing.
+    frame : int or None
+        ReferencedFrameNumber, from 1; None where the object has but one frame.
+    position : tuple of str
+        ImagePositionPatient, LPS mm, decimal strings of at most 16 characters.
     """
 
-    headers: tuple[Dataset, ...]
+    sop_class: str
+    sop_instance: str
+    frame: int | None
+    position: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class DicomSource:
+    """What a DICOM series was, for what is written to refer to it.
+
+    It holds identity: nothing but a DICOM writer may look at it.
+
+    Parameters
+    ----------
+    first : Dataset
+        The header (without pixels) of one of its files, for what all of them share.
+    slices : tuple of SourceSlice or None
+        One for each k of the volume, in its order; None where a slice was interpolated.
+    spacing, orientation : tuple of str
+        PixelSpacing and ImageOrientationPatient of every slice, decimal strings.
+    """
+
+    first: Dataset
+    slices: tuple[SourceSlice | None, ...]
+    spacing: tuple[str, ...]
+    orientation: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)

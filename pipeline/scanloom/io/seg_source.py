@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from scanloom.io.scan import DicomSource
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 _SHARED_UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
-_OWN_UIDS = ("SOPInstanceUID", "SOPClassUID")
+_SINGLE_FRAME = "1.2.840.10008.5.1.4.1.1.2"
+"""CT image: highdicom takes single images, in any order."""
 _UID = re.compile(r"(?=.{1,64}$)(0|[1-9]\d*)(\.(0|[1-9]\d*))+")  # PS3.5 9.1
 _DATE = re.compile(r"\d{8}")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
@@ -42,19 +43,22 @@ def can_refer(source: DicomSource) -> bool:
 
     It must name study, series, frame of reference and each image (PS3.3 C.8.20, C.7.6.16.2.1).
     """
-    shared = {tuple(_uid(h, keyword) for keyword in _SHARED_UIDS) for h in source.headers}
-    own = [tuple(_uid(h, keyword) for keyword in _OWN_UIDS) for h in source.headers]
-    instances = {sop for sop, _ in own}
-    complete = all(all(uids) for uids in (*shared, *own))
-    return len(shared) == 1 and complete and len(instances) == len(own)
+    real = [one for one in source.slices if one is not None]
+    named = [_UID.fullmatch(uid) for one in real for uid in (one.sop_class, one.sop_instance)]
+    images = {(one.sop_instance, one.frame) for one in real}
+    shared = [_uid(source.first, keyword) for keyword in _SHARED_UIDS]
+    return all(shared) and all(named) and len(images) == len(real) > 0
 
 
 def reference_headers(source: DicomSource, distance: float) -> list[Dataset]:
-    """Return headers with only what a DICOM SEG takes over, made valid, one for each k.
+    """Return headers with only what a DICOM SEG takes over, made valid, one for each real slice.
 
     Text is decoded and comes out as UTF-8 where it is not plain ASCII. What is not valid (a date,
     a StudyID that is too long) is left empty, but for PatientID, which is taken as it is. The name
     of the patient is not among them: highdicom would show it in a warning; see `patient_name`.
+
+    Frames of a multi-frame object stand as single images here, with UIDs that hold for this run
+    only: `refer_to_frames` puts in the true ones.
 
     Parameters
     ----------
@@ -66,23 +70,62 @@ def reference_headers(source: DicomSource, distance: float) -> list[Dataset]:
     """
     from pydicom import Dataset
 
-    first = source.headers[0]
-    common = _common(first, patient_name(source))
+    common = _common(source)
     common.SliceThickness = common.SpacingBetweenSlices = decimals([distance])[0]
     references = []
-    for header in source.headers:
+    for n, one in enumerate(one for one in source.slices if one is not None):
         reference = Dataset()
         reference.update(common)
-        for keyword in _OWN_UIDS:
-            setattr(reference, keyword, _uid(header, keyword))
-        reference.ImagePositionPatient = decimals(header.ImagePositionPatient)
+        reference.SOPClassUID, reference.SOPInstanceUID = one.sop_class, one.sop_instance
+        if one.frame is not None:
+            reference.SOPClassUID, reference.SOPInstanceUID = _SINGLE_FRAME, _stand_in(n)
+        reference.ImagePositionPatient = list(one.position)
         references.append(reference)
     return references
 
 
+def refer_to_frames(dataset: Dataset, source: DicomSource) -> None:
+    """Put the UIDs and frame numbers of multi-frame objects in place of the stand-ins.
+
+    A frame of the segmentation names object and frame (PS3.3 C.7.6.16.2.6); the lists of all
+    images that were used name each object once.
+    """
+    real = [one for one in source.slices if one is not None]
+    meant = {_stand_in(n): one for n, one in enumerate(real) if one.frame is not None}
+    if not meant:
+        return
+    for group in dataset.PerFrameFunctionalGroupsSequence:
+        for derivation in group.get("DerivationImageSequence") or []:
+            for image in derivation.SourceImageSequence:
+                one = meant.get(image.ReferencedSOPInstanceUID)
+                if one is not None:
+                    image.ReferencedSOPClassUID = one.sop_class
+                    image.ReferencedSOPInstanceUID = one.sop_instance
+                    image.ReferencedFrameNumber = one.frame
+    objects = {one.sop_instance: one.sop_class for one in real}
+    dataset.SourceImageSequence = _images(objects)
+    dataset.ReferencedSeriesSequence[0].ReferencedInstanceSequence = _images(objects)
+
+
+def _stand_in(n: int) -> str:
+    return f"2.25.{n + 1}"
+
+
+def _images(objects: Mapping[str, str]) -> list[Dataset]:
+    """Return items that refer to objects: SOPInstanceUID to SOPClassUID."""
+    from pydicom import Dataset
+
+    items = []
+    for sop_instance, sop_class in objects.items():
+        item = Dataset()
+        item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = sop_class, sop_instance
+        items.append(item)
+    return items
+
+
 def source_moment(source: DicomSource) -> tuple[str, str]:
     """Return the date and time (DA, TM) of the series' content, 1970 where it has none."""
-    first = source.headers[0]
+    first = source.first
     for kind in ("Content", "Acquisition", "Series", "Study"):
         date = _matching(first, f"{kind}Date", _DATE)
         if date:
@@ -92,7 +135,7 @@ def source_moment(source: DicomSource) -> tuple[str, str]:
 
 def patient_name(source: DicomSource) -> str:
     """Return the patient's name as the series has it."""
-    return _text(source.headers[0], "PatientName")
+    return _text(source.first, "PatientName")
 
 
 def decimals(values: object) -> list[str]:
@@ -103,10 +146,11 @@ def decimals(values: object) -> list[str]:
     return [t if len(t) <= 16 else format_number_as_ds(float(t)) for t in texts]
 
 
-def _common(first: Dataset, name: str) -> Dataset:
-    """Return what all slices share; `name` only decides on the character set."""
+def _common(source: DicomSource) -> Dataset:
+    """Return what all slices share; the patient's name only decides on the character set."""
     from pydicom import Dataset
 
+    first, name = source.first, patient_name(source)
     common = Dataset()
     for keyword in _SHARED_UIDS:
         setattr(common, keyword, _uid(first, keyword))
@@ -124,8 +168,8 @@ def _common(first: Dataset, name: str) -> Dataset:
     common.PatientSex = _matching(first, "PatientSex", re.compile("[MFO]"))
     common.Modality = _plain(first, "Modality")
     common.Rows = common.Columns = 1  # as highdicom gets them; frames are put in afterwards
-    common.PixelSpacing = decimals(first.PixelSpacing)
-    common.ImageOrientationPatient = decimals(first.ImageOrientationPatient)
+    common.PixelSpacing = list(source.spacing)
+    common.ImageOrientationPatient = list(source.orientation)
     _add_history(common, first)
     return common
 

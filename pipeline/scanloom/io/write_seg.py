@@ -38,7 +38,13 @@ from scanloom.io.seg_frames import (
     packed_bits,
     written_out,
 )
-from scanloom.io.seg_source import decimals, patient_name, reference_headers, source_moment
+from scanloom.io.seg_source import (
+    decimals,
+    patient_name,
+    refer_to_frames,
+    reference_headers,
+    source_moment,
+)
 from scanloom.ops.rectangular import rectangular, rectangular_labels
 from scanloom.ops.runs import counts_by_slice
 
@@ -56,6 +62,7 @@ class _Series:
     """What all files of one series share."""
 
     segmentation: Segmentation
+    source: DicomSource
     headers: list[Dataset]
     case: Case
     stem: names.Stem
@@ -84,7 +91,7 @@ def write_segs(
     folder : Path
         The case folder; files go to `dicom/` in it.
     segmentation : Segmentation
-        On the grid of the source: I along the rows' pixels, J down the columns, K by header.
+        On the grid of the source: I along the rows' pixels, J down the columns, K by slice.
     source : DicomSource
         For which `can_refer` holds.
     case : Case
@@ -100,10 +107,10 @@ def write_segs(
     (folder / "dicom").mkdir(exist_ok=True)
     headers = reference_headers(source, _slice_distance(segmentation.grid))
     number = SERIES_NUMBER + 2 * list(models).index(segmentation.model)
-    series = [_Series(segmentation, headers, case, "segmentation", number)]
+    series = [_Series(segmentation, source, headers, case, "segmentation", number)]
     if segmentation.grid.sheared:
         upright = _rectangular(segmentation)
-        series.append(_Series(upright, headers, case, "segmentation_rect", number + 1))
+        series.append(_Series(upright, source, headers, case, "segmentation_rect", number + 1))
     moment = _now() if case.outputs.dates == "now" else source_moment(source)
     paths = []
     for one in series:
@@ -146,9 +153,16 @@ def _planes(labels: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(labels.transpose(2, 1, 0))
 
 
+def _sourced(series: _Series, planes: NDArray[Any]) -> NDArray[Any]:
+    """Return the slices that have a source image; all of them where there is no reference."""
+    if series.rectangular or len(series.headers) == len(planes):
+        return planes
+    return np.asarray(planes[[one is not None for one in series.source.slices]])
+
+
 def _file(series: _Series, layers: Sequence[Layer], instance: int) -> SegFile:
     """Return one file with all structures of some layers."""
-    stacks = [_planes(layer.labels) for layer in layers]
+    stacks = [_sourced(series, _planes(layer.labels)) for layer in layers]
     counts = [counts_by_slice(planes.T) for planes in stacks]
     filled = np.any([c[:, 1:].any(axis=1) for c in counts], axis=0)
     structures = sorted((s for layer in layers for s in layer.structures), key=lambda s: s.number)
@@ -210,7 +224,7 @@ def _headers(
     width = 2 if series.rectangular else 1
     marks = np.where(filled, numbers[0], 0).astype(kind)[:, None, None].repeat(width, axis=2)
     marks = marks if filled.any() else marks[:1]
-    return hd.seg.Segmentation(
+    dataset = hd.seg.Segmentation(
         source_images=series.headers,
         pixel_array=marks,
         segmentation_type="LABELMAP" if labelmap else "BINARY",
@@ -233,6 +247,8 @@ def _headers(
         ),
         **_placement(series, len(marks)),
     )
+    refer_to_frames(dataset, series.source)
+    return dataset
 
 
 def _placement(series: _Series, planes: int) -> dict[str, Any]:

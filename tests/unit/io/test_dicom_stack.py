@@ -69,9 +69,9 @@ def test_slices_ascend_along_row_cross_column_and_headers_with_them(tmp_path):
 
     scan = read_scan(find_series(tmp_path)[0])
 
-    positions = np.array([h.ImagePositionPatient for h in scan.source.headers], dtype=float)
+    positions = np.array([one.position for one in scan.source.slices], dtype=float)
     np.testing.assert_allclose(np.diff(positions @ geometry.normal), geometry.step, atol=1e-6)
-    assert not any("PixelData" in h for h in scan.source.headers)
+    assert "PixelData" not in scan.source.first
 
 
 def test_volume_is_in_fortran_order_and_hounsfield(tmp_path):

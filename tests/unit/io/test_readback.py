@@ -503,8 +503,7 @@ def test_lost_measurement_is_caught(tmp_path: Path) -> None:
 def test_source_without_uids_has_no_seg_and_passes(tmp_path: Path) -> None:
     """No DICOM SEG where the source can't be referred to; one that is there is a fault."""
     scan = wc.dicom_scan()
-    for header in scan.source.headers:  # type: ignore[union-attr]
-        header.SOPInstanceUID = ""
+    scan = wc.with_slices(scan, sop_instance="")
     segmentation = wc.segmentation_of(scan)
     write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
     write_measurements(tmp_path, measured([segmentation]))

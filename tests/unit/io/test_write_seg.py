@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from pydicom.uid import UID
 
 import written_cases as wc
 from scanloom.core import Case, Segmentation
+from scanloom.io.readback_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.seg_source import can_refer, reference_headers, source_moment
 from scanloom.io.write_seg import write_segs
+
+ENHANCED_CT = "1.2.840.10008.5.1.4.1.1.2.1"
 
 
 def write(
@@ -43,12 +47,9 @@ def put(header: Dataset, name: str, value: object) -> None:
 
 def own_uids(dataset: Dataset, source: Scan) -> set[str]:
     """Return all UIDs in a file that are neither the standard's nor the source's."""
-    theirs = {
-        str(element.value)
-        for header in source.source.headers  # type: ignore[union-attr]
-        for element in header
-        if element.VR == "UI"
-    }
+    assert isinstance(source.source, DicomSource)
+    theirs = {str(element.value) for element in source.source.first if element.VR == "UI"}
+    theirs |= {one.sop_instance for one in source.source.slices if one}
     found = set()
     for element in dataset.iterall():
         if element.VR == "UI":
@@ -87,8 +88,10 @@ def another_type(scan: Scan) -> tuple[Scan, Segmentation, Case]:
 
 
 def another_source(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    for header in scan.source.headers:  # type: ignore[union-attr]
-        header.SOPInstanceUID += "1"
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    slices = [replace(one, sop_instance=one.sop_instance + "1") for one in source.slices if one]
+    scan = replace(scan, source=replace(source, slices=tuple(slices)))
     return scan, wc.segmentation_of(scan), wc.case_with()
 
 
@@ -101,8 +104,14 @@ def another_version(scan: Scan) -> tuple[Scan, Segmentation, Case]:
 
 
 def another_place(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    for header in scan.source.headers:  # type: ignore[union-attr]
-        header.ImagePositionPatient[0] += 1
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    slices = []
+    for one in source.slices:
+        assert one is not None
+        x, *others = one.position
+        slices.append(replace(one, position=(str(float(x) + 1), *others)))
+    scan = replace(scan, source=replace(source, slices=tuple(slices)))
     return scan, wc.segmentation_of(scan), wc.case_with()
 
 
@@ -194,25 +203,16 @@ def test_moment_of_a_source(kept: dict[str, str], expected: tuple[str, str]) -> 
     header = Dataset()
     for name, value in kept.items():
         put(header, name, value)
-    assert source_moment(DicomSource((header,))) == expected
+    assert source_moment(DicomSource(header, (), (), ())) == expected
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "StudyInstanceUID",
-        "SeriesInstanceUID",
-        "SOPInstanceUID",
-        "SOPClassUID",
-        "FrameOfReferenceUID",
-    ],
-)
+@pytest.mark.parametrize("name", ["StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"])
 @pytest.mark.parametrize("value", ["", None, "not a uid"])
 def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) -> None:
     source = wc.dicom_scan().source
     assert isinstance(source, DicomSource)
     assert can_refer(source)
-    header = source.headers[3]
+    header = source.first
     if value is None:
         delattr(header, name)
     else:
@@ -220,16 +220,86 @@ def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) 
     assert not can_refer(source)
 
 
-def test_images_with_one_uid_can_t_be_referred_to() -> None:
+@pytest.mark.parametrize("name", ["sop_class", "sop_instance"])
+@pytest.mark.parametrize("value", ["", "not a uid"])
+def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None:
     source = wc.dicom_scan().source
     assert isinstance(source, DicomSource)
-    source.headers[1].SOPInstanceUID = source.headers[0].SOPInstanceUID
+    one = source.slices[3]
+    assert one is not None
+    other = replace(one, **{name: value})  # type: ignore[arg-type]
+    assert not can_refer(replace(source, slices=(*source.slices[:3], other, *source.slices[4:])))
+
+
+def test_images_with_one_uid_can_t_be_referred_to_unless_they_are_frames_of_it() -> None:
+    source = wc.with_slices(wc.dicom_scan(), sop_instance="1.2.3").source
+    assert isinstance(source, DicomSource)
     assert not can_refer(source)
+    slices = tuple(replace(one, frame=k + 1) for k, one in enumerate(source.slices) if one)
+    assert can_refer(replace(source, slices=slices))
+
+
+def frames_of(scan: Scan, gap: int | None = None) -> Scan:
+    """Return the scan as if it came from one multi-frame object, its frames in reverse order."""
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    count = len(source.slices)
+    slices = [
+        replace(one, sop_class=ENHANCED_CT, sop_instance="1.2.826.0.1.9", frame=count - k)
+        if one and k != gap
+        else None
+        for k, one in enumerate(source.slices)
+    ]
+    return replace(scan, source=replace(source, slices=tuple(slices)))
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+@pytest.mark.parametrize("tilt", [0.0, 12.0])
+def test_frames_refer_to_frames(seg: str, tilt: float, tmp_path: Path) -> None:
+    """Each frame names object and frame number; the object is listed once."""
+    scan = frames_of(wc.dicom_scan("LIP", tilt=tilt))
+    dataset = write(tmp_path, scan, case=wc.case_with(seg=seg))
+    for group in dataset.PerFrameFunctionalGroupsSequence:
+        [image] = group.DerivationImageSequence[0].SourceImageSequence
+        k = len(scan.source.slices) - image.ReferencedFrameNumber  # type: ignore[union-attr]
+        position = scan.source.slices[k].position  # type: ignore[union-attr]
+        assert tuple(map(str, group.PlanePositionSequence[0].ImagePositionPatient)) == position
+        assert image.ReferencedSOPClassUID == ENHANCED_CT
+    for images in (
+        dataset.SourceImageSequence,
+        dataset.ReferencedSeriesSequence[0].ReferencedInstanceSequence,
+    ):
+        assert [i.ReferencedSOPInstanceUID for i in images] == ["1.2.826.0.1.9"]
+    assert "UI: 2.25.1\n" not in str(dataset)
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+@pytest.mark.parametrize("multiframe", [False, True])
+def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path: Path) -> None:
+    scan = frames_of(wc.dicom_scan(), gap=4)
+    if not multiframe:
+        scan = wc.dicom_scan()
+        slices = list(scan.source.slices)  # type: ignore[union-attr]
+        slices[4] = None
+        scan = replace(scan, source=replace(scan.source, slices=tuple(slices)))  # type: ignore[arg-type]
+    segmentation, case = wc.segmentation_of(scan), wc.case_with(seg=seg)
+    dataset = write(tmp_path, scan, segmentation, case)
+    depths = {
+        float(group.PlanePositionSequence[0].ImagePositionPatient[2])
+        for group in dataset.PerFrameFunctionalGroupsSequence
+    }
+    labels = segmentation.layers[0].labels
+    grid = segmentation.grid
+    filled = [k for k in range(grid.shape[2]) if labels[..., k].any() and k != 4]
+    assert labels[..., 4].any()
+    wanted = sorted(float(grid.world((0, 0, k))[2]) for k in filled)
+    np.testing.assert_allclose(sorted(depths), wanted, atol=1e-4)
+    check_segs(tmp_path, segmentation, scan.source, case, [segmentation.model])  # type: ignore[arg-type]
 
 
 def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
     scan = wc.dicom_scan()
-    for header in scan.source.headers:  # type: ignore[union-attr]
+    for header in [scan.source.first]:  # type: ignore[union-attr]
         header.SpecificCharacterSet = "ISO_IR 100"
         header.PatientName = "Müller^Jürgen"
     dataset = write(tmp_path, scan)
@@ -251,7 +321,7 @@ def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
         "StudyDescription": "y" * 65,
         "PixelSpacing": ["1.50000000000000000001", "1.25"],
     }
-    for header in scan.source.headers:  # type: ignore[union-attr]
+    for header in [scan.source.first]:  # type: ignore[union-attr]
         for name in ("PatientID", "StudyID", "AccessionNumber", "ReferringPhysicianName"):
             delattr(header, name)
         for name, value in faults.items():
@@ -267,7 +337,7 @@ def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
 def test_no_name_is_shown(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A name of any form comes over, and no library warns with it (warnings are errors here)."""
     scan = wc.dicom_scan()
-    for header in scan.source.headers:  # type: ignore[union-attr]
+    for header in [scan.source.first]:  # type: ignore[union-attr]
         put(header, "PatientName", name)
     assert write(tmp_path, scan).PatientName == name
     assert not caplog.records
@@ -277,7 +347,8 @@ def test_values_that_are_read_from_a_file_are_not_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not valid, not converted, not in any warning."""
-    header = wc.dicom_scan().source.headers[0]  # type: ignore[union-attr]
+    scan = wc.dicom_scan()
+    header = scan.source.first  # type: ignore[union-attr]
     for keyword, value in (("StudyDate", "Doe"), ("StudyTime", "Doe"), ("StudyInstanceUID", "Doe")):
         put(header, keyword, value)
     put(header, "LossyImageCompression", "DOE^JANE=")
@@ -285,7 +356,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
     with pydicom.config.disable_value_validation():
         pydicom.dcmwrite(path, header, implicit_vr=True, little_endian=True, force_encoding=True)
     caplog.clear()
-    source = DicomSource((pydicom.dcmread(path, force=True),))
+    source = replace(scan.source, first=pydicom.dcmread(path, force=True))  # type: ignore[arg-type]
     assert not can_refer(source)
     assert source_moment(source) == ("20240102", "101114")
     assert not reference_headers(source, 2.5)[0].StudyDate
@@ -295,7 +366,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
 def test_lossy_source_stays_lossy() -> None:
     source = wc.dicom_scan().source
     assert isinstance(source, DicomSource)
-    for header in source.headers:
+    for header in [source.first]:
         header.LossyImageCompression = "01"
         header.LossyImageCompressionRatio = ["10.5", "2"]
         header.LossyImageCompressionMethod = "ISO_10918_1"

@@ -15,7 +15,8 @@ from scanloom.io.dicom.kinds import skip_reason
 from scanloom.io.dicom.pixels import read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
-from scanloom.io.scan import DicomSource, Scan
+from scanloom.io.scan import DicomSource, Scan, SourceSlice
+from scanloom.io.seg_source import decimals
 
 
 def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
@@ -56,7 +57,26 @@ def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
         padding=_padding(stack.slices),
         flags=tuple(flags),
     )
-    return Scan(volume, DicomSource(tuple(s.header.dataset for s in stack.slices)))
+    return Scan(volume, _source(stack.slices))
+
+
+def _source(slices: Sequence[Slice]) -> DicomSource:
+    first = slices[0]
+    return DicomSource(
+        first=first.header.read_dataset(),
+        slices=tuple(_source_slice(one) for one in slices),
+        spacing=tuple(decimals(first.spacing)),
+        orientation=tuple(decimals(first.orientation)),
+    )
+
+
+def _source_slice(one: Slice) -> SourceSlice:
+    return SourceSlice(
+        sop_class=one.header.sop_class,
+        sop_instance=one.header.sop_instance,
+        frame=None,
+        position=tuple(decimals(one.position)),
+    )
 
 
 def dicom_outline(files: Sequence[Path]) -> tuple[Grid, np.dtype[Any]]:
