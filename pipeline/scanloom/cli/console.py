@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scanloom.cli.exits import Exit, exit_of_reason
+from scanloom.cli.tracebacks import libraries_withheld, told_traceback
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")
 ]
 DebugOption = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks and what libraries say. May hold names.")
+    bool, typer.Option("--debug", help="Show tracebacks, without what other libraries say.")
 ]
 
 
@@ -74,15 +74,16 @@ def message(reason: Reason, detail: str) -> str:
 def speaking(manner: Manner) -> Iterator[None]:
     """Turn whatever goes wrong in the block into one message and an exit code.
 
-    Other libraries' warnings and logs may name a patient: they are shown with `--debug` only.
+    Other libraries' warnings and logs may name a patient: with `--debug` it is shown where they
+    spoke, never what they said.
     """
     from scanloom.core import Reason, ScanError
 
     try:
-        with _libraries_heard() if manner.debug else _libraries_silent():
+        with libraries_withheld() if manner.debug else _libraries_silent():
             yield
     except ScanError as error:
-        _fail(manner, error.reason, error.detail)
+        _fail(manner, error, error.reason, error.detail)
         raise typer.Exit(exit_of_reason(error.reason)) from error
     except KeyboardInterrupt as error:
         typer.echo("Interrupted: what was not finished left nothing behind.", err=True)
@@ -90,13 +91,13 @@ def speaking(manner: Manner) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
     except Exception as error:  # the last border: foreign text goes no further
-        _fail(manner, Reason.INTERNAL, f"something unforeseen, {type(error).__name__}")
+        _fail(manner, error, Reason.INTERNAL, f"something unforeseen, {type(error).__name__}")
         raise typer.Exit(Exit.SOME_FAILED) from error
 
 
-def _fail(manner: Manner, reason: Reason, detail: str) -> None:
+def _fail(manner: Manner, error: Exception, reason: Reason, detail: str) -> None:
     if manner.debug:
-        typer.echo(traceback.format_exc(), err=True)
+        typer.echo(told_traceback(error), err=True)
     if manner.json:
         print_json({"schema": 1, "error": told(reason, detail)})
     else:
@@ -113,16 +114,3 @@ def _libraries_silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def _libraries_heard() -> Iterator[None]:
-    logger, handler = logging.getLogger("scanloom"), logging.StreamHandler()
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)

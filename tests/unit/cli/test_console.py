@@ -1,9 +1,10 @@
-"""One message for whatever goes wrong; foreign text only with --debug."""
+"""One message for whatever goes wrong; foreign text never."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 
 import pytest
@@ -42,16 +43,14 @@ def test_json_has_the_same_on_stdout(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_foreign_text_shows_with_debug_only(
-    debug: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_text_never_shows(debug: bool, capsys: pytest.CaptureFixture[str]) -> None:
     code = ended_by(RuntimeError(SECRET), Manner(debug=debug))
 
     text = capsys.readouterr()
     assert code == 1
     assert "INTERNAL" in text.err
     assert "RuntimeError" in text.err
-    assert (SECRET in text.err) == debug
+    assert SECRET not in text.err
     assert ("Traceback" in text.err) == debug
 
 
@@ -77,3 +76,60 @@ def test_debug_shows_the_cause_of_a_case_that_failed(capsys: pytest.CaptureFixtu
         logging.getLogger("scanloom.engine.segment").debug("the cause")
 
     assert "the cause" in capsys.readouterr().err
+
+
+def test_debug_tells_the_whole_chain_without_foreign_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Cause, context and members of a group: their types and places, no text but ours."""
+
+    def fail() -> None:
+        try:
+            try:
+                raise ExceptionGroup(SECRET, [KeyError(SECRET)])  # noqa: TRY301
+            except ExceptionGroup:
+                raise OSError(2, SECRET, SECRET)  # noqa: B904 a context, no cause
+        except OSError as exc:
+            exc.add_note(SECRET)
+            raise ScanError(Reason.DAMAGED, "our own words") from exc
+
+    with pytest.raises(typer.Exit), speaking(Manner(debug=True)):
+        fail()
+
+    text = capsys.readouterr().err
+    assert SECRET not in text
+    assert "our own words" in text
+    places = [text.index(kind) for kind in ("KeyError", "ExceptionGroup", "OSError", "ScanError")]
+    assert places == sorted(places)
+    assert "test_console.py" in text
+    assert "in fail" in text
+
+
+def test_debug_tells_where_libraries_spoke_and_not_what(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also through handlers that a library has of its own; all is as before afterwards."""
+    library = logging.getLogger("foreign.library")
+    own = logging.StreamHandler()
+    library.addHandler(own)
+    before = logging.getLogRecordFactory(), warnings.showwarning
+    try:
+        with speaking(Manner(debug=True)):
+            own.setStream(sys.stderr)
+            warnings.simplefilter("always")
+            warnings.warn(SECRET, UserWarning, stacklevel=1)
+            library.error("of %s", SECRET, stack_info=True)
+            try:
+                raise RuntimeError(SECRET)  # noqa: TRY301
+            except RuntimeError:
+                library.exception(SECRET)
+                logging.getLogger("scanloom.io").debug("ours", exc_info=True)
+    finally:
+        library.removeHandler(own)
+
+    text = capsys.readouterr().err
+    assert SECRET not in text
+    assert "UserWarning" in text
+    assert text.count("foreign.library") == 2
+    assert "ours\nTraceback" in text
+    assert (logging.getLogRecordFactory(), warnings.showwarning) == before
