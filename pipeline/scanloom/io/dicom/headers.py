@@ -107,11 +107,6 @@ class Header:
     phase: tuple[bytes, ...]
     sop_instance: str
 
-    @property
-    def dataset(self) -> Dataset:
-        """The same as `read_dataset()`, until its last caller has changed."""
-        return self.read_dataset()
-
     def read_dataset(self) -> Dataset:
         """Return all elements before the pixels, read by pydicom. They hold identity.
 

@@ -83,6 +83,11 @@ def dicom_outline(files: Sequence[Path]) -> tuple[Grid, np.dtype[Any]]:
     """Return grid and type that `read_dicom` would give, from the headers alone; same errors."""
     headers = _headers(files)
     SHELF.put(headers)  # they are about to be read
+    return headers_outline(headers)
+
+
+def headers_outline(headers: Sequence[Header]) -> tuple[Grid, np.dtype[Any]]:
+    """Return what `dicom_outline` does, of headers that are known; those of the index."""
     stack = stack_slices([single_slice(h) for h in headers])
     first = stack.slices[0].header
     rescaled = {(s.slope, s.intercept) for s in stack.slices}
