@@ -1,0 +1,186 @@
+"""The engine child: the one process of a worker in which models and native code live.
+
+What aborts, hangs or takes all the memory takes this process with it and nothing else: the worker
+that started it (`scanloom.engine.process`) sees its end, finds who was at fault, starts another.
+
+It is started as ``python -m scanloom.engine.child FD``, where FD is one end of a socket pair. The
+first thing that comes through is a `Setup`, then one `Order` a case; back go `Ready`, `Step` and
+`Done`.
+Both ends are this program on this machine, started by one user: nothing else is unpickled.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from scanloom.core import Case, CaseRecord, Clock
+from scanloom.engine.steps import Labeller
+from scanloom.engine.work import Place, work_on
+
+WAITING = "waiting"
+"""The step of a case that waits for models or before the device's door: its time is not its own."""
+
+HEAVY = ("highdicom", "nibabel", "PIL.Image", "scanloom.io.nifti", "scanloom.inference.memory")
+"""What the doors import where they need it: here it is done before the first case."""
+
+Labellers = Callable[[], Sequence[Labeller]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a child must know before its first case.
+
+    Parameters
+    ----------
+    place : Place
+        Where results go.
+    labellers : callable
+        Makes the models, in the child. A top-level function or a `functools.partial` of one.
+    in_flight : int
+        How many cases may be there at once.
+    memory_limit : int or None
+        Bytes of data that the process may have (RLIMIT_DATA), so that a case that takes more ends
+        with an error instead of taking the machine's memory.
+    search_path : tuple of str
+        Where Python looks for modules, as in the process that starts it.
+    """
+
+    place: Place
+    labellers: Labellers
+    in_flight: int = 1
+    memory_limit: int | None = None
+    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+
+
+@dataclass(frozen=True)
+class Order:
+    """A case to be worked on; `number` tells its messages from others'."""
+
+    number: int
+    case: Case
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The models are loaded, or can't be."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A case begins a step."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A case has ended; `device` is when it held the device (seconds of CLOCK_MONOTONIC)."""
+
+    number: int
+    record: CaseRecord
+    device: tuple[float, float] | None
+
+
+class Child:
+    """Works on orders until the socket is closed."""
+
+    def __init__(self, setup: Setup, connection: Connection[Any, Any]) -> None:
+        self._setup, self._connection = setup, connection
+        self._sending, self._door = threading.Lock(), threading.Lock()
+        self._models: Future[Sequence[Labeller]] = Future()
+
+    def serve(self) -> None:
+        """Take orders; they wait until the models are there, so that no case pays for them."""
+        with ThreadPoolExecutor(self._setup.in_flight + 1) as pool:
+            pool.submit(self._make_models)
+            while True:
+                try:
+                    order: Order = self._connection.recv()
+                except (EOFError, OSError):
+                    return
+                pool.submit(self._work, order)
+
+    def _make_models(self) -> None:
+        try:
+            for name in HEAVY:
+                importlib.import_module(name)
+            self._models.set_result(self._setup.labellers())
+        except BaseException as exc:  # noqa: BLE001  # each case tells it
+            self._models.set_exception(exc)
+        self._tell(Ready())
+
+    def _work(self, order: Order) -> None:
+        held: list[float] = []
+
+        @contextmanager
+        def door() -> Iterator[None]:
+            self._tell(Step(order.number, WAITING))
+            with self._door:
+                held.append(time.monotonic())
+                try:
+                    yield
+                finally:
+                    held.append(time.monotonic())
+
+        clock = Clock(lambda step: self._tell(Step(order.number, step)))
+        wait((self._models,))
+        record = work_on(order.case, self._models.result, self._setup.place, clock, door)
+        device = (held[0], held[1]) if len(held) == 2 else None
+        self._tell(Done(order.number, record, device))
+
+    def _tell(self, message: Ready | Step | Done) -> None:
+        with self._sending, suppress(OSError):  # the other end is gone: so are we, soon
+            self._connection.send(message)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, even in the midst of native code."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)  # it died before we asked
+
+
+def limit_memory(limit: int | None) -> None:
+    """Let this process have at most `limit` bytes of data."""
+    if limit is None or sys.platform != "linux":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def main() -> None:
+    """Run the child."""
+    die_with_parent()
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides when it ends
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    sys.path[:] = connection.recv()  # before what it unpickles may need it
+    setup: Setup = connection.recv()
+    limit_memory(setup.memory_limit)
+    Child(setup, connection).serve()
+
+
+if __name__ == "__main__":
+    # The module's classes must be the ones that the other side pickles
+    from scanloom.engine import child
+
+    child.main()

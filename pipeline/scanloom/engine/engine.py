@@ -1,0 +1,172 @@
+"""`Engine`: works on cases in a child process, and says whose fault it is when one ends badly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.core import Case, CaseRecord, Reason
+from scanloom.engine.child import Done, Setup
+from scanloom.engine.gate import Gate
+from scanloom.engine.process import CaseLateError, ChildDiedError, EngineProcess
+
+OnStep = Callable[[str], None]
+
+PAUSES = (1.0, 4.0, 15.0)
+"""Seconds before another try where the disk or the network may have been at fault."""
+_TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT)
+_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE)
+"""What the neighbours may be to blame for: such a case is tried once more, alone and afresh."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One start of a case: how it ended, and whether anything else was in the child meanwhile."""
+
+    end: str
+    alone: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Parameters
+    ----------
+    record : CaseRecord or None
+        Its result or the reason why there is none; None where it was cut off by `Engine.stop`,
+        which says nothing of the case.
+    tries : tuple of Try
+        Each start, the last one last.
+    device : (float, float) or None
+        When it held the device, seconds of CLOCK_MONOTONIC; None where it did not get there.
+    """
+
+    record: CaseRecord | None
+    tries: tuple[Try, ...]
+    device: tuple[float, float] | None = None
+
+
+class Engine:
+    """Models kept warm in a child process, for cases of several threads.
+
+    A case that raises is a record. When the child dies or is killed for a case that takes too
+    long, every case that was in it is a suspect: each is tried again alone in a fresh child, and
+    only one that fails there is convicted (TOO_LONG, CRASHED). So a neighbour is never blamed.
+
+    Parameters
+    ----------
+    setup : Setup
+        For the child.
+    time_limit : float
+        Seconds that a case may work.
+    memory : float
+        Bytes that all cases in flight may need together, by their estimates.
+    log : Path or None
+        Where the child's words go.
+    environment : mapping
+        Variables of the child.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        time_limit: float,
+        memory: float = float("inf"),
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._setup, self._limit = setup, time_limit
+        self._log, self._environment = log, environment
+        self._gate = Gate(setup.in_flight, memory)
+        self._starting = threading.Lock()
+        self._child: EngineProcess | None = None
+        self._stopped = False
+
+    def warm_up(self) -> None:
+        """Start the child, so that models are loaded before the first case comes."""
+        self._running()
+
+    def run(self, case: Case, need: float = 0.0, on_step: OnStep | None = None) -> Outcome:
+        """Work on a case until its end is sure; called by several threads at once.
+
+        Parameters
+        ----------
+        case : Case
+            Which.
+        need : float
+            Bytes of memory that it is estimated to take.
+        on_step : callable or None
+            Is told each step that it begins.
+
+        Returns
+        -------
+        Outcome
+            Never an exception.
+        """
+        tries: list[Try] = []
+        device = None
+        for pause in (*PAUSES, None):
+            with self._gate.among_others(need):
+                record, device = self._try(case, tries, on_step, alone=False)
+            if (record is None and not self._stopped) or (record and record.reason in _CROWDED):
+                with self._gate.alone():
+                    self._replace_child()
+                    record, device = self._try(case, tries, on_step, alone=True)
+            if record is None and not self._stopped:
+                record = _verdict(case, tries[-1])
+            if record is None or record.reason not in _TRANSIENT or pause is None:
+                break
+            time.sleep(pause)
+        return Outcome(record, tuple(tries), device)
+
+    def stop(self, patience: float = 0.0) -> None:
+        """End the child; cases in flight that are not done after `patience` seconds are cut."""
+        with self._starting:
+            self._stopped = True
+            if self._child is not None:
+                self._child.close(patience)
+
+    def _try(
+        self, case: Case, tries: list[Try], on_step: OnStep | None, *, alone: bool
+    ) -> tuple[CaseRecord | None, tuple[float, float] | None]:
+        """Give the case to the child; no record where the child did not live to give one."""
+        began = time.monotonic()
+        done: Done | None = None
+        try:
+            done = self._running().ask(case, self._limit, on_step)
+            reason = done.record.reason
+            end = "done" if reason is None else reason.code
+        except CaseLateError:
+            end = "late"
+        except ChildDiedError as error:
+            end = f"died {error.code}"
+        tries.append(Try(end, alone, time.monotonic() - began))
+        return (done.record, done.device) if done else (None, None)
+
+    def _running(self) -> EngineProcess:
+        with self._starting:
+            if self._stopped:
+                raise ChildDiedError(0)
+            if self._child is None or not self._child.alive:
+                self._child = EngineProcess(self._setup, self._log, self._environment)
+            return self._child
+
+    def _replace_child(self) -> None:
+        with self._starting:
+            if self._child is not None:
+                self._child.close()
+                self._child = None
+
+
+def _verdict(case: Case, last: Try) -> CaseRecord:
+    """Return the record of a case that failed alone."""
+    if last.end == "late":
+        return CaseRecord(case.id, Reason.TOO_LONG, f"stopped after {last.seconds:.0f} s", (), None)
+    code = last.end.removeprefix("died ")
+    detail = f"its process ended with signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
+    return CaseRecord(case.id, Reason.CRASHED, detail, (), None)

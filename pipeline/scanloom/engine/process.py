@@ -1,0 +1,202 @@
+"""The worker's side of an engine child: starts it, gives it cases, and sees how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import SHUT_WR, socketpair
+from typing import Any
+
+from scanloom.core import Case
+from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
+
+OnStep = Callable[[str], None]
+START_LIMIT = 600.0
+"""Seconds that imports and the loading of models may take."""
+_TICK = 0.25
+"""Seconds between two looks at a case's deadline."""
+
+
+class ChildDiedError(Exception):
+    """The child ended before the case did: `code` is its exit code, negative for a signal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the engine child ended with {code}")
+        self.code = code
+
+
+class CaseLateError(Exception):
+    """The case took longer than it may; the child was killed for it."""
+
+
+class _Waiting:
+    """A case that was handed over: how long it worked, and its end."""
+
+    def __init__(self, on_step: OnStep | None) -> None:
+        self.ended = threading.Event()
+        self.done: Done | None = None
+        self._on_step = on_step
+        self._since: float | None = None
+        self._worked = 0.0
+
+    @property
+    def worked(self) -> float:
+        """Seconds that it worked, without those that it waited."""
+        since = self._since
+        return self._worked + (time.monotonic() - since if since is not None else 0.0)
+
+    def begin(self, step: str) -> None:
+        self._worked = self.worked
+        self._since = None if step == WAITING else time.monotonic()
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def finish(self, done: Done | None) -> None:
+        self.done = done
+        self.ended.set()
+
+
+class EngineProcess:
+    """A running child, used by several threads until it dies.
+
+    Parameters
+    ----------
+    setup : Setup
+        What it must know.
+    log : Path or None
+        Where its words go (for the owner alone: native code may print anything); None: nowhere.
+    environment : mapping
+        Variables beside those of this process.
+    """
+
+    def __init__(
+        self, setup: Setup, log: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        ours, theirs = socketpair()
+        with theirs, _open_log(log) as words:
+            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+                [sys.executable, "-m", "scanloom.engine.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                env={**os.environ, **(environment or {})},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C at the terminal is for the worker
+            )
+        self._socket = ours
+        self._connection: Connection[Any, Any] = Connection(os.dup(ours.fileno()))
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Waiting] = {}
+        self._number, self._ready, self._began = 0, False, time.monotonic()
+        self._code: int | None = None
+        with suppress(OSError):
+            self._connection.send(list(setup.search_path))
+            self._connection.send(setup)
+        threading.Thread(target=self._listen, name="engine child", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be given a case."""
+        return self._code is None
+
+    def ask(self, case: Case, limit: float, on_step: OnStep | None = None) -> Done:
+        """Have a case worked on, and wait for its end.
+
+        Parameters
+        ----------
+        case : Case
+            Which.
+        limit : float
+            Seconds that it may work; waiting for models and the device does not count.
+        on_step : callable or None
+            Is told each step that it begins.
+
+        Raises
+        ------
+        ChildDiedError
+            If the child died meanwhile, whoever's fault that was.
+        CaseLateError
+            If it worked too long. The child was killed: all others in it get ChildDiedError.
+        """
+        waiting = _Waiting(on_step)
+        with self._lock:
+            if self._code is not None:
+                raise ChildDiedError(self._code)
+            self._number += 1
+            number = self._number
+            self._waiting[number] = waiting
+            with suppress(OSError):  # it is dying: the listener will say so
+                self._connection.send(Order(number, case))
+        while not waiting.ended.wait(_TICK):
+            if waiting.worked > limit:
+                self.kill()
+                raise CaseLateError
+            if not self._ready and time.monotonic() - self._began > START_LIMIT:
+                self.kill()
+        if waiting.done is None:
+            raise ChildDiedError(self._code or 0)
+        return waiting.done
+
+    def kill(self) -> None:
+        """End it at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self, patience: float = 5.0) -> None:
+        """End it when what it works on is finished, or after `patience` seconds."""
+        with suppress(OSError):
+            self._socket.shutdown(SHUT_WR)  # it sees the end of its orders
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._take(self._connection.recv())
+        except (EOFError, OSError):
+            pass
+        code = self._process.wait()
+        self._socket.close()
+        with self._lock:
+            self._connection.close()
+            self._code = code
+            left, self._waiting = self._waiting, {}
+        for waiting in left.values():
+            waiting.finish(None)
+
+    def _take(self, message: Ready | Step | Done) -> None:
+        if isinstance(message, Ready):
+            self._ready = True
+            return
+        if isinstance(message, Step):
+            waiting = self._waiting.get(message.number)
+            if waiting is not None:
+                waiting.begin(message.name)
+            return
+        with self._lock:
+            waiting = self._waiting.pop(message.number, None)
+        if waiting is not None:
+            waiting.finish(message)
+
+
+def _open_log(log: Path | None) -> Any:
+    if log is None:
+        return Path(os.devnull).open("ab")
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")

@@ -1,0 +1,83 @@
+"""One case through the three doors, whoever asks: the command line, a worker's child, a test."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError
+from scanloom.engine import steps
+from scanloom.io.casefolder import CaseFolder
+
+logger = logging.getLogger(__name__)
+"""Says nothing above DEBUG: tracebacks may hold foreign text."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where results go.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    fingerprint : str
+        Of the key that its ids were made with.
+    replace : bool
+        Whether a result that is there is replaced.
+    """
+
+    out: Path
+    fingerprint: str
+    replace: bool = False
+
+
+def work_on(
+    case: Case,
+    labellers: Callable[[], Sequence[steps.Labeller]],
+    place: Place,
+    clock: Clock | None = None,
+    door: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> CaseRecord:
+    """Read, label, write and publish a case.
+
+    Parameters
+    ----------
+    case : Case
+        Which one.
+    labellers : callable
+        Gives the models; asked for when the scan is in memory.
+    place : Place
+        Where the result goes.
+    clock : Clock or None
+        Is told of each step.
+    door : callable
+        A context manager to hold while the device works.
+
+    Returns
+    -------
+    CaseRecord
+        Never an exception: why there is no result stands in its `reason`.
+    """
+    clock = clock or Clock()
+    try:
+        loaded = steps.load(case, clock)
+        models = labellers()
+        with door():
+            segmented = steps.segment(loaded, models)
+        with CaseFolder(place.out, case.id, place.fingerprint) as folder:
+            record = steps.write(segmented, folder.path)
+            published = folder.publish(replace=place.replace)
+        return replace(record, folder=published)
+    except ScanError as error:
+        logger.debug("case not used", exc_info=True)
+        return CaseRecord(case.id, error.reason, error.detail, (), None)
+    except MemoryError:
+        detail = "the scan and its result do not fit into memory"
+        return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
+    except Exception as error:  # a fault in one case must not stop the others
+        logger.debug("case failed", exc_info=True)
+        return CaseRecord(case.id, Reason.INTERNAL, type(error).__name__, (), None)

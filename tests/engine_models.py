@@ -1,0 +1,73 @@
+"""Labellers for the engine's tests: a threshold that obeys what a scan's brightest voxel says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+from cards_by_hand import card, structures
+from scanloom.cards.card import ModelCard
+from scanloom.core import Case, Clock, Layer, Outputs, Segmentation, Series, Volume
+
+FINE, ABORT, HANG, HANG_QUIETLY, GREEDY, SLOW, WRONG = 1000, 1001, 1002, 1003, 1004, 1005, 1006
+
+
+class Threshold:
+    """Calls everything above 500 the first structure, after it did what the scan asks for."""
+
+    device_name = "cpu"
+    precision_name = "float32"
+
+    def __init__(self, weights: Path, starts: Path | None, seconds: float) -> None:
+        self.card: ModelCard = card(weights, name="threshold", structures=structures(1))
+        self._starts, self._seconds = starts, seconds
+
+    def predict(self, volume: Volume, clock: Clock | None = None) -> Segmentation:
+        with (clock or Clock()).step("network"):
+            task = int(volume.array.max())
+            if self._starts is not None:
+                with self._starts.open("a") as file:
+                    file.write(f"{task} {os.getpid()}\n")
+            obey(task, self._seconds)
+        labels = (volume.array > 500).astype(np.uint8)
+        layer = Layer(np.asfortranarray(labels), self.card.structures)
+        return Segmentation("threshold", (layer,), volume.grid, "1")
+
+
+def obey(task: int, seconds: float) -> None:
+    time.sleep(seconds)
+    if task == ABORT:
+        os.abort()
+    elif task == HANG:
+        ctypes.PyDLL(None).sleep(3600)  # a PyDLL keeps the GIL
+    elif task == HANG_QUIETLY:
+        time.sleep(3600)
+    elif task == GREEDY:
+        kept = [np.ones(1 << 24) for _ in range(1 << 12)]  # 512 GiB, by and by
+        raise AssertionError(len(kept))
+    elif task == SLOW:
+        time.sleep(3.0)
+    elif task == WRONG:
+        raise RuntimeError("a fault of the model")
+
+
+def threshold_models(
+    weights: Path, starts: Path | None = None, seconds: float = 0.0
+) -> Sequence[Threshold]:
+    return (Threshold(weights, starts, seconds),)
+
+
+def make_case(folder: Path, name: str, task: int = FINE) -> Case:
+    """Write a small CT as NIfTI, with a bright block, and return its case."""
+    array = np.full((12, 11, 10), -900, np.int16)
+    array[4:8, 4:8, 4:8] = task
+    path = folder / f"{name}.nii.gz"
+    nib.save(nib.Nifti1Image(array, np.diag((2.0, 2.0, 2.0, 1.0))), path)
+    series = Series("nifti", (path,))
+    return Case(name.ljust(26, "a"), series, Outputs(), "source", "recipe", modality="CT")

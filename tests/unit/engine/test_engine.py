@@ -1,0 +1,165 @@
+"""The engine: what brings its process down is convicted, and its neighbours are not."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+import engine_models as em
+from scanloom.core import Case, Reason
+from scanloom.engine.child import Setup
+from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.gate import Gate
+from scanloom.engine.work import Place
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"none")
+    return path
+
+
+def setup(tmp_path: Path, weights: Path, **changes: object) -> Setup:
+    models = partial(em.threshold_models, weights, tmp_path / "starts")
+    fields = {"place": Place(tmp_path / "out", "print"), "labellers": models, "in_flight": 3}
+    return Setup(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, weights: Path) -> Iterator[Engine]:
+    made = Engine(setup(tmp_path, weights), time_limit=8.0, log=tmp_path / "log")
+    yield made
+    made.stop()
+
+
+def run_all(engine: Engine, cases: Sequence[Case]) -> list[Outcome]:
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(engine.run, cases))
+
+
+def reasons(outcomes: Sequence[Outcome]) -> list[Reason | None]:
+    assert all(o.record is not None for o in outcomes)
+    return [o.record.reason for o in outcomes if o.record]
+
+
+def test_cases_are_published(engine: Engine, tmp_path: Path) -> None:
+    cases = [em.make_case(tmp_path, f"fine{n}") for n in range(4)]
+
+    outcomes = run_all(engine, cases)
+
+    assert reasons(outcomes) == [None] * 4
+    assert {p.name for p in (tmp_path / "out" / "cases").iterdir()} == {c.id for c in cases}
+    assert len({line.split()[1] for line in (tmp_path / "starts").read_text().splitlines()}) == 1
+    spans = sorted(o.device for o in outcomes if o.device)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+@pytest.mark.slow
+def test_the_guilty_are_convicted_and_nobody_else(engine: Engine, tmp_path: Path) -> None:
+    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.HANG, em.FINE, em.WRONG, em.FINE]
+    cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
+
+    outcomes = run_all(engine, cases)
+
+    expected = {em.ABORT: Reason.CRASHED, em.HANG: Reason.TOO_LONG, em.WRONG: Reason.INTERNAL}
+    assert reasons(outcomes) == [expected.get(task) for task in tasks]
+    assert all(
+        o.tries[-1].alone for o in outcomes if o.record and o.record.reason is Reason.CRASHED
+    )
+    deaths = sum(t.end not in ("done", "INTERNAL") for o in outcomes for t in o.tries)
+    assert sum(len(o.tries) for o in outcomes) <= len(cases) + deaths * 3
+
+
+@pytest.mark.slow
+def test_who_takes_all_memory_ends_alone(tmp_path: Path, weights: Path) -> None:
+    engine = Engine(setup(tmp_path, weights, memory_limit=3 << 30), time_limit=60.0)
+    cases = [
+        em.make_case(tmp_path, f"m{n}", t) for n, t in enumerate((em.FINE, em.GREEDY, em.FINE))
+    ]
+
+    outcomes = run_all(engine, cases)
+    engine.stop()
+
+    assert reasons(outcomes) == [None, Reason.OUT_OF_MEMORY, None]
+
+
+@pytest.mark.slow
+def test_time_before_the_door_does_not_count(tmp_path: Path, weights: Path) -> None:
+    """Each works for three seconds and waits for two others: more than the limit in all."""
+    engine = Engine(setup(tmp_path, weights), time_limit=8.0)
+
+    outcomes = run_all(engine, [em.make_case(tmp_path, f"s{n}", em.SLOW) for n in range(3)])
+    engine.stop()
+
+    assert reasons(outcomes) == [None] * 3
+    assert [len(o.tries) for o in outcomes] == [1, 1, 1]
+
+
+def test_stop_cuts_off_without_a_verdict(engine: Engine, tmp_path: Path) -> None:
+    case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(engine.run, case)
+        while not (tmp_path / "starts").exists():
+            time.sleep(0.05)
+        engine.stop()
+        outcome = coming.result(timeout=5)
+
+    assert outcome.record is None
+    assert not list((tmp_path / "out" / "cases").glob("*"))
+
+
+def test_the_child_goes_when_the_engine_stops(engine: Engine, tmp_path: Path) -> None:
+    engine.run(em.make_case(tmp_path, "one"))
+    [child] = [p for p in psutil.Process().children() if "scanloom.engine.child" in p.cmdline()]
+
+    engine.stop(patience=5.0)
+
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_gate_lets_one_be_alone() -> None:
+    gate, seen, inside = Gate(3), [], threading.Semaphore(0)
+
+    def visit(n: int) -> None:
+        with gate.alone() if n % 5 == 0 else gate.among_others():
+            seen.append((n, "in"))
+            time.sleep(0.01)
+            seen.append((n, "out"))
+        inside.release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(visit, range(40)))
+
+    now: set[int] = set()
+    for n, what in seen:
+        now.add(n) if what == "in" else now.remove(n)
+        assert len(now) <= 3
+        assert len(now) <= 1 or not any(m % 5 == 0 for m in now)
+
+
+def test_the_gate_counts_what_is_needed() -> None:
+    gate, most, now = Gate(8, capacity=10.0), [0.0], [0.0]
+    lock = threading.Lock()
+
+    def visit(need: float) -> None:
+        with gate.among_others(need):
+            with lock:
+                now[0] += need
+                most[0] = max(most[0], now[0])
+            time.sleep(0.005)
+            with lock:
+                now[0] -= need
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(visit, [4.0, 5.0, 3.0, 12.0, 1.0, 6.0] * 4))
+
+    assert most[0] == 12.0  # it came in alone
