@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 SYNTAX = 0x00020010
 MEDIA_CLASS = 0x00020002
 LOOKUP_TABLE = 0x00283000
+
+_HEAD = struct.Struct("<HBBQQ")
 
 TAGS = frozenset(
     (
@@ -110,3 +113,37 @@ class Elements:
         if len(raw) != 2:
             return default
         return int.from_bytes(raw, "little" if self.little else "big", signed=signed)
+
+    def packed(self) -> bytes:
+        """Return all of it as bytes, for another process or the index; see `unpack_elements`."""
+        place = self.pixels or PixelPlace(0, None)
+        flags = self.little | self.lookup_table << 1 | (self.pixels is not None) << 2
+        flags |= (place.length is not None) << 3
+        syntax, count = self.syntax.encode("utf-8", "replace"), len(self.values)
+        lengths = map(len, self.values.values())
+        head = _HEAD.pack(count, flags, len(syntax), place.offset, place.length or 0)
+        numbers = struct.pack(f"<{2 * count}I", *self.values, *lengths)
+        return b"".join((head, numbers, syntax, *self.values.values()))
+
+
+def unpack_elements(packed: bytes) -> Elements:
+    """Return what `Elements.packed` was made of.
+
+    Raises
+    ------
+    ValueError, struct.error
+        If the bytes are none of its.
+    """
+    count, flags, place, offset, length = _HEAD.unpack_from(packed)
+    numbers = struct.unpack_from(f"<{2 * count}I", packed, _HEAD.size)
+    start = _HEAD.size + 8 * count
+    syntax = packed[start : start + place].decode()
+    start += place
+    values = {}
+    for tag, size in zip(numbers[:count], numbers[count:], strict=True):
+        values[tag] = packed[start : start + size]
+        start += size
+    if start != len(packed):
+        raise ValueError(f"{len(packed)} bytes, not {start}")
+    pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
+    return Elements(values, syntax, bool(flags & 1), bool(flags & 2), pixels)

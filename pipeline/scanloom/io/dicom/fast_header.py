@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from pathlib import Path
 
 from scanloom.io.dicom.elements import LOOKUP_TABLE, MEDIA_CLASS, SYNTAX, TAGS, Elements, PixelPlace
 
-READS = (1 << 14, 1 << 18, 1 << 22)
+READS = (1 << 15, 1 << 18, 1 << 22)
 """Bytes that are read: most headers are shorter than the first, private data need the others."""
+PACKED = 1 << 18
+"""Bytes of a deflated file that are read: its header takes fewer."""
 
 IMPLICIT = b"1.2.840.10008.1.2"
 EXPLICIT = b"1.2.840.10008.1.2.1"
+DEFLATED = b"1.2.840.10008.1.2.1.99"
 RLE = b"1.2.840.10008.1.2.5"
 JPEG = b"1.2.840.10008.1.2.4."
 """JPEG, JPEG-LS, JPEG 2000 and HTJ2K: explicit little endian before the pixels."""
@@ -102,25 +106,28 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
     """
     if start[128:140] != _META_START:
         return None
-    data, size = start, READS[0]
-    for following in (*READS[1:], 0):
-        whole = len(data) < size
+    data = start
+    for size in READS:
         try:
-            return _elements(data, whole=whole)
-        except (struct.error, IndexError):  # it goes on behind what was read
-            if whole or not following:
+            if size > READS[0]:
+                data = read_start(path, size)
+            return _elements(path, data, size)
+        except struct.error:  # it goes on behind what was read
+            if len(data) < size:
                 return None
-        except _NotPlainError:
+        except (_NotPlainError, zlib.error):
             return None
-        data, size = read_start(path, following), following
     return None
 
 
-def _elements(data: bytes, *, whole: bool) -> Elements:
-    """Walk over meta header and data set; struct.error where `data` ends too early."""
+def _elements(path: Path | str, data: bytes, size: int) -> Elements:
+    """Walk over meta header and data set; struct.error where `size` bytes are not enough."""
     values: dict[int, bytes] = {}
     place = _walk_meta(data, values)
+    whole = len(data) < size
     syntax = values.pop(SYNTAX, b"").rstrip(b"\0 ")
+    if syntax == DEFLATED:
+        return _deflated_elements(read_start(path, PACKED)[place:], values)
     if syntax == IMPLICIT:
         walk = _walk_implicit
     elif syntax in (EXPLICIT, RLE) or (syntax.startswith(JPEG) and syntax not in _NOT_PLAIN):
@@ -132,6 +139,24 @@ def _elements(data: bytes, *, whole: bool) -> Elements:
     pixels = walk(data, place, values, whole=whole)
     table = bool(values.pop(_LOOKUP, b""))
     return Elements(values, syntax.decode("ascii"), True, table, pixels)
+
+
+def _deflated_elements(packed: bytes, values: dict[int, bytes]) -> Elements:
+    """Inflate no more than the header; pixels are decoded from the whole file."""
+    for size in READS:
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        data = unpacker.decompress(packed, size)
+        found = dict(values)
+        try:
+            pixels = _walk_explicit(data, 0, found, whole=unpacker.eof)
+        except struct.error:
+            if len(data) < size:
+                raise _NotPlainError from None
+            continue
+        table = bool(found.pop(_LOOKUP, b""))
+        place = None if pixels is None else PixelPlace(0, None)
+        return Elements(found, DEFLATED.decode("ascii"), True, table, place)
+    raise _NotPlainError
 
 
 def _walk_meta(data: bytes, values: dict[int, bytes]) -> int:

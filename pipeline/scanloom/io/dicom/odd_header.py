@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -25,6 +26,7 @@ LONGEST_VALUE = 1 << 26
 
 _PIECE = 1 << 16
 _PIXELS = 0x7FE00010
+_ALL_PIXELS = frozenset((_PIXELS, 0x7FE00009, 0x7FE00008))
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
 _PARSE_ERRORS = (
@@ -51,14 +53,13 @@ def read_odd(path: Path) -> Elements:
     ScanError
         DAMAGED if it can't be parsed.
     """
-    dataset, place = _read(path)
-    values = {}
-    for tag in TAGS:
-        if tag in dataset:
-            values[tag] = _raw(dataset, tag)
-    if MEDIA_CLASS in dataset.file_meta:
-        values[MEDIA_CLASS] = _raw(dataset.file_meta, MEDIA_CLASS)
-    table = dataset.get_item(LOOKUP_TABLE) if LOOKUP_TABLE in dataset else None
+    dataset, place = _read(path, _wanted())
+    elements = {int(tag): element for tag, element in dataset.items()}  # as they were read
+    meta = dict(dataset.file_meta.items()).get(MEDIA_CLASS)
+    values = {tag: _raw(elements[tag]) for tag in elements.keys() & TAGS}
+    if meta is not None:
+        values[MEDIA_CLASS] = _raw(meta)
+    table = elements.get(LOOKUP_TABLE)
     return Elements(
         values=values,
         syntax=_syntax(dataset),
@@ -78,20 +79,33 @@ def read_dataset(path: Path) -> Dataset:
     ScanError
         DAMAGED if it can't be parsed.
     """
-    return _read(path)[0]
+    return _read(path, None)[0]
 
 
-def _read(path: Path) -> tuple[Dataset, PixelPlace | None]:
-    from pydicom import dcmread
+@cache
+def _wanted() -> list[Any]:
+    from pydicom.tag import BaseTag
+
+    return [BaseTag(tag) for tag in (*TAGS, LOOKUP_TABLE)]
+
+
+def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | None]:
+    """Return the data set, or what is wanted of it, and where the pixels lie."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
+    from pydicom.filereader import read_partial
 
     try:
         with path.open("rb") as file:
             inflated = _inflated_start(file)
             if inflated is not None:
-                return _read_inflated(*inflated)
+                meta, data = inflated
+                buffer = BytesIO(data)
+                dataset = read_partial(buffer, _at_pixels, None, True, wanted)
+                dataset.file_meta = meta  # its pixels are decoded from the whole file
+                place = _pixel_place(buffer, dataset)
+                return dataset, None if place is None else PixelPlace(0, None)
             file.seek(0)
-            dataset = dcmread(file, LONGEST_VALUE, stop_before_pixels=True, force=True)
+            dataset = read_partial(file, _at_pixels, LONGEST_VALUE, True, wanted)
             return dataset, _pixel_place(file, dataset)
     except (InvalidDicomError, BytesLengthException, *_PARSE_ERRORS, OSError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
@@ -129,13 +143,9 @@ def _inflate(file: BinaryIO) -> bytes:
     return b"".join(parts)
 
 
-def _read_inflated(meta: Any, data: bytes) -> tuple[Dataset, PixelPlace | None]:
-    from pydicom import dcmread
-
-    dataset = dcmread(BytesIO(data), stop_before_pixels=True, force=True)
-    dataset.file_meta = meta
-    place = PixelPlace(0, None) if "Rows" in dataset else None  # decoded from the whole file
-    return dataset, place
+def _at_pixels(tag: int, vr: str | None, length: int) -> bool:
+    """Whether pydicom stops here: PixelData, FloatPixelData, DoubleFloatPixelData."""
+    return tag in _ALL_PIXELS
 
 
 def _named(meta: Any) -> str:
@@ -174,12 +184,12 @@ def _pixel_place(file: BinaryIO, dataset: Dataset) -> PixelPlace | None:
     return PixelPlace(offset, None if length == _UNDEFINED else length)
 
 
-def _raw(dataset: Dataset, tag: int) -> bytes:
+def _raw(element: Any) -> bytes:
     """Return the bytes of an element as they are in the file.
 
     Nothing is converted: pydicom warns with the header's text, which may name a patient.
     """
-    value = dataset.get_item(tag).value
+    value = element.value
     if isinstance(value, bytes):
         return value
     return b"" if value is None else str(value).encode("ascii", "replace")
