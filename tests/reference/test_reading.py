@@ -207,8 +207,9 @@ def test_what_is_no_volume_is_refused_by_its_code(name):
 
 def test_files_decode_to_the_samples_that_other_decoders_give():
     """Every grey single-frame file that was compressed without loss."""
-    from scanloom.io.dicom.codecs import read_into, stored_dtype
     from scanloom.io.dicom.headers import Header, read_headers
+    from scanloom.io.dicom.pixels import read_into
+    from scanloom.io.dicom.planes import stored_dtype
 
     exact = 0
     for listing in sorted(scans("transfer_syntaxes").glob("*/expected.json")):

@@ -24,6 +24,7 @@ from scanloom.cli.checks.devices import (
 from scanloom.cli.checks.finding import Finding
 from scanloom.cli.checks.places import check_key, check_out, judge_space
 from scanloom.cli.checks.software import check_software, requirements
+from scanloom.io import sandbox
 
 
 def test_this_machine_can_run_scanloom(tmp_path: Path) -> None:
@@ -108,6 +109,7 @@ def test_frames_are_what_they_say(
 
 
 def test_a_decoder_that_gives_wrong_values_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "AVAILABLE", False)  # decoders run in this process
     right = imagecodecs.jpegls_decode
     monkeypatch.setattr(imagecodecs, "jpegls_decode", lambda frame: right(frame)[::-1])
 
@@ -120,6 +122,7 @@ def test_a_decoder_that_is_not_there_is_bad(monkeypatch: pytest.MonkeyPatch) -> 
     def missing(frame: bytes) -> None:
         raise imagecodecs.DelayedImportError("jpegsof3")
 
+    monkeypatch.setattr(sandbox, "AVAILABLE", False)
     monkeypatch.setattr(imagecodecs, "jpegsof3_decode", missing)
 
     bad = [f for f in check_decoders() if f.level == "bad"]

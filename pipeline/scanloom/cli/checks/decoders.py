@@ -91,8 +91,9 @@ def _check(syntax: Syntax, file: Path) -> Finding:
 def decode(file: Path) -> NDArray[Any]:
     """Return the stored samples (rows, columns) of a file, as a series is read; errors likewise."""
     from scanloom.core import Reason
-    from scanloom.io.dicom.codecs import read_into, stored_dtype
     from scanloom.io.dicom.headers import read_headers
+    from scanloom.io.dicom.pixels import read_into
+    from scanloom.io.dicom.planes import stored_dtype
 
     [header] = read_headers([file])
     if isinstance(header, ScanError):
