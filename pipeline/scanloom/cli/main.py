@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scanloom.cli import demo, doctor, models, segment
+from scanloom.cli import demo, doctor, join, models, segment, where
 
 app = typer.Typer(
     name="scanloom",
@@ -21,6 +21,8 @@ app.command("segment")(segment.segment)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.command("where")(where.where)
+app.command("join")(join.join)
 
 
 def _show_version(wanted: bool) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
+
+DEAD_AFTER = 3600
+"""Seconds after which a draft is no longer being written: it takes a moment."""
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
@@ -98,10 +102,12 @@ def write_private(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _clear_drafts(folder: Path) -> None:
-    """Take away what died half-written: under the lock, nobody is writing these."""
+    """Take away what died half-written; by its age, since there may be no lock."""
     for name in (KEY_FINGERPRINT, CROSSWALK):
         for draft in folder.glob(f".{name}.*"):
-            draft.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if time.time() - draft.stat().st_mtime > DEAD_AFTER:
+                    draft.unlink()
 
 
 def _unclaim(folder: Path, new: Sequence[str]) -> None:

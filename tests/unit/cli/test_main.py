@@ -12,7 +12,17 @@ import pytest
 
 from commands import scanloom, scanloom_process
 
-HEAVY = ("torch", "monai", "highdicom", "SimpleITK", "distributed", "dask", "pydicom", "numpy")
+HEAVY = (
+    "torch",
+    "monai",
+    "highdicom",
+    "SimpleITK",
+    "distributed",
+    "dask",
+    "pydicom",
+    "pyarrow",
+    "numpy",
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,7 @@ def test_help_names_every_command() -> None:
     ended = scanloom("--help")
 
     assert ended.code == 0
-    for command in ("segment", "models", "doctor", "demo"):
+    for command in ("segment", "models", "doctor", "demo", "where", "join"):
         assert re.search(rf"\b{command}\b", ended.out)
     assert "not a medical device" in ended.out
 

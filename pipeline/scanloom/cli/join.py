@@ -1,0 +1,92 @@
+"""`scanloom join`: a table of ours with the sources behind its ids."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scanloom.cli.console import DebugOption, Manner, speaking
+from scanloom.cli.exits import Exit
+from scanloom.cli.where import KeyOption, OutOption, check_holder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from scanloom.io.crosswalk import Source
+
+
+def join(
+    table: Annotated[
+        Path,
+        typer.Argument(metavar="TABLE", help="CSV or Parquet with a column of case ids."),
+    ],
+    out: OutOption = Path("scanloom-out"),
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Where the joined table goes: .csv or .parquet. Default: stdout."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of the ids, if not case, case_id or id.")
+    ] = None,
+    key: KeyOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Add patient, UIDs and path to a table that has case ids.
+
+    For those who have the key and may read OUT/private. What it writes identifies patients: the
+    file is for you alone (mode 0600), and does not go into OUT.
+    """
+    with speaking(Manner(debug=debug)):
+        from scanloom.io.crosswalk import find_sources, newest
+        from scanloom.io.join import ids_of, join_csv
+
+        _check_target(out, to)
+        check_holder(out, key)
+        sources = newest(find_sources(out, sorted(ids_of(table, column))))
+        if to is None:
+            text = io.StringIO()
+            unknown = join_csv(table, sources, text, column)
+            typer.echo(text.getvalue(), nl=False)
+        else:
+            unknown = _write(table, sources, to, column)
+        if unknown:
+            typer.echo(f"scanloom: rows whose id is not in its crosswalk: {unknown}.", err=True)
+            raise typer.Exit(Exit.SOME_FAILED)
+
+
+def _check_target(out: Path, to: Path | None) -> None:
+    """Refuse a place where the joined table must not or can't go."""
+    if to is None:
+        return
+    if to.suffix.lower() not in (".csv", ".parquet"):
+        raise typer.BadParameter("a file that ends with .csv or .parquet", param_hint="--to")
+    place, inside = to.resolve(), out.resolve()
+    if place.is_relative_to(inside) and not place.is_relative_to(inside / "private"):
+        raise typer.BadParameter(
+            "a place outside OUT, or in OUT/private: results hold no identity", param_hint="--to"
+        )
+
+
+def _write(table: Path, sources: Mapping[str, Source], to: Path, column: str | None) -> int:
+    from scanloom.io.casefolder import output_error
+    from scanloom.io.join import join_csv, join_parquet
+    from scanloom.io.private import write_private
+
+    unknown = 0
+
+    def fill(draft: Path) -> None:
+        nonlocal unknown
+        if to.suffix.lower() == ".parquet":
+            unknown = join_parquet(table, sources, draft, column)
+            return
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            unknown = join_csv(table, sources, file, column)
+
+    try:
+        write_private(to, fill)
+    except OSError as exc:
+        raise output_error(exc) from exc
+    return unknown

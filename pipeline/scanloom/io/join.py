@@ -1,0 +1,230 @@
+"""Tables of ours with the sources behind the ids, for those who may know them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.crosswalk import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ID_COLUMNS = ("case", "case_id", "id")
+"""Columns that are looked for, the first of them that is there."""
+SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
+"""What is added, with `source_` before it."""
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
+_STARTS_A_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # also the wide forms
+_MAX_CELL = 1 << 24
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a joined table: where the ids stand, and which of its own it keeps."""
+
+    ids: str
+    kept: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All columns of the joined table, in order."""
+        return (*self.kept, *(f"source_{name}" for name in SOURCE_COLUMNS))
+
+
+def ids_of(path: Path, column: str | None = None) -> set[str]:
+    """Return the case ids that stand in a table.
+
+    Parameters
+    ----------
+    path : Path
+        CSV (UTF-8, commas) or Parquet, as its first bytes say.
+    column : str or None
+        Which column has them; None for the first of `ID_COLUMNS` that is there.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND, UNREADABLE or DAMAGED; NOT_FOUND also where it has no such column.
+    """
+    if _is_parquet(path):
+        table = _read_parquet(path)
+        return set(map(str, table.column(_columns(table.column_names, column).ids).to_pylist()))
+    with _csv_rows(path) as (names, rows):
+        name = _columns(names, column).ids
+        return {row[name] for row in rows}
+
+
+def join_csv(
+    path: Path, sources: Mapping[str, Source], file: TextIO, column: str | None = None
+) -> int:
+    """Write a table as CSV, each row with its source; return how many rows have none.
+
+    Cells that a spreadsheet would take for a formula get an apostrophe before them; numbers are
+    left as they are.
+
+    Raises
+    ------
+    ScanError
+        As `ids_of`.
+    """
+    if _is_parquet(path):
+        table = _read_parquet(path)
+        return _write_csv(table.column_names, _plain_rows(table), sources, file, column)
+    with _csv_rows(path) as (names, rows):
+        return _write_csv(names, rows, sources, file, column)
+
+
+def join_parquet(
+    path: Path, sources: Mapping[str, Source], draft: Path, column: str | None = None
+) -> int:
+    """Write a table as Parquet, each row with its source; return how many rows have none.
+
+    Nothing is defused: no spreadsheet opens it.
+
+    Raises
+    ------
+    ScanError
+        As `ids_of`.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
+    columns = _columns(table.column_names, column)
+    found = [sources.get(str(value)) for value in table.column(columns.ids).to_pylist()]
+    joined = table.select(list(columns.kept))
+    for name in SOURCE_COLUMNS:
+        values = [None if source is None else getattr(source, name) for source in found]
+        joined = joined.append_column(f"source_{name}", pa.array(values, pa.string()))
+    parquet.write_table(joined, draft)
+    return found.count(None)
+
+
+def defused(cell: str) -> str:
+    """Return a cell that no spreadsheet executes: text that starts a formula gets an apostrophe.
+
+    A number stays a number: "-3.5" is none of the formulas that "-3.5+1" is one of.
+    """
+    if cell.startswith(_STARTS_A_FORMULA) and not _NUMBER.fullmatch(cell):
+        return f"'{cell}"
+    return cell
+
+
+def _write_csv(
+    names: Sequence[str],
+    rows: Iterable[Mapping[str, str]],
+    sources: Mapping[str, Source],
+    file: TextIO,
+    column: str | None,
+) -> int:
+    columns = _columns(names, column)
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([defused(name) for name in columns.all])
+    unknown = 0
+    for row in rows:
+        source = sources.get(row[columns.ids])
+        unknown += source is None
+        cells = [row[name] for name in columns.kept]
+        cells += ["" if source is None else getattr(source, name) for name in SOURCE_COLUMNS]
+        table.writerow([defused(cell) for cell in cells])
+    return unknown
+
+
+def _columns(names: Sequence[str], wanted: str | None) -> Columns:
+    """Find the ids, and leave out what a join before this one added."""
+    if len(set(names)) != len(names):
+        raise ScanError(Reason.DAMAGED, "two columns of the table have the same name")
+    looked_for = (wanted,) if wanted is not None else ID_COLUMNS
+    found = next((name for name in looked_for if name in names), None)
+    if found is None:
+        detail = f"the table has no column {' or '.join(looked_for)}"
+        raise ScanError(Reason.NOT_FOUND, detail)
+    added = {f"source_{name}" for name in SOURCE_COLUMNS}
+    return Columns(found, tuple(name for name in names if name not in added or name == found))
+
+
+def _is_parquet(path: Path) -> bool:
+    if not path.exists():
+        raise ScanError(Reason.NOT_FOUND, "there is no such table")
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError as exc:
+        detail = f"the table can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            return file.read()
+    except (OSError, pa.ArrowException) as exc:
+        detail = f"the table can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+def _read_csv(path: Path) -> pa.Table:
+    """Read a CSV with numbers as numbers; ids are text, also where they look like a number."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+
+    types = dict.fromkeys(ID_COLUMNS, pa.string())
+    try:
+        return arrow.read_csv(path, convert_options=arrow.ConvertOptions(column_types=types))
+    except (OSError, pa.ArrowException) as exc:
+        detail = f"the table can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+def _plain_rows(table: pa.Table) -> Iterator[dict[str, str]]:
+    for batch in table.to_batches():
+        for row in batch.to_pylist():
+            yield {name: _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+@contextmanager
+def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[dict[str, str]]]]:
+    """Give the names of the columns, and the rows as they are written."""
+    csv.field_size_limit(_MAX_CELL)
+    try:
+        file = path.open(encoding="utf-8-sig", newline="")
+    except OSError as exc:
+        detail = f"the table can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+    with file:
+        lines = _lines(csv.reader(file, strict=True))
+        names = next(lines, [])
+        yield names, (_row(names, cells) for cells in lines)
+
+
+def _lines(reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Give the lines that are not empty; errors become ours."""
+    try:
+        yield from filter(None, reader)
+    except (OSError, csv.Error, UnicodeDecodeError) as exc:
+        detail = f"the table is no CSV of UTF-8 ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+def _row(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    if len(cells) != len(names):
+        detail = f"the table has {len(names)} columns, and a row of {len(cells)}"
+        raise ScanError(Reason.DAMAGED, detail)
+    return dict(zip(names, cells, strict=True))
