@@ -247,11 +247,14 @@ def _channels(arguments: str) -> int:
     return int(json.loads(arguments).get("in_channels", 1))
 
 
-class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are alive; `peak` is the most there were."""
+class _Count:
+    """Counts the bytes of all tensors that are alive; `peak` is the most there were.
+
+    No `TorchDispatchMode` itself: what such a class defines makes torch import its compiler (1 s).
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live = self.peak = 0
         self._seen: dict[int, int] = {}
 
@@ -262,7 +265,8 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = _shaped(func, args)
+        out = func(*args, **(kwargs or {})) if out is None else out
         for value in tree_leaves(out):
             if isinstance(value, torch.Tensor):
                 self._watch(value.untyped_storage())
@@ -278,6 +282,29 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _gone(self, key: int) -> None:
         self.live -= self._seen.pop(key)
+
+
+class _Live(_Count, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A `_Count` of all that torch does in the block."""
+
+
+def _shaped(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return what joining, a norm or a function of each value gives; None for all else.
+
+    Only shapes count here, and torch's own way to these imports its compiler.
+    """
+    aten = torch.ops.aten
+    if func is aten.cat.default:
+        joined, axis = args[0], args[1] if len(args) > 1 else 0
+        shape = list(joined[0].shape)
+        shape[axis] = sum(one.shape[axis] for one in joined)
+        return torch.empty(shape, dtype=joined[0].dtype, device=joined[0].device)
+    shapes = {one.shape for one in args if isinstance(one, torch.Tensor)}
+    norm = func in (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
+    plain = torch.Tag.pointwise in func.tags and len(shapes) == 1
+    if not (norm or plain) or not isinstance(args[0], torch.Tensor):
+        return None
+    return args[0] if func._schema.is_mutable else torch.empty_like(args[0])
 
 
 def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
