@@ -18,6 +18,7 @@ from scanloom.inference.device import (
     same_bytes,
 )
 from scanloom.inference.geometry import NetworkPlan, plan_grid
+from scanloom.inference.head import take_off
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.ladder import Rung, fitting, room, rungs
 from scanloom.inference.memory import Budget
@@ -74,6 +75,7 @@ class Predictor:
         self.precision = choose_precision(precision, self.device.device, card.precisions)
         network = build_network(card.network)
         load_weights(network, card.weights)
+        self._head = take_off(network, card.network, card.window.size)
         self._network = network.to(self.device.device, self.precision.dtype)
         if self.precision.dtype is torch.bfloat16:
             _channels_last(self._network)
@@ -210,6 +212,7 @@ class Predictor:
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
+            head=self._head and self._head.to(rung.device),
         )
         yield from slider.slide(image, plan.network_axis(plan.lead), seen)
         if seen is not None:

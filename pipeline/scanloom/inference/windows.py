@@ -18,10 +18,15 @@ from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.geometry import Shape
+from scanloom.inference.head import Head
 from scanloom.inference.resample import SLAB_BYTES
 
 CACHED_BYTES = 1024**2
 """Of scores that are activated together on a CPU: read and written once."""
+HEAD_SLABS = 4
+"""Slabs of scores that a head makes at once: planes that are labelled together are cheaper."""
+CHANNELS = 16
+"""Of a window's scores that become float32 together."""
 
 Network = Callable[[torch.Tensor], torch.Tensor]
 
@@ -92,6 +97,8 @@ class Slider:
         Where the scores of open planes are summed; None for where the image is.
     passed : PassedOver
         Counts windows, and those that were not run.
+    head : Head or None
+        The network's last layer where it was taken off: features are summed. On the image's device.
     """
 
     network: Network
@@ -102,6 +109,7 @@ class Slider:
     slab: int = SLAB_BYTES
     sums: torch.device | None = None
     passed: PassedOver = field(default_factory=lambda: PassedOver())
+    head: Head | None = None
 
     def slide(
         self, image: torch.Tensor, axis: int, seen: torch.Tensor | None = None
@@ -206,11 +214,17 @@ class Slider:
         low, count = along
         first, last = max(sums.first, low), min(following, low + count)
         step = max(1, last - first)  # where they lie, nothing is copied
-        if sums.device != device:
+        if self.head is not None:
+            plane = sums.plane_bytes * len(self.head.weight) // self.head.weight.shape[1]
+            step = max(1, HEAD_SLABS * self.slab // plane)
+        elif sums.device != device:
             step = max(1, self.slab // sums.plane_bytes)
         for start in range(first, last, step):
-            scores = sums.scores(start, min(start + step, last))[:, :, crop[0], crop[1]]
-            yield ScorePlanes(start - low, self._activate(scores.to(device)))
+            means, empty = sums.means(start, min(start + step, last), crop, device)
+            scores = means if self.head is None else self.head(means)
+            if empty is not None:  # background
+                scores.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
+            yield ScorePlanes(start - low, self._activate(scores))
         sums.advance(following)
 
     def _activate(self, scores: torch.Tensor) -> torch.Tensor:
@@ -258,23 +272,26 @@ class _OpenSlab:
             shape = (len(scores), *self._count.shape[1:])
             self._sum = torch.zeros(shape, device=self.device)
         place = [0 if x == self.axis else n for x, n in enumerate(corner)]
-        where = (slice(None), *_box((place[0], place[1], place[2]), _shape(weight)))
+        where = (slice(None), *_box((place[0], place[1], place[2]), weight.shape))
         accumulate(self._sum[where], self._count[where], scores.to(self.device), weight)
 
-    def scores(self, first: int, last: int) -> torch.Tensor:
-        """Return the mean scores of planes `first` to before `last`: (N, C, ., .).
+    def means(
+        self, first: int, last: int, crop: list[slice], device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the means (N, C, ., .) of planes `first` to before `last`, cropped, on a device.
 
-        Once for each plane: the sums are divided where they lie.
+        And where no window was run, (N, 1, ., .) bool or None. Once for each plane: the sums are
+        divided where they lie.
         """
+        where = slice(first - self.first, last - self.first)
         sums, counts = (
-            planes.movedim(self.axis + 1, 0)[first - self.first : last - self.first]
+            planes.movedim(self.axis + 1, 0)[where][:, :, crop[0], crop[1]]
             for planes in (self._sum, self._count)
         )
         empty = counts == 0
-        if bool(empty.any()):  # no window was run there: background
-            sums[:, :1].masked_fill_(empty, 1.0)
-            counts = counts.masked_fill(empty, 1.0)
-        return sums.div_(counts)
+        if not bool(empty.any()):
+            return sums.div_(counts).to(device), None
+        return sums.div_(counts.masked_fill(empty, 1.0)).to(device), empty.to(device)
 
     def advance(self, following: int) -> None:
         """Drop the planes before `following` and open as many behind the others."""
@@ -305,7 +322,8 @@ def accumulate(
     weight : (x, y, z) float32 tensor
         Of a window.
     """
-    sums.addcmul_(scores.to(torch.float32), weight)
+    for total, some in zip(torch.split(sums, CHANNELS), torch.split(scores, CHANNELS), strict=True):
+        total.addcmul_(some.to(torch.float32), weight)
     counts.add_(weight)
 
 
@@ -372,12 +390,6 @@ def _around(place: Shape, size: Shape, low: Shape) -> tuple[slice, ...]:
     return tuple(slice(max(first, 0), max(last, 0)) for first, last in ends)
 
 
-def _shape(values: torch.Tensor) -> Shape:
-    """Return the three sizes of a window."""
-    x, y, z = values.shape
-    return x, y, z
-
-
-def _box(corner: Shape, size: Shape) -> tuple[slice, ...]:
+def _box(corner: Shape, size: Sequence[int]) -> tuple[slice, ...]:
     """Return the slices of a window."""
     return tuple(slice(n, n + roi) for n, roi in zip(corner, size, strict=True))
