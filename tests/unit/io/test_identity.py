@@ -12,9 +12,11 @@ import pytest
 from scanloom.core import ScanError, Series
 from scanloom.io.identity import (
     case_id,
+    file_id,
     key_fingerprint,
     keyed_hash_of_file,
     load_key,
+    read_key,
     source_hash,
 )
 
@@ -124,3 +126,31 @@ def test_a_file_that_is_gone_is_unreadable(tmp_path):
     with pytest.raises(ScanError) as caught:
         case_id(Series("nifti", (tmp_path / "gone",)), KEY)
     assert caught.value.code == "UNREADABLE"
+
+
+def test_the_id_of_a_file_is_made_of_its_instance_uid(tmp_path):
+    here, gone = tmp_path / "a", tmp_path / "gone"
+    here.write_bytes(b"content")
+    assert file_id(gone, "1.2.3", KEY) == file_id(here, "1.2.3", KEY)
+    assert re.fullmatch(r"[a-z2-7]{26}", file_id(here, "1.2.3", KEY))
+    others = [file_id(here, "1.2.4", KEY), file_id(here, "1.2.3", OTHER), file_id(here, "", KEY)]
+    others.append(case_id(Series("dicom", (here,), "", "1.2.3"), KEY))
+    assert len({file_id(here, "1.2.3", KEY), *others}) == 5
+
+
+def test_a_file_without_uid_is_known_by_what_it_holds(tmp_path):
+    one, moved = written(tmp_path / "a", b"x" * 300_000), written(tmp_path / "b", b"x" * 300_000)
+    assert file_id(one[0], "", KEY) == file_id(moved[0], "", KEY)
+    moved[0].write_bytes(b"x" * 299_999)
+    assert file_id(one[0], "", KEY) != file_id(moved[0], "", KEY)
+    with pytest.raises(ScanError) as caught:
+        file_id(tmp_path / "gone", "", KEY)
+    assert caught.value.code == "UNREADABLE"
+
+
+def test_asking_makes_no_key(tmp_path):
+    with pytest.raises(ScanError) as caught:
+        read_key(tmp_path / "key")
+    assert caught.value.code == "KEY_OTHER"
+    assert not (tmp_path / "key").exists()
+    assert load_key(tmp_path / "key") == read_key(tmp_path / "key")
