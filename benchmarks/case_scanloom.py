@@ -3,7 +3,8 @@
     python case_scanloom.py whole|labels SCAN BUNDLE OUT RUNS
 
 "whole" is what the command line does; "labels" reads a scan and writes its label map, no more.
-The first run warms up: imports, the network, compiled code. It is reported apart.
+The first run warms up: imports, the network, compiled code. It is reported apart. `peaks` are the
+most resident bytes of each stage; between stages they count for the one before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     )
     with Watch() as watch:
         wall, cpu = time.perf_counter(), time.process_time()
-        (record,) = segment_paths([scan], options)
+        (record,) = segment_paths([scan], options, lambda _, step: setattr(watch, "stage", step))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if record.folder is None:
         raise SystemExit(f"not segmented: {record.reason} {record.detail}")
@@ -37,7 +38,7 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     rest = [total - sum(s[n] for s in steps.values()) for n, total in enumerate((wall, cpu))]
     steps["publish and the rest"] = rest
     labels = str(record.folder / "segmentation.nii.gz")
-    return {"wall": wall, "cpu": cpu, "peak": watch.peak, "steps": steps, "labels": labels}
+    return {"wall": wall, "cpu": cpu, "steps": steps, "peaks": watch.stages, "labels": labels}
 
 
 def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
@@ -51,8 +52,9 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
 
     predictor = Predictor(find_model(str(bundle)), device="cpu", precision="float32")
     out.mkdir(parents=True, exist_ok=True)
-    target, clock = out / "labels.nii.gz", Clock()
+    target = out / "labels.nii.gz"
     with Watch() as watch:
+        clock = Clock(lambda step: setattr(watch, "stage", step))
         with clock.step("load"):
             read = read_scan(choose_series(find_series(scan), None))
         found = predictor.predict(read.volume, clock)
@@ -60,7 +62,8 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
             write_label_map(found.layers[0], found.grid, read.source, target)
     steps = {name: [s.wall, s.cpu] for name, s in clock.steps.items()}
     wall, cpu = (sum(s[n] for s in steps.values()) for n in (0, 1))
-    return {"wall": wall, "cpu": cpu, "peak": watch.peak, "steps": steps, "labels": str(target)}
+    peaks = watch.stages
+    return {"wall": wall, "cpu": cpu, "steps": steps, "peaks": peaks, "labels": str(target)}
 
 
 def main() -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import venv
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 OFTEN, SELDOM = 0.02, 0.25  # s between looks at memory: cheap ones, and dear ones
+LIMIT = 3600.0  # s that a command may take: a peer that hangs must not hang the others
+TAIL = 6  # lines shown of what a command that failed had to say
 
 PEERS: dict[str, tuple[str, ...]] = {
     "nnunet": ("nnunetv2==2.8.1", "torch==2.13.0", "monai==1.6.1"),
@@ -32,13 +37,17 @@ PEERS: dict[str, tuple[str, ...]] = {
 """What pip installs into the environment of each peer."""
 
 
+class Failed(SystemExit):
+    """A command ended badly, or not in time. Where nobody takes it, it ends the script."""
+
+
 @dataclass(frozen=True)
 class Spent:
     """What a process and its children took."""
 
     wall: float  # s
     cpu: float  # s
-    peak: int  # bytes, proportional set size of the whole tree
+    peak: int  # bytes, proportional set size of the whole tree, or of its largest process if more
     answer: Any  # the JSON in the last line it printed
 
 
@@ -46,11 +55,13 @@ class Watch:
     """Samples memory while the block runs: of another process's tree, or of this process alone.
 
     The proportional set size of a tree takes the kernel milliseconds to count, so it is looked at
-    seldom; this process's own resident pages are there to be read.
+    seldom; this process's own resident pages are there to be read. Whoever sets `stage` finds each
+    stage's peak in `stages`.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self.pid, self.peak, self._stop = pid, 0, threading.Event()
+        self.stage, self.stages = "", dict[str, int]()
 
     def __enter__(self) -> Watch:
         self.start = self._now()
@@ -59,13 +70,18 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.peak = max(self.peak, self._now())
         self._stop.set()
         self._thread.join()
+        self._take()
 
     def _look(self) -> None:
         while not self._stop.wait(SELDOM if self.pid else OFTEN):
-            self.peak = max(self.peak, self._now())
+            self._take()
+
+    def _take(self) -> None:
+        now = self._now()
+        self.peak = max(self.peak, now)
+        self.stages[self.stage] = max(self.stages.get(self.stage, 0), now)
 
     def _now(self) -> int:
         if self.pid is None:
@@ -97,25 +113,57 @@ def _pss(pid: int) -> int:
     return 0
 
 
-def run(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> Spent:
-    """Run a command, watch its tree, and read the JSON of its last line of output."""
-    start, before = time.perf_counter(), os.times()
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **(environment or {})},
-    )
-    with Watch(process.pid) as watch:
-        out, _ = process.communicate()
-    wall, after = time.perf_counter() - start, os.times()
-    if process.returncode:
-        raise SystemExit(f"{command[0]} ended with {process.returncode}")
-    cpu = after.children_user + after.children_system
-    cpu -= before.children_user + before.children_system
+def run(
+    command: Sequence[str | Path],
+    environment: dict[str, str] | None = None,
+    limit: float = LIMIT,
+) -> Spent:
+    """Run a command, watch its tree, and read the JSON of its last line of output.
+
+    Raises
+    ------
+    Failed
+        If it ends with another code than 0, or not within `limit` seconds: then all that it
+        started is ended too.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # so that it can be ended with all that it started
+        )
+        timer = threading.Timer(limit, _end, [process])
+        timer.start()
+        try:
+            with process, Watch(process.pid) as watch:
+                out = process.stdout.read() if process.stdout else ""
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            in_time = timer.is_alive()
+            timer.cancel()
+            _end(process)
+        wall = time.perf_counter() - start
+        if not in_time:
+            raise Failed(f"it did not end within {limit:.0f} s")
+        if process.returncode:
+            errors.seek(0)
+            told = "".join(errors.readlines()[-TAIL:]).rstrip()
+            raise Failed(f"it ended with {process.returncode}:\n{told}")
     lines = out.strip().splitlines()
     answer = json.loads(lines[-1]) if lines and lines[-1].startswith(("{", "[")) else None
-    return Spent(wall, cpu, watch.peak, answer)
+    peak = max(watch.peak, usage.ru_maxrss * 1024)
+    return Spent(wall, usage.ru_utime + usage.ru_stime, peak, answer)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command and what is left of all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Stages:
@@ -159,11 +207,18 @@ def peer_python(peer: str, given: Path | None = None) -> Path:
     wanted = "\n".join(PEERS[peer])
     if not stamp.is_file() or stamp.read_text() != wanted:
         print(f"making an environment for {peer} in {folder} ...", file=sys.stderr)
-        venv.create(folder, with_pip=True, clear=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, *PEERS[peer]], check=True)
+        try:
+            venv.create(folder, with_pip=True, clear=True)
+            run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *PEERS[peer]])
+        except (Failed, OSError, subprocess.CalledProcessError) as exc:
+            raise Failed(f"its environment can't be made: {exc}") from exc
         stamp.write_text(wanted)
     return folder / "bin" / "python"
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of some packages of this environment."""
+    return {name: metadata.version(name) for name in packages}
 
 
 def machine(*packages: str) -> str:
@@ -175,15 +230,14 @@ def machine(*packages: str) -> str:
         if name.strip() == "model name":
             model = value.strip()
         if name.strip() == "flags":
-            known = {"avx2", "avx512f", "amx_bf16"} & set(value.split())
-            flags = " ".join(sorted(known))
+            flags = " ".join(sorted({"avx2", "avx512f", "amx_bf16"} & set(value.split())))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    known = ", ".join(f"{name} {version}" for name, version in versions(*packages).items())
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     return (
         f"{time.strftime('%Y-%m-%d')}; {model} ({flags}), {cores} cores, {memory:.0f} GiB, "
-        f"load {load:.1f} at the start; Python {platform.python_version()}, {versions}"
+        f"load {load:.1f} at the start; Python {platform.python_version()}, {known}"
     )
 
 

@@ -1,10 +1,12 @@
 """One CT of 512 x 512 x 300 and 25 structures: scanloom beside nnU-Net and MONAI, stage by stage.
 
-    python benchmarks/one_scan.py [--runs 3] [--peers nnunet monai] [--nnunet-env FOLDER] ...
+    python benchmarks/one_scan.py [--runs 3] [--peers nnunet monai] [--slices 300] [--json FILE] ...
 
 All run the same network with the same weights; each peer in an environment of its own, which pip
-makes in the cache (or one that is given). Prints Markdown tables: wall and processor seconds a
-stage, peak memory of the process tree, ratios without the network, agreement of labels.
+makes in the cache (or one that is given). Each way of labelling has a process of its own, is warmed
+up in it, and then measured `--runs` times (peers: `--peer-runs`); medians count. Prints Markdown
+tables: wall and processor seconds a stage, peak memory of the process tree, ratios without the
+network, agreement of labels. A peer that can't be had, fails or hangs is named, the others go on.
 """
 
 from __future__ import annotations
@@ -13,17 +15,19 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from meter import Spent, machine, median, peer_python, run, table
+from agree import Agreement, agreement, load_labels
+from meter import Failed, Spent, machine, median, peer_python, run, table
 from model import save_bundle
-from study import SHAPE, STRUCTURES, Study, study
+from study import SHAPE, study
 
 HERE = Path(__file__).parent
 FEW = 7  # structures with which MONAI's way of inverting scores fits into memory
+SMALL = 20  # slices of the scan on which peers warm up
 STAGES = (
     "find",
     "load",
@@ -37,8 +41,15 @@ STAGES = (
     "publish and the rest",
     "the rest",
 )
-
-Steps = dict[str, list[float]]
+DICOM, NIFTI = "scanloom, DICOM to all results", "scanloom, NIfTI to NIfTI"
+NNUNET, ARGMAX = "nnU-Net", "MONAI, argmax first"
+SCORES = f"MONAI bundle runner, scores back, {FEW + 1} channels"
+LIKE_ARGMAX = "scanloom, NIfTI, argmax first"
+LIKE_SCORES = f"scanloom, NIfTI, {FEW + 1} channels"
+TWIN = {NNUNET: NIFTI, ARGMAX: LIKE_ARGMAX, SCORES: LIKE_SCORES}
+"""What of scanloom does most nearly what a peer does: with MONAI, the same step for step."""
+AIMS = {DICOM: (7.0, 2.5), NIFTI: (4.0, 2.5)}
+"""Processor seconds around the network and GiB, at full size, that are the aim."""
 
 
 @dataclass(frozen=True)
@@ -46,37 +57,100 @@ class Result:
     """What one way of labelling the scan took."""
 
     name: str
-    steps: Steps  # wall and cpu seconds by stage
+    steps: dict[str, list[float]]  # wall and cpu seconds by stage, medians
+    runs: int
+    cpu: list[float]  # of each run, all but the network
     peak: int  # bytes
     labels: str  # path of the label map
+    peaks: dict[str, int] = field(default_factory=dict)  # bytes by stage
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, spent: Spent) -> Result:
+        """Return medians of the runs that a script reports."""
+        warm = spent.answer["warm"]
+        steps = {
+            stage: [median([w["steps"].get(stage, [0.0, 0.0])[n] for w in warm]) for n in (0, 1)]
+            for stage in warm[0]["steps"]
+        }
+        cpu = [sum(s[1] for name, s in w["steps"].items() if name != "network") for w in warm]
+        peaks = {stage: max(w["peaks"].get(stage, 0) for w in warm) for stage in _peaks(warm[0])}
+        known = spent.answer.get("versions", {})
+        return cls(name, steps, len(warm), cpu, spent.peak, warm[-1]["labels"], peaks, known)
 
     def around(self, which: int) -> float:
         """Return seconds (0 wall, 1 cpu) of all but the network."""
         return sum(s[which] for name, s in self.steps.items() if name != "network")
 
 
-def scanloom(how: str, scan: Path, bundle: Path, out: Path, runs: int) -> Result:
-    """Return medians of warm runs, and the peak over them all; `how` as in case_scanloom.py."""
-    script = HERE / "case_scanloom.py"
-    spent = run([sys.executable, script, how, scan, bundle, out, str(runs)])
-    name = "scanloom, NIfTI, labels only" if how == "labels" else "scanloom, DICOM, all results"
-    warm = spent.answer["warm"]
-    steps = {
-        stage: [median([w["steps"].get(stage, [0.0, 0.0])[n] for w in warm]) for n in (0, 1)]
-        for stage in warm[0]["steps"]
-    }
-    return _told(Result(name, steps, spent.peak, warm[-1]["labels"]))
+def _peaks(run: dict[str, Any]) -> list[str]:
+    return [stage for stage in run.get("peaks", {}) if stage]
 
 
-def peer(name: str, spent: Spent) -> Result:
-    """Return what a peer's script answered."""
-    return _told(Result(name, spent.answer["steps"], spent.peak, spent.answer["labels"]))
+@dataclass(frozen=True)
+class Way:
+    """One way of labelling the scan, still to be run."""
+
+    name: str
+    seconds: float  # about how long a run takes, 300 slices, 2 quiet cores
+    runs: int
+    command: Callable[[], list[Any]]
 
 
-def _told(result: Result) -> Result:
-    """Print a result as soon as it is there: the whole run takes long."""
-    print(f"{result.name}: {json.dumps(asdict(result))}", file=sys.stderr)
-    return result
+def ways(options: argparse.Namespace, out: Path) -> list[Way]:
+    """Return all ways to run, in their order."""
+    case, small = study(options.slices), study(SMALL)
+    bundle, few = case.bundle("scores"), save_bundle(case.folder / "few", FEW, "scores")
+    runs, peer_runs = options.runs, options.peer_runs
+
+    def ours(how: str, scan: Path, bundle: Path, folder: str, runs: int) -> list[Any]:
+        script = HERE / "case_scanloom.py"
+        return [sys.executable, script, how, scan, bundle, out / folder / "out", runs]
+
+    def theirs(peer: str, given: Path | None, *first: Any) -> list[Any]:
+        python, script = peer_python(peer, given), HERE / f"peer_{peer}.py"
+        return [python, script, *first, peer_runs, small.nifti]
+
+    def by_nnunet() -> list[Any]:
+        target = out / "nnunet.nii.gz"
+        return theirs("nnunet", options.nnunet_env, "case", case.nifti, bundle, target)
+
+    def by_monai(bundle: Path, folder: str) -> list[Any]:
+        return theirs("monai", options.monai_env, case.nifti, bundle, out / folder)
+
+    labels = case.bundle("labels")
+    found = [
+        Way(DICOM, 45, runs, lambda: ours("whole", case.dicom, bundle, "dicom", runs)),
+        Way(NIFTI, 42, runs, lambda: ours("labels", case.nifti, bundle, "nifti", runs)),
+    ]
+    if "monai" in options.peers:
+        found += [
+            Way(LIKE_ARGMAX, 42, 1, lambda: ours("labels", case.nifti, labels, "argmax", 1)),
+            Way(LIKE_SCORES, 36, 1, lambda: ours("labels", case.nifti, few, "few", 1)),
+            Way(ARGMAX, 60, peer_runs, lambda: by_monai(labels, "monai")),
+            Way(SCORES, 70, peer_runs, lambda: by_monai(few, "monai-few")),
+        ]
+    if "nnunet" in options.peers:
+        found.append(Way(NNUNET, 180, peer_runs, by_nnunet))
+    return found
+
+
+def run_all(todo: list[Way], slices: int, limit: float) -> tuple[list[Result], dict[str, str]]:
+    """Run all ways; return results, and why others have none."""
+    share, results, failed = slices / SHAPE[2], list[Result](), dict[str, str]()
+    for n, way in enumerate(todo, 1):
+        minutes = (way.runs + 1) * way.seconds * share / 60
+        _say(f"[{n}/{len(todo)}] {way.name}: about {minutes:.1f} min where it is quiet")
+        try:
+            spent = run(way.command(), limit=limit)
+            results.append(Result.of(way.name, spent))
+        except (Failed, KeyError, TypeError) as exc:  # the last two: it answered something else
+            failed[way.name] = str(exc)
+            _say(f"  no result: {exc}")
+            continue
+        done = results[-1]
+        _say(f"  {spent.wall / 60:.1f} min; around the network {done.around(1):.2f} cpu s a run")
+    return results, failed
 
 
 def stage_table(results: list[Result]) -> str:
@@ -86,100 +160,132 @@ def stage_table(results: list[Result]) -> str:
         for stage in STAGES
         if any(stage in r.steps for r in results)
     ]
-    rows.append(["all but the network", *(_pair([r.around(0), r.around(1)]) for r in results)])
-    rows.append(["peak of the tree, GiB", *(f"{r.peak / 2**30:.2f}" for r in results)])
+    rows.append(["**all but the network**", *(_pair([r.around(0), r.around(1)]) for r in results)])
+    rows.append(["least and most of the runs, cpu s", *(_range(r.cpu) for r in results)])
+    rows.append(["runs", *(r.runs for r in results)])
+    rows.append(["**peak of the tree, GiB**", *(_gib(r.peak) for r in results)])
     return table(["wall / cpu s", *(r.name for r in results)], rows)
+
+
+def peak_table(results: list[Result]) -> str:
+    """Return scanloom's resident memory by stage."""
+    ours = [r for r in results if r.peaks]
+    rows = [
+        [stage, *(_gib(r.peaks.get(stage)) for r in ours)]
+        for stage in STAGES
+        if any(stage in r.peaks for r in ours)
+    ]
+    return table(["most resident, GiB", *(r.name for r in ours)], rows)
+
+
+def ratio_table(results: list[Result]) -> str:
+    """Return what peers take for each of what scanloom takes, the network left out."""
+    by_name = {r.name: r for r in results}
+    rows = []
+    for other in results:
+        for name in dict.fromkeys((TWIN.get(other.name), NIFTI)):
+            ours = by_name.get(name or "")
+            other_task = other.name == SCORES and name == NIFTI  # of fewer channels
+            if other.name in TWIN and ours and not other_task:
+                rows.append([other.name, ours.name, *_ratios(other, ours)])
+    return table(["", "beside", "wall x", "cpu x", "restore, cpu x", "peak x"], rows)
+
+
+def _ratios(other: Result, ours: Result) -> list[float]:
+    restore = other.steps["restore"][1] / ours.steps["restore"][1]
+    seconds = [other.around(n) / ours.around(n) for n in (0, 1)]
+    return [*seconds, restore, other.peak / ours.peak]
+
+
+def agreements(results: list[Result]) -> dict[str, dict[str, Agreement]]:
+    """Return, by way, how its labels agree with others': scanloom's own, and those of its twin."""
+    held = {r.name: load_labels(Path(r.labels)) for r in results}
+    found: dict[str, dict[str, Agreement]] = {}
+    for name, (labels, voxel) in held.items():
+        beside = [TWIN.get(name), NIFTI if name not in (SCORES, LIKE_SCORES) else None]
+        found[name] = {
+            other: agreement(held[other][0], labels, voxel)
+            for other in dict.fromkeys(beside)
+            if other in held and other != name
+        }
+    return found
+
+
+def agreement_table(found: dict[str, dict[str, Agreement]]) -> str:
+    """Return a row for each pair."""
+    rows = [
+        [name, other, *str(a).split(" / ")]
+        for name, all_ in found.items()
+        for other, a in all_.items()
+    ]
+    return table(
+        ["labels of", "beside those of", "voxels alike", "Dice, mean", "Dice, least"], rows
+    )
+
+
+def aims(results: list[Result]) -> str:
+    """Return a line for each of scanloom's ways that has an aim."""
+    return "\n".join(
+        f"{r.name}: {r.around(1):.2f} cpu s around the network (aim {AIMS[r.name][0]:g}), "
+        f"peak {r.peak / 2**30:.2f} GiB (aim {AIMS[r.name][1]:g})"
+        for r in results
+        if r.name in AIMS
+    )
 
 
 def _pair(seconds: list[float] | None) -> str:
     return "" if seconds is None else f"{seconds[0]:.2f} / {seconds[1]:.2f}"
 
 
-def compare(ours: Result, other: Result) -> list[Any]:
-    """Return ratios of a peer to ours, and how far labels agree."""
-    import nibabel as nib
-
-    one, two = (np.asanyarray(nib.load(r.labels).dataobj) for r in (ours, other))
-    both = np.count_nonzero((one > 0) & (two > 0) & (one == two))
-    dice = 2 * both / (np.count_nonzero(one) + np.count_nonzero(two))
-    same = float((one == two).mean()) if one.shape == two.shape else 0.0
-    return [
-        other.name,
-        other.around(0) / ours.around(0),
-        other.around(1) / ours.around(1),
-        other.steps["restore"][1] / ours.steps["restore"][1],
-        other.peak / ours.peak,
-        f"{100 * same:.3f} %",
-        f"{dice:.4f}",
-    ]
+def _range(seconds: list[float]) -> str:
+    return f"{min(seconds):.2f} to {max(seconds):.2f}"
 
 
-def cold(scan: Path, bundle: Path, out: Path) -> tuple[float, float]:
-    """Return wall and cpu seconds outside the network of one `scanloom segment`."""
-    command = [sys.executable, "-m", "scanloom", "segment", scan, "--model", bundle, "--out", out]
-    spent = run([*command, "--device", "cpu", "--precision", "float32", "--quiet"])
-    (timing,) = out.glob("cases/*/timing.json")
-    network = json.loads(timing.read_text())["steps"]["network"]
-    return spent.wall - network["wall_s"], spent.cpu - network["cpu_s"]
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / 2**30:.2f}"
 
 
-def monai(options: argparse.Namespace, case: Study, out: Path) -> tuple[list[Result], Result]:
-    """Return MONAI's results, labels inverted; and scores inverted for few structures."""
-    python = peer_python("monai", options.monai_env)
-    script = HERE / "peer_monai.py"
-    first = run([python, script, case.nifti, case.bundle("labels"), out / "monai"])
-    few = save_bundle(case.folder / "few", FEW, "scores")
-    second = run([python, script, case.nifti, few, out / "monai-few"])
-    few_name = f"MONAI, scores back, {FEW + 1} channels only"
-    return [peer("MONAI, argmax first", first)], peer(few_name, second)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3, help="warm runs of scanloom")
+    parser.add_argument("--peer-runs", type=int, default=1, help="warm runs of each peer")
+    parser.add_argument("--peers", nargs="*", default=["nnunet", "monai"])
+    parser.add_argument("--nnunet-env", type=Path, help="an environment that has nnU-Net")
+    parser.add_argument("--monai-env", type=Path, help="an environment that has MONAI")
+    parser.add_argument("--slices", type=int, default=SHAPE[2], help="fewer for a trial")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for each process")
+    parser.add_argument("--json", type=Path, help="where to write all figures")
+    return parser.parse_args()
 
 
 def main() -> None:
     """Run everybody, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3, help="warm runs of scanloom")
-    parser.add_argument("--peers", nargs="*", default=["nnunet", "monai"])
-    parser.add_argument("--nnunet-env", type=Path, help="an environment that has nnU-Net")
-    parser.add_argument("--monai-env", type=Path, help="an environment that has MONAI")
-    parser.add_argument("--no-cold", action="store_true", help="leave out the cold start")
-    parser.add_argument("--slices", type=int, default=SHAPE[2], help="fewer for a trial")
-    options = parser.parse_args()
-    case = study(options.slices)
-    print(machine("scanloom", "torch", "numpy", "numba", "pydicom"), "\n")
+    options = arguments()
+    where = machine("scanloom", "torch", "numpy", "numba", "pydicom")
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        bundle = case.bundle("scores")
-        results = [
-            scanloom("whole", case.dicom, bundle, out / "dicom" / "out", options.runs),
-            scanloom("labels", case.nifti, bundle, out / "nifti", options.runs),
-        ]
-        few: Result | None = None
-        if "nnunet" in options.peers:
-            python = peer_python("nnunet", options.nnunet_env)
-            target = out / "nnunet.nii.gz"
-            spent = run([python, HERE / "peer_nnunet.py", "case", case.nifti, bundle, target])
-            results.append(peer("nnU-Net", spent))
-        if "monai" in options.peers:
-            found, few = monai(options, case, out)
-            results += found
-        print(stage_table(results + ([few] if few else [])), "\n")
-        head = [
-            "beside scanloom, NIfTI, labels only",
-            "wall",
-            "cpu",
-            "restore, cpu",
-            "peak",
-            "labels",
-            "Dice",
-        ]
-        print(table(head, [compare(results[1], other) for other in results[2:]]), "\n")
-        if few:
-            share = (STRUCTURES + 1) / (FEW + 1)
-            print(f"Scores back with {STRUCTURES + 1} channels, extrapolated: restore ", end="")
-            print(f"{few.steps['restore'][1] * share:.0f} cpu s\n")
-        if not options.no_cold:
-            wall, cpu = cold(case.dicom, bundle, out / "cold")
-            print(f"Cold `scanloom segment`, outside the network: {wall:.1f} s wall, {cpu:.1f} cpu")
+        todo = ways(options, Path(folder))
+        seconds = sum((w.runs + 1) * w.seconds for w in todo) * options.slices / SHAPE[2]
+        _say(f"{len(todo)} processes, about {seconds / 60:.0f} min where it is quiet")
+        results, failed = run_all(todo, options.slices, options.limit)
+        found = agreements(results)
+    known = {r.name: r.versions for r in results if r.versions}
+    print(f"{where}, {options.slices} slices\n")
+    print("\n".join(f"{name}: {versions}" for name, versions in known.items()), "\n")
+    tables = [stage_table(results), ratio_table(results), agreement_table(found)]
+    print("\n\n".join([*tables, peak_table(results), aims(results)]))
+    for name, why in failed.items():
+        print(f"\nNo result of {name}: {why}")
+    if options.json:
+        held = {n: {o: asdict(a) for o, a in all_.items()} for n, all_ in found.items()}
+        whole = {"machine": where, "slices": options.slices, "agreement": held, "failed": failed}
+        whole |= {"results": [{**asdict(r), "labels": Path(r.labels).name} for r in results]}
+        options.json.write_text(json.dumps(whole, indent=1) + "\n")
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """MONAI's bundle runner on one scan, its transforms timed; runs in MONAI's environment.
 
-    python peer_monai.py SCAN BUNDLE OUT
+    python peer_monai.py SCAN BUNDLE OUT RUNS SMALL
 
-Prints JSON. The bundle says whether scores or labels are brought back.
+Prints JSON. The bundle says whether scores or labels are brought back. The scan SMALL warms up.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import monai.transforms as mt
-from meter import Stages
+from meter import Stages, versions
 from monai.bundle import ConfigWorkflow
 from monai.inferers import SlidingWindowInferer
 
@@ -24,15 +25,14 @@ STAGES: dict[str, tuple[Any, ...]] = {
     "restore": (mt.Invertd, mt.AsDiscreted),
     "write": (mt.SaveImaged,),
 }
+stages = Stages()
 
 
-def main(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
+def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Run the bundle on the one scan in the folder of `scan`."""
-    stages = Stages()
-    for stage, kinds in STAGES.items():
-        for kind in kinds:
-            kind.__call__ = stages.timed(stage, kind.__call__)
-    out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    stages.spent.clear()
     workflow = ConfigWorkflow(
         workflow_type="infer",
         config_file=str(bundle / "configs" / "inference.json"),
@@ -45,12 +45,23 @@ def main(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     workflow.initialize()
     stages.timed("all", workflow.run)()
     workflow.finalize()
-    spent = stages.spent
+    spent = dict(stages.spent)
     whole = spent.pop("all")
     spent["the rest"] = [whole[n] - sum(s[n] for s in spent.values()) for n in (0, 1)]
     (labels,) = out.glob("*.nii.gz")
     return {"steps": spent, "labels": str(labels)}
 
 
+def main(scan: Path, bundle: Path, out: Path, runs: int, small: Path) -> dict[str, Any]:
+    """Warm up on the small scan, then run and report."""
+    for stage, kinds in STAGES.items():
+        for kind in kinds:
+            kind.__call__ = stages.timed(stage, kind.__call__)
+    once(small, bundle, out / "small")
+    warm = [once(scan, bundle, out / str(n)) for n in range(runs)]
+    return {"warm": warm, "versions": versions("monai", "torch", "numpy")}
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(*(Path(p) for p in sys.argv[1:4]))))
+    scan, bundle, out, runs, small = sys.argv[1:6]
+    print(json.dumps(main(Path(scan), Path(bundle), Path(out), int(runs), Path(small))))

@@ -1,10 +1,11 @@
 """nnU-Net's own functions on a case, or on scores alone; runs in nnU-Net's environment.
 
-    python peer_nnunet.py case SCAN BUNDLE OUT
+    python peer_nnunet.py case SCAN BUNDLE OUT RUNS SMALL
     python peer_nnunet.py restore SCORES SHAPE OUT
 
 Prints JSON. Nothing of nnU-Net is changed: its reader, preprocessor, predictor, restoring and
-writer are called as its `predict_from_files_sequential` calls them, without mirroring.
+writer are called as its `predict_from_files_sequential` calls them, without mirroring. The scan
+SMALL warms up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from meter import Stages
+from meter import Stages, versions
 from model import HIGH, LOW, OVERLAP, SPACING, WINDOW
 from torch import nn
 
@@ -87,19 +88,30 @@ def managers(classes: int) -> tuple[Any, Any, Any, dict[str, Any]]:
     return plans, chosen, plans.get_label_manager(dataset), dataset
 
 
-def case(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
-    """Label one NIfTI scan."""
-    from nnunetv2.inference.export_prediction import (
-        convert_predicted_logits_to_segmentation_with_correct_shape as restore,
-    )
+def case(scan: Path, bundle: Path, out: Path, runs: int, small: Path) -> dict[str, Any]:
+    """Label one NIfTI scan, several times."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     state = torch.load(bundle / "models" / "model.pt", weights_only=True)
     classes = len(state["conv_final.2.conv.bias"])
     network = Comparer(classes).eval()
-    plans, configuration, labels, dataset = managers(classes)
+    plans, configuration, _, dataset = managers(classes)
     predictor = nnUNetPredictor(OVERLAP, True, False, False, torch.device("cpu"), allow_tqdm=False)
     predictor.manual_initialization(network, plans, configuration, [state], dataset, "none", None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    once(predictor, small, out)
+    warm = [once(predictor, scan, out) for _ in range(runs)]
+    return {"warm": warm, "versions": versions("nnunetv2", "torch", "numpy")}
+
+
+def once(predictor: Any, scan: Path, out: Path) -> dict[str, Any]:
+    """Label one NIfTI scan."""
+    from nnunetv2.inference.export_prediction import (
+        convert_predicted_logits_to_segmentation_with_correct_shape as restore,
+    )
+
+    plans, configuration = predictor.plans_manager, predictor.configuration_manager
+    labels, dataset = predictor.label_manager, predictor.dataset_json
     stages = Stages()
     io = plans.image_reader_writer_class()
     data, properties = stages.timed("load", io.read_images)([str(scan)])
@@ -114,7 +126,6 @@ def case(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     found = stages.timed("restore", restore)(
         logits, plans, configuration, labels, properties, num_threads_torch=threads
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
     stages.timed("write", io.write_seg)(found, str(out), properties)
     return {"steps": stages.spent, "labels": str(out)}
 
@@ -145,9 +156,11 @@ def restore_alone(scores: Path, shape: str, out: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    what, first, second, third = sys.argv[1:5]
+    what, *given = sys.argv[1:]
     if what == "case":
-        answer = case(Path(first), Path(second), Path(third))
+        scan, bundle, out, runs, small = given
+        answer = case(Path(scan), Path(bundle), Path(out), int(runs), Path(small))
     else:
-        answer = restore_alone(Path(first), second, Path(third))
+        scores, shape, out = given
+        answer = restore_alone(Path(scores), shape, Path(out))
     print(json.dumps(answer))

@@ -1,0 +1,93 @@
+"""What the benchmarks are made of: a peer that fails or hangs must not take the others with it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+STARTS_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def meter(monkeypatch):  # and its folder on the path
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("meter")
+
+
+def test_the_last_line_is_the_answer(meter):
+    spent = meter.run([sys.executable, "-c", "print('words'); print('{\"a\": 1}')"])
+
+    assert spent.answer == {"a": 1}
+    assert spent.cpu > 0
+    assert 1 << 20 < spent.peak < 1 << 30
+
+
+def test_what_a_failed_command_said_is_told(meter):
+    with pytest.raises(meter.Failed, match=r"(?s)ended with 3.*out of luck"):
+        meter.run(
+            [sys.executable, "-c", "import sys; sys.stderr.write('out of luck'); sys.exit(3)"]
+        )
+
+
+def test_a_command_that_hangs_is_ended_with_all_that_it_started(meter, tmp_path):
+    start, known = time.monotonic(), tmp_path / "child"
+
+    with pytest.raises(meter.Failed, match="did not end within 2 s"):
+        meter.run([sys.executable, "-c", STARTS_A_CHILD, known], limit=2)
+
+    assert time.monotonic() - start < 60
+    child = int(known.read_text())
+    for _ in range(100):
+        if not _runs(child):
+            return
+        time.sleep(0.1)
+    pytest.fail("the child runs on")
+
+
+def test_others_go_on_after_one_has_failed(meter, monkeypatch):
+    one_scan = importlib.import_module("one_scan")
+    answer = '{"warm": [{"steps": {"network": [2, 2], "load": [1, 1]}, "labels": "none"}]}'
+    good = one_scan.Way("good", 1, 1, lambda: [sys.executable, "-c", f"print('{answer}')"])
+
+    def never() -> list[str]:
+        raise meter.Failed("its environment can't be made")
+
+    todo = [one_scan.Way("bad", 1, 1, never), good]
+    results, failed = one_scan.run_all(todo, 300, 60)
+
+    assert [r.name for r in results] == ["good"]
+    assert results[0].around(1) == 1
+    assert failed == {"bad": "its environment can't be made"}
+
+
+def test_agreement_of_labels_counts_voxels_and_dice(meter):
+    agree = importlib.import_module("agree")
+    one = np.zeros((10, 10, 10), np.uint8)
+    one[:5], one[9, 9, 9] = 1, 2  # 2 is too small to count
+    other = one.copy()
+    other[4] = 0
+
+    found = agree.agreement(one, other, voxel_ml=0.01)
+
+    assert found.voxels == pytest.approx(0.9)
+    assert found.dice_mean == found.dice_least == pytest.approx(2 * 400 / 900)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
