@@ -39,16 +39,23 @@ class Reason(Enum):
     SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
     NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
+    LINK = ("skipped", False, "A link to a file that is counted already")
+    LEFT_OUT = ("skipped", False, "Not among a BIDS dataset's scans: name its folder to use it")
+    PACKED = ("skipped", False, "A zip archive inside a folder: name the archive, or unpack it")
     LOCALIZER = ("skipped", False, "A localiser is no volume: choose the scan itself")
     SECONDARY_CAPTURE = ("skipped", False, "A secondary capture has no geometry: use the original")
     PROJECTION = ("skipped", False, "A projection is no volume: use a CT or MR series")
     COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
-    MULTIFRAME = ("failed", False, "This version does not read it: convert to single frames")
-    MOSAIC = ("failed", False, "This version does not read it: convert it with dcm2niix")
+    DERIVED = ("skipped", False, "Computed from other slices: use those, or name it with --series")
+    MOSAIC = ("failed", False, "Its tiles can't be told apart: export it again with private data")
     FOUR_D = ("failed", False, "Choose one volume with --phase")
-    PHASES = ("failed", False, "Several volumes share this series: export each as a series")
+    PHASES = ("failed", False, "Several volumes share this series: choose one with --phase")
     TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
-    SLICE_GAP = ("failed", False, "A slice is missing: export the series again, complete")
+    SLICE_GAP = (
+        "failed",
+        False,
+        "Slices are missing: export the series again, or fill them in with --gaps interpolate",
+    )
     SPACING_CHANGES = (
         "failed",
         False,
@@ -65,7 +72,6 @@ class Reason(Enum):
         "Without positions its geometry can't be known: export it again",
     )
     BAD_GEOMETRY = ("failed", False, "Its geometry can't be that of a scan: export it again")
-    TILTED = ("failed", False, "This version refuses gantry tilt: resample with dcm2niix first")
     RESCALE = ("failed", False, "Its rescale values can't be right: export the series again")
     TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
     DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
@@ -90,6 +96,9 @@ class Reason(Enum):
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = ("failed", False, "Correct the workflow at the lines that are named")
     NOT_SELECTED = ("skipped", False, "The workflow's selection leaves it out")
+    LOCKED = ("failed", True, "Another run holds this output folder: wait for it")
+    CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
+    LOST = ("failed", True, "Its workers were lost again and again: see the cluster's own log")
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = ("failed", True, "Use a machine or device with more memory, or crop the scan")
     DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
@@ -133,6 +142,8 @@ class Flag(Enum):
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"
     AFFINE_ROUNDED = "The directions were not quite orthogonal (rounding) and were made so"
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
+    GAPS_INTERPOLATED = "Missing slices were filled in from those around them, as was asked for"
+    SLICES_SET_ASIDE = "A few slices that cross the others, as localisers do, were left out"
     DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     BURNED_IN = "The image says that it has identifying text burned in; no picture was made"

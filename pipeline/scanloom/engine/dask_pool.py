@@ -1,0 +1,139 @@
+"""Dask's workers as a pool: each a thin supervisor with an engine child.
+
+A task carries ids alone and never raises, so that no scheduler, log or error page ever shows where
+a scan lies: the worker reads the case from the run's book in `OUT/private/`. Nothing is pinned to
+a worker, nothing is kept in Dask: what is on the disk is the only truth.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, WorkerPlugin, get_worker
+from distributed.client import Future as DaskFuture
+
+from scanloom.engine.book import CaseBook
+from scanloom.engine.child import Setup
+from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.pool import LostError, Task
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What a worker makes its engine of."""
+
+    child: Setup
+    time_limit: float
+    memory: float
+    book: Path
+    logs: Path
+
+
+class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
+    """Gives a worker its engine before it takes a task, also after it was started anew."""
+
+    name = "scanloom-engine"
+    idempotent = False
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+
+    def setup(self, worker: Any) -> None:
+        """Start the engine."""
+        made = self._setup
+        name = f"engine-{os.getpid()}-{time.time_ns():x}.log"
+        engine = Engine(made.child, made.time_limit, made.memory, made.logs / name)
+        engine.warm_up()
+        worker.scanloom_engine = engine
+
+    def teardown(self, worker: Any) -> None:
+        """End the engine at once: what it works on is done again elsewhere."""
+        worker.scanloom_engine.stop()
+
+
+def run_case(book: str, offset: int, memory: float) -> bytes:
+    """Work on the case at `offset` of the run's book; on a worker.
+
+    Returns
+    -------
+    bytes
+        The pickled `Outcome`: Dask shows the type of a result, not what is in it.
+    """
+    case = CaseBook.read(Path(book), offset)
+    outcome: Outcome = get_worker().scanloom_engine.run(case, memory)
+    return pickle.dumps(outcome)
+
+
+class DaskPool:
+    """The workers of a cluster.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Connected; its workers have an engine (`EnginePlugin`).
+    book : CaseBook
+        Where the cases stand.
+    in_flight : int
+        Cases at once in a worker.
+    """
+
+    def __init__(self, client: Client, book: CaseBook, in_flight: int) -> None:
+        self._client, self._book, self._in_flight = client, book, in_flight
+        self._stopped = threading.Event()
+        self._given: dict[Future[Outcome], DaskFuture] = {}
+
+    @property
+    def window(self) -> int:
+        """As many as the workers that are there now take, one at least."""
+        return max(1, len(self._client.nthreads())) * self._in_flight
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Have a case worked on by whichever worker is free."""
+        ours: Future[Outcome] = Future()
+        offset = self._book.offset(task.case.id)
+        theirs = self._client.submit(
+            run_case, str(self._book.path), offset, task.memory, pure=False, key=_key(task.case.id)
+        )
+        self._given[ours] = theirs
+        theirs.add_done_callback(lambda done: self._hand_on(done, ours))
+        return ours
+
+    def stop(self, patience: float) -> None:
+        """Have the engines end, after `patience` seconds at the latest."""
+        self._stopped.set()
+        with suppress(OSError, TimeoutError, ValueError):  # no worker is left
+            self._client.run(_stop_engine, patience, on_error="ignore")
+        until = time.monotonic() + 2.0
+        while any(not f.done() for f in self._given) and time.monotonic() < until:
+            time.sleep(0.05)
+        for ours in list(self._given):
+            ours.cancel()
+
+    def _hand_on(self, theirs: DaskFuture, ours: Future[Outcome]) -> None:
+        self._given.pop(ours, None)
+        try:
+            if theirs.status != "finished":
+                ours.set_exception(LostError(theirs.status))
+                return
+            ours.set_result(pickle.loads(theirs.result()))  # noqa: S301  # our own worker's
+        except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
+            if not ours.done():
+                ours.set_exception(LostError(type(exc).__name__))
+        finally:
+            theirs.release()
+
+
+def _key(case_id: str) -> str:
+    return f"case-{case_id}-{time.time_ns():x}"
+
+
+def _stop_engine(patience: float) -> None:
+    get_worker().scanloom_engine.stop(patience)

@@ -1,0 +1,108 @@
+"""One run at a time per output folder: a lock that says who holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.casefolder import output_error, process_start
+from scanloom.io.whole import write_whole
+
+WORK = ".work"
+
+
+@contextmanager
+def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterator[None]:
+    """Hold an output folder for one run.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder; made if it is not there.
+    shard : str
+        A run of one shard holds that shard alone.
+    take_over : bool
+        Whether the lock of a run on another host is taken: from here nobody can know whether that
+        one still runs. That of a process which is dead on this host is taken without asking.
+
+    Raises
+    ------
+    ScanError
+        LOCKED, naming host, process and start time; DISK_FULL or OUTPUT.
+    """
+    path = out / WORK / (f"run-{shard}.lock" if shard else "run.lock")
+    mine = json.dumps(
+        {
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "start": process_start(os.getpid()),
+            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _acquire(path, mine, take_over=take_over)
+    except OSError as exc:
+        raise output_error(exc) from exc
+    try:
+        yield
+    finally:
+        if _read(path) == mine:
+            path.unlink(missing_ok=True)
+
+
+def _acquire(path: Path, mine: str, *, take_over: bool) -> None:
+    """Link the lock into place: of several who try, one comes first."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    write_whole(draft, lambda file: file.write_text(mine))
+    try:
+        while True:
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                _give_up_or_clear(path, take_over=take_over)
+            else:
+                return
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _give_up_or_clear(path: Path, *, take_over: bool) -> None:
+    text = _read(path)
+    if text is None:
+        return  # just released
+    try:
+        held = json.loads(text)
+        host, process = str(held["host"]), int(held["process"])
+        start, since = str(held["start"]), str(held["since"])
+    except (ValueError, KeyError, TypeError):
+        host, process, start, since = "unknown", 0, "", "unknown"
+    here = host == socket.gethostname()
+    if (here and process_start(process) != start) or (take_over and not here):
+        # Renamed, not deleted: who comes second renames a lock that is not the dead one's any
+        # more only if it was taken between our reading and this line
+        stale = path.with_name(f"{path.name}.{secrets.token_hex(8)}.stale")
+        try:
+            path.rename(stale)
+        except FileNotFoundError:
+            return
+        if _read(stale) != text:
+            os.link(stale, path)  # it was somebody's: give it back
+        stale.unlink(missing_ok=True)
+        return
+    where = "this host" if here else f"host {host}: --take-over, if it surely runs no more"
+    raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,227 @@
+"""Pools and the pump: the window holds, losses blame nobody, the book is for workers alone."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import engine_models as em
+from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.book import CaseBook
+from scanloom.engine.child import Setup
+from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.lock import hold_lock
+from scanloom.engine.pool import LocalPool, LostError, Task
+from scanloom.engine.pump import MOST_LOSSES, pump
+from scanloom.engine.work import Place
+
+
+def task(name: str) -> Task:
+    return Task(Case(name, Series("nifti", (Path(name),)), Outputs(), "", ""))
+
+
+class Threads:
+    """A pool of plain threads; `lose` says how often each case loses its worker."""
+
+    def __init__(self, window: int, lose: int = 0, seconds: float = 0.0) -> None:
+        self.window, self._lose, self._seconds = window, lose, seconds
+        self.starts: Counter[str] = Counter()
+        self.most, self._now, self._lock = 0, 0, threading.Lock()
+        self.stopped: float | None = None
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self.starts[task.case.id] += 1
+        threading.Thread(target=self._run, args=(task, future)).start()
+        return future
+
+    def stop(self, patience: float) -> None:
+        self.stopped = patience
+
+    def _run(self, task: Task, future: Future[Outcome]) -> None:
+        time.sleep(self._seconds)
+        with self._lock:
+            self._now -= 1
+        if self.starts[task.case.id] <= self._lose:
+            future.set_exception(LostError("killed"))
+        else:
+            future.set_result(Outcome(CaseRecord(task.case.id, None, "", (), None), ()))
+
+
+def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
+    pool, taken, ended = Threads(4), [], []
+
+    def tasks():
+        for n in range(60):
+            taken.append(n)
+            assert len(taken) - len(ended) <= 5
+            yield task(f"t{n}")
+
+    assert pump(tasks(), pool, lambda t, o: ended.append(t.case.id))
+    assert sorted(ended) == sorted(f"t{n}" for n in range(60))
+    assert pool.most <= 4
+
+
+def test_who_loses_its_worker_goes_on() -> None:
+    pool, records = Threads(3, lose=2), []
+
+    assert pump(map(task, "abc"), pool, lambda t, o: records.append(o.record))
+
+    assert [r.reason for r in records] == [None] * 3
+    assert pool.starts == {"a": 3, "b": 3, "c": 3}
+
+
+def test_who_always_loses_its_worker_is_given_up() -> None:
+    pool, records = Threads(3, lose=1000), []
+
+    assert pump(map(task, "a"), pool, lambda t, o: records.append(o.record))
+
+    assert [r.reason for r in records] == [Reason.LOST]
+    assert pool.starts["a"] == MOST_LOSSES
+
+
+def test_stop_starts_nothing_more() -> None:
+    pool, stop, ended = Threads(2, seconds=0.2), threading.Event(), []
+
+    def note(t: Task, o: Outcome) -> None:
+        ended.append(t.case.id)
+        stop.set()
+
+    assert not pump(map(task, "abcdefgh"), pool, note, stop=stop, drain=3.0)
+    assert 1 <= len(ended) <= 2
+    assert pool.stopped == 3.0
+
+
+def test_an_error_of_the_caller_stops_the_pool() -> None:
+    pool = Threads(2)
+
+    def full(t: Task, o: Outcome) -> None:
+        raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        pump(map(task, "abc"), pool, full)
+    assert pool.stopped == 0.0
+
+
+def test_the_book_gives_each_case_back_as_it_was(tmp_path: Path) -> None:
+    odd = Path("b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
+    series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
+    one = Case("one", series, Outputs(structures=("liver",), split=True), "s", "r", "RAS", "CT", 2)
+    book = CaseBook.write(tmp_path / "book", [task("zero").case, one])
+
+    assert book.case("one") == one
+    assert len(book) == 2
+    assert stat.S_IMODE(book.path.stat().st_mode) == 0o600
+
+
+def test_a_lock_keeps_others_out_and_goes_with_its_run(tmp_path: Path) -> None:
+    with hold_lock(tmp_path), pytest.raises(Exception, match="LOCKED"), hold_lock(tmp_path):
+        pass
+    with hold_lock(tmp_path), hold_lock(tmp_path, shard="1-of-2"):
+        pass
+    assert not list((tmp_path / ".work").glob("*lock*"))
+
+
+def test_the_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from scanloom.engine.lock import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1])): os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert (tmp_path / ".work" / "run.lock").exists()
+
+    with hold_lock(tmp_path):
+        pass
+
+
+def test_the_lock_of_another_host_is_taken_only_if_asked(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    lock.parent.mkdir()
+    lock.write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
+
+    with pytest.raises(Exception, match="on host elsewhere"), hold_lock(tmp_path):
+        pass
+    with hold_lock(tmp_path, take_over=True):
+        pass
+    assert not lock.exists()
+
+
+def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    lock.parent.mkdir()
+    inside, most, lockdoor = [0], [0], threading.Lock()
+    refused = []
+
+    def take() -> None:
+        try:
+            with hold_lock(tmp_path, take_over=True):
+                with lockdoor:
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                time.sleep(0.02)
+                with lockdoor:
+                    inside[0] -= 1
+        except Exception as error:  # noqa: BLE001
+            refused.append(error)
+
+    for _ in range(10):
+        lock.write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
+        threads = [threading.Thread(target=take) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most[0] == 1
+    assert all("LOCKED" in str(error) for error in refused)
+
+
+def test_local_pool(tmp_path: Path) -> None:
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.threshold_models, tmp_path / "w.pt")
+    setup = Setup(Place(tmp_path / "out", "print"), models, in_flight=2)
+    pool = LocalPool([Engine(setup, 60.0)], 2)
+    cases = [em.make_case(tmp_path, f"c{n}") for n in range(3)]
+    ended = []
+
+    assert pump(map(Task, cases), pool, lambda t, o: ended.append(o.record.reason))
+    pool.stop(5.0)
+
+    assert ended == [None] * 3
+
+
+@pytest.mark.slow
+def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
+    from scanloom.engine.clusters import check_workers, local_cluster
+    from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+
+    out = tmp_path / "out"
+    (out / ".work").mkdir(parents=True)
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.threshold_models, tmp_path / "w.pt")
+    setup = Setup(Place(out, "print"), models, in_flight=2)
+    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.WRONG, em.FINE]
+    cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
+    book = CaseBook.write(tmp_path / "book", cases)
+    ended = {}
+    with local_cluster(["", ""], 2) as client:
+        check_workers(client, out)
+        plugin = EnginePlugin(EngineSetup(setup, 60.0, float("inf"), book.path, tmp_path / "logs"))
+        client.register_plugin(plugin)
+        pool = DaskPool(client, book, 2)
+        assert pump(map(Task, cases), pool, lambda t, o: ended.update({t.case.id: o.record}))
+        pool.stop(5.0)
+
+    expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
+    assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
