@@ -223,7 +223,7 @@ class _Owner:
     @classmethod
     def here(cls, name: str) -> Self:
         process = os.getpid()
-        return cls(name, _host(), process, _start(process), secrets.token_hex(4), "new")
+        return cls(name, _host(), process, process_start(process), secrets.token_hex(4), "new")
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -238,7 +238,7 @@ class _Owner:
     @property
     def dead(self) -> bool:
         """Whether it surely runs no more: of another host, that can't be known from here."""
-        return self.host == _host() and _start(self.process) != self.start
+        return self.host == _host() and process_start(self.process) != self.start
 
     def __str__(self) -> str:
         return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
@@ -249,7 +249,7 @@ def _host() -> str:
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 
 
-def _start(process: int) -> str:
+def process_start(process: int) -> str:
     """Return when a process began (ticks since boot, proc(5)), "0" where it does not run."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
