@@ -1,0 +1,219 @@
+"""What a run is doing now: a small file, written whole each second, that anybody may read."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from scanloom.core import CaseRecord
+
+STATUS = "status.json"
+RECENT_SECONDS = 300.0
+"""Over how long the rate is taken that time left is reckoned by."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """A run as it stands.
+
+    Parameters
+    ----------
+    run : str
+        Its id.
+    state : str
+        "indexing", "running", "stopping", "collecting", "done", "stopped" or "failed".
+    cases : int
+        All that were planned.
+    before : int
+        Those that were done by earlier runs.
+    done, skipped, failed : int
+        What this run has finished.
+    reasons : dict
+        How many of each reason.
+    in_flight : dict
+        Case id to the seconds since it was handed over.
+    elapsed_s, left_s : float or None
+        Since the start, and until the end by the rate of the last minutes.
+    per_hour : float or None
+        Cases an hour, by that rate.
+    devices : list of dict
+        Busy share, memory, temperature and power of each GPU.
+    moment : float
+        When this was written (seconds since 1970).
+    """
+
+    run: str
+    state: str
+    cases: int = 0
+    before: int = 0
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, float] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    per_hour: float | None = None
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    moment: float = 0.0
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return what the run of a folder last said of itself.
+
+        Raises
+        ------
+        OSError, ValueError
+            If it said nothing, or something else.
+        """
+        told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        try:
+            return cls(**told)
+        except TypeError as exc:
+            raise ValueError("status.json has another form") from exc
+
+
+class Board:
+    """Keeps the status of a run, and writes it each second.
+
+    Parameters
+    ----------
+    run : str
+        The run's id.
+    folder : Path
+        `OUT/runs/<run id>`, which is there.
+    period : float
+        Seconds between two writings.
+    """
+
+    def __init__(self, run: str, folder: Path, period: float = 1.0) -> None:
+        self._run, self._folder, self._period = run, folder, period
+        self._began = time.monotonic()
+        self._state, self._cases, self._before = "indexing", 0, 0
+        self._ends: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._flying: dict[str, float] = {}
+        self._moments: deque[float] = deque()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._writer = threading.Thread(target=self._keep_writing, name="status", daemon=True)
+        self._writer.start()
+
+    def plan(self, cases: int, before: int) -> None:
+        """Say how many cases there are, and how many were done before."""
+        with self._lock:
+            self._state, self._cases, self._before = "running", cases, before
+
+    def state(self, state: str) -> None:
+        """Say what the run is at."""
+        with self._lock:
+            self._state = state
+
+    def start(self, case_id: str) -> None:
+        """Say that a case was handed over."""
+        with self._lock:
+            self._flying[case_id] = time.monotonic()
+
+    def finish(self, record: CaseRecord) -> None:
+        """Say that a case has ended."""
+        with self._lock:
+            self._flying.pop(record.id, None)
+            self._moments.append(time.monotonic())
+            if record.reason is None:
+                self._ends["done"] += 1
+            else:
+                self._ends[record.reason.outcome] += 1
+                self._reasons[record.reason.code] += 1
+
+    def now(self) -> Status:
+        """Return the status of this moment."""
+        now = time.monotonic()
+        with self._lock:
+            while self._moments and now - self._moments[0] > RECENT_SECONDS:
+                self._moments.popleft()
+            over = sum(self._ends.values())
+            rate = self._rate(now)
+            left = self._cases - self._before - over
+            return Status(
+                run=self._run,
+                state=self._state,
+                cases=self._cases,
+                before=self._before,
+                done=self._ends["done"],
+                skipped=self._ends["skipped"],
+                failed=self._ends["failed"],
+                reasons=dict(sorted(self._reasons.items())),
+                in_flight={name: round(now - t, 1) for name, t in self._flying.items()},
+                elapsed_s=round(now - self._began, 1),
+                left_s=round(left / rate, 1) if rate else None,
+                per_hour=round(3600 * rate, 1) if rate else None,
+                devices=gpu_state(),
+                moment=round(time.time(), 1),
+            )
+
+    def close(self, state: str) -> None:
+        """Write the last word."""
+        self.state(state)
+        self._over.set()
+        self._writer.join()
+        self._write()
+
+    def _rate(self, now: float) -> float | None:
+        """Return cases a second over the last minutes, None where too little is known."""
+        if len(self._moments) < 2:
+            return None
+        span = now - max(self._began, now - RECENT_SECONDS)
+        return len(self._moments) / span if span > 0 else None
+
+    def _keep_writing(self) -> None:
+        while not self._over.wait(self._period):
+            self._write()
+
+    def _write(self) -> None:
+        """Replace the file; not brought to the disk each second: it is a view, not a record."""
+        draft = self._folder / f".{STATUS}"
+        try:
+            draft.write_text(json.dumps(asdict(self.now())), encoding="utf-8")
+            draft.replace(self._folder / STATUS)
+        except OSError:
+            return  # a full disk is told where results are written
+
+
+def gpu_state() -> list[dict[str, Any]]:
+    """Return what each NVIDIA device says of itself, none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [_device(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _device(number: int) -> dict[str, Any]:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    state = {"device": number, "memory_used": memory.used, "memory_total": memory.total}
+    asked: Mapping[str, Any] = {
+        "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "watts": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1),
+    }
+    for name, ask in asked.items():
+        try:
+            state[name] = ask()
+        except pynvml.NVMLError:
+            state[name] = None
+    return state

@@ -1,0 +1,81 @@
+"""Whether an output folder still holds what was published, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.names import SUMS, TIMING
+
+Fault = Literal["changed", "missing", "extra", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One file that is not as it was published; `file` is relative to OUT."""
+
+    fault: Fault
+    file: str
+
+
+def verify(out: Path) -> Iterator[Finding]:
+    """Compare every published case with its SHA256SUMS.
+
+    Yields
+    ------
+    Finding
+        Case by case, sorted; nothing where all is well. `timing.json` has no sum: it must only be
+        there.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if there are no results at `out`.
+    """
+    cases = out / "cases"
+    if not cases.is_dir():
+        raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
+    for folder in sorted(cases.iterdir()):
+        if folder.is_dir():
+            yield from _verify_case(folder, f"cases/{folder.name}")
+        else:
+            yield Finding("extra", f"cases/{folder.name}")
+
+
+def _verify_case(folder: Path, name: str) -> Iterator[Finding]:
+    try:
+        sums = _read_sums(folder / SUMS)
+    except FileNotFoundError:
+        yield Finding("missing", f"{name}/{SUMS}")
+        return
+    except (OSError, ValueError):
+        yield Finding("unreadable", f"{name}/{SUMS}")
+        return
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+    expected = {*sums, SUMS, TIMING}
+    yield from (Finding("missing", f"{name}/{file}") for file in sorted(expected - there))
+    yield from (Finding("extra", f"{name}/{file}") for file in sorted(there - expected))
+    for file in sorted(there & sums.keys()):
+        try:
+            with (folder / file).open("rb") as stream:
+                same = hashlib.file_digest(stream, "sha256").hexdigest() == sums[file]
+        except OSError:
+            yield Finding("unreadable", f"{name}/{file}")
+            continue
+        if not same:
+            yield Finding("changed", f"{name}/{file}")
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    """Return file to digest of what `sha256sum --check` reads."""
+    sums = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        digest, gap, file = line[:64], line[64:66], line[66:]
+        if gap != "  " or not file:
+            raise ValueError("no line of sums")
+        sums[file] = digest
+    return sums

@@ -1,0 +1,48 @@
+"""The status file: whole whenever it is read, and right in its numbers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import CaseRecord, Reason
+from scanloom.engine.status import Board, Status
+
+
+def test_it_counts_what_happens(tmp_path: Path) -> None:
+    board = Board("run", tmp_path, period=0.01)
+    board.plan(10, before=3)
+    for name, reason in (("a", None), ("b", Reason.MODALITY), ("c", Reason.CRASHED)):
+        board.start(name)
+        board.finish(CaseRecord(name, reason, "", (), None))
+    board.start("d")
+
+    now = board.now()
+    board.close("done")
+
+    assert (now.done, now.skipped, now.failed, now.before, now.cases) == (1, 1, 1, 3, 10)
+    assert now.reasons == {"CRASHED": 1, "MODALITY": 1}
+    assert list(now.in_flight) == ["d"]
+    assert now.per_hour
+    assert now.left_s == pytest.approx(4 * now.elapsed_s / 3, abs=1.0)
+    assert Status.read(tmp_path).state == "done"
+
+
+def test_it_is_never_half_written(tmp_path: Path) -> None:
+    board = Board("run", tmp_path, period=0.0005)
+    board.plan(1000, before=0)
+    until = time.monotonic() + 0.5
+    seen = 0
+    while time.monotonic() < until:
+        board.start(f"case{seen}")
+        try:
+            Status.read(tmp_path)
+        except FileNotFoundError:
+            continue
+        seen += 1
+    board.close("stopped")
+
+    assert seen > 10
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
