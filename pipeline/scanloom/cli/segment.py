@@ -76,8 +76,11 @@ def segment(
         str | None, typer.Option(help="Which series, if there are several: number or UID.")
     ] = None,
     phase: Annotated[
-        int | None, typer.Option(min=0, help="Which volume of a file with several, from 0.")
+        int | None, typer.Option(min=0, help="Which volume of a scan with several, from 0.")
     ] = None,
+    gaps: Annotated[
+        Literal["refuse", "interpolate"], typer.Option(help="What to do about missing slices.")
+    ] = "refuse",
     orientation: Annotated[
         str | None,
         typer.Option(
@@ -149,6 +152,7 @@ def segment(
             out=out,
             series=series,
             phase=phase,
+            gaps=gaps,
             orientation=orientation,
             modality=modality,
             device=device,

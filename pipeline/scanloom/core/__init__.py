@@ -1,6 +1,6 @@
 """The nouns: NumPy only, no files."""
 
-from scanloom.core.case import Case, CaseRecord, Outputs, Series
+from scanloom.core.case import Case, CaseRecord, Gaps, Outputs, Series
 from scanloom.core.clock import Clock, Seconds
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
@@ -16,6 +16,7 @@ __all__ = [
     "Clock",
     "Code",
     "Flag",
+    "Gaps",
     "Grid",
     "Layer",
     "Measurement",

@@ -11,6 +11,8 @@ from scanloom.core.reasons import Flag, Reason
 
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
+Gaps = Literal["refuse", "interpolate"]
+"""What is done about missing slices of an otherwise regular stack."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ class Case:
     modality : str or None
         For a file that does not say.
     phase : int or None
-        Which volume of a file that holds several, from 0.
+        Which volume of a file or series that holds several, from 0.
+    gaps : "refuse" or "interpolate"
+        What to do about missing slices.
     """
 
     id: str
@@ -96,6 +100,7 @@ class Case:
     orientation: str | None = None
     modality: str | None = None
     phase: int | None = None
+    gaps: Gaps = "refuse"
 
 
 @dataclass(frozen=True)

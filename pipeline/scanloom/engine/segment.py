@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Case, CaseRecord, Clock, Flag, Outputs, Reason, ScanError, Series
+from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, ScanError, Series
 from scanloom.engine import steps
 from scanloom.engine.books import Books, Names
 from scanloom.engine.estimate import check_memory, estimate_case
@@ -41,7 +41,7 @@ class SegmentOptions:
         Names from the store, or bundle folders.
     out : Path
         The output folder.
-    series, phase, orientation, modality
+    series, phase, gaps, orientation, modality
         Which scan, and what its file does not say: as in `scanloom.load_volume`.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
@@ -63,6 +63,7 @@ class SegmentOptions:
     out: Path
     series: str | None = None
     phase: int | None = None
+    gaps: Gaps = "refuse"
     orientation: str | None = None
     modality: str | None = None
     device: str = "auto"
@@ -110,6 +111,7 @@ class _Session:
             self.cards,
             {
                 "phase": options.phase,
+                "gaps": options.gaps,
                 "orientation": options.orientation,
                 "modality": options.modality,
                 "precision": options.precision,
@@ -163,13 +165,14 @@ class _Session:
             orientation=options.orientation,
             modality=options.modality,
             phase=options.phase,
+            gaps=options.gaps,
         )
 
     def _check_fits(self, case: Case) -> None:
         """Refuse a scan that can't fit, before a voxel is read."""
         if self.options.memory_limit is None:
             return
-        outline = read_outline(case.series, case.phase, case.orientation)
+        outline = read_outline(case.series, case.phase, case.orientation, case.gaps)
         if outline is not None:
             need = estimate_case(*outline, self.cards, self.options.outputs)
             check_memory(need, self.options.memory_limit)

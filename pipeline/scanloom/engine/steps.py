@@ -91,7 +91,11 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
     clock, meter = clock or Clock(), Meter()
     with clock.step("load"):
         scan = read_scan(
-            case.series, phase=case.phase, orientation=case.orientation, modality=case.modality
+            case.series,
+            phase=case.phase,
+            gaps=case.gaps,
+            orientation=case.orientation,
+            modality=case.modality,
         )
     return LoadedCase(case, scan, clock, meter)
 

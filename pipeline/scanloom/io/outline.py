@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Grid, Series
+from scanloom.core import Gaps, Grid, Series
 
 
 def read_outline(
-    series: Series, phase: int | None = None, orientation: str | None = None
+    series: Series,
+    phase: int | None = None,
+    orientation: str | None = None,
+    gaps: Gaps = "refuse",
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid of a series and the type that its voxels will have.
 
@@ -18,7 +21,7 @@ def read_outline(
     ----------
     series : Series
         As it was found.
-    phase, orientation
+    phase, orientation, gaps
         As in `scanloom.load_volume`.
 
     Returns
@@ -40,4 +43,4 @@ def read_outline(
         return itk_outline(series.files, phase, orientation)
     from scanloom.io.dicom.series import dicom_outline
 
-    return dicom_outline(series.files)
+    return dicom_outline(series.files, phase, gaps)

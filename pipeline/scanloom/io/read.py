@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
-from scanloom.core import Reason, ScanError, Series, Volume
+from scanloom.core import Gaps, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import choose_series, find_series
 from scanloom.io.scan import Scan
+
+GAPS = get_args(Gaps)
 
 
 def load_volume(
@@ -15,7 +18,7 @@ def load_volume(
     *,
     series: str | None = None,
     phase: int | None = None,
-    gaps: str = "refuse",
+    gaps: Gaps = "refuse",
     orientation: str | None = None,
     modality: str | None = None,
 ) -> Volume:
@@ -29,9 +32,11 @@ def load_volume(
         Which one, where there are several: its UID, or its number in the list that the error
         SERIES_AMBIGUOUS shows.
     phase : int or None
-        Which volume of a file that holds several, from 0.
-    gaps : "refuse"
-        What to do about missing slices.
+        Which volume of a file or series that holds several, from 0. In a DICOM series the order
+        is that of what tells them apart, ascending: stack, time point, echo, b-value,
+        acquisition, image type, or else times.
+    gaps : "refuse" or "interpolate"
+        What to do about missing slices of an otherwise regular DICOM stack.
     orientation : str or None
         Axis codes such as "RAS", for a file that does not say; only then used.
     modality : str or None
@@ -56,7 +61,7 @@ def read_scan(
     series: Series,
     *,
     phase: int | None = None,
-    gaps: str = "refuse",
+    gaps: Gaps = "refuse",
     orientation: str | None = None,
     modality: str | None = None,
 ) -> Scan:
@@ -71,8 +76,8 @@ def read_scan(
     ValueError
         For an option that does not exist.
     """
-    if gaps != "refuse":
-        raise ValueError(f"gaps must be 'refuse', got {gaps!r}")
+    if gaps not in GAPS:
+        raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
     if modality is not None and modality not in MODALITIES:
         raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")
     if series.kind == "nifti":
@@ -83,8 +88,6 @@ def read_scan(
         from scanloom.io.itk import read_itk
 
         return read_itk(series.files, phase=phase, orientation=orientation, modality=modality)
-    if phase not in (None, 0):
-        raise ScanError(Reason.FOUR_D, f"there is one volume, number {phase} was asked for")
     from scanloom.io.dicom.series import read_dicom
 
-    return read_dicom(series.files, modality=modality)
+    return read_dicom(series.files, modality=modality, phase=phase, gaps=gaps)

@@ -311,7 +311,7 @@ BAD: dict[str, tuple[Edit, Reason]] = {
     "slope 0": (every(RescaleSlope="0"), Reason.RESCALE),
     "slope NaN": (nan_slope, Reason.RESCALE),
     "lookup table": (lookup_table, Reason.RESCALE),
-    "frames": (every(NumberOfFrames="2"), Reason.MULTIFRAME),
+    "frames that nothing places": (every(NumberOfFrames="2"), Reason.NO_POSITION),
     "mosaic": (every(ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]), Reason.MOSAIC),
     "colour": (colour, Reason.COLOR),
     "localisers": (every(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), Reason.LOCALIZER),
@@ -369,10 +369,42 @@ def test_spacing_that_changes_is_no_gap(tmp_path):
     assert code_of(tmp_path) == "SPACING_CHANGES"
 
 
+@pytest.mark.parametrize("name", PLANES)
 @pytest.mark.parametrize("tilt", [0.05, 0.7, -0.7])
-def test_gantry_tilt_is_refused(tmp_path, tilt):
-    write_series(tmp_path, noise(), Geometry(tilt=tilt))
-    assert code_of(tmp_path) == "TILTED"
+def test_tilt_is_kept_as_shear(tmp_path, name, tilt):
+    """The step from slice to slice leans, tagged or not; no voxel is moved."""
+    geometry = plane(name, tilt=tilt)
+    write_series(tmp_path, noise(), geometry)
+    volume = scanloom.load_volume(tmp_path)
+    np.testing.assert_array_equal(volume.array, noise() - 1024)
+    np.testing.assert_allclose(volume.grid.affine, geometry.affine, atol=1e-6)
+    assert volume.grid.shear_axis == 2
+
+
+SAID: dict[str, tuple[float, dict[str, str], bool]] = {
+    "tilt as it is": (0.7, {"GantryDetectorTilt": "15.64"}, False),
+    "tilt with another sign": (0.7, {"GantryDetectorTilt": "-15.64"}, False),
+    "another tilt": (0.7, {"GantryDetectorTilt": "10"}, True),
+    "no tilt": (0.7, {"GantryDetectorTilt": "0"}, True),
+    "a tilt that is none": (0.0, {"GantryDetectorTilt": "10"}, True),
+    "no words": (0.7, {}, False),
+    "words that are no number": (0.0, {"GantryDetectorTilt": ""}, False),
+    "spacing": (0.0, {"SpacingBetweenSlices": "2.5"}, False),
+    "spacing with a sign": (0.0, {"SpacingBetweenSlices": "-2.5"}, False),
+    "spacing along the table": (0.7, {"SpacingBetweenSlices": "2.596"}, False),
+    "another spacing": (0.0, {"SpacingBetweenSlices": "5"}, True),
+    "slices thicker than their distance": (0.0, {"SliceThickness": "5"}, False),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_positions_decide_against_words_and_a_flag_says_so(tmp_path, name):
+    tilt, more, contradict = SAID[name]
+    geometry = Geometry(tilt=tilt)
+    write_series(tmp_path, noise(), geometry, words=Words(more=more))
+    volume = scanloom.load_volume(tmp_path)
+    np.testing.assert_allclose(volume.grid.affine, geometry.affine, atol=1e-6)
+    assert (Flag.ATTRIBUTES_CONTRADICT in volume.flags) == contradict
 
 
 def test_two_slices_are_no_volume(tmp_path):

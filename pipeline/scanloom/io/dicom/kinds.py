@@ -12,9 +12,34 @@ _ENHANCED = ("2.1", "2.2", "4.1", "4.3", "4.4", "128.1", "130")
 _PROJECTIONS = ("1", "12.1", "12.2", "13.1", "481.1")
 """Radiography, mammography, angiography, fluoroscopy, tomosynthesis, portal images."""
 _CAPTURES = ("7",)
-_NO_PICTURES = ("66", "67", "68", "88", "11", "104", "9", "30", "481.2", "481.3", "481.5", "481.8")
-"""Segmentations, registrations, surfaces, reports, presentation states, documents, waveforms,
-parametric maps, radiotherapy dose, structures and plans."""
+_NO_PICTURES = (
+    "4.2",
+    "66",
+    "67",
+    "68",
+    "88",
+    "11",
+    "104",
+    "9",
+    "30",
+    "481.2",
+    "481.3",
+    "481.5",
+    "481.8",
+)
+"""Spectra, segmentations, registrations, surfaces, reports, presentation states, documents,
+waveforms, parametric maps, radiotherapy dose, structures and plans."""
+_NUCLEAR = ("20",)
+_REFORMATS = frozenset(
+    ("REFORMATTED", "MPR", "CPR", "CURVED", "CURVED_MPR", "CSA MPR", "CSA RESAMPLED", "RESAMPLED")
+)
+_RENDERINGS = frozenset(
+    (
+        *("PROJECTION IMAGE", "MIP", "MINIP", "MAX_IP", "MIN_IP", "CSA MIP"),
+        *("VRT", "SSD", "VOLUME_RENDER", "SURFACE_RENDER"),
+    )
+)
+"""ImageType from its third value on, as in PS3.3 C.8.3.1.1.1 and C.8.16.2.1.4, and as usual."""
 _MODALITIES = ("CT", "MR", "PT")
 
 
@@ -31,6 +56,8 @@ def skip_reason(header: Header) -> Reason | None:
         return Reason.PROJECTION
     if header.samples > 1 or (header.photometric and "MONOCHROME" not in header.photometric):
         return Reason.COLOR
+    if not _RENDERINGS.isdisjoint(header.image_type[2:]) or _is_scintigram(header):
+        return Reason.PROJECTION
     if "LOCALIZER" in header.image_type[2:]:  # PS3.3 C.8.2.1.1.1, value 3
         return Reason.LOCALIZER
     known = _is_class(header, _VOLUMES) or header.modality in _MODALITIES
@@ -39,13 +66,14 @@ def skip_reason(header: Header) -> Reason | None:
     return Reason.NOT_AN_IMAGE
 
 
-def refusal(header: Header) -> Reason | None:
-    """Return why a slice can't be stacked, whatever the others are; None if it can."""
-    if "MOSAIC" in header.image_type:
-        return Reason.MOSAIC
-    if header.frames != 1 or header.sop_class.removeprefix(_STORAGE) in _ENHANCED:
-        return Reason.MULTIFRAME
-    return None
+def is_multiframe(header: Header) -> bool:
+    """Whether a file holds several frames, or is of a class that may."""
+    return header.frames != 1 or header.sop_class.removeprefix(_STORAGE) in _ENHANCED
+
+
+def is_derived(header: Header) -> bool:
+    """Whether it was computed from other slices, which are the better source."""
+    return header.image_type[0] == "DERIVED" and not _REFORMATS.isdisjoint(header.image_type[2:])
 
 
 def _is_class(header: Header, classes: tuple[str, ...]) -> bool:
@@ -54,6 +82,12 @@ def _is_class(header: Header, classes: tuple[str, ...]) -> bool:
         return False
     tail = header.sop_class.removeprefix(_STORAGE)
     return any(tail == c or tail.startswith(c + ".") for c in classes)
+
+
+def _is_scintigram(header: Header) -> bool:
+    """Whether a nuclear image says that it is none of reconstructed slices (PS3.3 C.8.4.9.1.1)."""
+    words = header.image_type[2:3]
+    return _is_class(header, _NUCLEAR) and bool(words) and not words[0].startswith("RECON")
 
 
 def _has_no_picture(header: Header) -> bool:

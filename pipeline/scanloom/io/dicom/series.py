@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
-from scanloom.io.dicom.headers import SHELF, Header, quiet, read_headers
-from scanloom.io.dicom.kinds import skip_reason
+from scanloom.io.dicom.gaps import fill_gaps
+from scanloom.io.dicom.headers import SHELF, Header, read_headers
+from scanloom.io.dicom.kinds import is_multiframe, skip_reason
+from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
+from scanloom.io.dicom.multiframe import multiframe_slices
+from scanloom.io.dicom.phases import split_volumes
 from scanloom.io.dicom.pixels import read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
@@ -19,8 +23,14 @@ from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
 
 
-def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
-    """Read the slices of one series.
+def read_dicom(
+    files: Sequence[Path],
+    *,
+    modality: str | None = None,
+    phase: int | None = None,
+    gaps: Gaps = "refuse",
+) -> Scan:
+    """Read one volume of a series.
 
     Parameters
     ----------
@@ -28,6 +38,10 @@ def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
         In any order.
     modality : str or None
         Used only where the headers name none.
+    phase : int or None
+        Which volume of a series that holds several, from 0; the order is that of `phases.TELLING`.
+    gaps : "refuse" or "interpolate"
+        What to do about missing slices.
 
     Raises
     ------
@@ -35,36 +49,111 @@ def read_dicom(files: Sequence[Path], modality: str | None = None) -> Scan:
         By the code of what is wrong; nothing is guessed.
     """
     headers = _headers(files)
-    stack = stack_slices([single_slice(h) for h in headers])
-    with quiet():  # decoders
-        dropped = _drop_twins(stack)
-        array = read_values(stack.slices)
+    stack = _stack(_slices(headers), phase, gaps)
+    dropped = _drop_twins(stack)
+    array = read_values(stack.slices)
+    padding = _padding(stack.real)
+    fill_gaps(array, stack.slices, padding)
     said = headers[0].modality if headers[0].modality in MODALITIES else None
     modality = said or modality
-    unit = _unit(stack.slices, modality)
+    unit = _unit(stack.real, modality)
     flags = list(stack.flags)
     if dropped:
         flags.append(Flag.DUPLICATES_DROPPED)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
-    if any(s.header.burned_in for s in stack.slices):
+    if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
         array=array,
         grid=Grid(array.shape, stack.affine),
         unit=unit,
         modality=modality,
-        padding=_padding(stack.slices),
+        padding=padding,
         flags=tuple(flags),
     )
-    return Scan(volume, _source(stack.slices))
+    return Scan(volume, _source(stack))
 
 
-def _source(slices: Sequence[Slice]) -> DicomSource:
-    first = slices[0]
+def dicom_outline(
+    files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse"
+) -> tuple[Grid, np.dtype[Any]]:
+    """Return grid and type that `read_dicom` would give, from the headers alone; same errors."""
+    headers = _headers(files)
+    SHELF.put(headers)  # they are about to be read
+    return headers_outline(headers, phase, gaps)
+
+
+def headers_outline(
+    headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
+) -> tuple[Grid, np.dtype[Any]]:
+    """Return what `dicom_outline` does, of headers that are known; those of the index."""
+    stack = _stack(_slices(headers), phase, gaps)
+    rescaled = {(s.slope, s.intercept) for s in stack.real}
+    whole = all(float(n).is_integer() for pair in rescaled for n in pair)
+    shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
+    return Grid(shape, stack.affine), np.dtype(np.int16 if whole else np.float32)
+
+
+def _slices(headers: Sequence[Header]) -> list[Slice]:
+    """Return the planes of all files, in an order that does not depend on names.
+
+    Raises
+    ------
+    ScanError
+        Where a file that holds several does not say which; LOCALIZER if all are localisers.
+    """
+    slices: list[Slice] = []
+    for header in headers:
+        if is_mosaic(header) and not is_multiframe(header):
+            slices += mosaic_slices(header)
+        elif not is_multiframe(header):
+            slices.append(single_slice(header))
+    slices += multiframe_slices([header for header in headers if is_multiframe(header)])
+    if not slices:
+        raise ScanError(Reason.LOCALIZER, "all frames are localisers")
+    return sorted(slices, key=lambda s: (s.header.sop_instance, str(s.header.path), s.frame))
+
+
+def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
+    """Return the one volume that is meant.
+
+    Raises
+    ------
+    ScanError
+        PHASES where there are several and none was chosen; what is wrong with it.
+    """
+    volumes = split_volumes(slices)
+    if phase is None and len(volumes.groups) > 1:
+        stack = _sent_again(slices, gaps)
+        if stack is not None:
+            return stack
+    stack = stack_slices(volumes.choose(phase), gaps)
+    return stack.with_flag(Flag.SLICES_SET_ASIDE) if volumes.crossing else stack
+
+
+def _sent_again(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
+    """Return the one volume that slices are which look like several, but say the same."""
+    try:
+        stack = stack_slices(slices, gaps)
+        same = all(same_content(_at(stack, k), twin) for k, twin in stack.twins)
+    except ScanError:
+        return None
+    return stack if same and stack.twins else None
+
+
+def _at(stack: Stack, k: int) -> Slice:
+    one = stack.slices[k]
+    if one is None:
+        raise ValueError("a twin of no slice")
+    return one
+
+
+def _source(stack: Stack) -> DicomSource:
+    first = stack.real[0]
     return DicomSource(
         first=first.header.read_dataset(),
-        slices=tuple(_source_slice(one) for one in slices),
+        slices=tuple(None if one is None else _source_slice(one) for one in stack.slices),
         spacing=tuple(decimals(first.spacing)),
         orientation=tuple(decimals(first.orientation)),
     )
@@ -74,26 +163,9 @@ def _source_slice(one: Slice) -> SourceSlice:
     return SourceSlice(
         sop_class=one.header.sop_class,
         sop_instance=one.header.sop_instance,
-        frame=None,
+        frame=one.frame + 1 if one.multiframe else None,
         position=tuple(decimals(one.position)),
     )
-
-
-def dicom_outline(files: Sequence[Path]) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_dicom` would give, from the headers alone; same errors."""
-    headers = _headers(files)
-    SHELF.put(headers)  # they are about to be read
-    return headers_outline(headers)
-
-
-def headers_outline(headers: Sequence[Header]) -> tuple[Grid, np.dtype[Any]]:
-    """Return what `dicom_outline` does, of headers that are known; those of the index."""
-    stack = stack_slices([single_slice(h) for h in headers])
-    first = stack.slices[0].header
-    rescaled = {(s.slope, s.intercept) for s in stack.slices}
-    whole = all(float(n).is_integer() for pair in rescaled for n in pair)
-    shape = (first.columns, first.rows, len(stack.slices))
-    return Grid(shape, stack.affine), np.dtype(np.int16 if whole else np.float32)
 
 
 def _headers(files: Sequence[Path]) -> list[Header]:
@@ -123,18 +195,14 @@ def _drop_twins(stack: Stack) -> int:
         DUPLICATE_SLICES or PHASES if slices at one place hold different pixels.
     """
     for k, twin in stack.twins:
-        if not same_content(stack.slices[k], twin):
+        if not same_content(_at(stack, k), twin):
             raise contradiction(stack)
     return len(stack.twins)
 
 
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
     """Hounsfield units only for CT that says so (DICOM PS3.3 C.8.2.1.1.2)."""
-    hounsfield = modality == "CT" and all(
-        h.rescale_given and h.rescale_type in ("", "HU") and not h.multi_energy
-        for h in (s.header for s in slices)
-    )
-    if hounsfield:
+    if modality == "CT" and all(s.hounsfield for s in slices):
         return "HU"
     return "a.u." if modality is not None else "unknown"
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.headers import PHASE_TAGS, Header
+
+_BINARY = ("DiffusionBValue", "DiffusionGradientOrientation")
+"""Doubles (FD) in the file; the others are text."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of a frame that a slice is: its first row and column, and its size."""
+
+    top: int
+    left: int
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,15 +29,22 @@ class Slice:
     Parameters
     ----------
     header : Header
-        Of the file that it lies in: size, format and compression are those of all its frames.
+        Of the file that it lies in: format and compression are those of all its frames.
     frame : int
         Which frame of the file, from 0.
     position, orientation, spacing : tuple of float or None
         As in `Header`, but of this plane.
     slope, intercept : float
         Stored sample to value.
-    phase : tuple of bytes
-        What tells volumes of one series apart.
+    hounsfield : bool
+        Whether a CT's rescale gives Hounsfield units.
+    phase : mapping of str to str
+        What may tell volumes of one series apart, by attribute; those without a value are absent.
+        Numbers as decimal text.
+    multiframe : bool
+        Whether the file is of a class that holds several frames.
+    tile : Tile or None
+        Which part of the frame it is; None for all of it.
     """
 
     header: Header
@@ -32,7 +54,20 @@ class Slice:
     spacing: tuple[float, ...] | None
     slope: float
     intercept: float
-    phase: tuple[bytes, ...]
+    hounsfield: bool
+    phase: Mapping[str, str]
+    multiframe: bool = False
+    tile: Tile | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the plane."""
+        return self.tile.rows if self.tile else self.header.rows
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of the plane."""
+        return self.tile.columns if self.tile else self.header.columns
 
 
 def single_slice(header: Header) -> Slice:
@@ -45,5 +80,33 @@ def single_slice(header: Header) -> Slice:
         spacing=header.spacing,
         slope=header.slope,
         intercept=header.intercept,
-        phase=header.phase,
+        hounsfield=in_hounsfield(header, header.rescale_given, header.rescale_type),
+        phase=header_phase(header),
     )
+
+
+def in_hounsfield(header: Header, given: bool, kind: str) -> bool:
+    """Whether a rescale with this RescaleType gives HU (DICOM PS3.3 C.8.2.1.1.2)."""
+    return given and kind in ("", "HU") and not header.multi_energy
+
+
+def header_phase(header: Header) -> dict[str, str]:
+    """Return what a file says of its phase, see `Slice`."""
+    phase = {"ImageType": "\\".join(header.image_type)}
+    for name, raw in zip(PHASE_TAGS, header.phase, strict=True):
+        little = header.syntax != "1.2.840.10008.1.2.2"
+        phase[name] = doubles(raw, little=little) if name in _BINARY else plain_text(raw)
+    return {name: value for name, value in phase.items() if value}
+
+
+def plain_text(raw: bytes) -> str:
+    """Return ASCII text without padding."""
+    return raw.decode("ascii", "replace").strip(" \0")
+
+
+def doubles(raw: bytes, *, little: bool) -> str:
+    """Return doubles (FD) as decimal text, joined by backslashes; of other lengths, nothing."""
+    if not raw or len(raw) % 8:
+        return ""
+    numbers = struct.unpack(f"{'<' if little else '>'}{len(raw) // 8}d", raw)
+    return "\\".join(f"{n:.9g}" for n in numbers)

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Reason, ScanError
+from scanloom.core import Flag, Gaps, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
-from scanloom.io.dicom.kinds import refusal
+from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
 from scanloom.io.dicom.slices import Slice
 
 MIN_SLICES = 3
 """Two slices have one distance: nothing would tell that it is regular."""
-SAME_PLACE_MM = 0.01
-"""Slices nearer than this are at one place; scanners write two decimals or more."""
-JITTER_MM = 0.05
-"""How far a slice may lie off its regular place: rounding to one decimal, table movement."""
-JITTER_STEPS = 0.1
-"""The same as a share of the distance between slices, for very thin ones."""
 SAME_COSINE = 1e-4
 """Largest difference of a direction cosine between slices: 0.03 mm at the edge of 300 mm."""
 COSINE_ROUNDING = 1e-3
 """Directions this near to orthonormal were rounded to three decimals; others are damaged."""
 SAME_SPACING = 1e-4
 """Largest relative difference of PixelSpacing between slices: 0.05 mm over 512 pixels."""
+TILT_DEGREES = 1.0
+"""Difference of GantryDetectorTilt and the slices' lean that is a contradiction, not rounding."""
+SPACING_SHARE = 0.02
+"""The same of SpacingBetweenSlices, as a share of the distance of slices."""
+_TILT, _BETWEEN = 0x00181120, 0x00180088
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -37,66 +37,80 @@ class Stack:
 
     Parameters
     ----------
-    slices : tuple of Slice
-        One for each k, ascending along row x column direction.
+    slices : tuple of Slice or None
+        One for each k, ascending along row x column direction; None where one is missing.
     twins : tuple of (int, Slice)
         Further slices at the place of slice k, to be dropped if they hold the same.
     affine : (4, 4) array
-        Index (column, row, slice) to RAS mm.
+        Index (column, row, slice) to RAS mm. Its third axis is the step from slice to slice, which
+        leans on the others where the gantry was tilted.
     flags : tuple of Flag
     """
 
-    slices: tuple[Slice, ...]
+    slices: tuple[Slice | None, ...]
     twins: tuple[tuple[int, Slice], ...]
     affine: NDArray[np.float64]
     flags: tuple[Flag, ...]
 
+    def with_flag(self, flag: Flag) -> Stack:
+        """Return the same with one more flag."""
+        return replace(self, flags=(*self.flags, flag))
 
-def stack_slices(slices: Sequence[Slice]) -> Stack:
-    """Put the slices of a series in order by ImagePositionPatient along the slice normal.
+    @property
+    def real(self) -> tuple[Slice, ...]:
+        """The slices that are there."""
+        return tuple(one for one in self.slices if one is not None)
+
+
+def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
+    """Put the slices of one volume in order by ImagePositionPatient along the slice normal.
 
     The place of a slice is its position along the normal of ImageOrientationPatient, nothing
     else: InstanceNumber, SliceLocation, SliceThickness, GantryDetectorTilt and names may all lie
     (DICOM PS3.3 C.7.6.2.1.1).
 
+    Parameters
+    ----------
+    slices : sequence of Slice
+        In any order.
+    gaps : "refuse" or "interpolate"
+        Whether slices of an otherwise regular stack may be missing.
+
     Raises
     ------
     ScanError
-        By its own code for all that is no regular, complete, unsheared stack.
+        By its own code for all that is no regular, complete stack.
     """
-    _check_alike(slices)
-    row, column, rounded = _directions(slices)
+    check_alike(slices)
+    row, column, rounded = directions(slices)
     normal = np.cross(row, column)
-    positions = np.array([_position(s) for s in slices])
-    depth = positions @ normal
-    order = np.argsort(depth, kind="stable")
-    kept, twins = _split_twins(slices, depth, order)
-    if len(kept) < MIN_SLICES:
-        raise ScanError(Reason.TOO_FEW_SLICES, f"{len(kept)} at different places")
-    _check_steps(depth[kept])
-    step, straightened = _step(positions[kept], normal)
+    places = places_of(slices, normal)
+    if len(places.depth) < MIN_SLICES:
+        raise ScanError(Reason.TOO_FEW_SLICES, f"{len(places.depth)} at different places")
+    index = _indices(places.depth, gaps)
+    step, straightened = _step(places.positions, index, normal)
     between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
     affine = np.eye(4)
     affine[:3, 0] = row * between_columns
     affine[:3, 1] = column * between_rows
     affine[:3, 2] = step
-    affine[:3, 3] = positions[kept[0]]
-    return Stack(
-        slices=tuple(slices[n] for n in kept),
-        twins=tuple((k, slices[n]) for k, n in twins),
-        affine=LPS_TO_RAS @ affine,
-        flags=(Flag.AFFINE_ROUNDED,) if rounded or straightened else (),
-    )
+    affine[:3, 3] = places.positions[0]
+    kept, twins = _split_twins(slices, places, index)
+    flags = [Flag.AFFINE_ROUNDED] if rounded or straightened else []
+    flags += [Flag.GAPS_INTERPOLATED] if None in kept else []
+    flags += [Flag.ATTRIBUTES_CONTRADICT] if contradicts(slices[0].header, step, normal) else []
+    return Stack(kept, twins, LPS_TO_RAS @ affine, tuple(flags))
 
 
-def _check_alike(slices: Sequence[Slice]) -> None:
-    """Refuse what differs between slices and must not, or is missing."""
-    for one in slices:
-        reason = refusal(one.header)
-        if reason is not None:
-            detail = "tiles" if reason is Reason.MOSAIC else "frames"
-            raise ScanError(reason, f"its files hold several slices each, as {detail}")
-    _same(slices, lambda s: (s.header.rows, s.header.columns), Reason.SLICE_SIZE, "sizes")
+def check_alike(slices: Sequence[Slice]) -> None:
+    """Refuse what differs between slices and must not, or is missing.
+
+    Raises
+    ------
+    ScanError
+        By the code of the first thing that is wrong.
+    """
+    _same(slices, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
     cut = sum(s.header.pixels is None for s in slices)
     if cut:
         raise ScanError(Reason.TRUNCATED, f"{cut} of {len(slices)} files have no pixels")
@@ -106,7 +120,7 @@ def _check_alike(slices: Sequence[Slice]) -> None:
         Reason.FRAME_OF_REFERENCE,
         "frames of reference",
     )
-    lost = sum(not _is_placed(s) for s in slices)
+    lost = sum(not is_placed(s) for s in slices)
     if lost:
         detail = f"{lost} of {len(slices)} slices have no valid position or orientation"
         raise ScanError(Reason.NO_POSITION, detail)
@@ -128,19 +142,22 @@ def _same(
         raise ScanError(reason, f"{len(slices)} slices have {len(kinds)} {name}")
 
 
-def _is_placed(one: Slice) -> bool:
+def is_placed(one: Slice) -> bool:
+    """Whether a slice says where it lies and how it is turned."""
     numbers = (*(one.position or ()), *(one.orientation or ()))
     return len(numbers) == 9 and bool(np.isfinite(numbers).all())
 
 
-def _position(one: Slice) -> tuple[float, ...]:
-    return one.position or ()
-
-
-def _directions(
+def directions(
     slices: Sequence[Slice],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
-    """Return the unit vectors along a row and down a column, and whether they were rounded."""
+    """Return the unit vectors along a row and down a column, and whether they were rounded.
+
+    Raises
+    ------
+    ScanError
+        BAD_GEOMETRY if they are not at right angles.
+    """
     both = np.array(slices[0].orientation).reshape(2, 3)
     product = both @ both.T
     error = float(np.abs(product - np.eye(2)).max())
@@ -155,84 +172,122 @@ def _directions(
 
 
 def _split_twins(
-    slices: Sequence[Slice], depth: NDArray[np.float64], order: NDArray[np.intp]
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return one slice for each place, and (k, slice) of those that share a place with it."""
-    kept: list[int] = []
-    twins: list[tuple[int, int]] = []
-    for n in map(int, order):
-        if kept and depth[n] - depth[kept[-1]] <= SAME_PLACE_MM:
-            twins.append((len(kept) - 1, n))
+    slices: Sequence[Slice], places: Places, index: NDArray[np.intp]
+) -> tuple[tuple[Slice | None, ...], tuple[tuple[int, Slice], ...]]:
+    """Return one slice for each k, and (k, slice) of those that share a place with it."""
+    kept: list[Slice | None] = [None] * (int(index[-1]) + 1)
+    twins: list[tuple[int, Slice]] = []
+    for one, place in zip(slices, places.ids, strict=True):
+        k = int(index[place])
+        if kept[k] is None:
+            kept[k] = one
         else:
-            kept.append(n)
-    for k, n in twins:
-        if slices[n].phase[:7] != slices[kept[k]].phase[:7]:  # times and numbers change anyway
-            detail = f"{len(slices)} slices at {len(kept)} places, from several acquisitions"
-            raise ScanError(Reason.PHASES, detail)
-    return kept, twins
+            twins.append((k, one))
+    return tuple(kept), tuple(twins)
 
 
-def contradiction(stack: Stack) -> ScanError:
-    """Return the error for slices at one place that hold different pixels."""
-    places = len(stack.slices)
-    total = places + len(stack.twins)
-    if total % places == 0 and len({k for k, _ in stack.twins}) == places:
-        return ScanError(Reason.PHASES, f"{total // places} slices at each of {places} places")
-    detail = f"{len({k for k, _ in stack.twins})} places have several slices that differ"
-    return ScanError(Reason.DUPLICATE_SLICES, detail)
-
-
-def _check_steps(depth: NDArray[np.float64]) -> None:
-    """Refuse slices that are not equally spaced.
+def _indices(depth: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
+    """Return which k each place is; not every number is there where slices are missing.
 
     Parameters
     ----------
-    depth : (K,) array
+    depth : (P,) array
         Places along the normal in mm, ascending.
+    gaps : "refuse" or "interpolate"
+
+    Raises
+    ------
+    ScanError
+        SLICE_GAP or SPACING_CHANGES if the places are not equally spaced; BAD_GEOMETRY if slices
+        lie side by side.
     """
+    off, allowed = steps_off(depth)
+    if off <= allowed:
+        return np.arange(len(depth))
     steps = np.diff(depth)
-    regular = np.linspace(depth[0], depth[-1], len(depth))
     usual = float(np.median(steps))
-    allowed = min(JITTER_MM, JITTER_STEPS * usual)
-    if np.abs(depth - regular).max() <= allowed:
-        return
+    if steps.min() <= SAME_PLACE_MM:
+        raise ScanError(Reason.BAD_GEOMETRY, "slices lie side by side in one plane")
     seen = f"distances between slices go from {steps.min():.3f} to {steps.max():.3f} mm"
     multiples = np.rint(steps / usual)
     whole = np.abs(steps - multiples * usual) <= allowed * np.maximum(multiples, 1)
-    if whole.all() and multiples.min() >= 1:
-        missing = int((multiples - 1).sum())
+    if not (whole.all() and multiples.min() >= 1):
+        raise ScanError(Reason.SPACING_CHANGES, seen)
+    index = np.concatenate([[0], np.cumsum(multiples)])
+    missing = int(index[-1]) + 1 - len(depth)
+    even = depth[0] + index * (depth[-1] - depth[0]) / index[-1]
+    # More missing than there are would be made up, not filled in
+    if gaps == "refuse" or missing >= len(depth) or np.abs(depth - even).max() > allowed:
         raise ScanError(Reason.SLICE_GAP, f"{missing} missing slices: {seen}")
-    raise ScanError(Reason.SPACING_CHANGES, seen)
+    return index.astype(np.intp)
 
 
 def _step(
-    positions: NDArray[np.float64], normal: NDArray[np.float64]
+    positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], bool]:
     """Return the step from slice to slice, and whether rounding was taken out of it.
 
+    It is kept as it is, also where it leans: that is a tilted gantry, or slices cut at a slant.
+
     Parameters
     ----------
-    positions : (K, 3) array
+    positions : (P, 3) array
         Of the slices in order, LPS mm.
+    index : (P,) array
+        Which k each is.
     normal : (3,) array
         Unit normal of the slices.
 
     Raises
     ------
     ScanError
-        TILTED if the slices step sideways; BAD_GEOMETRY if they do so irregularly.
+        BAD_GEOMETRY if the slices step sideways irregularly.
     """
-    count = len(positions)
-    step = (positions[-1] - positions[0]) / (count - 1)
-    off = positions - positions[0] - np.outer(np.arange(count), step)
-    sideways = step - (step @ normal) * normal
-    length = float(np.linalg.norm(step))
-    drift = float(np.linalg.norm(sideways)) * (count - 1)
+    count = int(index[-1])
+    step = (positions[-1] - positions[0]) / count
+    off = positions - positions[0] - np.outer(index, step)
     if np.linalg.norm(off, axis=1).max() > 2 * JITTER_MM:
         raise ScanError(Reason.BAD_GEOMETRY, "the slices are shifted sideways irregularly")
-    if float(np.linalg.norm(sideways)) <= ORTHOGONAL * length:
+    along = (step @ normal) * normal
+    sideways = float(np.linalg.norm(step - along))
+    if sideways <= ORTHOGONAL * float(np.linalg.norm(step)):
         return step, False
-    if drift <= JITTER_MM:
-        return (step @ normal) * normal, True
-    degrees = float(np.degrees(np.arcsin(drift / (count - 1) / length)))
-    raise ScanError(Reason.TILTED, f"the slices lean by {degrees:.1f} degrees")
+    if sideways * count <= JITTER_MM:
+        return along, True
+    return step, False
+
+
+def contradiction(stack: Stack) -> ScanError:
+    """Return the error for slices at one place that hold different pixels."""
+    places, doubled = len(stack.real), {k for k, _ in stack.twins}
+    total = places + len(stack.twins)
+    if total % places == 0 and len(doubled) == places:
+        detail = (
+            f"{total // places} slices at each of {places} places, and nothing tells them apart"
+        )
+        return ScanError(Reason.PHASES, detail)
+    return ScanError(Reason.DUPLICATE_SLICES, f"{len(doubled)} places have slices that differ")
+
+
+def contradicts(header: Header, step: NDArray[np.float64], normal: NDArray[np.float64]) -> bool:
+    """Whether a header's words on tilt and spacing are not what the positions say.
+
+    SliceThickness is none of them: slices may overlap, or leave gaps.
+    """
+    along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
+    lean = float(np.degrees(np.arccos(min(along / length, 1.0))))
+    tilt, between = (_said(header, tag) for tag in (_TILT, _BETWEEN))
+    if tilt is not None and abs(abs(tilt) - lean) > TILT_DEGREES:
+        return True
+    if between is None or between == 0:
+        return False
+    # Some measure it along the normal, some along the table
+    return min(abs(abs(between) - d) / d for d in (along, length)) > SPACING_SHARE
+
+
+def _said(header: Header, tag: int) -> float | None:
+    try:
+        number = float(header.elements.text(tag))
+    except ValueError:
+        return None
+    return number if np.isfinite(number) else None

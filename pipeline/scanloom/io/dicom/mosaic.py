@@ -1,0 +1,110 @@
+"""Siemens mosaics: a file of one plane that holds a whole volume as tiles."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.headers import Header, quiet
+from scanloom.io.dicom.slices import Slice, Tile, single_slice
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+MOST_TILES = 4096
+"""Of one mosaic; scanners make some tens."""
+_BETWEEN = 0x00180088
+_SAME_DIRECTION = 1e-3
+"""Difference of cosines between SliceNormalVector and the normal: both have some digits only."""
+
+
+def is_mosaic(header: Header) -> bool:
+    """Whether ImageType says that the file holds tiles."""
+    return "MOSAIC" in header.image_type
+
+
+def mosaic_slices(header: Header) -> list[Slice]:
+    """Return the tiles of a mosaic, each as a slice where it lies.
+
+    How many there are, and on which side of the first the others lie, is said by Siemens' own
+    header (CSA). ImagePositionPatient is that of the first pixel if the whole plane were one
+    slice around the same centre: the first tile begins half the rest further in.
+
+    Raises
+    ------
+    ScanError
+        MOSAIC where Siemens' header is missing or can't be read; NO_POSITION or BAD_GEOMETRY.
+    """
+    whole = single_slice(header)
+    if not (header.position and header.orientation and header.spacing):
+        raise ScanError(Reason.NO_POSITION, "a mosaic has no position, orientation or spacing")
+    count, normal = _csa(header.read_dataset())
+    row, column = np.array(header.orientation).reshape(2, 3)
+    if np.abs(np.abs(normal @ np.cross(row, column)) - 1) > _SAME_DIRECTION:
+        raise ScanError(Reason.BAD_GEOMETRY, "the normal of a mosaic is not that of its rows")
+    step = _distance(header) * normal
+    across = math.ceil(math.sqrt(count))
+    rows, columns = header.rows // across, header.columns // across
+    if not rows * across == header.rows or not columns * across == header.columns:
+        raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a mosaic")
+    between_rows, between_columns = header.spacing
+    first = np.array(header.position)
+    first = first + row * between_columns * (header.columns - columns) / 2
+    first = first + column * between_rows * (header.rows - rows) / 2
+    return [
+        replace(
+            whole,
+            position=tuple(map(float, first + n * step)),
+            tile=Tile(n // across * rows, n % across * columns, rows, columns),
+        )
+        for n in range(count)
+    ]
+
+
+def _csa(dataset: Dataset) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return the number of tiles and the direction from tile to tile, LPS."""
+    try:
+        with quiet():
+            from nibabel.nicom import csareader
+
+            csa = csareader.get_csa_header(dataset, "image")
+            count = _only(csa["tags"]["NumberOfImagesInMosaic"]["items"], 1)[0]
+            normal = _only(csa["tags"]["SliceNormalVector"]["items"], 3)
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as exc:
+        detail = f"its tiles can't be told apart ({type(exc).__name__})"
+        raise ScanError(Reason.MOSAIC, detail) from exc
+    if not (1 <= count <= MOST_TILES and np.isfinite(normal).all()):
+        raise ScanError(Reason.MOSAIC, "its tiles can't be told apart")
+    return int(count), np.array(normal)
+
+
+def _only(items: Sequence[Any], count: int) -> list[float]:
+    numbers = [float(item) for item in items if item != ""]
+    if len(numbers) != count:
+        raise ValueError("another number of values")
+    return numbers
+
+
+def _distance(header: Header) -> float:
+    text = header.elements.text(_BETWEEN)
+    try:
+        distance = float(text)
+    except ValueError:
+        distance = math.nan
+    if not (math.isfinite(distance) and distance > 0):
+        raise ScanError(Reason.BAD_GEOMETRY, "a mosaic does not say how far its slices are apart")
+    return distance

@@ -1,0 +1,214 @@
+"""The frames of multi-frame objects as slices: what stands in functional groups, or in vectors.
+
+A frame's group decides, else the group that all frames share, else the object itself (DICOM PS3.3
+C.7.6.16). The order of frames says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.headers import Header, quiet
+from scanloom.io.dicom.nuclear import vector_slices
+from scanloom.io.dicom.slices import Slice, doubles, header_phase, in_hounsfield, plain_text
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+_SHARED, _PER_FRAME = 0x52009229, 0x52009230
+_GROUPS = (
+    0x00209170,  # UnassignedSharedConvertedAttributesSequence
+    0x00209171,  # UnassignedPerFrameConvertedAttributesSequence
+    0x00209111,  # FrameContentSequence
+    0x00209113,  # PlanePositionSequence
+    0x00209116,  # PlaneOrientationSequence
+    0x00289110,  # PixelMeasuresSequence
+    0x00289145,  # PixelValueTransformationSequence
+    0x00189329,  # CTImageFrameTypeSequence
+    0x00189226,  # MRImageFrameTypeSequence
+    0x00189751,  # PETFrameTypeSequence
+    0x00189114,  # MREchoSequence
+    0x00189117,  # MRDiffusionSequence
+    0x00189118,  # CardiacSynchronizationSequence
+    0x00209310,  # TemporalPositionSequence
+)
+"""Groups (PS3.3 C.7.6.16.2) of which something is used; later ones win over earlier ones."""
+_INNER = (0x00189076,)
+"""DiffusionGradientDirectionSequence, within MRDiffusionSequence."""
+
+_POSITION, _ORIENTATION, _SPACING = 0x00200032, 0x00200037, 0x00280030
+_INTERCEPT, _SLOPE, _RESCALE_TYPE = 0x00281052, 0x00281053, 0x00281054
+_FRAME_TYPE = 0x00089007
+_TEXTS = {
+    "StackID": 0x00209056,
+    "EchoTime": 0x00180081,
+    "EchoNumbers": 0x00180086,
+    "AcquisitionNumber": 0x00200012,
+    "TemporalPositionIdentifier": 0x00200100,
+    "TriggerTime": 0x00181060,
+    "AcquisitionTime": 0x00189074,  # FrameAcquisitionDateTime
+    "ImageType": _FRAME_TYPE,
+}
+_DOUBLES = {
+    "EchoTime": 0x00189082,  # EffectiveEchoTime
+    "DiffusionBValue": 0x00189087,
+    "DiffusionGradientOrientation": 0x00189089,
+    "TriggerTime": 0x00209153,  # NominalCardiacTriggerDelayTime
+    "TemporalPositionTimeOffset": 0x0020930D,
+}
+_WHOLES = {
+    "AcquisitionNumber": 0x00209156,  # FrameAcquisitionNumber
+    "TemporalPositionIdentifier": 0x00209128,  # TemporalPositionIndex
+}
+_INDICES = 0x00209157
+_IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113)
+"""Dimensions along which places change: position in stack, position, location."""
+
+_CONCATENATION, _PARTS = 0x00209161, 0x00209163
+
+Attributes = Mapping[int, bytes]
+
+
+def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
+    """Return the frames of the multi-frame objects of a series, localisers left out.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if the number of frames is not that of the groups; TRUNCATED where parts of a
+        concatenation are missing.
+    """
+    slices: list[Slice] = []
+    parts: dict[bytes, list[int]] = defaultdict(list)
+    for header in headers:
+        dataset = header.read_dataset()
+        try:
+            with quiet():
+                slices += _frames(header, dataset)
+                uid = _raw(dataset, _CONCATENATION).strip(b" \0")
+                if uid:
+                    parts[uid].append(_whole(header, _raw(dataset, _PARTS)))
+        except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as exc:
+            detail = f"the functional groups can't be parsed ({type(exc).__name__})"
+            raise ScanError(Reason.DAMAGED, detail) from exc
+    for totals in parts.values():  # PS3.3 C.7.6.16.1
+        if max(totals) > len(totals):
+            detail = f"{len(totals)} of the {max(totals)} parts of a concatenation"
+            raise ScanError(Reason.TRUNCATED, detail)
+    return slices
+
+
+def _frames(header: Header, dataset: Dataset) -> list[Slice]:
+    """Return the frames of one object."""
+    groups = _items(dataset, _PER_FRAME)
+    if not groups:
+        return vector_slices(header, dataset)
+    if len(groups) != header.frames:
+        raise ScanError(Reason.DAMAGED, f"{header.frames} frames, and groups for {len(groups)}")
+    shared = _attributes(_items(dataset, _SHARED)[:1])
+    others = _other_dimensions(dataset)
+    slices = [
+        _slice(header, n, shared | _attributes([group]), others) for n, group in enumerate(groups)
+    ]
+    return [s for s in slices if "LOCALIZER" not in s.phase.get("ImageType", "").split("\\")[2:]]
+
+
+def _slice(header: Header, n: int, attributes: Attributes, others: Sequence[int]) -> Slice:
+    """Return one frame; `others` are the dimensions that are no places."""
+    slope, intercept = (_number(attributes, tag) for tag in (_SLOPE, _INTERCEPT))
+    kind = plain_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
+    given = slope is not None or intercept is not None or header.rescale_given
+    return Slice(
+        header=header,
+        frame=n,
+        position=_numbers(attributes.get(_POSITION, b""), 3),
+        orientation=_numbers(attributes.get(_ORIENTATION, b""), 6) or header.orientation,
+        spacing=_numbers(attributes.get(_SPACING, b""), 2) or header.spacing,
+        slope=header.slope if slope is None else slope,
+        intercept=header.intercept if intercept is None else intercept,
+        hounsfield=in_hounsfield(header, given, kind),
+        phase=_phase(header, attributes, others),
+        multiframe=True,
+    )
+
+
+def _phase(header: Header, attributes: Attributes, others: Sequence[int]) -> dict[str, str]:
+    little = header.elements.little
+    found = {}
+    for name, tag in _TEXTS.items():
+        found[name] = plain_text(attributes.get(tag, b""))
+    for name, tag in _DOUBLES.items():
+        found[name] = doubles(attributes.get(tag, b""), little=little) or found.get(name, "")
+    for name, tag in _WHOLES.items():
+        if tag in attributes:
+            found[name] = str(_whole(header, attributes[tag]))
+    raw = attributes.get(_INDICES, b"")
+    indices = [_whole(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
+    found["DimensionIndexValues"] = "\\".join(str(indices[n]) for n in others if n < len(indices))
+    return header_phase(header) | {name: value for name, value in found.items() if value}
+
+
+def _whole(header: Header, raw: bytes) -> int:
+    return int.from_bytes(raw, "little" if header.elements.little else "big")
+
+
+def _other_dimensions(dataset: Dataset) -> list[int]:
+    """Return which of DimensionIndexValues count something else than places."""
+    others = []
+    for n, item in enumerate(_items(dataset, 0x00209222)):
+        pointer = item.get("DimensionIndexPointer")
+        if pointer is not None and int(pointer) not in _IN_STACK:
+            others.append(n)
+    return others
+
+
+def _attributes(groups: Iterable[Dataset]) -> dict[int, bytes]:
+    """Return all values in the groups that are used, as bytes."""
+    found: dict[int, bytes] = {}
+    for group in groups:
+        for tag in _GROUPS:
+            for item in _items(group, tag)[:1]:
+                found |= _leaves(item)
+                for inner in _INNER:
+                    for deeper in _items(item, inner)[:1]:
+                        found |= _leaves(deeper)
+    return found
+
+
+def _leaves(item: Dataset) -> dict[int, bytes]:
+    return {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118
+
+
+def _items(dataset: Dataset, tag: int) -> list[Dataset]:
+    if tag not in dataset:
+        return []
+    value = dataset[tag].value
+    return list(value) if value else []
+
+
+def _raw(dataset: Dataset, tag: int) -> bytes:
+    """Return the bytes of a value, unconverted; nothing for sequences."""
+    if tag not in dataset:
+        return b""
+    value: Any = dataset.get_item(tag).value
+    return value if isinstance(value, bytes) else b""
+
+
+def _numbers(raw: bytes, count: int) -> tuple[float, ...] | None:
+    if not raw.strip(b" \0"):
+        return None
+    try:
+        numbers = tuple(float(part) for part in plain_text(raw).split("\\"))
+    except ValueError:
+        numbers = ()
+    # What is there and makes no sense is not to be replaced by what stands elsewhere
+    return numbers if len(numbers) == count else (math.nan,) * count
+
+
+def _number(attributes: Attributes, tag: int) -> float | None:
+    found = _numbers(attributes.get(tag, b""), 1)
+    return found[0] if found else None

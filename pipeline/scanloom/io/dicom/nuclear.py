@@ -1,0 +1,99 @@
+"""Multi-frame objects without functional groups: nuclear medicine counts its frames in vectors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.slices import Slice, plain_text, single_slice
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+_DETECTORS, _SLICES, _BETWEEN = 0x00540022, 0x00540080, 0x00180088
+_POSITION, _ORIENTATION = 0x00200032, 0x00200037
+_VECTORS = {
+    "EnergyWindowVector": 0x00540010,
+    "DetectorVector": 0x00540020,
+    "PhaseVector": 0x00540030,
+    "RRIntervalVector": 0x00540060,
+    "TimeSlotVector": 0x00540070,
+    "TimeSliceVector": 0x00540100,
+}
+
+
+def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
+    """Return the frames of an object that has no functional groups.
+
+    Reconstructed slices lie one behind the other (DICOM PS3.3 C.8.4.15): the first one's place is
+    that of the detector, SpacingBetweenSlices with its sign goes along the normal, and SliceVector
+    says which frame is which slice. Where this is not given, the frames have no position.
+
+    Parameters
+    ----------
+    header : Header
+        Of the object.
+    dataset : Dataset
+        Its elements.
+    """
+    whole = single_slice(header)
+    lost = replace(whole, position=None, multiframe=header.frames > 1)
+    vectors = {name: _vector(header, dataset, tag) for name, tag in _VECTORS.items()}
+    depths = _vector(header, dataset, _SLICES)
+    if header.frames == 1 and not depths:
+        return [whole]
+    position, orientation = _first_place(header, dataset)
+    between = _numbers(_raw(dataset, _BETWEEN))
+    if len(depths) != header.frames or not (position and orientation and len(between) == 1):
+        return [replace(lost, frame=n) for n in range(max(header.frames, 1))]
+    normal = np.cross(orientation[:3], orientation[3:])
+    return [
+        replace(
+            lost,
+            frame=n,
+            position=tuple(map(float, np.array(position) + (depth - 1) * between[0] * normal)),
+            orientation=orientation,
+            phase=dict(whole.phase)
+            | {name: str(v[n]) for name, v in vectors.items() if len(v) == header.frames},
+        )
+        for n, depth in enumerate(depths)
+    ]
+
+
+def _first_place(
+    header: Header, dataset: Dataset
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Return position and orientation of the first slice, of the one detector that has them."""
+    detectors = dataset[_DETECTORS].value if _DETECTORS in dataset else None
+    if not detectors:
+        return header.position, header.orientation
+    if len(detectors) > 1:
+        return None, None
+    position, orientation = (_numbers(_raw(detectors[0], t)) for t in (_POSITION, _ORIENTATION))
+    return (
+        position if len(position) == 3 else header.position,
+        orientation if len(orientation) == 6 else header.orientation,
+    )
+
+
+def _vector(header: Header, dataset: Dataset, tag: int) -> list[int]:
+    raw = _raw(dataset, tag)
+    kind = "<u2" if header.elements.little else ">u2"
+    return [int(v) for v in np.frombuffer(raw[: len(raw) // 2 * 2], kind)]
+
+
+def _raw(dataset: Dataset, tag: int) -> bytes:
+    value = dataset.get_item(tag).value if tag in dataset else b""
+    return value if isinstance(value, bytes) else b""
+
+
+def _numbers(raw: bytes) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in plain_text(raw).split("\\"))
+    except ValueError:
+        return ()
+    return numbers if all(map(math.isfinite, numbers)) else ()
