@@ -1,0 +1,196 @@
+"""A canary name in every text field and every file name: found nowhere but where it may stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from canaries import CANARY, REFUSED, USED, birds, contents
+from commands import Ended, scanloom_process, write_tiny_bundle
+
+SCANS = {maker.__name__: f"{n:02d}" for n, maker in enumerate((*USED, *REFUSED), 1)}
+UID = re.compile(rb"\d\.(\d+\.){2,}\d{5,}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where scans, model, key and results lie."""
+
+    folder: Path
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    def scan(self, name: str) -> Path:
+        return self.folder / "scans" / SCANS[name]
+
+    def run(self, command: str, *arguments: str | Path) -> Ended:
+        key = {"SCANLOOM_KEY": str(self.folder / "key"), "COLUMNS": "200"}
+        return scanloom_process(command, *arguments, environment=key)
+
+    def segment(self, *arguments: str | Path, out: Path | None = None) -> Ended:
+        model = self.folder / "models" / "tiny"
+        return self.run("segment", *arguments, "--model", model, "--out", out or self.out)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    place = Place(tmp_path_factory.mktemp("birds"))
+    write_tiny_bundle(place.folder / "models")
+    for maker in (*USED, *REFUSED):
+        maker(place.scan(maker.__name__))
+    return place
+
+
+@pytest.fixture(scope="module")
+def segmented(place: Place) -> Ended:
+    """All scans in one run, with --json."""
+    return place.segment(*map(place.scan, SCANS), "--json", "--output", "image")
+
+
+def told(ended: Ended) -> bytes:
+    return (ended.out + ended.err).encode()
+
+
+def results(out: Path) -> Iterator[Path]:
+    """Give all files and folders of OUT but what lies in `dicom/` and `private/`."""
+    for path in sorted(out.rglob("*")):
+        if not {"dicom", "private"} & set(path.relative_to(out).parts[:-1]):
+            yield path
+
+
+def assert_clean(out: Path) -> None:
+    seen = 0
+    for path in results(out):
+        assert not birds(os.fsencode(path.relative_to(out))), path
+        for content in contents(path) if path.is_file() else ():
+            assert not birds(content), path
+            assert not UID.search(content), path
+            seen += 1
+    assert seen > 20
+
+
+def test_the_search_finds_birds_where_they_may_stand(place: Place, segmented: Ended) -> None:
+    """A control: what follows can fail."""
+    assert len(birds(CANARY.encode())) == len(birds(CANARY.encode("utf-16-be"))) + 0 > 0
+    [seg] = {next(place.out.glob("cases/*/dicom/segmentation.dcm"))}
+    assert birds(seg.read_bytes())
+    assert UID.search(seg.read_bytes())
+    crosswalk = list(contents(place.out / "private" / "crosswalk.parquet"))
+    assert birds(crosswalk[1])
+
+
+def test_each_scan_ends_as_it_should(segmented: Ended) -> None:
+    """The codes are printed; which one each is, the readers' own tests know."""
+    outcomes = [case["outcome"] for case in segmented.document["cases"]]
+    reasons = [case["reason"] and case["reason"]["code"] for case in segmented.document["cases"]]
+
+    print(dict(zip(SCANS, reasons, strict=True)))
+    assert segmented.code == 1, segmented.err
+    assert outcomes[: len(USED)] == ["used"] * len(USED), reasons
+    assert len({reason for reason in reasons if reason}) > 8
+    assert "INTERNAL" not in reasons
+
+
+def test_nothing_is_told_in_json(segmented: Ended) -> None:
+    assert not birds(told(segmented)), segmented.err
+    assert not UID.search(told(segmented))
+
+
+def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) -> None:
+    assert len(list((place.out / "failed").iterdir())) > 5
+    assert_clean(place.out)
+
+
+def test_nothing_is_told_to_a_terminal(place: Place, segmented: Ended) -> None:
+    ended = place.segment(*map(place.scan, SCANS), "--output", "image")
+
+    assert ended.err.count("scans/") >= len(REFUSED) - 4  # each is told by the path that was typed
+    assert not birds(told(ended)), ended.err
+
+
+def test_nothing_is_told_with_debug(place: Place, segmented: Ended, tmp_path: Path) -> None:
+    """With every library's warning and error on the way."""
+    ended = place.segment(*map(place.scan, SCANS), "--debug", out=tmp_path / "out")
+
+    assert ended.err.count("Traceback") > 8
+    assert not birds(told(ended)), ended.err
+    assert_clean(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "options"), [("broken_lengths", ["--debug"]), ("several", [])])
+def test_a_single_scan_that_is_refused(
+    name: str, options: list[str], place: Place, tmp_path: Path
+) -> None:
+    ended = place.segment(place.scan(name), *options, out=tmp_path / "out")
+
+    assert ended.code == 65
+    assert not birds(told(ended)), ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_that_was_typed_stays_on_the_terminal(place: Place, tmp_path: Path) -> None:
+    """It is echoed to whoever typed it, and written into no file."""
+    [study] = place.scan("plain").iterdir()
+    [series] = place.scan("several").glob("* a")
+    [broken] = place.scan("nifti_cut").iterdir()
+    ended = place.segment(study, broken, series, "--debug", "--json", out=tmp_path / "out")
+
+    text = ended.out + ended.err
+    for path in (study, broken, series):
+        assert str(path) in text
+        text = text.replace(str(path), "").replace(f"{path.name}:", "")
+    assert not birds(text.encode()), text
+    assert_clean(tmp_path / "out")
+
+
+def test_models_that_are_none(place: Place, tmp_path: Path) -> None:
+    """A folder of scans given as a model by mistake."""
+    for wrong in ("plain", "nifti_image", "no_images"):
+        ended = place.run(
+            *("segment", place.scan("plain"), "--model", place.scan(wrong)),
+            *("--out", tmp_path / "out", "--debug", "--json"),
+        )
+        assert ended.code == 65
+        assert not birds(told(ended)), ended.err
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_holder_of_the_key_gets_the_bird_back(
+    place: Place, segmented: Ended, tmp_path: Path
+) -> None:
+    ids = [case["case"] for case in segmented.document["cases"] if case["case"]]
+    found = place.run("where", *ids, "--out", place.out, "--json")
+
+    assert found.code == 0, found.err
+    sources = {source["id"]: source for source in found.document["sources"]}
+    for case in segmented.document["cases"]:
+        if case["case"]:
+            assert Path(sources[case["case"]]["path"]).is_relative_to(case["path"])
+    names = [source["patient_name"] for source in sources.values() if source["kind"] == "dicom"]
+    assert names.count(CANARY) > 8
+
+    table = tmp_path / "table.csv"
+    table.write_text("case\n" + "\n".join(ids) + "\n")
+    joined = place.run("join", table, "--out", place.out)
+    assert joined.code == 0, joined.err
+    assert joined.out.count(CANARY) >= len(ids)
+
+
+def test_another_key_gets_nothing(place: Place, segmented: Ended, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"x" * 32)
+    (tmp_path / "table.csv").write_text("case\nabc\n")
+    case_id = json.loads(segmented.out)["cases"][0]["case"]
+    for command in (("where", case_id), ("join", str(tmp_path / "table.csv"))):
+        arguments = [*command, "--out", place.out, "--key", tmp_path / "key", "--debug"]
+        ended = scanloom_process(*arguments)
+        assert ended.code == 65
+        assert "KEY_OTHER" in ended.err
+        assert not birds(told(ended))
