@@ -105,6 +105,8 @@ def _gives_result(network: nn.Module, window: torch.Tensor) -> str | None:
         for name, module in network.named_modules()
         if _is_matrix(module)
     ]
+    if not watched:
+        return None  # and the network need not be followed
     result = network(window)
     for hook in watched:
         hook.remove()

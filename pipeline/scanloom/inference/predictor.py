@@ -17,6 +17,7 @@ from scanloom.inference.device import (
     is_out_of_memory,
     same_bytes,
 )
+from scanloom.inference.ends import Ends
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.head import take_off
 from scanloom.inference.intensity import apply_steps
@@ -76,9 +77,10 @@ class Predictor:
         network = build_network(card.network)
         load_weights(network, card.weights)
         self._head = take_off(network, card.network, card.window.size)
-        self._network = network.to(self.device.device, self.precision.dtype)
         if self.precision.dtype is torch.bfloat16:
-            _channels_last(self._network)
+            self._network: torch.nn.Module = Ends(network, card.network)
+        else:
+            self._network = network.to(self.device.device, self.precision.dtype)
         if card.restore == "scores":  # compiled now, not in the midst of the first scan
             choose_way(card.decision, card.n_outputs, self.device.device)
 
@@ -204,10 +206,11 @@ class Predictor:
         """Yield the network's scores; tell if fewer windows had to do, or were passed over."""
         image, seen = images
         budget, batch = rung.budget, BatchSize(rung.budget.windows)
+        mixed = rung.dtype is torch.bfloat16  # takes and gives float32, on the CPU alone
         slider = Slider(
-            network=self._network.to(rung.device, rung.dtype),
+            network=self._network if mixed else self._network.to(rung.device, rung.dtype),
             window=self.card.window,
-            dtype=rung.dtype,
+            dtype=torch.float32 if mixed else rung.dtype,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
@@ -243,13 +246,6 @@ class Predictor:
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
         return Segmentation(self.name, tuple(layers), volume.grid, self.card.version)
-
-
-def _channels_last(network: torch.nn.Module) -> None:
-    """Let channels stand side by side in memory, as units for bfloat16 want them."""
-    for values in network.parameters():
-        if values.ndim == 5:
-            values.data = values.data.contiguous(memory_format=torch.channels_last_3d)
 
 
 def _only(labels: Labels, numbers: set[int]) -> Labels:
