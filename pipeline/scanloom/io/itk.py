@@ -113,7 +113,7 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
     )
     affine, flags = _affine(header, shape, orientation)
     data = _data_path(files[0], header)
-    if tuple(files) != ((files[0],) if data == files[0] else (files[0], data)):
+    if any(file not in (files[0], data) for file in files):
         raise damaged("its header names another data file than before")
     with foreign_errors("the image"):
         layout = _layout(header, data, shape, volumes, phase or 0)
@@ -147,7 +147,7 @@ def _data_path(path: Path, header: TextHeader) -> Path:
     try:
         inside = data.resolve().is_relative_to(path.parent.resolve())
         found = inside and data.is_file()
-    except (OSError, ValueError) as exc:  # too long a name, a zero in it, links in a circle
+    except (OSError, RuntimeError, ValueError) as exc:  # too long, a zero in it, links in a circle
         raise damaged("its header names a data file that can't be") from exc
     if not inside:
         raise damaged("its header names a data file in another folder")

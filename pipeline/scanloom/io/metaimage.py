@@ -198,4 +198,4 @@ def _place(
     if np.any(directions[3:, :3]) or np.any(directions[:3, 3:]):
         raise ScanError(Reason.BAD_GEOMETRY, "its axes of space do not lie in space")
     columns = directions[:3, :3] * spacing[:3]
-    return LPS_TO_RAS @ affine_of(columns, origin[:3]), np.abs(spacing[:3])
+    return affine_of(columns, origin[:3], LPS_TO_RAS), np.abs(spacing[:3])

@@ -183,6 +183,8 @@ def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> L
         raise ScanError(Reason.FOUR_D, f"{volumes} volumes from 0, number {phase} was asked for")
     dtype = _dtype(header)
     paired = header["magic"].item() in (b"ni1", b"ni2")
+    if len(files) < 2:
+        files = nifti_files(files[0])
     if paired and len(files) < 2:
         raise ScanError(Reason.NOT_FOUND, "the .img file beside the .hdr is missing")
     offset = float(header["vox_offset"])
@@ -301,10 +303,10 @@ def _affine(
         spacing = np.abs(np.asarray(header["pixdim"][1:4], dtype=np.float64)) * to_mm
         affine = affine_from_codes(orientation, spacing, shape)
         return affine, (Flag.ORIENTATION_GIVEN,)
+    affine, flags = straighten(affine, shape)
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     if to_mm != 1 and not (_VOXEL_MM[0] <= spacing.min() <= spacing.max() <= _VOXEL_MM[1]):
         raise ScanError(Reason.BAD_GEOMETRY, "in its unit of length, its voxels are no scan's")
-    affine, flags = straighten(affine, shape)
     return affine, (Flag.FORMS_DISAGREE, *flags) if differ else flags
 
 
@@ -313,5 +315,6 @@ def _apart(
 ) -> bool:
     """Whether two affines place a corner of the volume differently."""
     corners = np.array(list(itertools.product(*((0, n - 1) for n in shape), [1])))
-    far = np.linalg.norm((corners @ (one - other).T)[:, :3], axis=1).max()
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = np.linalg.norm((corners @ (one - other).T)[:, :3], axis=1).max()
     return not far <= FORMS_DISAGREE_MM

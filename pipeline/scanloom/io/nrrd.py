@@ -98,12 +98,14 @@ _CODINGS: dict[str, Coding] = {
 }
 
 _TO_RAS = {
-    "right-anterior-superior": np.eye(4),
-    "left-anterior-superior": np.diag([-1.0, 1.0, 1.0, 1.0]),
+    "right-anterior-superior": np.ones(3),
+    "left-anterior-superior": np.array([-1.0, 1.0, 1.0]),
     "left-posterior-superior": LPS_TO_RAS,
 }
-_SPACES = {name: matrix for long, matrix in _TO_RAS.items() for name in (long, f"{long}-time")}
-_SPACES |= {"".join(w[0] for w in name.split("-")): m for name, m in _SPACES.items()}  # ras, rast
+_SPACES = {name: signs for long, signs in _TO_RAS.items() for name in (long, f"{long}-time")}
+_SPACES |= {
+    "".join(word[0] for word in name.split("-")): s for name, s in _SPACES.items()
+}  # ras, rast
 
 _SPACE_KINDS = ("domain", "space", "???", "none")
 _SERIES_KINDS = ("list", "time", "stub", "scalar")
@@ -272,11 +274,12 @@ def _place(
     if len(vectors[0]) not in (3, 4) or any(any(vector[3:]) for vector in vectors):
         raise ScanError(Reason.BAD_GEOMETRY, "its axes of space do not lie in space")
     columns = np.array(vectors)[:, :3].T
-    spacing = np.linalg.norm(columns, axis=0)
+    with np.errstate(over="ignore"):
+        spacing = np.linalg.norm(columns, axis=0)
     to_ras = _SPACES.get(fields.get("space", "").lower())
     if to_ras is None:
         return None, spacing
-    return to_ras @ affine_of(columns, _origin(fields)), spacing
+    return affine_of(columns, _origin(fields), to_ras), spacing
 
 
 def _origin(fields: dict[str, str]) -> NDArray[np.float64]:

@@ -14,6 +14,9 @@ from scanloom.core.volume import Unit
 MIN_VOXELS = 3
 """Along each axis: as for slices, two of them are no volume."""
 
+FARTHEST = 1e9
+"""mm: a thousand kilometres. What is farther is damage, and would overflow."""
+
 SINGLE = 1e-6
 """Largest cosine between two axes that the rounding of float32 leaves: no reason to change them."""
 
@@ -48,6 +51,8 @@ def affine_from_codes(
 
     Raises
     ------
+    ScanError
+        BAD_GEOMETRY if the spacing is no length.
     ValueError
         If `codes` does not name each axis of the patient once.
     """
@@ -55,6 +60,8 @@ def affine_from_codes(
     known = [pair for pair in pairs if pair is not None]
     if len(pairs) != 3 or sorted(axis for axis, _ in known) != [0, 1, 2]:
         raise ValueError(f"orientation is three letters such as 'RAS' or 'LPS', got {codes!r}")
+    if not ((spacing > 0) & (spacing <= FARTHEST)).all():
+        raise ScanError(Reason.BAD_GEOMETRY, "its voxel size can't be")
     affine = np.zeros((4, 4))
     affine[3, 3] = 1
     for n, (axis, sign) in enumerate(known):
@@ -80,9 +87,16 @@ def straighten(
         The nearest affine with right angles (polar decomposition), with the same spacing and the
         same middle, and AFFINE_ROUNDED; or the affine as it is, where it is as good as single
         precision can say (`SINGLE`), or leans by more than `core.grid.ORTHOGONAL`: a shear.
+
+    Raises
+    ------
+    ScanError
+        BAD_GEOMETRY if a number is not finite, or farther than `FARTHEST`.
     """
+    if not np.abs(affine).max() <= FARTHEST:  # NaN is not
+        raise ScanError(Reason.BAD_GEOMETRY, "a position or direction is no number of mm")
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
-    if not np.isfinite(affine).all() or lengths.min() == 0:
+    if lengths.min() == 0:
         return affine, ()  # Grid says what is wrong with it
     directions = affine[:3, :3] / lengths
     leaning = np.abs(directions.T @ directions - np.eye(3)).max()

@@ -15,7 +15,8 @@ from scanloom.io.voxels import Coding
 HEADER_LIMIT = 1 << 20
 """Bytes of a header: those with a table of segments or gradients have some 100 kB."""
 
-LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+LPS_TO_RAS = np.array([-1.0, -1.0, 1.0])
+"""Signs of the patient axes."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _FLOAT = re.compile(
@@ -89,9 +90,14 @@ def floats(text: str, what: str, count: int | None = None) -> tuple[float, ...]:
     return tuple(float(word) for word in words)
 
 
-def affine_of(columns: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the affine with these steps along its axes, one a column."""
+def affine_of(
+    columns: NDArray[np.float64], origin: NDArray[np.float64], to_ras: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the affine to RAS mm with these steps along its axes, one a column.
+
+    `to_ras` holds the signs that lead from the header's patient axes to RAS.
+    """
     affine = np.eye(4)
-    affine[:3, :3] = columns
-    affine[:3, 3] = origin
+    affine[:3, :3] = columns * to_ras[:, None]
+    affine[:3, 3] = origin * to_ras
     return affine
