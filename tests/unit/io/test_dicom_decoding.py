@@ -1,0 +1,453 @@
+"""Samples come out of every transfer syntax, fragmentation and number of bits as they went in."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import pydicom
+import pytest
+from pydicom import Dataset
+from pydicom.encaps import encapsulate, encapsulate_extended, fragment_frame
+from pydicom.pixels.encoders import RLELosslessEncoder
+
+from dicom_maker import Coding, noise, write_series
+from scanloom.core import ScanError
+from scanloom.io.dicom import pixels
+from scanloom.io.dicom.headers import Header, read_headers
+from scanloom.io.dicom.pixels import read_into, read_values, same_content
+from scanloom.io.dicom.planes import stored_dtype
+from scanloom.io.dicom.slices import single_slice
+
+JPEG = "1.2.840.10008.1.2.4."
+EXPLICIT = "1.2.840.10008.1.2.1"
+BIG = "1.2.840.10008.1.2.2"
+RLE = "1.2.840.10008.1.2.5"
+DEFLATED = EXPLICIT + ".99"
+DEFLATED_FRAMES = "1.2.840.10008.1.2.8.1"
+ENCAPSULATED = EXPLICIT + ".98"
+SHAPE = (19, 23)
+
+
+def smooth(count: int, bits: int, signed: bool = False) -> np.ndarray:
+    """Return frames that use all bits; lossy codecs come near them."""
+    rows, columns = np.indices(SHAPE)
+    values = [(rows * 3 + columns * 5 + 7 * k) / 220 * (2**bits - 1) for k in range(count)]
+    kind = next(n for n in (8, 16, 32) if bits <= n)
+    low = 2 ** (bits - 1) if signed else 0
+    return (np.array(values).clip(0, 2**bits - 1).astype(np.int64) - low).astype(
+        f"<{'i' if signed else 'u'}{kind // 8}"
+    )
+
+
+def encoded(frame: np.ndarray, syntax: str, bits: int) -> bytes:
+    """Encode by another program's encoder than the decoder that reads it, where there is one."""
+    plain = frame.view(f"<u{frame.itemsize}")
+    if syntax == RLE:
+        return RLELosslessEncoder.encode(
+            frame.tobytes(),
+            rows=frame.shape[0],
+            columns=frame.shape[1],
+            samples_per_pixel=1,
+            bits_allocated=8 * frame.itemsize,
+            bits_stored=8 * frame.itemsize,
+            pixel_representation=0,
+            number_of_frames=1,
+            photometric_interpretation="MONOCHROME2",
+        )
+    if syntax == DEFLATED_FRAMES:
+        state = zlib.compressobj(wbits=-15)
+        return state.compress(frame.tobytes()) + state.flush()
+    if syntax == ENCAPSULATED:
+        return frame.tobytes()
+    name = syntax.removeprefix(JPEG)
+    if name in ("50", "51"):
+        return imagecodecs.jpeg8_encode(plain, level=99, bitspersample=max(8, bits))
+    if name in ("57", "70"):
+        return imagecodecs.ljpeg_encode(plain)
+    if name in ("80", "81"):
+        return imagecodecs.jpegls_encode(plain, level=2 if name == "81" else 0)
+    if name in ("90", "91"):
+        return imagecodecs.jpeg2k_encode(frame, codecformat="j2k", reversible=True, level=0)
+    return imagecodecs.htj2k_encode(frame)
+
+
+CASES = [
+    (RLE, 8, False, 0),
+    (RLE, 16, True, 0),
+    (RLE, 32, False, 0),
+    (DEFLATED_FRAMES, 16, True, 0),
+    (ENCAPSULATED, 16, False, 0),
+    (JPEG + "50", 8, False, 4),
+    (JPEG + "51", 12, False, 8),
+    (JPEG + "51", 8, False, 4),
+    (JPEG + "57", 16, False, 0),
+    (JPEG + "70", 12, False, 0),
+    (JPEG + "70", 16, True, 0),
+    (JPEG + "80", 8, False, 0),
+    (JPEG + "80", 16, True, 0),
+    (JPEG + "81", 16, False, 2),
+    (JPEG + "90", 8, False, 0),
+    (JPEG + "90", 16, True, 0),
+    (JPEG + "91", 16, False, 0),
+    (JPEG + "201", 16, True, 0),
+    (JPEG + "202", 8, False, 0),
+    (JPEG + "203", 16, False, 0),
+]
+
+
+def header_of(path: Path) -> Header:
+    [header] = read_headers([path])
+    assert isinstance(header, Header)
+    return header
+
+
+def frame_of(path: Path, frame: int = 0) -> np.ndarray:
+    header = header_of(path)
+    out = np.empty((header.rows, header.columns), stored_dtype(header.format))
+    read_into(header, out, frame)
+    return out
+
+
+def dataset_of(path: Path, frames: np.ndarray, bits: int = 0, **more: int) -> Dataset:
+    """Return a CT slice's header for such frames."""
+    kind = {1: 8, 2: 16, 4: 32}[frames.itemsize]
+    coding = Coding(kind, bits or kind, frames.dtype.kind == "i")
+    [made] = write_series(path.parent, frames[0].T[..., None], coding=coding)
+    dataset = pydicom.dcmread(made)
+    made.unlink()
+    dataset.NumberOfFrames = len(frames)
+    for keyword, value in more.items():
+        setattr(dataset, keyword, value)
+    return dataset
+
+
+def save(path: Path, dataset: Dataset, data: bytes, syntax: str) -> Path:
+    dataset.PixelData = data
+    native = syntax in (EXPLICIT, BIG, DEFLATED)
+    dataset["PixelData"].VR = "OB" if not native else dataset["PixelData"].VR
+    dataset["PixelData"].is_undefined_length = not native
+    dataset.file_meta.TransferSyntaxUID = syntax
+    if syntax in (DEFLATED_FRAMES, ENCAPSULATED):  # pydicom would not know how to write them
+        dataset.file_meta.TransferSyntaxUID = JPEG + "90"
+        dataset.save_as(path, enforce_file_format=True)
+        text = path.read_bytes()
+        new = syntax.encode().ljust(len(JPEG) + 2, b"\0")
+        old = (JPEG + "90").encode()
+        assert text.count(old) == 1
+        assert len(new) == len(old)
+        path.write_bytes(text.replace(old, new))
+        return path
+    if syntax == BIG:  # as if it had been read so; values are in memory, not bytes
+        for element in dataset.iterall():
+            assert element.VR
+        dataset.set_original_encoding(False, False, dataset.original_character_set)
+    dataset.save_as(path, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize(("syntax", "bits", "signed", "tolerance"), CASES)
+def test_every_frame_of_every_syntax_is_what_was_encoded(syntax, bits, signed, tolerance, tmp_path):
+    frames = smooth(3, bits, signed)
+    data = encapsulate([encoded(f, syntax, bits) for f in frames])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames, bits), data, syntax)
+    for k in (2, 0, 1):
+        off = np.abs(frame_of(path, k).astype(np.int64) - frames[k])
+        assert off.max() <= tolerance
+
+
+@pytest.mark.parametrize("table", ["basic", "none", "wrong", "extended"])
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("syntax", [JPEG + "80", JPEG + "90"])
+def test_frames_are_found_in_fragments(syntax, pieces, table, tmp_path):
+    """With offset tables, without, and with wrong ones."""
+    if table == "extended" and pieces > 1:
+        pytest.skip("the standard forbids it")
+    frames = smooth(4, 16)
+    parts = [encoded(f, syntax, 16) for f in frames]
+    dataset = dataset_of(tmp_path / "a", frames)
+    if table == "extended":
+        data, dataset.ExtendedOffsetTable, dataset.ExtendedOffsetTableLengths = (
+            encapsulate_extended(parts)
+        )
+    else:
+        data = encapsulate(parts, fragments_per_frame=pieces, has_bot=table != "none")
+    if table == "wrong":
+        start = struct.unpack("<I", data[12:16])[0]
+        data = data[:12] + struct.pack("<I", start + 2) + data[16:]
+    path = save(tmp_path / "a.dcm", dataset, data, syntax)
+    for k in range(4):
+        np.testing.assert_array_equal(frame_of(path, k), frames[k])
+
+
+def test_a_frame_is_read_without_decoding_the_others(tmp_path):
+    frames = smooth(3, 16)
+    parts = [encoded(f, JPEG + "80", 16) for f in frames]
+    parts[0] = parts[2] = b"\xff\xd8" + bytes(60) + b"\xff\xd9"
+    path = save(
+        tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames), encapsulate(parts), JPEG + "80"
+    )
+    np.testing.assert_array_equal(frame_of(path, 1), frames[1])
+    assert code_of(frame_of, path, 2) == "DAMAGED"
+
+
+def test_a_file_with_fewer_frames_than_it_says_is_truncated(tmp_path):
+    frames = smooth(3, 16)
+    data = encapsulate([encoded(f, JPEG + "80", 16) for f in frames[:2]])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames), data, JPEG + "80")
+    assert code_of(frame_of, path, 0) == "TRUNCATED"
+    assert code_of(frame_of, path, 3) == "DAMAGED"
+
+
+def test_an_offset_table_that_lists_fragments_is_no_fragment(tmp_path):
+    """Some writers list every fragment of the one frame."""
+    frame = smooth(1, 16)
+    pieces = list(fragment_frame(encoded(frame[0], JPEG + "90", 16), 3))
+    items = [struct.pack("<3I", 0, 9, 18), *pieces]
+    data = b"".join(b"\xfe\xff\x00\xe0" + struct.pack("<I", len(i)) + i for i in items)
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), data, JPEG + "90")
+    np.testing.assert_array_equal(frame_of(path), frame[0])
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("bits", range(1, 33))
+@pytest.mark.parametrize("signed", [False, True])
+def test_stored_bits_are_kept_with_their_sign_and_others_cleared(bits, signed, big, tmp_path):
+    """As overlays or scanners leave them: high bits dirty, the sign not extended."""
+    if bits == 1 and signed:
+        pytest.skip("there is no such thing")
+    allocated = next(n for n in (8, 16, 32) if bits <= n)
+    rng = np.random.default_rng(bits)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)
+    values = rng.integers(low, high, (2, 5, 7))  # an odd number of samples
+    dirt = rng.integers(0, 2 ** (allocated - bits), values.shape) << bits
+    stored = ((values & (2**bits - 1)) | dirt).astype(f"<u{allocated // 8}")
+    dataset = dataset_of(
+        tmp_path / "a",
+        stored,
+        BitsStored=bits,
+        HighBit=bits - 1,
+        PixelRepresentation=int(signed),
+    )
+    data = stored.tobytes()
+    if big and allocated == 8:
+        data = np.frombuffer(data + bytes(len(data) % 2), "<u2").astype(">u2").tobytes()
+        dataset["PixelData"].VR = "OW"
+    elif big:
+        data = stored.astype(stored.dtype.newbyteorder(">")).tobytes()
+    path = save(tmp_path / "a.dcm", dataset, data + bytes(len(data) % 2), BIG if big else EXPLICIT)
+    for k in (1, 0):
+        np.testing.assert_array_equal(frame_of(path, k), values[k])
+
+
+@pytest.mark.parametrize("allocated", [1, 12, 24])
+def test_packed_samples_stand_one_behind_the_other(allocated, tmp_path):
+    """PS3.5 8.1.1: the first sample in the lowest bits, frames not aligned to bytes."""
+    frames = np.random.default_rng(0).integers(0, 2**allocated, (3, 5, 7))
+    whole = sum(int(v) << n * allocated for n, v in enumerate(frames.reshape(-1)))
+    data = whole.to_bytes(-(-frames.size * allocated // 8), "little")
+    dataset = dataset_of(
+        tmp_path / "a",
+        frames.astype("<u4"),
+        BitsAllocated=allocated,
+        BitsStored=allocated,
+        HighBit=allocated - 1,
+    )
+    path = save(tmp_path / "a.dcm", dataset, data + bytes(len(data) % 2), EXPLICIT)
+    for k in range(3):
+        np.testing.assert_array_equal(frame_of(path, k), frames[k])
+    if allocated == 1:  # a second opinion
+        np.testing.assert_array_equal(pydicom.dcmread(path).pixel_array, frames)
+
+
+def test_run_lengths_of_packed_bits(tmp_path):
+    frame = np.random.default_rng(0).integers(0, 2, (1, 6, 8)).astype(np.uint8)
+    packed = np.packbits(frame, bitorder="little")
+    data = encapsulate([encoded(packed[None], RLE, 8)])
+    dataset = dataset_of(tmp_path / "a", frame, BitsAllocated=1, BitsStored=1, HighBit=0)
+    path = save(tmp_path / "a.dcm", dataset, data, RLE)
+    np.testing.assert_array_equal(frame_of(path), frame[0])
+
+
+def test_deflated_files_are_read(tmp_path):
+    frames = smooth(2, 16, signed=True)
+    dataset = dataset_of(tmp_path / "a", frames)
+    path = save(tmp_path / "a.dcm", dataset, frames.tobytes(), DEFLATED)
+    np.testing.assert_array_equal(frame_of(path, 1), frames[1])
+    cut = path.read_bytes()[:-200]
+    path.write_bytes(cut)
+    assert code_of(frame_of, path) in ("TRUNCATED", "DAMAGED")
+
+
+def series(folder: Path, syntax: str, frames: np.ndarray) -> list[Path]:
+    """Write one file a frame."""
+    folder.mkdir()
+    paths = []
+    for k, frame in enumerate(frames):
+        dataset = dataset_of(folder / "x" / "a", frame[None])
+        del dataset.NumberOfFrames
+        path = folder / f"{k}.dcm"
+        paths.append(save(path, dataset, encapsulate([encoded(frame, syntax, 16)]), syntax))
+    return paths
+
+
+def values_of(paths: list[Path], **more: int) -> np.ndarray:
+    return read_values([single_slice(header_of(p)) for p in paths], **more)
+
+
+@pytest.mark.parametrize("syntax", [RLE, JPEG + "80", JPEG + "90"])
+def test_a_compressed_series_has_the_values_of_the_plain_one(syntax, tmp_path):
+    stored = noise((23, 19, 4))
+    plain = write_series(tmp_path / "plain", stored)
+    packed = series(tmp_path / "packed", syntax, stored.transpose(2, 1, 0))
+    ours, theirs = values_of(packed), values_of(plain)
+    np.testing.assert_array_equal(ours, theirs)
+    assert (ours.dtype, ours.strides) == (theirs.dtype, theirs.strides)
+    slices = [single_slice(header_of(p)) for p in packed[:2]]
+    assert same_content(slices[0], slices[0])
+    assert not same_content(slices[0], slices[1])
+
+
+def test_values_too_large_for_int16_come_back_as_int32(tmp_path):
+    stored = smooth(3, 16)
+    paths = series(tmp_path / "packed", JPEG + "80", stored)
+    values = values_of(paths)
+    assert values.dtype == np.int32
+    np.testing.assert_array_equal(values.T, stored.astype(int) - 1024)
+
+
+def test_a_place_without_a_slice_stays_zero(tmp_path):
+    stored = noise((23, 19, 2))
+    for paths in (
+        write_series(tmp_path / "plain", stored),
+        series(tmp_path / "packed", RLE, stored.transpose(2, 1, 0)),
+    ):
+        first, last = (single_slice(header_of(p)) for p in paths)
+        values = read_values([first, None, last])
+        assert not values[..., 1].any()
+        np.testing.assert_array_equal(values[..., [0, 2]], stored.astype(int) - 1024)
+
+
+def code_of(work, *arguments, **more) -> str:
+    with pytest.raises(ScanError) as caught:
+        work(*arguments, **more)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("syntax", [EXPLICIT, RLE, DEFLATED])
+def test_absurd_sizes_are_refused_before_anything_is_allocated(syntax, tmp_path):
+    frame = smooth(1, 16)
+    data = frame.tobytes() if syntax != RLE else encapsulate([encoded(frame[0], RLE, 16)])
+    dataset = dataset_of(tmp_path / "a", frame, Rows=65535, Columns=65535)
+    path = save(tmp_path / "a.dcm", dataset, data, syntax)
+    assert code_of(values_of, [path]) == "TOO_LARGE"
+    assert code_of(values_of, [path] * 3, limit=1 << 20) == "TOO_LARGE"
+
+
+def test_the_limit_is_that_of_the_values(tmp_path):
+    paths = write_series(tmp_path, noise((23, 19, 4)))
+    size = 23 * 19 * 4 * 2
+    assert values_of(paths, limit=size).nbytes == size
+    assert code_of(values_of, paths, limit=size - 1) == "TOO_LARGE"
+
+
+@pytest.mark.parametrize("syntax", [JPEG + "90", JPEG + "80", JPEG + "57", JPEG + "201"])
+def test_a_codestream_larger_than_its_header_says_takes_no_memory(syntax, tmp_path, monkeypatch):
+    """2 GB of samples in a few bytes."""
+    monkeypatch.setattr(pixels, "SPARE", 96 << 20)
+    frame = smooth(1, 16)
+    code = bytearray(encoded(frame[0], syntax, 16))
+    name, old = (b"\xff\x51", struct.pack(">II", 23, 19)), struct.pack(">HH", 19, 23)
+    if name[0] in code[:4]:
+        at = code.index(name[1])
+        code[at : at + 8] = struct.pack(">II", 32768, 32768)
+        tile = code.index(name[1]) if name[1] in code else None
+        if tile is not None:
+            code[tile : tile + 8] = struct.pack(">II", 32768, 32768)
+    else:
+        at = code.index(old)
+        code[at : at + 4] = struct.pack(">HH", 32768, 32768)
+    path = save(
+        tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), encapsulate([bytes(code)]), syntax
+    )
+    assert code_of(frame_of, path) in ("DAMAGED", "TOO_LARGE", "TRUNCATED")
+
+
+def test_a_deflated_bomb_is_refused(tmp_path):
+    """A gigabyte of zeros behind a small image."""
+    frames = smooth(1, 16)
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames), frames.tobytes(), DEFLATED)
+    data = path.read_bytes()
+    start = 144 + struct.unpack("<I", data[140:144])[0]
+    plain = zlib.decompress(data[start:], -15)
+    state = zlib.compressobj(9, wbits=-15)
+    parts = [state.compress(plain)] + [state.compress(bytes(1 << 20)) for _ in range(1024)]
+    path.write_bytes(data[:start] + b"".join(parts) + state.flush())
+    assert code_of(frame_of, path) == "TOO_LARGE"
+
+
+def test_a_run_length_bomb_is_refused(tmp_path):
+    frame = smooth(1, 16)
+    runs = b"\x81\x00" * 500_000  # 64 MB of zeros in one of two segments
+    head = struct.pack("<16I", 2, 64, 64 + len(runs), *[0] * 13)
+    data = encapsulate([head + runs + runs[:2]])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), data, RLE)
+    assert code_of(frame_of, path) in ("DAMAGED", "TRUNCATED", "TOO_LARGE")
+
+
+def test_a_frame_that_can_not_be_so_large_is_refused(tmp_path):
+    frame = smooth(1, 16)
+    code = encoded(frame[0], JPEG + "90", 16)
+    data = encapsulate([code[:-2] + bytes(3 << 20) + code[-2:]])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), data, JPEG + "90")
+    assert code_of(frame_of, path) == "DAMAGED"
+
+
+@pytest.mark.parametrize("syntax", sorted({c[0] for c in CASES}))
+def test_damaged_frames_raise_nothing_but_scan_errors(syntax, tmp_path):
+    """Bytes changed, cut and doubled; the next good file reads well."""
+    frame = smooth(1, 8 if syntax == JPEG + "50" else 16 if syntax != JPEG + "51" else 12)
+    bits = 8 * frame.itemsize if syntax != JPEG + "51" else 12
+    code = encoded(frame[0], syntax, bits)
+    rng = np.random.default_rng(0)
+    dataset, codes = dataset_of(tmp_path / "a", frame), set()
+    for n in range(8):
+        bad = bytearray(code)
+        for at in rng.integers(0, len(bad), 4):
+            bad[at] = rng.integers(256)
+        if n % 4 == 3:
+            bad = bad[: len(bad) // 2] + code[-2:]
+        path = save(tmp_path / "a.dcm", dataset, encapsulate([bytes(bad)]), syntax)
+        try:
+            assert frame_of(path).shape == frame[0].shape
+        except ScanError as error:
+            codes.add(error.code)
+    assert codes <= {"DAMAGED", "TRUNCATED", "TOO_LARGE", "DECODER"}
+    path = save(tmp_path / "a.dcm", dataset, encapsulate([code]), syntax)
+    assert np.abs(frame_of(path).astype(int) - frame[0]).max() <= 8
+
+
+def test_an_unknown_syntax_has_no_decoder(tmp_path):
+    frame = smooth(1, 16)
+    dataset = dataset_of(tmp_path / "a", frame)
+    path = save(tmp_path / "a.dcm", dataset, encapsulate([b"\0" * 64]), JPEG + "102")
+    assert code_of(frame_of, path) == "DECODER"
+
+
+def test_a_gzipped_file_is_read_by_the_place_of_its_pixels(tmp_path):
+    """Its header was read elsewhere; what counts is where the pixels lie in what it unpacks to."""
+    from dataclasses import replace
+
+    frame = smooth(1, 16)
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), frame.tobytes(), EXPLICIT)
+    packed = tmp_path / "a.dcm.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    out = np.empty(SHAPE, np.uint16)
+    read_into(replace(header_of(path), path=packed), out)
+    np.testing.assert_array_equal(out, frame[0])
+    packed.write_bytes(gzip.compress(path.read_bytes() + bytes(256 << 20)))
+    assert code_of(read_into, replace(header_of(path), path=packed), out) == "TOO_LARGE"
