@@ -51,6 +51,7 @@ class Geometry:
     step: float = 2.5
     origin: tuple[float, ...] = (-31.25, 12.5, -101.75)
     tilt: float = 0.0  # mm that each slice is moved down a column against the one before
+    tilt_across: float = 0.0  # the same along a row
 
     @property
     def normal(self) -> NDArray[np.float64]:
@@ -59,8 +60,9 @@ class Geometry:
 
     def position(self, k: float) -> NDArray[np.float64]:
         """Centre of the first pixel of slice k."""
-        down = np.asarray(self.down, dtype=np.float64)
-        return np.asarray(self.origin) + k * (self.step * self.normal + self.tilt * down)
+        across, down = np.asarray(self.across, float), np.asarray(self.down, float)
+        step = self.step * self.normal + self.tilt * down + self.tilt_across * across
+        return np.asarray(self.origin) + k * step
 
     @property
     def affine(self) -> NDArray[np.float64]:
@@ -133,7 +135,7 @@ def write_series(
     numbers = np.random.default_rng(count).permutation(count) + 1
     paths = []
     for k in range(count):
-        dataset = _slice(stored[:, :, k].T, geometry.position(k), geometry, coding, words)
+        dataset = dataset_of(stored[:, :, k].T, geometry.position(k), geometry, coding, words)
         dataset.InstanceNumber = int(numbers[k])
         dataset.SOPInstanceUID = uid(words.name, "instance", k)
         dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
@@ -149,13 +151,14 @@ def uid(*words: object) -> UID:
     return generate_uid(entropy_srcs=[str(word) for word in words])
 
 
-def _slice(
+def dataset_of(
     pixels: NDArray[Any],
     position: NDArray[np.float64],
     geometry: Geometry,
     coding: Coding,
     words: Words,
 ) -> Dataset:
+    """Return one image; SOPInstanceUID and InstanceNumber are left to the caller."""
     ds = Dataset()
     ds.file_meta = FileMetaDataset()
     ds.file_meta.TransferSyntaxUID = UID(

@@ -26,6 +26,8 @@ TILT_DEGREES = 1.0
 """Difference of GantryDetectorTilt and the slices' lean that is a contradiction, not rounding."""
 SPACING_SHARE = 0.02
 """The same of SpacingBetweenSlices, as a share of the distance of slices."""
+GAPS_SHARE = 1 / 3
+"""Share of the steps from slice to slice that may be gaps; of more, the spacing changes."""
 _TILT, _BETWEEN = 0x00181120, 0x00180088
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -205,13 +207,11 @@ def _indices(depth: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
     if off <= allowed:
         return np.arange(len(depth))
     steps = np.diff(depth)
-    usual = float(np.median(steps))
     if steps.min() <= SAME_PLACE_MM:
         raise ScanError(Reason.BAD_GEOMETRY, "slices lie side by side in one plane")
     seen = f"distances between slices go from {steps.min():.3f} to {steps.max():.3f} mm"
-    multiples = np.rint(steps / usual)
-    whole = np.abs(steps - multiples * usual) <= allowed * np.maximum(multiples, 1)
-    if not (whole.all() and multiples.min() >= 1):
+    multiples = _multiples(steps, allowed)
+    if multiples is None:
         raise ScanError(Reason.SPACING_CHANGES, seen)
     index = np.concatenate([[0], np.cumsum(multiples)])
     missing = int(index[-1]) + 1 - len(depth)
@@ -220,6 +220,20 @@ def _indices(depth: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
     if gaps == "refuse" or missing >= len(depth) or np.abs(depth - even).max() > allowed:
         raise ScanError(Reason.SLICE_GAP, f"{missing} missing slices: {seen}")
     return index.astype(np.intp)
+
+
+def _multiples(steps: NDArray[np.float64], allowed: float) -> NDArray[np.float64] | None:
+    """Return how many regular steps each step is, None where they are no whole numbers.
+
+    Long steps are the exception, or the spacing changes.
+    """
+    for usual in (float(np.median(steps)), float(steps.min())):
+        multiples = np.rint(steps / usual)
+        whole = np.abs(steps - multiples * usual) <= allowed * np.maximum(multiples, 1)
+        if whole.all() and multiples.min() >= 1:
+            few = np.count_nonzero(multiples > 1) <= max(1.0, GAPS_SHARE * len(steps))
+            return multiples if few else None
+    return None
 
 
 def _step(

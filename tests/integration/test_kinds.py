@@ -1,0 +1,151 @@
+"""Every kind of DICOM series is read right, chosen, refused or skipped, each by its own code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scanloom
+from balls import Ball, wrong
+from kinds import CHOSEN, KINDS, READ, REFUSED, SKIPPED, Kind
+from scanloom.core import ScanError, Volume
+from scanloom.io.find import find_series
+from scanloom.io.read import read_scan
+from scans import scans_folder
+
+
+def code_of(folder: Path, **options: Any) -> str:
+    with pytest.raises(ScanError) as caught:
+        scanloom.load_volume(folder, **options)
+    return caught.value.code
+
+
+def assert_right(volume: Volume, ball: Ball, kind: Kind) -> None:
+    assert wrong(volume, ball) == {}
+    assert set(kind.flags) <= {flag.code for flag in volume.flags}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_can_be_read_is_read_right(tmp_path, name):
+    kind = READ[name]
+    kind.make(tmp_path)
+    volume = scanloom.load_volume(tmp_path)
+    assert_right(volume, kind.balls[0], kind)
+    if "ATTRIBUTES_CONTRADICT" not in kind.flags:
+        assert "ATTRIBUTES_CONTRADICT" not in {flag.code for flag in volume.flags}
+
+
+@pytest.mark.parametrize("name", [n for n, kind in CHOSEN.items() if kind.code == "PHASES"])
+def test_what_shares_a_series_is_refused_until_one_is_chosen(tmp_path, name):
+    kind = CHOSEN[name]
+    kind.make(tmp_path)
+    assert code_of(tmp_path) == "PHASES"
+    for phase, ball in enumerate(kind.balls):
+        assert_right(scanloom.load_volume(tmp_path, phase=phase), ball, kind)
+    assert code_of(tmp_path, phase=len(kind.balls)) == "PHASES"
+
+
+def test_each_of_several_series_is_read_right(tmp_path):
+    kind = CHOSEN["two series"]
+    kind.make(tmp_path)
+    assert code_of(tmp_path) == kind.code
+    volumes = [read_scan(series).volume for series in find_series(tmp_path)]
+    assert len(volumes) == len(kind.balls)
+    assert all(any(not wrong(v, ball) for v in volumes) for ball in kind.balls)
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *SKIPPED])
+def test_what_is_no_volume_is_refused_by_its_own_code(tmp_path, name):
+    kind = KINDS[name]
+    kind.make(tmp_path)
+    assert code_of(tmp_path) == kind.code
+    if kind.options:
+        assert_right(scanloom.load_volume(tmp_path, **kind.options), kind.balls[0], kind)
+
+
+def test_order_of_files_and_their_names_say_nothing(tmp_path):
+    """The same volume, whichever way the files are called."""
+    kind = CHOSEN["times and echoes"]
+    kind.make(tmp_path)
+    before = scanloom.load_volume(tmp_path, phase=3)
+    for n, path in enumerate(sorted(tmp_path.rglob("*.dcm"), reverse=True)):
+        path.rename(tmp_path / f"{n:04d}")
+    after = scanloom.load_volume(tmp_path, phase=3)
+    assert before.array.tobytes() == after.array.tobytes()
+    assert before.grid.matches(after.grid)
+
+
+CODES = {
+    "missing_slice": "SLICE_GAP",
+    "changed_spacing": "SPACING_CHANGES",
+    "duplicate_contradicting": "DUPLICATE_SLICES",
+    "truncated_slice": "TRUNCATED",
+    "other_rows": "SLICE_SIZE",
+    "other_pixel_spacing": "SLICE_SPACING",
+    "other_orientation": "SLICE_ORIENTATION",
+    "no_position": "NO_POSITION",
+    "no_position_one": "NO_POSITION",
+    "nan_position": "NO_POSITION",
+    "too_few": "TOO_FEW_SLICES",
+    "localiser_only": "LOCALIZER",
+    "secondary_capture": "SECONDARY_CAPTURE",
+    "rgb": "COLOR",
+    "projection_xray": "PROJECTION",
+    "report": "NOT_AN_IMAGE",
+}
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the kinds of a generator that is not ours, drawn."""
+    folder = scans_folder()
+    script = folder.parents[1] / "kinds" / "make_kinds.py" if folder else None
+    if script is None or not script.is_file():
+        pytest.skip("kinds/make_kinds.py is not here (SCANLOOM_SCANS)")
+    out = tmp_path_factory.mktemp("foreign kinds")
+    subprocess.run([sys.executable, script, out], check=True)
+    return out
+
+
+@pytest.mark.reference
+def test_kinds_of_a_foreign_generator(foreign):
+    """29 right or chosen, 11 refused and 5 skipped, each by its own code."""
+    truth = json.loads((foreign / "truth.json").read_text())
+    verdicts = {name: _verdict(foreign / name, kind) for name, kind in truth.items()}
+    expected = {name: CODES.get(name, "right") for name in truth}
+    assert verdicts == expected
+    assert sorted(map(list(expected.values()).count, ("right",))) == [29]
+    assert len(truth) == 45
+
+
+def _verdict(folder: Path, kind: dict[str, Any]) -> str:
+    balls = [
+        Ball(
+            centre=tuple(-v if n < 2 else v for n, v in enumerate(ball["centre_ras_mm"])),
+            radius=ball["radius_mm"],
+            inside=ball["hu_in"],
+            outside=ball["hu_out"],
+        )
+        for ball in kind["balls"].values()
+    ]
+    try:
+        found = find_series(folder)
+        volumes = [v for series in found for v in _volumes(series, len(balls))]
+    except ScanError as error:
+        return error.code
+    right = [any(not wrong(v, ball, noise=0.2) for v in volumes) for ball in balls]
+    return "right" if all(right) and len(volumes) == len(balls) else "wrong"
+
+
+def _volumes(series: Any, count: int) -> list[Volume]:
+    try:
+        return [read_scan(series).volume]
+    except ScanError as error:
+        if error.code != "PHASES":
+            raise
+    return [read_scan(series, phase=n).volume for n in range(count)]

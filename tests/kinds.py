@@ -1,0 +1,789 @@
+"""The kinds of DICOM series that there are, each as a ball of known place and values.
+
+Drawn from the standard (DICOM PS3.3). A kind says what reading it has to give: the ball right, one
+ball for each volume that can be chosen, or the code of a refusal.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydicom import DataElement, Dataset, config, dcmread, dcmwrite
+from pydicom.uid import (
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ImplicitVRLittleEndian,
+)
+
+from balls import BALL, LATE, LATER, SHAPE, STEP, Ball, around, drawn
+from dicom_maker import PLANES, Coding, Edit, Geometry, Words, uid, write_series
+from multiframe_maker import (
+    LEGACY_CT,
+    Frame,
+    frames_of,
+    item,
+    write_enhanced,
+    write_mosaic,
+    write_nuclear,
+)
+
+Maker = Callable[[Path], None]
+PLAIN = Coding()
+AXIAL = around()
+COUNT = SHAPE[2]
+MIDDLE = 9
+SC, DX = "1.2.840.10008.5.1.4.1.1.7", "1.2.840.10008.5.1.4.1.1.1.1"
+SR, SEG = "1.2.840.10008.5.1.4.1.1.88.11", "1.2.840.10008.5.1.4.1.1.66.4"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of series.
+
+    Parameters
+    ----------
+    make : function of folder
+        Draws it.
+    code : str
+        Of the refusal without options; empty where it is read.
+    balls : tuple of Ball
+        What is found: one for each phase in order where `code` is PHASES, for each series where it
+        is SERIES_AMBIGUOUS, else the one that is there.
+    options : dict
+        With these `load_volume` reads what it refuses otherwise.
+    flags : tuple of str
+        Codes that the volume has to carry.
+    """
+
+    make: Maker
+    code: str = ""
+    balls: tuple[Ball, ...] = (BALL,)
+    options: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+@cache
+def picture(geometry: Geometry, ball: Ball = BALL) -> NDArray[np.float64]:
+    """Return the values of a stack of slices."""
+    return drawn(geometry, SHAPE, ball)
+
+
+def stored(geometry: Geometry, ball: Ball = BALL, coding: Coding = PLAIN) -> NDArray[Any]:
+    """Return the samples of a stack as they are stored."""
+    samples = (picture(geometry, ball) - float(coding.intercept)) / float(coding.slope)
+    return np.rint(samples).astype(np.int64)
+
+
+def stack(
+    folder: Path,
+    geometry: Geometry = AXIAL,
+    ball: Ball = BALL,
+    edit: Edit | None = None,
+    coding: Coding = PLAIN,
+    **more: Any,
+) -> list[Path]:
+    """Write a series of the ball; `more` are attributes of every slice."""
+    samples = stored(geometry, ball, coding)
+    return write_series(folder, samples, geometry, coding, Words(more=more), edit)
+
+
+def plain(*args: Any, **kwargs: Any) -> Maker:
+    """Return the maker of one series."""
+    return lambda folder: void(stack(folder, *args, **kwargs))
+
+
+def void(_: object) -> None:
+    """Take a value and give none."""
+
+
+def changed(change: Callable[[int, Dataset], None], *args: Any, **kwargs: Any) -> Maker:
+    """Return the maker of a series of which each slice is changed."""
+    return plain(*args, edit=change, **kwargs)
+
+
+def one(k: int = MIDDLE, **attributes: Any) -> Maker:
+    """Return the maker of a series of which one slice has other attributes; None removes."""
+    return changed(lambda n, ds: assign(ds, **attributes) if n == k else None)
+
+
+def every(**attributes: Any) -> Maker:
+    """Return the maker of a series of which all slices have other attributes; None removes."""
+    return changed(lambda n, ds: assign(ds, **attributes))
+
+
+def assign(ds: Dataset, **attributes: Any) -> None:
+    """Set attributes, also to what is not valid; None removes."""
+    for keyword, value in attributes.items():
+        ds.pop(keyword, None)
+        if value is not None:
+            vr = {"I": "DS", "R": "DS", "P": "DS"}.get(keyword[0]) if keyword in _DECIMALS else None
+            if vr:
+                ds.add(DataElement(keyword, vr, value, validation_mode=config.IGNORE))
+            else:
+                setattr(ds, keyword, value)
+        elif keyword == "SOPInstanceUID":
+            ds.file_meta.MediaStorageSOPInstanceUID = uid("none")
+
+
+_DECIMALS = ("ImagePositionPatient", "RescaleSlope", "PixelSpacing", "ImageOrientationPatient")
+
+
+def tilt(degrees: float, step: float = STEP) -> float:
+    """Return by how many mm slices slide that are tilted."""
+    return float(np.tan(np.radians(degrees))) * step
+
+
+def rewritten(make: Maker, syntax: UID) -> Maker:
+    """Return the maker of the same files in another uncompressed transfer syntax."""
+
+    def again(folder: Path) -> None:
+        make(folder)
+        for path in sorted(folder.glob("*.dcm")):
+            ds = dcmread(path)
+            if syntax == ExplicitVRBigEndian:
+                ds.PixelData = np.frombuffer(ds.PixelData, "<u2").byteswap().tobytes()
+            ds["PixelData"].VR = "OW"
+            ds.file_meta.TransferSyntaxUID = syntax
+            implicit, little = syntax == ImplicitVRLittleEndian, syntax != ExplicitVRBigEndian
+            dcmwrite(path, ds, implicit_vr=implicit, little_endian=little, force_encoding=True)
+
+    return again
+
+
+def phases(*each: dict[str, Any], balls: Sequence[Ball] = (BALL, LATE), shift: float = 0) -> Maker:
+    """Return the maker of volumes that share a series, each with attributes of its own.
+
+    Each is moved by `shift` of the distance of slices against the one before.
+    """
+
+    def make(folder: Path) -> None:
+        for n, (attributes, ball) in enumerate(zip(each, balls, strict=True)):
+            geometry = replace(AXIAL, origin=tuple(AXIAL.position(n * shift)))
+
+            def edit(
+                k: int, ds: Dataset, n: int = n, attributes: dict[str, Any] = attributes
+            ) -> None:
+                ds.InstanceNumber = 1 + n * COUNT + k
+                ds.SOPInstanceUID = uid("phase", n, k)
+                ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID
+                for keyword, value in attributes.items():
+                    assign(ds, **{keyword: value(k) if callable(value) else value})
+
+            stack(folder / str(n), geometry, ball, edit)
+
+    return make
+
+
+def values(keyword: str, *each: Any, **kwargs: Any) -> Maker:
+    """Return the maker of volumes that one attribute tells apart."""
+    return phases(*({keyword: value} for value in each), **kwargs)
+
+
+# --- what is read right ---------------------------------------------------------------------------
+
+
+def sent_again(folder: Path) -> None:
+    paths = stack(folder)
+    shutil.copy(paths[9], folder / "copy.dcm")
+    again = dcmread(paths[13])
+    again.SOPInstanceUID = again.file_meta.MediaStorageSOPInstanceUID = uid("again")
+    again.InstanceNumber, again.ContentTime = 77, "235900"
+    dcmwrite(folder / "again.dcm", again)
+
+
+def all_sent_again(folder: Path) -> None:
+    phases({"ContentTime": "101500"}, {"ContentTime": "111500"}, balls=(BALL, BALL))(folder)
+
+
+def scouts(word: str | None, count: int = 1) -> Maker:
+    """Return the maker of a stack with localisers that carry its series' UID."""
+
+    def make(folder: Path) -> None:
+        stack(folder)
+        for n, name in enumerate(("coronal", "sagittal")[:count]):
+            geometry = around(name, (50, 60, 1), step=100.0)
+            kind = ["ORIGINAL", "PRIMARY", word] if word else ["ORIGINAL", "PRIMARY"]
+            words = Words(more={"ImageType": kind})
+
+            def edit(k: int, ds: Dataset, n: int = n) -> None:
+                assign(ds, SOPInstanceUID=uid("scout", n))
+
+            flat = np.full((50, 60, 1), 900)
+            write_series(folder / f"scout {n}", flat, geometry, words=words, edit=edit)
+
+    return make
+
+
+def jitter(k: int, ds: Dataset) -> None:
+    shift = np.random.default_rng(k).uniform(-0.01, 0.01, 3)
+    ds.ImagePositionPatient = [f"{v:.4f}" for v in np.array(ds.ImagePositionPatient, float) + shift]
+
+
+def exponents(k: int, ds: Dataset) -> None:
+    position = [f"{float(v):+.6E}"[:16] for v in ds.ImagePositionPatient]
+    assign(ds, ImagePositionPatient=[f" {v} " if len(v) < 15 else v for v in position])
+
+
+def own_slope(k: int, ds: Dataset) -> None:
+    samples = picture(AXIAL)[:, :, k].T
+    slope = 0.05 + 0.004 * k
+    ds.RescaleSlope, ds.RescaleIntercept = f"{slope:.4f}", "0"
+    ds.PixelData = np.rint(samples / float(ds.RescaleSlope)).astype("<i2").tobytes()
+    ds["PixelData"].VR = "OW"
+
+
+def own_intercept(k: int, ds: Dataset) -> None:
+    ds.RescaleIntercept = str(-1024 - 13 * k)
+    ds.PixelData = np.rint(picture(AXIAL)[:, :, k].T + 1024 + 13 * k).astype("<i2").tobytes()
+    ds["PixelData"].VR = "OW"
+
+
+def without_uids(k: int, ds: Dataset) -> None:
+    names = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "SOPInstanceUID")
+    assign(ds, **dict.fromkeys(names, ""))
+
+
+def step_and_shoot(k: int, ds: Dataset) -> None:
+    ds.AcquisitionNumber, ds.AcquisitionTime = 1 + k // 4, f"1015{k // 4:02d}"
+
+
+def odd_and_even_times(k: int, ds: Dataset) -> None:
+    ds.AcquisitionTime = f"1015{k % 2:02d}"
+
+
+READ: dict[str, Kind] = {
+    "regular": Kind(plain()),
+    "instance numbers reversed": Kind(changed(lambda k, ds: assign(ds, InstanceNumber=99 - k))),
+    "instance numbers equal": Kind(every(InstanceNumber=1)),
+    "no instance numbers": Kind(every(InstanceNumber=None)),
+    "two slices sent again": Kind(sent_again, flags=("DUPLICATES_DROPPED",)),
+    "all slices sent again": Kind(all_sent_again, flags=("DUPLICATES_DROPPED",)),
+    "localiser inside": Kind(scouts("LOCALIZER")),
+    "untagged localiser inside": Kind(scouts(None), flags=("SLICES_SET_ASIDE",)),
+    "two untagged localisers inside": Kind(scouts(None, 2), flags=("SLICES_SET_ASIDE",)),
+    "axial, untold localiser": Kind(scouts("AXIAL"), flags=("SLICES_SET_ASIDE",)),
+    **{
+        f"tilt {degrees:+g}, {words}": Kind(
+            plain(
+                around(tilt=tilt(degrees)),
+                **({} if tag is None else {"GantryDetectorTilt": f"{tag * degrees:g}"}),
+            ),
+            flags=() if tag is None or abs(degrees) < 1 or tag else ("ATTRIBUTES_CONTRADICT",),
+        )
+        for degrees in (15, -15, 22, 0.1, -0.1)
+        for words, tag in (("tagged", 1), ("untagged", None), ("lying", 0), ("other sign", -1))
+    },
+    "tilt across": Kind(plain(around(tilt_across=tilt(12)))),
+    "tilt across, negative": Kind(plain(around(tilt_across=tilt(-12)))),
+    "tilt both ways": Kind(plain(around(tilt=tilt(9), tilt_across=tilt(-7)))),
+    **{
+        f"tilted {name}": Kind(plain(around(name, tilt=tilt(13))))
+        for name in ("sagittal", "coronal, rows negated", "doubly oblique")
+    },
+    "tilt with jitter": Kind(changed(jitter, around(tilt=tilt(15)))),
+    "tilt that is none": Kind(plain(GantryDetectorTilt="15"), flags=("ATTRIBUTES_CONTRADICT",)),
+    **{name: Kind(plain(around(name))) for name in PLANES if name != "axial"},
+    "overlapping": Kind(plain(SliceThickness="6")),
+    "gaps between slices": Kind(plain(SliceThickness="1")),
+    "spacing that lies": Kind(plain(SpacingBetweenSlices="9"), flags=("ATTRIBUTES_CONTRADICT",)),
+    "negative spacing": Kind(plain(SpacingBetweenSlices=f"-{STEP}")),
+    "location that lies": Kind(changed(lambda k, ds: assign(ds, SliceLocation=str(-7 * k)))),
+    "jitter": Kind(changed(jitter)),
+    "positions with exponents": Kind(changed(exponents)),
+    "slope of its own": Kind(changed(own_slope)),
+    "intercept of its own": Kind(changed(own_intercept)),
+    "no rescale": Kind(
+        plain(coding=Coding(intercept="0"), RescaleSlope=None, RescaleIntercept=None)
+    ),
+    "MONOCHROME1": Kind(every(PhotometricInterpretation="MONOCHROME1")),
+    "8 bit": Kind(plain(coding=Coding(8, 8, False, "2", "-200"))),
+    "12 bit": Kind(plain(coding=Coding(16, 12, False))),
+    "32 bit": Kind(plain(coding=Coding(32, 32, False, "0.001", "-1024"))),
+    "16 bit unsigned": Kind(plain(coding=Coding(16, 16, False, "0.01", "-400"))),
+    "implicit": Kind(plain(coding=Coding(syntax=ImplicitVRLittleEndian))),
+    "big endian": Kind(rewritten(plain(), ExplicitVRBigEndian)),
+    "deflated": Kind(rewritten(plain(), DeflatedExplicitVRLittleEndian)),
+    "empty UIDs": Kind(changed(without_uids)),
+    "one SOP UID for all": Kind(every(SOPInstanceUID=uid("one"))),
+    "no frame of reference": Kind(every(FrameOfReferenceUID=None)),
+    "no image type": Kind(every(ImageType=None)),
+    "step and shoot": Kind(changed(step_and_shoot)),
+    "an acquisition a slice": Kind(
+        changed(lambda k, ds: assign(ds, AcquisitionNumber=k, AcquisitionTime=f"10{k:02d}00"))
+    ),
+    "MR in two passes": Kind(changed(odd_and_even_times, Modality="MR")),
+    "trigger time a slice": Kind(
+        changed(lambda k, ds: assign(ds, TriggerTime=str(7 * (k % 5))), Modality="MR")
+    ),
+}
+
+
+# --- multi-frame objects --------------------------------------------------------------------------
+
+
+def enhanced(
+    geometry: Geometry = AXIAL,
+    edit: Callable[[Dataset], None] | None = None,
+    shared: bool = True,
+    modality: str = "CT",
+) -> Maker:
+    """Return the maker of one enhanced object, its frames shuffled."""
+
+    def make(folder: Path) -> None:
+        frames = shuffled(frames_of(stored(geometry), geometry))
+        write_enhanced(folder / "object.dcm", frames, Words(modality), edit, shared)
+
+    return make
+
+
+def shuffled(frames: Sequence[Frame]) -> list[Frame]:
+    """Return frames in a mixed order."""
+    return [frames[n] for n in np.random.default_rng(len(frames)).permutation(len(frames))]
+
+
+def own_rescale(folder: Path) -> None:
+    frames = []
+    for k in range(COUNT):
+        slope, intercept = f"{0.05 + 0.004 * k:.4f}", str(-13 * k)
+        pixels = np.rint((picture(AXIAL)[:, :, k] - float(intercept)) / float(slope))
+        frames.append(Frame(pixels, AXIAL, k, slope=slope, intercept=intercept))
+    write_enhanced(folder / "object.dcm", shuffled(frames))
+
+
+def in_parts(uid_of_all: bool, lost: int | None = None, total: int = 3) -> Maker:
+    """Return the maker of several objects with a part of the slices each."""
+
+    def make(folder: Path) -> None:
+        frames = shuffled(frames_of(stored(AXIAL), AXIAL))
+        for n in range(total):
+
+            def edit(ds: Dataset, n: int = n) -> None:
+                if uid_of_all:
+                    ds.ConcatenationUID, ds.InConcatenationNumber = uid("all"), n + 1
+                    ds.InConcatenationTotalNumber = total
+
+            if n != lost:
+                write_enhanced(folder / f"{n}.dcm", frames[n::total], edit=edit, number=n)
+
+    return make
+
+
+def last_part_lost(folder: Path) -> None:
+    """A regular stack is left: nothing but the count tells."""
+    frames = frames_of(stored(AXIAL), AXIAL)
+    for n in range(2):
+
+        def edit(ds: Dataset, n: int = n) -> None:
+            ds.ConcatenationUID, ds.InConcatenationNumber = uid("all"), n + 1
+            ds.InConcatenationTotalNumber = 3
+
+        write_enhanced(folder / f"{n}.dcm", frames[n * 7 : n * 7 + 7], edit=edit, number=n)
+
+
+def file_a_slice(folder: Path) -> None:
+    for n, frame in enumerate(shuffled(frames_of(stored(AXIAL), AXIAL))):
+        write_enhanced(folder / f"{n}.dcm", [frame], number=n)
+
+
+def with_localiser(folder: Path) -> None:
+    geometry = around("coronal")
+    word = {"FrameType": ["ORIGINAL", "PRIMARY", "LOCALIZER", "NONE"]}
+    scout = Frame(np.full(SHAPE[:2], 900), geometry, 3, groups={"CTImageFrameTypeSequence": word})
+    write_enhanced(folder / "object.dcm", [scout, *frames_of(stored(AXIAL), AXIAL)], shared=False)
+
+
+def legacy(ds: Dataset) -> None:
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = LEGACY_CT
+    for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        group.UnassignedPerFrameConvertedAttributesSequence = [item(InstanceNumber=n)]
+
+
+def nuclear(sign: int, **changes: Any) -> Maker:
+    """Return the maker of reconstructed nuclear slices, stacked with or against the normal."""
+
+    def make(folder: Path) -> None:
+        geometry = AXIAL
+        samples = stored(AXIAL)
+        if sign < 0:
+            geometry = replace(AXIAL, origin=tuple(AXIAL.position(COUNT - 1)))
+            samples = samples[:, :, ::-1]
+        order = [int(n) + 1 for n in np.random.default_rng(1).permutation(COUNT)]
+        write_nuclear(folder / "nm.dcm", samples, geometry, order, f"{sign * STEP:g}")
+        path = folder / "nm.dcm"
+        ds = dcmread(path)
+        assign(ds, **changes)
+        dcmwrite(path, ds)
+
+    return make
+
+
+def mosaic(geometry: Geometry, **options: Any) -> Maker:
+    """Return the maker of one Siemens mosaic."""
+    return lambda folder: write_mosaic(folder / "m.dcm", stored(geometry), geometry, **options)
+
+
+def dropped(keyword: str, n: int = 4) -> Callable[[Dataset], None]:
+    """Return the change that takes a group from one frame."""
+    return lambda ds: delattr(ds.PerFrameFunctionalGroupsSequence[n], keyword)
+
+
+def one_group_less(ds: Dataset) -> None:
+    ds.PerFrameFunctionalGroupsSequence = ds.PerFrameFunctionalGroupsSequence[:-1]
+
+
+READ |= {
+    "enhanced": Kind(enhanced()),
+    "enhanced, nothing shared": Kind(enhanced(shared=False)),
+    "enhanced MR": Kind(enhanced(modality="MR")),
+    "enhanced PET": Kind(enhanced(modality="PT")),
+    "enhanced, rescale a frame": Kind(own_rescale),
+    "enhanced, tilted": Kind(enhanced(around(tilt=tilt(-15)))),
+    "enhanced, sagittal": Kind(enhanced(around("sagittal"))),
+    "enhanced, tilted doubly oblique": Kind(enhanced(around("doubly oblique", tilt=tilt(15)))),
+    "enhanced, implicit": Kind(rewritten(enhanced(), ImplicitVRLittleEndian)),
+    "enhanced, big endian": Kind(rewritten(enhanced(), ExplicitVRBigEndian)),
+    "enhanced, several objects": Kind(in_parts(False)),
+    "enhanced, an object a slice": Kind(file_a_slice),
+    "enhanced, a localiser among the frames": Kind(with_localiser),
+    "concatenation": Kind(in_parts(True)),
+    "legacy converted": Kind(enhanced(edit=legacy)),
+    "nuclear": Kind(nuclear(1)),
+    "nuclear, against the normal": Kind(nuclear(-1)),
+    "mosaic": Kind(mosaic(AXIAL)),
+    "mosaic, downwards": Kind(mosaic(AXIAL, downwards=True)),
+    "mosaic, sagittal": Kind(mosaic(around("sagittal"))),
+    "mosaic, doubly oblique": Kind(mosaic(around("doubly oblique"), downwards=True)),
+}
+
+
+# --- what has to be chosen ------------------------------------------------------------------------
+
+
+def many(folder: Path) -> None:
+    """Three time points of two echoes each."""
+    each = [
+        {"TemporalPositionIdentifier": t, "EchoTime": e} for t in (1, 2, 10) for e in ("9", "30")
+    ]
+    phases(*each, balls=(BALL, LATE, LATER, BALL, LATE, LATER))(folder)
+
+
+def unlike(*parts: tuple[str, dict[str, Any]]) -> Maker:
+    """Return the maker of stacks of several planes in one series."""
+
+    def make(folder: Path) -> None:
+        for n, ((name, attributes), ball) in enumerate(zip(parts, (BALL, LATE), strict=True)):
+            geometry = around(name)
+
+            def edit(
+                k: int, ds: Dataset, n: int = n, attributes: dict[str, Any] = attributes
+            ) -> None:
+                assign(ds, SOPInstanceUID=uid("stack", n, k), **attributes)
+
+            paths = stack(folder / str(n), geometry, ball, edit)
+            if n:  # the order of stacks is that of their size
+                paths[0].unlink()
+
+    return make
+
+
+def enhanced_phases(
+    contents: Sequence[dict[str, Any]],
+    groups: Sequence[dict[str, dict[str, Any]]] = ({}, {}),
+    names: Sequence[str] = ("axial", "axial"),
+    files: bool = False,
+) -> Maker:
+    """Return the maker of two volumes in one enhanced object, or in one each."""
+
+    def make(folder: Path) -> None:
+        frames: list[Frame] = []
+        for n, ball in enumerate((BALL, LATE)):
+            geometry = around(names[n])
+            samples = stored(geometry, ball)
+            drop = n if names[0] != names[1] else 0  # the order of stacks is that of their size
+            some = frames_of(samples, geometry, content=contents[n], groups=groups[n])[drop:]
+            if files:
+                write_enhanced(folder / f"{n}.dcm", shuffled(some), number=n, shared=False)
+            frames += some
+        if not files:
+            write_enhanced(folder / "object.dcm", shuffled(frames), shared=False)
+
+    return make
+
+
+def two_mosaics(folder: Path) -> None:
+    for n, ball in enumerate((BALL, LATE), 1):
+        write_mosaic(folder / f"{n}.dcm", stored(AXIAL, ball), AXIAL, number=n)
+
+
+def in_series(folder: Path) -> None:
+    for name, ball in (("one", BALL), ("two", LATE)):
+        write_series(folder / name, stored(AXIAL, ball), AXIAL, words=Words(name=name))
+
+
+B0: dict[str, Any] = {"DiffusionBValue": 0.0}
+_TWO = (BALL, LATE)
+PHASES = "PHASES"
+CHOSEN: dict[str, Kind] = {
+    "two series": Kind(in_series, "SERIES_AMBIGUOUS", _TWO),
+    "all that tells two phases": Kind(
+        phases(
+            *(
+                {
+                    "AcquisitionNumber": n,
+                    "TemporalPositionIdentifier": n,
+                    "AcquisitionTime": f"10150{n * 3}",
+                    "ContentTime": f"10150{n * 3}",
+                }
+                for n in (1, 2)
+            )
+        ),
+        PHASES,
+        _TWO,
+    ),
+    **{
+        f"by {keyword}": Kind(values(keyword, *each), PHASES, _TWO)
+        for keyword, each in {
+            "AcquisitionNumber": (2, 10),
+            "TemporalPositionIdentifier": (1, 2),
+            "EchoNumbers": (1, 2),
+            "EchoTime": ("4.6", "12"),
+            "DiffusionBValue": (0.0, 1000.0),
+            "DiffusionGradientOrientation": ([0.0, 0.6, 0.8], [1.0, 0.0, 0.0]),
+            "TriggerTime": ("40", "300"),
+            "AcquisitionTime": ("095900", "101500"),
+            "ContentTime": ("095900.5", "095900.75"),
+            "InstanceNumber": (lambda k: 1 + k, lambda k: 101 + k),
+            "ImageType": (["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
+        }.items()
+    },
+    "by times that no two slices share": Kind(
+        phases(
+            {"ContentTime": lambda k: f"1015{k:02d}", "InstanceNumber": 1},
+            {"ContentTime": lambda k: f"1016{k:02d}", "InstanceNumber": 1},
+        ),
+        PHASES,
+        _TWO,
+    ),
+    "slice by slice": Kind(
+        phases({"InstanceNumber": lambda k: 2 * k + 1}, {"InstanceNumber": lambda k: 2 * k + 2}),
+        PHASES,
+        _TWO,
+    ),
+    "acquisitions one within the other": Kind(
+        values("AcquisitionNumber", 1, 2, shift=0.5), PHASES, _TWO
+    ),
+    "echoes one within the other": Kind(values("EchoTime", "4", "9", shift=0.5), PHASES, _TWO),
+    "three within each other": Kind(
+        values("AcquisitionNumber", 1, 2, 3, balls=(BALL, LATE, LATER), shift=1 / 3),
+        PHASES,
+        (BALL, LATE, LATER),
+    ),
+    "phases that cover other parts": Kind(values("AcquisitionNumber", 1, 2, shift=2), PHASES, _TWO),
+    "times and echoes": Kind(many, PHASES, (BALL, LATE, LATER, BALL, LATE, LATER)),
+    "time point missing in half": Kind(
+        phases(
+            {"TemporalPositionIdentifier": lambda k: 1 if k % 2 else None},
+            {"TemporalPositionIdentifier": lambda k: None if k % 2 else 2},
+        ),
+        PHASES,
+        _TWO,
+    ),
+    "time point missing in one phase": Kind(
+        values("TemporalPositionIdentifier", None, 2), PHASES, _TWO
+    ),
+    "two frames of reference": Kind(
+        unlike(("axial", {}), ("axial", {"FrameOfReferenceUID": uid("another")})), PHASES, _TWO
+    ),
+    "two stacks": Kind(unlike(("axial", {}), ("coronal", {})), PHASES, _TWO),
+    "two stacks, slightly turned": Kind(unlike(("axial", {}), ("oblique", {})), PHASES, _TWO),
+    "enhanced, two times": Kind(
+        enhanced_phases([{"TemporalPositionIndex": n} for n in (1, 2)]), PHASES, _TWO
+    ),
+    "enhanced, two times in two objects": Kind(
+        enhanced_phases([{"TemporalPositionIndex": n} for n in (1, 2)], files=True), PHASES, _TWO
+    ),
+    "enhanced, two objects and no word": Kind(enhanced_phases([{}, {}], files=True), PHASES, _TWO),
+    "enhanced, two stacks": Kind(
+        enhanced_phases([{}, {}], names=("axial", "sagittal")), PHASES, _TWO
+    ),
+    "enhanced, two echoes": Kind(
+        enhanced_phases(
+            [{}, {}], [{"MREchoSequence": {"EffectiveEchoTime": t}} for t in (4.6, 12.0)]
+        ),
+        PHASES,
+        _TWO,
+    ),
+    "enhanced, two b-values": Kind(
+        enhanced_phases(
+            [{}, {}], [{"MRDiffusionSequence": {"DiffusionBValue": b}} for b in (0.0, 1000.0)]
+        ),
+        PHASES,
+        _TWO,
+    ),
+    "mosaics": Kind(two_mosaics, PHASES, _TWO),
+}
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def without(*lost: int) -> Maker:
+    """Return the maker of a series that lacks slices."""
+
+    def make(folder: Path) -> None:
+        paths = stack(folder)
+        for k in lost:
+            paths[k].unlink()
+
+    return make
+
+
+def a_phase_lacks_a_slice(folder: Path) -> None:
+    values("AcquisitionNumber", 1, 2)(folder)
+    for path in sorted((folder / "0").glob("*.dcm")):
+        if dcmread(path, stop_before_pixels=True).InstanceNumber == 1 + MIDDLE:
+            path.unlink()
+
+
+def other_spacing_above(k: int, ds: Dataset) -> None:
+    depth = k * STEP if k < 10 else 10 * STEP + (k - 10) * 1.6 * STEP
+    x, y, z = AXIAL.position(0)
+    ds.ImagePositionPatient = [f"{v:.6f}" for v in (x, y, z + depth)]
+
+
+def contradicting(folder: Path) -> None:
+    paths = stack(folder)
+    for n, k in enumerate((8, 9, 10)):
+        other = dcmread(paths[k])
+        other.SOPInstanceUID = other.file_meta.MediaStorageSOPInstanceUID = uid("other", n)
+        other.InstanceNumber = 90 + n
+        other.PixelData = bytes(len(other.PixelData))
+        dcmwrite(folder / f"other {n}.dcm", other)
+
+
+def cut(share: float) -> Maker:
+    """Return the maker of a series of which one file ends too early."""
+
+    def make(folder: Path) -> None:
+        path = stack(folder)[MIDDLE]
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * share)])
+
+    return make
+
+
+def two_slices(folder: Path) -> None:
+    for path in stack(folder)[2:]:
+        path.unlink()
+
+
+def sideways(k: int, ds: Dataset) -> None:
+    x, y, z = map(float, ds.ImagePositionPatient)
+    ds.ImagePositionPatient = [x + 0.4 * (k % 2), y, z]
+
+
+def comma(folder: Path) -> None:
+    path = stack(folder, edit=lambda k, ds: assign(ds, ImagePositionPatient=_spoiled("3.50")))[3]
+    path.write_bytes(path.read_bytes().replace(b"\\3.50", b"\\3,50"))
+
+
+def _spoiled(number: str) -> list[str]:
+    x, y, _ = (f"{v:.6f}" for v in AXIAL.position(MIDDLE))
+    return [x, y, number]
+
+
+REFUSED: dict[str, Kind] = {
+    "a slice is missing": Kind(
+        without(MIDDLE), "SLICE_GAP", options={"gaps": "interpolate"}, flags=("GAPS_INTERPOLATED",)
+    ),
+    "two slices are missing": Kind(
+        without(3, MIDDLE),
+        "SLICE_GAP",
+        options={"gaps": "interpolate"},
+        flags=("GAPS_INTERPOLATED",),
+    ),
+    "a phase lacks a slice": Kind(a_phase_lacks_a_slice, PHASES, (LATE,), options={"phase": 1}),
+    "spacing changes": Kind(changed(other_spacing_above), "SPACING_CHANGES"),
+    "slices contradict each other": Kind(contradicting, "DUPLICATE_SLICES"),
+    "a slice is cut": Kind(cut(0.7), "TRUNCATED"),
+    "a slice has no pixels": Kind(one(PixelData=None), "TRUNCATED"),
+    "other rows": Kind(one(Rows=SHAPE[1] - 6), "SLICE_SIZE"),
+    "other pixel spacing": Kind(one(PixelSpacing=["3", "3"]), "SLICE_SPACING"),
+    "other orientation": Kind(
+        one(ImageOrientationPatient=["1", "0", "0", "0", "0.9396926", "0.3420201"]),
+        "SLICE_ORIENTATION",
+    ),
+    "other frame of reference": Kind(one(FrameOfReferenceUID=uid("x")), "FRAME_OF_REFERENCE"),
+    "no position": Kind(every(ImagePositionPatient=None), "NO_POSITION"),
+    "no position, one": Kind(one(ImagePositionPatient=None), "NO_POSITION"),
+    "no orientation": Kind(every(ImageOrientationPatient=None), "NO_POSITION"),
+    "NaN": Kind(one(ImagePositionPatient=_spoiled("NaN")), "NO_POSITION"),
+    "infinite": Kind(one(ImagePositionPatient=_spoiled("1e999")), "NO_POSITION"),
+    "decimal comma": Kind(comma, "NO_POSITION"),
+    "two numbers for three": Kind(one(ImagePositionPatient=_spoiled("1")[:2]), "NO_POSITION"),
+    "no pixel spacing": Kind(every(PixelSpacing=None), "BAD_GEOMETRY"),
+    "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
+    "slope 0": Kind(every(RescaleSlope="0"), "RESCALE"),
+    "sideways": Kind(changed(sideways), "BAD_GEOMETRY"),
+    "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
+    "enhanced, a position is missing": Kind(
+        enhanced(edit=dropped("PlanePositionSequence")), "NO_POSITION"
+    ),
+    "concatenation, a part is missing": Kind(in_parts(True, 1), "TRUNCATED"),
+    "concatenation, the last part is missing": Kind(last_part_lost, "TRUNCATED"),
+    "nuclear, no spacing": Kind(nuclear(1, SpacingBetweenSlices=None), "NO_POSITION"),
+    "nuclear, no vector": Kind(nuclear(1, SliceVector=None), "NO_POSITION"),
+    "mosaic, no CSA header": Kind(mosaic(AXIAL, csa=False), "MOSAIC"),
+}
+
+
+# --- what is skipped ------------------------------------------------------------------------------
+
+
+def colour(k: int, ds: Dataset) -> None:
+    ds.SamplesPerPixel, ds.PhotometricInterpretation, ds.PlanarConfiguration = 3, "RGB", 0
+    ds.BitsAllocated = ds.BitsStored = 8
+    ds.HighBit, ds.PixelRepresentation = 7, 0
+    ds.PixelData = bytes(ds.Rows * ds.Columns * 3)
+
+
+def report(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = stack(folder)[0]
+    ds = dcmread(path)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    del ds.PixelData
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = SR
+    dcmwrite(folder / "sr.dcm", ds)
+
+
+SKIPPED: dict[str, Kind] = {
+    "localisers": Kind(every(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), "LOCALIZER"),
+    "captures": Kind(every(SOPClassUID=SC, ImagePositionPatient=None), "SECONDARY_CAPTURE"),
+    "colour": Kind(changed(colour), "COLOR"),
+    "X-rays": Kind(every(SOPClassUID=DX, ImagePositionPatient=None), "PROJECTION"),
+    "report": Kind(report, "NOT_AN_IMAGE"),
+    "segmentation": Kind(every(SOPClassUID=SEG), "NOT_AN_IMAGE"),
+    "projections": Kind(every(ImageType=["DERIVED", "SECONDARY", "AXIAL", "MIP"]), "PROJECTION"),
+    "rendered": Kind(
+        every(ImageType=["DERIVED", "SECONDARY", "PROJECTION IMAGE"], Modality="MR"), "PROJECTION"
+    ),
+    "scintigrams": Kind(nuclear(1, ImageType=["ORIGINAL", "PRIMARY", "STATIC"]), "PROJECTION"),
+    "enhanced, localisers": Kind(
+        enhanced(
+            edit=lambda ds: assign(ds, ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER", "NONE"])
+        ),
+        "LOCALIZER",
+    ),
+}
+
+KINDS = READ | CHOSEN | REFUSED | SKIPPED
