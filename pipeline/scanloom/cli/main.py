@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scanloom.cli import demo, doctor, join, models, segment, where
+from scanloom.cli import demo, doctor, index, join, models, segment, where
 
 app = typer.Typer(
     name="scanloom",
@@ -18,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("segment")(segment.segment)
+app.command("index")(index.index)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

@@ -5,27 +5,59 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast
 
 from scanloom.core import MODALITIES, Reason, ScanError, Series
-from scanloom.io.dicom.headers import SHELF, Header, quiet, read_headers
-from scanloom.io.dicom.kinds import skip_reason
-from scanloom.io.itk import ITK_SUFFIXES, itk_files
-from scanloom.io.nifti import NIFTI_SUFFIXES, nifti_files
+from scanloom.io.dicom.elements import unpack_elements
+from scanloom.io.dicom.headers import SHELF, make_header, quiet
+from scanloom.io.itk import itk_files
+from scanloom.io.nifti import nifti_files
+from scanloom.io.survey import Look, look_at, series_description
+from scanloom.io.unpack import IN_ZIP, SCRATCH
+from scanloom.io.walk import Entry, is_zip, list_files
 
 SHOWN_DIGITS = 8
 """How much of a UID is shown where a person has to choose."""
 
+_PARTED = (".hdr", ".hdr.gz", ".mhd", ".nhdr")
+"""Volume files whose voxels may lie in a file of their own."""
 
-def find_series(path: Path) -> tuple[Series, ...]:
+Kind = Literal["dicom", "nifti", "itk"]
+
+
+@dataclass
+class Group:
+    """Files of one series, by their places in the list of what was found.
+
+    Parameters
+    ----------
+    kind : "dicom", "nifti" or "itk"
+    study, series : str
+        UIDs; empty where there are none.
+    members : list of int
+        Those that may be slices.
+    skipped : list of int
+        Those of the same series that are none; a series of such files alone is skipped.
+    """
+
+    kind: Kind
+    study: str = ""
+    series: str = ""
+    members: list[int] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
+def find_series(path: Path | str) -> tuple[Series, ...]:
     """Find the scans at a path.
 
     Parameters
     ----------
-    path : Path
-        A folder with DICOM files (searched with all folders below it; volume files count where
-        it has no DICOM), one DICOM file (it stands for its series in its folder), or a volume
-        file: .nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha, .mhd.
+    path : Path or str
+        A folder (searched with all folders below it), a DICOM file (it stands for its series in
+        its folder), a volume file (.nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha, .mhd), a zip archive,
+        a DICOMDIR, or a glob pattern.
 
     Returns
     -------
@@ -38,28 +70,70 @@ def find_series(path: Path) -> tuple[Series, ...]:
         NOT_FOUND, UNREADABLE; where there is no scan NO_IMAGES, or the reason why all that is
         there was skipped, if it is one.
     """
-    if not path.exists():
-        raise ScanError(Reason.NOT_FOUND, f"nothing at {path}")
-    if path.is_dir():
-        files = _files_below(path)
-        found, skipped = _dicom_series(files)
-        if not found and not skipped:
-            found = [s for s in map(_volume_file, files) if s is not None]
-    else:
-        volume = _volume_file(path)
-        found, skipped = ([volume], Counter()) if volume else _series_of(path)
-    if found:
-        return tuple(
-            sorted(found, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files))
+    entries = list_files([path])
+    looks = _looks(entries)
+    wanted = ""
+    if _is_one_file(path) and looks[0].kind == "dicom" and not looks[0].reason:
+        wanted = entries[0].path
+        entries = list_files(_beside(wanted))
+        looks = _looks(entries)
+    groups = group_files(entries, looks)
+    found = [
+        make_series(group, entries, looks)
+        for group in groups
+        if group.members and (not wanted or _holds(group, entries, wanted))
+    ]
+    if not found:
+        raise _nothing(entries, looks)
+    return tuple(sorted(found, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files)))
+
+
+def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
+    """Group files into series, in the order of their first files.
+
+    Damaged DICOM files make a series of their own in each folder, which can't be read: they might
+    belong to any. Series without UID are told apart by folder.
+    """
+    groups: dict[tuple[str, ...], Group] = {}
+    places = {entry.path: n for n, entry in enumerate(entries)}
+    partners = _partners(entries, looks, places)
+    for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
+        if not look.kind or n in partners.values():
+            continue
+        if look.kind != "dicom":
+            group = groups.setdefault((look.kind, str(n)), Group(cast("Kind", look.kind)))
+            group.members.extend([n, partners[n]] if n in partners else [n])
+            continue
+        place = "" if look.series else os.path.dirname(entry.path)  # noqa: PTH120
+        damaged = "damaged" if look.reason and not look.packed else ""
+        key = ("dicom", look.study, look.series, place, damaged)
+        group = groups.setdefault(key, Group("dicom", look.study, look.series))
+        (group.skipped if look.packed and look.reason else group.members).append(n)
+    return list(groups.values())
+
+
+def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:
+    """Return a group as what readers take; packed files are unpacked for it."""
+    files = tuple(SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in group.members)
+    if group.kind != "dicom":
+        return Series(group.kind, files)
+    pairs = zip(files, (looks[n] for n in group.members), strict=True)
+    headers = [
+        make_header(file, unpack_elements(look.packed)) for file, look in pairs if look.packed
+    ]
+    if len(headers) < len(files):
+        return Series("dicom", files)
+    SHELF.put(headers)
+    modality = headers[0].modality
+    with quiet():
+        return Series(
+            kind="dicom",
+            files=files,
+            study_uid=group.study,
+            series_uid=group.series,
+            modality=modality if modality in MODALITIES else None,
+            description=series_description(headers[0]),
         )
-    if len(skipped) == 1:
-        [(reason, count)] = skipped.items()
-        raise ScanError(reason, f"{count} DICOM files, none of them a slice of a volume")
-    detail = ", ".join(
-        f"{count} {reason.code}"
-        for reason, count in sorted(skipped.items(), key=lambda item: item[0].value)
-    )
-    raise ScanError(Reason.NO_IMAGES, f"no scan at {path}" + (f" ({detail})" if detail else ""))
 
 
 def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
@@ -92,6 +166,84 @@ def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
     raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(found)}: {_listed(found)}")
 
 
+def look_result(entry: Entry) -> Look | None:
+    """Return what is known of a file that is not opened; None if it must be."""
+    return None if entry.reason is None else Look("", reason=entry.reason.code)
+
+
+def _looks(entries: Sequence[Entry]) -> list[Look]:
+    """Return what each file is; zip archives are unpacked for it."""
+    known = [look_result(entry) for entry in entries]
+    paths = [
+        str(SCRATCH.plain(entry.path))
+        for entry, look in zip(entries, known, strict=True)
+        if look is None
+    ]
+    looked = iter(look_at(paths))
+    return [look or next(looked) for look in known]
+
+
+def _is_one_file(path: Path | str) -> bool:
+    name = Path(path).name.upper()
+    return os.path.isfile(path) and not is_zip(path) and name != "DICOMDIR"  # noqa: PTH113
+
+
+def _beside(path: str) -> list[str]:
+    """Return the files in the folder of one, itself first."""
+    folder = os.path.dirname(path)  # noqa: PTH120
+    try:
+        with os.scandir(folder) as items:
+            beside = sorted(item.path for item in items if item.is_file())
+    except OSError:
+        beside = []
+    return [path, *(b for b in beside if b != path and not is_zip(b) and b[-8:] != "DICOMDIR")]
+
+
+def _holds(group: Group, entries: Sequence[Entry], path: str) -> bool:
+    return any(entries[n].path == path for n in group.members)
+
+
+def _partners(
+    entries: Sequence[Entry], looks: Sequence[Look], places: dict[str, int]
+) -> dict[int, int]:
+    """Return which header of a volume belongs to which file of voxels."""
+    partners = {}
+    for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
+        if look.kind in ("nifti", "itk") and entry.path.lower().endswith(_PARTED):
+            files = (nifti_files if look.kind == "nifti" else itk_files)(SCRATCH.plain(entry.path))
+            for file in files[1:]:
+                beside = _join(entry.path, file.name)
+                if beside in places:
+                    partners[n] = places[beside]
+    return partners
+
+
+def _join(path: str, name: str) -> str:
+    """Return the path of a file beside another one, in a zip archive too."""
+    folder, mark, member = path.partition(IN_ZIP)
+    if mark:
+        return folder + mark + member[: member.rfind("/") + 1] + name
+    return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
+
+
+def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:
+    """Return why there is no scan: the one reason, or NO_IMAGES with all of them."""
+    lost = [entry.reason for entry in entries if entry.reason is not None]
+    failed = [reason for reason in lost if reason.outcome == "failed"]
+    if len(entries) == 1 and failed:
+        return ScanError(failed[0], "what was named can't be used")
+    skipped = Counter(look.reason for look in looks if look.packed and look.reason)
+    skipped.update(look.reason for look in looks if look.reason == Reason.UNREADABLE.code)
+    if len(skipped) == 1:
+        [(code, count)] = skipped.items()
+        return ScanError(Reason[code], f"{count} files, none of them a slice of a volume")
+    detail = ", ".join(
+        f"{count} {code}"
+        for code, count in sorted(skipped.items(), key=lambda i: Reason[i[0]].value)
+    )
+    return ScanError(Reason.NO_IMAGES, "no scan at this path" + (f" ({detail})" if detail else ""))
+
+
 def _listed(found: Sequence[Series]) -> str:
     """Return the list for a person to choose from: no description, which may name a patient."""
     lines = []
@@ -100,89 +252,3 @@ def _listed(found: Sequence[Series]) -> str:
         kind = series.modality or series.kind
         lines.append(f"{number}: {kind}, {len(series.files)} files{uid}")
     return "; ".join(lines)
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted; links to folders are not followed."""
-    files: list[Path] = []
-    for root, folders, names in os.walk(folder, onerror=_raise_unreadable):
-        folders.sort()
-        files.extend(Path(root, name) for name in sorted(names))
-    return [file for file in files if file.is_file()]
-
-
-def _raise_unreadable(error: OSError) -> None:
-    detail = f"a folder can't be listed ({type(error).__name__})"
-    raise ScanError(Reason.UNREADABLE, detail) from error
-
-
-def _volume_file(path: Path) -> Series | None:
-    """Return the series that a volume file is, None if its name says that it is none."""
-    name = path.name.lower()
-    if name.endswith(NIFTI_SUFFIXES):
-        return Series("nifti", nifti_files(path))
-    if name.endswith(ITK_SUFFIXES):
-        return Series("itk", itk_files(path))
-    return None
-
-
-def _series_of(path: Path) -> tuple[list[Series], Counter[Reason]]:
-    """Return the series of one DICOM file, from the folder it lies in."""
-    [header] = read_headers([path])
-    if header is None:
-        return [], Counter()
-    if isinstance(header, ScanError):
-        raise header
-    reason = skip_reason(header)
-    if reason is not None:
-        return [], Counter([reason])
-    beside = [file for file in sorted(path.parent.iterdir()) if file.is_file()]
-    found, skipped = _dicom_series(beside)
-    return [s for s in found if path in s.files], skipped
-
-
-def _dicom_series(files: Sequence[Path]) -> tuple[list[Series], Counter[Reason]]:
-    """Group slices by study and series; count what is no slice.
-
-    Damaged files make a series of their own, which can't be read: they might belong to any.
-    """
-    groups: dict[tuple[str, str, str], list[Header]] = {}
-    damaged: dict[Path, list[Path]] = {}
-    skipped: Counter[Reason] = Counter()
-    for path, header in zip(files, read_headers(files), strict=True):
-        if isinstance(header, ScanError):
-            damaged.setdefault(path.parent, []).append(path)
-            continue
-        if header is None:
-            continue
-        reason = skip_reason(header)
-        if reason is not None:
-            skipped[reason] += 1
-            continue
-        place = "" if header.series_uid else str(path.parent)
-        groups.setdefault((header.study_uid, header.series_uid, place), []).append(header)
-    for headers in groups.values():
-        SHELF.put(headers)
-    with quiet():
-        series = [_as_series(headers) for headers in groups.values()]
-    return series + [Series("dicom", tuple(paths)) for paths in damaged.values()], skipped
-
-
-def _as_series(headers: Sequence[Header]) -> Series:
-    first = headers[0]
-    return Series(
-        kind="dicom",
-        files=tuple(h.path for h in headers),
-        study_uid=first.study_uid,
-        series_uid=first.series_uid,
-        modality=first.modality if first.modality in MODALITIES else None,
-        description=_description(first),
-    )
-
-
-def _description(header: Header) -> str:
-    """Return SeriesDescription; what is not plain ASCII is decoded by pydicom."""
-    raw = header.elements.raw(0x0008103E)
-    if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escapes to others by plain bytes
-        return raw.decode("ascii").strip(" \0")
-    return str(header.read_dataset().get("SeriesDescription", "") or "")

@@ -87,6 +87,11 @@ def case_id(series: Series, key: bytes) -> str:
     return _text(_hash(key, b"case by files", sorted(prints)))
 
 
+def study_id(study_uid: str, key: bytes) -> str:
+    """Return the id of a study: 26 characters."""
+    return _text(_hash(key, b"study by uid", [study_uid.encode("utf-8", "replace")]))
+
+
 def file_id(path: Path, instance_uid: str, key: bytes) -> str:
     """Return the id of one file: 26 characters, the same wherever it lies.
 

@@ -109,11 +109,11 @@ def test_a_damaged_file_is_not_dropped_silently(tmp_path):
         scanloom.load_volume(tmp_path)
 
 
-def test_volume_files_count_where_there_is_no_dicom(tmp_path):
+def test_volume_files_are_found_beside_dicom(tmp_path):
     nibabel.Nifti1Image(noise(), np.eye(4)).to_filename(tmp_path / "scan.nii.gz")
     assert find_series(tmp_path)[0].kind == "nifti"
     write_series(tmp_path / "dicom", noise())
-    assert [s.kind for s in find_series(tmp_path)] == ["dicom"]
+    assert [s.kind for s in find_series(tmp_path)] == ["dicom", "nifti"]
 
 
 @pytest.mark.parametrize("name", ["text.dcm", "text.txt", "notes"])

@@ -91,6 +91,8 @@ class Elements:
         Whether ModalityLUTSequence holds anything.
     pixels : PixelPlace or None
         None where there is no PixelData, or the file ends before it.
+    gzipped : bool
+        Whether gzip packed the file.
     """
 
     values: Mapping[int, bytes]
@@ -98,6 +100,7 @@ class Elements:
     little: bool
     lookup_table: bool
     pixels: PixelPlace | None
+    gzipped: bool = False
 
     def raw(self, tag: int) -> bytes:
         """Return the bytes of an element, empty where it is absent."""
@@ -118,7 +121,7 @@ class Elements:
         """Return all of it as bytes, for another process or the index; see `unpack_elements`."""
         place = self.pixels or PixelPlace(0, None)
         flags = self.little | self.lookup_table << 1 | (self.pixels is not None) << 2
-        flags |= (place.length is not None) << 3
+        flags |= (place.length is not None) << 3 | self.gzipped << 4
         syntax, count = self.syntax.encode("utf-8", "replace"), len(self.values)
         lengths = map(len, self.values.values())
         head = _HEAD.pack(count, flags, len(syntax), place.offset, place.length or 0)
@@ -146,4 +149,4 @@ def unpack_elements(packed: bytes) -> Elements:
     if start != len(packed):
         raise ValueError(f"{len(packed)} bytes, not {start}")
     pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
-    return Elements(values, syntax, bool(flags & 1), bool(flags & 2), pixels)
+    return Elements(values, syntax, bool(flags & 1), bool(flags & 2), pixels, bool(flags & 16))

@@ -10,7 +10,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.elements import MEDIA_CLASS, Elements, PixelPlace
 from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.odd_header import read_dataset, read_odd
+from scanloom.io.unpack import inflated_start, starts_gzip
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -158,13 +159,30 @@ def _read_or_say_why(path: Path) -> Header | ScanError | None:
 
 def _read_header(path: Path) -> Header | None:
     try:
-        start = read_start(path)
-        if not is_dicom(start):
-            return None
-        return make_header(path, read_plain(path, start) or read_odd(path))
+        elements = read_elements(path)
+        return None if elements is None else make_header(path, elements)
     except OSError as exc:
         detail = f"a file can't be read ({type(exc).__name__})"
         raise ScanError(Reason.UNREADABLE, detail) from exc
+
+
+def read_elements(path: Path | str) -> Elements | None:
+    """Return what one file says, packed by gzip or not; None if it is no DICOM.
+
+    Raises
+    ------
+    OSError
+        If it can't be read.
+    ScanError
+        DAMAGED if it can't be parsed.
+    """
+    start = read_start(path)
+    if starts_gzip(start):
+        start = inflated_start(start, len(start))
+        return replace(read_odd(Path(path)), gzipped=True) if is_dicom(start) else None
+    if not is_dicom(start):
+        return None
+    return read_plain(path, start) or read_odd(Path(path))
 
 
 def is_dicom(start: bytes) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.elements import LOOKUP_TABLE, MEDIA_CLASS, TAGS, Elements, PixelPlace
+from scanloom.io.unpack import opened_plain
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -25,6 +26,7 @@ LONGEST_VALUE = 1 << 26
 """Bytes; longer values before the pixels are passed over."""
 
 _PIECE = 1 << 16
+_META = 1 << 11  # bytes from the start within which a meta header names its syntax
 _PIXELS = 0x7FE00010
 _ALL_PIXELS = frozenset((_PIXELS, 0x7FE00009, 0x7FE00008))
 _LONG_VRS = (b"OB", b"OW", b"UN")
@@ -95,7 +97,7 @@ def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | N
     from pydicom.filereader import read_partial
 
     try:
-        with path.open("rb") as file:
+        with opened_plain(path, MOST_INFLATED) as file:
             inflated = _inflated_start(file)
             if inflated is not None:
                 meta, data = inflated
@@ -119,17 +121,16 @@ def _inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
 
     pydicom would inflate the file whole, however large that is.
     """
-    from pydicom.filereader import read_file_meta_info, read_preamble
+    from pydicom.filereader import read_partial
 
     start = file.read(_PIECE)
-    if start[128:132] != b"DICM" or DEFLATED.encode() not in start:
+    if start[128:132] != b"DICM" or DEFLATED.encode() not in start[:_META]:
         return None
-    file.seek(0)
-    read_preamble(file, force=True)
-    meta = read_file_meta_info(file.name)
+    end = 144 + int.from_bytes(start[140:144], "little")  # FileMetaInformationGroupLength
+    meta = read_partial(BytesIO(start[:end])).file_meta
     if _named(meta) != DEFLATED:
         return None
-    file.seek(132 + 12 + int(meta.FileMetaInformationGroupLength))
+    file.seek(end)
     return meta, _inflate(file)
 
 

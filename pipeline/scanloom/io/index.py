@@ -1,0 +1,274 @@
+"""The index: every file at some paths, the series they make, and what became of each.
+
+It is kept in a file, `index.parquet`, so that a file that did not change (size, time of change,
+inode) is not opened again. A row is a file; the first row of a series also describes the series.
+It holds paths and UIDs: in an output folder it lies in `private/`, else in the user's cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError, Series
+from scanloom.io.find import Group, group_files, look_result
+from scanloom.io.helpers import Helpers, ToDescribe
+from scanloom.io.identity import case_id, key_fingerprint, study_id
+from scanloom.io.index_file import IndexedSeries, Rows, make_rows, read_index, write_index
+from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
+from scanloom.io.survey import Description, Look
+from scanloom.io.unpack import SCRATCH
+from scanloom.io.walk import Entry, list_files
+
+logger = logging.getLogger(__name__)
+
+INDEX = "index.parquet"
+MANY = 3000
+"""Files that have to be opened, above which other processes help: they take half a second."""
+
+_CHUNK = 256  # files, or slices of series, that a process gets at once
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """All files that were found, and the series that they make.
+
+    Parameters
+    ----------
+    rows : Rows
+        A row for each file, in a fixed order.
+    series : tuple of IndexedSeries
+        In the order of `scanloom.io.find.find_series`; those that are skipped last.
+    opened : int
+        How many files had to be opened this time.
+    """
+
+    rows: Rows
+    series: tuple[IndexedSeries, ...]
+    opened: int
+
+    def counts(self) -> dict[str, int]:
+        """Return how many files were found, used, skipped and failed: the first is their sum."""
+        counted = Counter(outcome for outcome, _ in self.outcomes())
+        return {
+            "found": len(self.rows),
+            **{outcome: counted[outcome] for outcome in ("used", "skipped", "failed")},
+        }
+
+    def outcomes(self) -> Iterator[tuple[str, str]]:
+        """Give what became of each file: used, skipped or failed, and the code of the reason."""
+        became: dict[str, tuple[str, str]] = {
+            reason.code: (reason.outcome, reason.code) for reason in Reason
+        }
+        became[""] = ("used", "")
+        of_groups = [one.what.reason for one in self.rows.series]
+        for reason, group in zip(self.rows.reasons, self.rows.groups, strict=True):
+            yield became[reason or (of_groups[group] if group >= 0 else "")]
+
+    def as_series(self, one: IndexedSeries) -> Series:
+        """Return a series as readers take it; what is packed is unpacked for it."""
+        return Series(
+            kind=one.kind,
+            files=tuple(
+                SCRATCH.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
+                for n in one.files
+            ),
+            study_uid=one.study_uid,
+            series_uid=one.series_uid,
+            modality=one.what.modality or None,
+            description=one.what.description,
+        )
+
+
+def build_index(
+    paths: Sequence[Path | str],
+    key: bytes,
+    out: Path | None = None,
+    *,
+    processes: int | None = None,
+) -> Index:
+    """Find all files at paths, look at those that are new or changed, and keep what was seen.
+
+    Parameters
+    ----------
+    paths : sequence of Path or str
+        As `scanloom.io.walk.list_files` takes them.
+    key : bytes
+        Of the ids.
+    out : Path or None
+        The output folder whose index it is; None for a file in the user's cache folder.
+    processes : int or None
+        How many help with many files; None for as many as there are cores.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND; KEY_OTHER if OUT belongs to another key; OUTPUT or DISK_FULL if its index can't
+        be written.
+    """
+    fingerprint = key_fingerprint(key)
+    if out is not None:
+        check_key(out, fingerprint)
+    entries = list_files(paths)
+    place = cache_file(paths) if out is None else out / PRIVATE / INDEX
+    old = read_index(place, fingerprint)
+    if old is not None and old.is_of(entries):
+        return Index(old, _in_order(old), 0)
+    rows, opened = _build(entries, key, old, processes or _cores())
+    if out is None:
+        _keep_in_cache(rows, place, fingerprint)
+    else:
+        _keep_in_out(rows, out, fingerprint)
+    return Index(rows, _in_order(rows), opened)
+
+
+def cache_file(paths: Sequence[Path | str]) -> Path:
+    """Return where the index of some paths is kept for who names no output folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "scanloom" / "index"
+    named = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # noqa: PTH100 links stay
+    digest = hashlib.blake2b(os.fsencode(named), digest_size=16).hexdigest()
+    return folder / f"{digest}.parquet"
+
+
+def _cores() -> int:
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
+
+
+def _build(entries: list[Entry], key: bytes, old: Rows | None, processes: int) -> tuple[Rows, int]:
+    """Return a row for each entry, and how many files were opened for it."""
+    looks: list[Look | None] = [look_result(entry) for entry in entries]
+    before = [-1] * len(entries) if old is None else old.unchanged(entries)
+    if old is not None:
+        for n, row in enumerate(before):
+            if row >= 0 and looks[n] is None:
+                looks[n] = old.look(row)
+    missing = [n for n, look in enumerate(looks) if look is None]
+    with Helpers(processes if len(missing) > MANY else 0) as helpers:
+        paths = [str(SCRATCH.plain(entries[n].path)) for n in missing]
+        found = helpers.look(paths[n : n + _CHUNK] for n in range(0, len(paths), _CHUNK))
+        fresh = (look for chunk in found for look in chunk)
+        for n, look in zip(missing, fresh, strict=True):
+            looks[n] = look
+        whole = [look for look in looks if look is not None]
+        groups = group_files(entries, whole)
+        known = [_known(_files(group), before, old) for group in groups]
+        todo = [
+            (group, _to_describe(group, entries, whole))
+            for group, one in zip(groups, known, strict=True)
+            if one is None
+        ]
+        described = iter(_described([task for _, task in todo], helpers))
+    series = []
+    for group, one in zip(groups, known, strict=True):
+        if one is None:
+            series.append(_series(group, next(described), entries, whole, key))
+        else:
+            series.append(one._replace(files=_files(group)))
+    return make_rows(entries, whole, groups, series), len(missing)
+
+
+def _files(group: Group) -> tuple[int, ...]:
+    return tuple(group.members or group.skipped)
+
+
+def _known(files: Sequence[int], before: Sequence[int], old: Rows | None) -> IndexedSeries | None:
+    """Return the series of the old index that had the same files, none of them changed."""
+    if old is None or before[files[0]] < 0:
+        return None
+    number = old.groups[before[files[0]]]
+    if number < 0 or {before[n] for n in files} != set(old.series[number].files):
+        return None
+    return old.series[number]
+
+
+def _to_describe(
+    group: Group, entries: Sequence[Entry], looks: Sequence[Look]
+) -> ToDescribe | Description:
+    """Return what has to be looked at, or what is known of damaged files."""
+    files = _files(group)
+    if group.kind != "dicom":
+        return ToDescribe(group.kind, [str(SCRATCH.plain(entries[n].path)) for n in files], [])
+    lost = [looks[n] for n in files if not looks[n].packed]
+    if lost:
+        return Description(reason=lost[0].reason, detail=lost[0].detail)
+    paths = [str(SCRATCH.plain(entries[n].path)) for n in files]
+    return ToDescribe("dicom", paths, [looks[n].packed for n in files])
+
+
+def _described(
+    tasks: Sequence[ToDescribe | Description], helpers: Helpers
+) -> Iterator[Description]:
+    """Give the descriptions in order; small series are sent together."""
+    chunks: list[list[ToDescribe]] = [[]]
+    size = 0
+    for task in tasks:
+        if isinstance(task, ToDescribe):
+            if size >= _CHUNK:
+                chunks.append([])
+                size = 0
+            chunks[-1].append(task)
+            size += len(task.paths)
+    done = (one for chunk in helpers.describe(chunks) for one in chunk)
+    for task in tasks:
+        yield next(done) if isinstance(task, ToDescribe) else task
+
+
+def _series(
+    group: Group,
+    what: Description,
+    entries: Sequence[Entry],
+    looks: Sequence[Look],
+    key: bytes,
+) -> IndexedSeries:
+    files = _files(group)
+    try:
+        plain = (
+            ()
+            if group.series
+            else tuple(SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in files)
+        )
+        name = case_id(Series(group.kind, plain, group.study, group.series), key)
+    except ScanError:
+        name = ""
+    study = study_id(group.study, key) if group.study else ""
+    slices = bool(group.members)
+    return IndexedSeries(name, study, group.kind, group.study, group.series, files, slices, what)
+
+
+def _in_order(rows: Rows) -> tuple[IndexedSeries, ...]:
+    """Return the series as `find_series` would number them, those without slices last."""
+
+    def order(one: IndexedSeries) -> tuple[object, ...]:
+        first = rows.entries[one.files[0]].path
+        return (not one.slices, -len(one.files), one.study_uid, one.series_uid, first)
+
+    return tuple(sorted(rows.series, key=order))
+
+
+def _keep_in_out(rows: Rows, out: Path, fingerprint: str) -> None:
+    try:
+        with private_folder(out, fingerprint) as folder:
+            for draft in folder.glob(f".{INDEX}.*"):  # left by who died; nobody is writing now
+                draft.unlink(missing_ok=True)
+            write_private(folder / INDEX, lambda draft: write_index(rows, draft, fingerprint))
+    except OSError as exc:
+        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT
+        raise ScanError(reason, f"the index can't be written ({type(exc).__name__})") from exc
+
+
+def _keep_in_cache(rows: Rows, path: Path, fingerprint: str) -> None:
+    """Keep the index for its owner alone; who has no cache folder does without."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        write_private(path, lambda draft: write_index(rows, draft, fingerprint))
+    except OSError:
+        logger.debug("the index can't be kept", exc_info=True)

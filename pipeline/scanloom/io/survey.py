@@ -1,0 +1,218 @@
+"""What files are, and what the series they make are like: from headers alone.
+
+Both work on lists, so that other processes can do it (`scanloom.io.helpers`): `look_at` goes file
+by file, `describe` series by series.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from scanloom.core import MODALITIES, Grid, Reason, ScanError, Series
+from scanloom.io.bodyparts import body_part
+from scanloom.io.dicom.elements import unpack_elements
+from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements
+from scanloom.io.dicom.kinds import skip_reason
+from scanloom.io.itk import ITK_SUFFIXES
+from scanloom.io.nifti import NIFTI_SUFFIXES
+
+logger = logging.getLogger(__name__)
+
+_OBLIQUE = 0.8
+"""Cosine: planes that are turned further than 37 degrees from an axis are oblique."""
+_PLANES = ("sagittal", "coronal", "axial")
+
+
+class Look(NamedTuple):
+    """What one file is.
+
+    Parameters
+    ----------
+    kind : str
+        "dicom", "nifti", "itk"; empty for what is no image at all.
+    gzipped : bool
+        Whether gzip packed a DICOM file.
+    study, series : str
+        UIDs of a DICOM file.
+    reason : str
+        Code of why it is no part of a volume; empty where it may be one.
+    detail : str
+    packed : bytes
+        `Elements.packed` of a DICOM file.
+    """
+
+    kind: str
+    gzipped: bool = False
+    study: str = ""
+    series: str = ""
+    reason: str = ""
+    detail: str = ""
+    packed: bytes = b""
+
+
+class Description(NamedTuple):
+    """What a series is like. Words come from closed lists but for the last four.
+
+    Parameters
+    ----------
+    reason : str
+        Code of why it gives no volume; empty where it does.
+    detail : str
+    shape : tuple of int
+        (I, J, K); empty where there is no volume, as `spacing` is.
+    spacing : tuple of float
+        mm.
+    plane : str
+        "axial", "coronal", "sagittal" or "oblique": that of the slices.
+    modality, body_part : str
+        Empty where the headers don't say; body parts that are on no list are "OTHER".
+    date : str
+        Of series and acquisition, to tell the newest: it sorts by time.
+    number : int
+        SeriesNumber, -1 where there is none.
+    contrast : bool
+    image_type, kernel, description : str
+        As the headers say, values of the first joined by a backslash.
+    """
+
+    reason: str = ""
+    detail: str = ""
+    shape: tuple[int, ...] = ()
+    spacing: tuple[float, ...] = ()
+    plane: str = ""
+    modality: str = ""
+    body_part: str = ""
+    date: str = ""
+    number: int = -1
+    contrast: bool = False
+    image_type: str = ""
+    kernel: str = ""
+    description: str = ""
+
+
+def look_at(paths: Sequence[str]) -> list[Look]:
+    """Return what each file is. Volume files are known by their names, DICOM by its content."""
+    with quiet():
+        return [_look(path) for path in paths]
+
+
+def _look(path: str) -> Look:
+    name = os.path.basename(path).lower()  # noqa: PTH119
+    if name.endswith(NIFTI_SUFFIXES):
+        return Look("nifti")
+    if name.endswith(ITK_SUFFIXES):
+        return Look("itk")
+    try:
+        elements = read_elements(path)
+    except OSError as exc:
+        detail = f"a file can't be read ({type(exc).__name__})"
+        return Look("", reason=Reason.UNREADABLE.code, detail=detail)
+    except ScanError as error:
+        return Look("dicom", reason=error.code, detail=error.detail)
+    if elements is None:
+        return Look("", reason=Reason.NOT_AN_IMAGE.code)
+    header = make_header(Path(path), elements)
+    reason = skip_reason(header)
+    code = "" if reason is None else reason.code
+    return Look(
+        kind="dicom",
+        gzipped=elements.gzipped,
+        study=header.study_uid,
+        series=header.series_uid,
+        reason=code,
+        packed=elements.packed(),
+    )
+
+
+def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> Description:
+    """Return what a series is like.
+
+    Parameters
+    ----------
+    kind : str
+        "dicom", "nifti" or "itk".
+    paths : sequence of str
+        Its files.
+    packed : sequence of bytes
+        What the files of a DICOM series say, one for each.
+    """
+    files = tuple(map(Path, paths))
+    try:
+        with quiet():
+            if kind == "dicom":
+                return _describe_dicom(files, packed)
+            return _described(Description(), _volume_grid(kind, files))
+    except ScanError as error:
+        return Description(reason=error.code, detail=error.detail)
+
+
+def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
+    from scanloom.io.outline import read_outline
+
+    return read_outline(Series("nifti" if kind == "nifti" else "itk", files))[0]
+
+
+def _describe_dicom(files: Sequence[Path], packed: Sequence[bytes]) -> Description:
+    from scanloom.io.dicom.series import headers_outline
+
+    headers = [make_header(f, unpack_elements(p)) for f, p in zip(files, packed, strict=True)]
+    words = _words(headers[0])
+    reasons = [skip_reason(h) for h in headers]
+    if all(reasons):
+        return words._replace(reason=reasons[0].code)  # type: ignore[union-attr]
+    try:
+        grid = headers_outline([h for h, r in zip(headers, reasons, strict=True) if r is None])[0]
+    except ScanError as error:
+        return words._replace(reason=error.code, detail=error.detail)
+    except Exception as error:  # a fault in one series must not stop the others
+        logger.debug("series not described", exc_info=True)
+        return words._replace(reason=Reason.INTERNAL.code, detail=type(error).__name__)
+    return _described(words, grid)
+
+
+def _described(words: Description, grid: Grid) -> Description:
+    return words._replace(
+        shape=tuple(map(int, grid.shape)),
+        spacing=tuple(round(float(mm), 6) for mm in grid.spacing),
+        plane=_plane(grid),
+    )
+
+
+def _plane(grid: Grid) -> str:
+    """Return the plane of the slices by their normal, which a tilt does not turn."""
+    normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
+    share = np.abs(normal) / np.linalg.norm(normal)
+    return _PLANES[int(share.argmax())] if share.max() >= _OBLIQUE else "oblique"
+
+
+def _words(header: Header) -> Description:
+    text = header.elements.text
+    number = text(0x00200011)
+    date = text(0x00080021) or text(0x00080022) or text(0x00080020)
+    return Description(
+        modality=header.modality if header.modality in MODALITIES else "",
+        body_part=body_part(text(0x00180015)),
+        date=date + (text(0x00080031) or text(0x00080032)),
+        number=int(number) if number.isascii() and number.isdigit() else -1,
+        contrast=bool(text(0x00180010)),
+        image_type="\\".join(header.image_type),
+        kernel=text(0x00181210),
+        description=series_description(header),
+    )
+
+
+def series_description(header: Header) -> str:
+    """Return SeriesDescription; what is not plain ASCII is decoded by pydicom."""
+    raw = header.elements.raw(0x0008103E)
+    if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escapes to others by plain bytes
+        return raw.decode("ascii").strip(" \0")
+    try:
+        return str(header.read_dataset().get("SeriesDescription", "") or "")
+    except ScanError:
+        return ""

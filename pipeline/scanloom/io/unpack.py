@@ -1,0 +1,182 @@
+"""Packed files made plain: members of zip archives, and DICOM files that gzip packed.
+
+They go to a folder of this process alone, which goes away with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gzip
+import shutil
+import tempfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from scanloom.core import Reason, ScanError
+
+IN_ZIP = "\0"
+"""Stands between a zip archive and its member: no path of a file system has it."""
+MOST_MEMBERS = 1_000_000
+MOST_BYTES = 1 << 36
+"""Of a zip archive, unpacked: 64 GiB."""
+MOST_OF_DISK = 0.8
+"""Share of the free space that may be taken."""
+PACKED_FILE = 1 << 32
+"""Bytes of one packed DICOM file, unpacked: as many as pixels may have."""
+MOST_TIMES = 200
+"""An archive that grows more than this, and beyond `SMALL`, was made to do harm."""
+SMALL = 1 << 30
+GZIP = b"\x1f\x8b"
+
+_PIECE = 1 << 20
+_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+
+
+def zip_members(archive: Path) -> list[tuple[str, int]]:
+    """Return name and size of each file in an archive, in order; the sizes are judged.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED or UNREADABLE; TOO_LARGE before anything is unpacked.
+    """
+    with _opened(archive) as pack:
+        infos = [info for info in pack.infolist() if not info.is_dir()]
+    total = sum(info.file_size for info in infos)
+    if len(infos) > MOST_MEMBERS or total > MOST_BYTES:
+        raise ScanError(Reason.TOO_LARGE, f"a zip archive of {len(infos)} files, {total} bytes")
+    if total > SMALL and total > MOST_TIMES * max(archive.stat().st_size, 1):
+        raise ScanError(Reason.TOO_LARGE, f"a zip archive that grows to {total} bytes")
+    return [(info.filename, info.file_size) for info in infos]
+
+
+def starts_gzip(start: bytes) -> bool:
+    """Whether a file is packed by gzip."""
+    return start[:2] == GZIP
+
+
+def inflated_start(packed: bytes, size: int) -> bytes:
+    """Return the first `size` bytes of what gzip packed, fewer if `packed` has no more."""
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, size)
+    except zlib.error:
+        return b""
+
+
+@contextmanager
+def opened_plain(path: Path, limit: int) -> Iterator[BinaryIO]:
+    """Open a file, or the first `limit` bytes of what is in it where gzip packed it."""
+    with path.open("rb") as file:
+        packed = starts_gzip(file.read(2))
+        file.seek(0)
+        if packed:
+            with gzip.GzipFile(fileobj=file) as inner:
+                yield BytesIO(inner.read(limit))
+        else:
+            yield file
+
+
+class Scratch:
+    """The folder of unpacked files; each file is unpacked once."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._plain: dict[tuple[str, bool], Path] = {}
+        self._numbers: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def plain(self, path: str, *, gzipped: bool = False) -> Path:
+        """Return a file that can be read as it is.
+
+        Parameters
+        ----------
+        path : str
+            As in `scanloom.io.walk.Entry`.
+        gzipped : bool
+            Whether gzip packed it.
+
+        Raises
+        ------
+        ScanError
+            DAMAGED, UNREADABLE, TOO_LARGE; DISK_FULL.
+        """
+        if not gzipped and IN_ZIP not in path:
+            return Path(path)
+        with self._lock:
+            if (path, False) not in self._plain and IN_ZIP in path:
+                self._unpack_zip(path.split(IN_ZIP)[0])
+            source = self._plain.get((path, False), Path(path))
+            if not gzipped:
+                return source
+            if (path, True) not in self._plain:
+                self._plain[path, True] = self._gunzip(source)
+            return self._plain[path, True]
+
+    def _unpack_zip(self, archive: str) -> None:
+        zip_members(Path(archive))  # their sizes are judged
+        with _opened(Path(archive)) as pack:
+            for info in pack.infolist():
+                if info.is_dir():
+                    continue
+                folder = info.filename.rpartition("/")[0]
+                place = self._place(archive + IN_ZIP + folder, info.filename)
+                with pack.open(info) as packed:
+                    self._copy(packed, place, info.file_size)
+                self._plain[archive + IN_ZIP + info.filename, False] = place
+
+    def _gunzip(self, source: Path) -> Path:
+        place = self._place(str(source), source.name.removesuffix(".gz"))
+        try:
+            with gzip.open(source) as packed:
+                self._copy(packed, place, PACKED_FILE)
+        except _ERRORS as exc:
+            place.unlink(missing_ok=True)
+            detail = f"a packed file can't be unpacked ({type(exc).__name__})"
+            raise ScanError(Reason.DAMAGED, detail) from exc
+        return place
+
+    def _place(self, near: str, name: str) -> Path:
+        """Return where a file goes: files that were beside each other stay so, by their names."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="scanloom-"))  # mode 0700
+            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        folder = self._folder / str(self._numbers.setdefault(near, len(self._numbers)))
+        folder.mkdir(exist_ok=True)
+        name = name.replace("\\", "/").rpartition("/")[2]
+        place = folder / (name if name not in ("", ".", "..") else "file")
+        while place.exists():
+            place = place.with_name(f"_{place.name}")
+        return place
+
+    def _copy(self, source: IO[bytes] | gzip.GzipFile, place: Path, limit: int) -> None:
+        free = shutil.disk_usage(place.parent).free * MOST_OF_DISK
+        size = 0
+        with place.open("xb") as target:
+            while piece := source.read(_PIECE):
+                size += len(piece)
+                if size > limit:
+                    raise ScanError(Reason.TOO_LARGE, f"a packed file of more than {limit} bytes")
+                if size > free:
+                    raise ScanError(Reason.DISK_FULL, "no room to unpack it")
+                target.write(piece)
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(archive) as pack:
+            yield pack
+    except FileNotFoundError as exc:
+        raise ScanError(Reason.NOT_FOUND, "the zip archive is not there") from exc
+    except _ERRORS as exc:  # RuntimeError: it is encrypted
+        detail = f"a zip archive can't be unpacked ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+SCRATCH = Scratch()

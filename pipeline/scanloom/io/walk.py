@@ -1,0 +1,257 @@
+"""Which files lie at a path: each once, with what tells whether it changed, and in a fixed order.
+
+Nothing is opened here but a DICOMDIR and the directory of a zip archive.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.unpack import IN_ZIP, zip_members
+
+BIDS_MARK = "dataset_description.json"
+"""The file that makes a folder a BIDS dataset."""
+BIDS_LEFT_OUT = ("derivatives", "sourcedata")
+"""Folders of a BIDS dataset that hold other things than its scans; used where they are named."""
+ZIP = ".zip"
+DICOMDIR = "DICOMDIR"
+
+_REFERENCED = 0x00041500  # ReferencedFileID
+
+
+class Entry(NamedTuple):
+    """A file that was found.
+
+    Parameters
+    ----------
+    path : str
+        Absolute; that of a member of a zip archive is the archive's, `IN_ZIP` and its name.
+    size, mtime_ns, inode : int
+        They tell whether it changed; 0 where it can't be looked at.
+    reason : Reason or None
+        Why it is not opened at all.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    reason: Reason | None = None
+
+
+def list_files(paths: Sequence[Path | str]) -> list[Entry]:
+    """Return all files at paths: files, folders with all below, zips, DICOMDIRs, glob patterns.
+
+    Links to files and folders are followed, each folder being entered once. What can't be looked
+    at is an entry too, with its reason.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if there is nothing at a path.
+    """
+    found: dict[str, Entry] = {}
+    walk = _Walk()
+    for path in paths:
+        for place in _places(os.path.abspath(path)):  # noqa: PTH100 links stay
+            for entry in _at(place, walk):
+                found.setdefault(entry.path, entry)
+    for entry in walk.linked():
+        found.setdefault(entry.path, entry)
+    return _links_once(list(found.values()), walk.links)
+
+
+def is_zip(path: Path | str) -> bool:
+    """Whether a path names a zip archive."""
+    return str(path).lower().endswith(ZIP) and os.path.isfile(path)  # noqa: PTH113
+
+
+def _places(path: str) -> list[str]:
+    """Return the path, or what a glob pattern matches."""
+    if os.path.lexists(path):
+        return [path]
+    if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):  # noqa: PTH207
+        return matching
+    raise ScanError(Reason.NOT_FOUND, "nothing at a path that was given")
+
+
+def _at(path: str, walk: _Walk) -> Iterable[Entry]:
+    if os.path.isdir(path):  # noqa: PTH112
+        return walk.below(path)
+    if is_zip(path):
+        return _in_zip(path)
+    if os.path.basename(path).upper() == DICOMDIR:  # noqa: PTH119
+        return _in_dicomdir(path)
+    return [_entry(path)]
+
+
+def _entry(path: str) -> Entry:
+    try:
+        state = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return Entry(path, 0, 0, 0, Reason.UNREADABLE)
+    return Entry(path, state.st_size, state.st_mtime_ns, state.st_ino)
+
+
+class _Walk:
+    """Goes through folders; those behind links come last, so that a link never hides the real one.
+
+    `links` are the entries that are links to files.
+    """
+
+    def __init__(self) -> None:
+        self.links: set[str] = set()
+        self._entered: set[tuple[int, int]] = set()
+        self._linked: list[tuple[str, Reason | None]] = []
+
+    def below(self, folder: str, reason: Reason | None = None) -> Iterator[Entry]:
+        """Give the files of a folder and of all folders below it, by name."""
+        waiting = [(folder, reason)]
+        while waiting:
+            place, why = waiting.pop()
+            try:
+                state = os.stat(place)  # noqa: PTH116
+                with os.scandir(place) as items:
+                    inside = sorted(items, key=lambda item: item.name)
+            except OSError:
+                yield Entry(place, 0, 0, 0, Reason.UNREADABLE)
+                continue
+            if (state.st_dev, state.st_ino) in self._entered:
+                continue
+            self._entered.add((state.st_dev, state.st_ino))
+            bids = any(item.name == BIDS_MARK for item in inside)
+            folders: list[tuple[str, Reason | None]] = []
+            for item in inside:
+                left_out = bids and item.name in BIDS_LEFT_OUT
+                try:
+                    entry = self._look(item, Reason.LEFT_OUT if left_out else why, folders)
+                except OSError:
+                    entry = Entry(item.path, 0, 0, 0, Reason.UNREADABLE)
+                if entry is not None:
+                    yield entry
+            waiting.extend(reversed(folders))
+
+    def linked(self) -> Iterator[Entry]:
+        """Give the files of the folders that links led to, unless they were given already."""
+        while self._linked:
+            yield from self.below(*self._linked.pop(0))
+
+    def _look(
+        self,
+        item: os.DirEntry[str],
+        reason: Reason | None,
+        folders: list[tuple[str, Reason | None]],
+    ) -> Entry | None:
+        """Return the entry of a file; None for folders, which are noted, and for what is none."""
+        if item.is_dir(follow_symlinks=False):
+            folders.append((item.path, reason))
+            return None
+        state = item.stat()
+        if stat.S_ISDIR(state.st_mode):
+            self._linked.append((item.path, reason))
+            return None
+        if not stat.S_ISREG(state.st_mode):
+            return None  # a pipe, a socket, a device
+        if item.is_symlink():
+            self.links.add(item.path)
+        elif reason is None and item.name.lower().endswith(ZIP):
+            reason = Reason.PACKED
+        return Entry(item.path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
+
+
+def _links_once(entries: list[Entry], links: set[str]) -> list[Entry]:
+    """Mark links to files that are among the entries themselves, or were linked to before."""
+    if not links:
+        return entries
+    inodes = {e.inode for e in entries if e.path in links}
+    real = {os.path.realpath(e.path) for e in entries if e.inode in inodes and e.path not in links}
+    once = []
+    for entry in entries:
+        if entry.path in links:
+            target = os.path.realpath(entry.path)
+            if target in real:
+                once.append(entry._replace(reason=entry.reason or Reason.LINK))
+                continue
+            real.add(target)
+        once.append(entry)
+    return once
+
+
+def _in_zip(path: str) -> list[Entry]:
+    archive = _entry(path)
+    try:
+        members = zip_members(Path(path))
+    except ScanError as error:
+        return [archive._replace(reason=archive.reason or error.reason)]
+    return [
+        Entry(path + IN_ZIP + name, size, archive.mtime_ns, archive.inode) for name, size in members
+    ]
+
+
+def _in_dicomdir(path: str) -> list[Entry]:
+    """Return the DICOMDIR itself and the files that its records name (PS3.3 F.3)."""
+    root = os.path.dirname(path)  # noqa: PTH120
+    try:
+        named_files = dict.fromkeys(_file_ids(Path(path)))
+    except ScanError as error:
+        return [_entry(path)._replace(reason=error.reason)]
+    entries = [_entry(path)._replace(reason=Reason.NOT_AN_IMAGE)]
+    for parts in named_files:
+        named = _below(root, parts)
+        if named is None:
+            shown = os.path.join(root, *(part.replace(os.sep, "_") for part in parts))  # noqa: PTH118
+            entries.append(Entry(shown, 0, 0, 0, Reason.NOT_FOUND))
+        else:
+            entries.append(_entry(named))
+    return entries
+
+
+def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
+    from pydicom import dcmread
+
+    from scanloom.io.dicom.headers import quiet
+
+    try:
+        with quiet():
+            records = dcmread(path, force=True).get("DirectoryRecordSequence") or ()
+            ids = [record.get_item(_REFERENCED) for record in records if _REFERENCED in record]
+            texts = [_text(element.value) for element in ids]
+    except Exception as exc:  # foreign data, foreign code
+        detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+    return (tuple(p.strip() for p in text.split("\\")) for text in texts if text)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1").strip(" \0")
+    return value if isinstance(value, str) else "\\".join(map(str, value or ()))  # type: ignore[call-overload]
+
+
+def _below(root: str, parts: tuple[str, ...]) -> str | None:
+    """Return a file that a DICOMDIR names, whatever its case; None if it is not below the root."""
+    place = root
+    for part in parts:
+        if part in ("", ".", "..") or os.sep in part or "\0" in part:
+            return None
+        if not os.path.lexists(os.path.join(place, part)):  # noqa: PTH118
+            part = _other_case(place, part)
+        place = os.path.join(place, part)  # noqa: PTH118
+    real, inside = os.path.realpath(place), os.path.realpath(root) + os.sep
+    return place if real.startswith(inside) and os.path.isfile(real) else None  # noqa: PTH113
+
+
+def _other_case(folder: str, name: str) -> str:
+    """Return the name as it is in the folder: discs are read with small letters, or with ";1"."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return name
+    matching = [n for n in names if n.lower().removesuffix(";1").removesuffix(".") == name.lower()]
+    return min(matching, default=name)
