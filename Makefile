@@ -1,6 +1,7 @@
 # Everything needs Python >= 3.11 and nothing else:
 #   make demo     environment, install, the sample study segmented; says where to look
 #   make test     the whole suite, lint, types, floors
+#   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_OUT ?= demo-out
@@ -9,7 +10,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu wheel clean
+.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,6 +62,11 @@ test-reference: $(VENV)/.installed-test
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/pytest -m gpu
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/load.py --rounds 3
+	$(BIN)/python benchmarks/restore.py --peers torch
+	$(BIN)/python benchmarks/one_scan.py --slices 60 --runs 2 --peers
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
