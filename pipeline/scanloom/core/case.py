@@ -90,6 +90,8 @@ class Case:
         Which volume of a file or series that holds several, from 0.
     gaps : "refuse" or "interpolate"
         What to do about missing slices.
+    max_bytes : int or None
+        Largest size of the scan's voxels; None for what readers take by themselves, 4 GiB.
     """
 
     id: str
@@ -101,6 +103,7 @@ class Case:
     modality: str | None = None
     phase: int | None = None
     gaps: Gaps = "refuse"
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True)

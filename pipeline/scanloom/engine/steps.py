@@ -96,6 +96,7 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
             gaps=case.gaps,
             orientation=case.orientation,
             modality=case.modality,
+            max_bytes=case.max_bytes,
         )
     return LoadedCase(case, scan, clock, meter)
 

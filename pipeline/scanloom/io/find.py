@@ -12,8 +12,10 @@ from typing import Literal, cast
 from scanloom.core import MODALITIES, Reason, ScanError, Series
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import SHELF, make_header, quiet
+from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.itk import itk_files
 from scanloom.io.nifti import nifti_files
+from scanloom.io.sandbox import warm_up
 from scanloom.io.survey import Look, look_at, series_description
 from scanloom.io.unpack import IN_ZIP, SCRATCH
 from scanloom.io.walk import Entry, is_zip, list_files
@@ -124,6 +126,8 @@ def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -
     if len(headers) < len(files):
         return Series("dicom", files)
     SHELF.put(headers)
+    if not all(header.syntax in NATIVE for header in headers):
+        warm_up()  # the helper that decodes, beside what comes before
     modality = headers[0].modality
     with quiet():
         return Series(

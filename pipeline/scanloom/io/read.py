@@ -9,6 +9,7 @@ from scanloom.core import Gaps, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import choose_series, find_series
 from scanloom.io.scan import Scan
+from scanloom.io.voxels import VOXEL_LIMIT
 
 GAPS = get_args(Gaps)
 
@@ -21,6 +22,7 @@ def load_volume(
     gaps: Gaps = "refuse",
     orientation: str | None = None,
     modality: str | None = None,
+    max_bytes: int | None = None,
 ) -> Volume:
     """Read the one scan at a path.
 
@@ -41,6 +43,8 @@ def load_volume(
         Axis codes such as "RAS", for a file that does not say; only then used.
     modality : str or None
         "CT", "MR", "PT" or "NM", for a file that does not say; "CT" also means Hounsfield units.
+    max_bytes : int or None
+        Largest size of the voxels, decoded; None for 4 GiB. More is TOO_LARGE, told from headers.
 
     Returns
     -------
@@ -53,7 +57,14 @@ def load_volume(
         If the scan can't be read for sure; its `code` says why.
     """
     chosen = choose_series(find_series(Path(path)), series)
-    scan = read_scan(chosen, phase=phase, gaps=gaps, orientation=orientation, modality=modality)
+    scan = read_scan(
+        chosen,
+        phase=phase,
+        gaps=gaps,
+        orientation=orientation,
+        modality=modality,
+        max_bytes=max_bytes,
+    )
     return scan.volume
 
 
@@ -64,6 +75,7 @@ def read_scan(
     gaps: Gaps = "refuse",
     orientation: str | None = None,
     modality: str | None = None,
+    max_bytes: int | None = None,
 ) -> Scan:
     """Read a series that was found, with what writers must know of its source.
 
@@ -80,14 +92,13 @@ def read_scan(
         raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
     if modality is not None and modality not in MODALITIES:
         raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")
+    limit = VOXEL_LIMIT if max_bytes is None else max_bytes
+    if series.kind == "dicom":
+        from scanloom.io.dicom.series import read_dicom
+
+        return read_dicom(series.files, modality=modality, phase=phase, gaps=gaps, limit=limit)
     if series.kind == "nifti":
-        from scanloom.io.nifti import read_nifti
-
-        return read_nifti(series.files, phase=phase, orientation=orientation, modality=modality)
-    if series.kind == "itk":
-        from scanloom.io.itk import read_itk
-
-        return read_itk(series.files, phase=phase, orientation=orientation, modality=modality)
-    from scanloom.io.dicom.series import read_dicom
-
-    return read_dicom(series.files, modality=modality, phase=phase, gaps=gaps)
+        from scanloom.io.nifti import read_nifti as read
+    else:
+        from scanloom.io.itk import read_itk as read
+    return read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)

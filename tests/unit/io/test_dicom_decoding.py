@@ -15,6 +15,7 @@ from pydicom import Dataset
 from pydicom.encaps import encapsulate, encapsulate_extended, fragment_frame
 from pydicom.pixels.encoders import RLELosslessEncoder
 
+import scanloom
 from dicom_maker import Coding, noise, write_series
 from scanloom.core import ScanError
 from scanloom.io.dicom import pixels
@@ -368,6 +369,8 @@ def test_the_limit_is_that_of_the_values(tmp_path):
     size = 23 * 19 * 4 * 2
     assert values_of(paths, limit=size).nbytes == size
     assert code_of(values_of, paths, limit=size - 1) == "TOO_LARGE"
+    assert scanloom.load_volume(tmp_path, max_bytes=size).array.nbytes == size
+    assert code_of(scanloom.load_volume, tmp_path, max_bytes=size - 1) == "TOO_LARGE"
 
 
 @pytest.mark.parametrize("syntax", [JPEG + "90", JPEG + "80", JPEG + "57", JPEG + "201"])

@@ -21,6 +21,7 @@ from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
+from scanloom.io.voxels import VOXEL_LIMIT
 
 
 def read_dicom(
@@ -29,6 +30,7 @@ def read_dicom(
     modality: str | None = None,
     phase: int | None = None,
     gaps: Gaps = "refuse",
+    limit: int = VOXEL_LIMIT,
 ) -> Scan:
     """Read one volume of a series.
 
@@ -42,6 +44,8 @@ def read_dicom(
         Which volume of a series that holds several, from 0; the order is that of `phases.TELLING`.
     gaps : "refuse" or "interpolate"
         What to do about missing slices.
+    limit : int
+        Bytes that the voxels may take.
 
     Raises
     ------
@@ -51,7 +55,7 @@ def read_dicom(
     headers = _headers(files)
     stack = _stack(_slices(headers), phase, gaps)
     dropped = _drop_twins(stack)
-    array = read_values(stack.slices)
+    array = read_values(stack.slices, limit)
     padding = _padding(stack.real)
     fill_gaps(array, stack.slices, padding)
     said = headers[0].modality if headers[0].modality in MODALITIES else None
