@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scanloom.cli import demo, doctor, index, join, models, segment, where
+from scanloom.cli import demo, doctor, index, join, models, run, segment, status, verify, where
 
 app = typer.Typer(
     name="scanloom",
@@ -19,6 +19,9 @@ app = typer.Typer(
 )
 app.command("segment")(segment.segment)
 app.command("index")(index.index)
+app.command("run")(run.run)
+app.command("status")(status.status)
+app.command("verify")(verify.verify)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.workflow import Execution
 
 QUIET: dict[str, Any] = {
     "distributed.scheduler.allowed-failures": 0,  # the run counts losses itself
@@ -29,6 +30,86 @@ QUIET: dict[str, Any] = {
 """Thin workers whose memory is the engine child's affair; no page and no number over HTTP."""
 
 PRELOAD = "scanloom.engine.preload"
+
+
+LOCAL = "local"
+
+
+@contextmanager
+def open_cluster(kind: str, execution: Execution, out: Path, tasks: int) -> Iterator[Any]:
+    """Start or join the cluster of a run, and check that it can do the work.
+
+    Parameters
+    ----------
+    kind : str
+        "local", or the address or scheduler file of a cluster.
+    execution : Execution
+        Workers, threads and device of the workflow.
+    out : Path
+        The output folder, which all workers must see.
+    tasks : int
+        How many cases there are: no more local workers than these.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    ScanError
+        CLUSTER.
+    """
+    if kind == LOCAL:
+        devices = local_devices(execution)[: max(1, tasks)]
+        opened = local_cluster(devices, execution.in_flight)
+    else:
+        opened = joined_cluster(kind)
+    with opened as client:
+        check_workers(client, out)
+        yield client
+
+
+def local_devices(execution: Execution) -> list[str]:
+    """Return one entry a worker: the GPU that it sees, or "" for the CPU."""
+    gpus = [] if execution.device == "cpu" else visible_gpus()
+    if not gpus:
+        return [""] * (1 if execution.workers == "auto" else execution.workers)
+    count = len(gpus) if execution.workers == "auto" else execution.workers
+    return [gpus[n % len(gpus)] for n in range(count)]
+
+
+def visible_gpus() -> list[str]:
+    """Return the UUIDs of GPUs and MIG slices that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [part for part in named.split(",") if part.strip()]
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [uuid for n in range(pynvml.nvmlDeviceGetCount()) for uuid in _uuids(n)]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _uuids(number: int) -> list[str]:
+    """Return the UUID of a GPU, or those of the slices that it is cut into."""
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    slices = []
+    with suppress(pynvml.NVMLError):
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+        for n in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if current else 0):
+            with suppress(pynvml.NVMLError):  # a place for a slice that is empty
+                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n)
+                slices.append(str(pynvml.nvmlDeviceGetUUID(part)))
+    return slices or [str(pynvml.nvmlDeviceGetUUID(handle))]
 
 
 @contextmanager

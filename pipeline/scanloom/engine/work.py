@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError
 from scanloom.engine import steps
 from scanloom.io.casefolder import CaseFolder
+from scanloom.io.identity import source_hash
 
 logger = logging.getLogger(__name__)
 """Says nothing above DEBUG: tracebacks may hold foreign text."""
@@ -28,11 +29,14 @@ class Place:
         Of the key that its ids were made with.
     replace : bool
         Whether a result that is there is replaced.
+    key : bytes
+        For the hash of a source that was not hashed yet; empty where all were.
     """
 
     out: Path
     fingerprint: str
     replace: bool = False
+    key: bytes = field(default=b"", repr=False)
 
 
 def work_on(
@@ -64,6 +68,8 @@ def work_on(
     """
     clock = clock or Clock()
     try:
+        if not case.source_hash:
+            case = replace(case, source_hash=source_hash(case.series, place.key))
         loaded = steps.load(case, clock)
         models = labellers()
         with door():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason
@@ -54,6 +56,25 @@ def write_failure(out: Path, record: CaseRecord, recipe: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda draft: write_json(draft, document))
     return path
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a case failed in an earlier run."""
+
+    reason: Reason
+    detail: str
+
+
+def failed_before(out: Path, case_id: str, recipe: str) -> Failure | None:
+    """Return how a case failed when the same was asked for; None if it did not."""
+    try:
+        told = json.loads((out / FAILED / f"{case_id}.json").read_text(encoding="utf-8"))
+        if told["recipe"] != recipe:
+            return None
+        return Failure(Reason[told["reason"]], str(told["detail"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or not ours: it is tried again
 
 
 def forget_failure(out: Path, case_id: str) -> None:

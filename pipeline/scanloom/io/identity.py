@@ -70,10 +70,11 @@ def key_fingerprint(key: bytes) -> str:
     return _text(_hash(key, b"key fingerprint", [b""]))
 
 
-def case_id(series: Series, key: bytes) -> str:
+def case_id(series: Series, key: bytes, phase: int | None = None) -> str:
     """Return the id of a scan: 26 characters, the same whatever its path, machine or file order.
 
-    It is made of study and series UID; where there is no series UID, of what the files hold.
+    It is made of study and series UID; where there is no series UID, of what the files hold. A
+    volume that was chosen of several (`phase`) has an id of its own.
 
     Raises
     ------
@@ -82,9 +83,13 @@ def case_id(series: Series, key: bytes) -> str:
     """
     if series.series_uid:
         uids = [series.study_uid.encode(), series.series_uid.encode()]
-        return _text(_hash(key, b"case by uid", uids))
-    prints = _of_each(series.files, key, _fingerprint)
-    return _text(_hash(key, b"case by files", sorted(prints)))
+        whole = _hash(key, b"case by uid", uids)
+    else:
+        prints = _of_each(series.files, key, _fingerprint)
+        whole = _hash(key, b"case by files", sorted(prints))
+    if phase is None:
+        return _text(whole)
+    return _text(_hash(key, b"phase", [whole, str(phase).encode()]))
 
 
 def study_id(study_uid: str, key: bytes) -> str:

@@ -6,7 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Gaps, Grid, Series
+from scanloom.core import Gaps, Grid, Reason, ScanError, Series
+
+MOST_VOLUMES = 10_000
+"""Of one series or file; more are no time points."""
+
+
+def count_phases(series: Series, orientation: str | None = None, gaps: Gaps = "refuse") -> int:
+    """Return how many volumes a series or file holds that can be chosen by `phase`.
+
+    Raises
+    ------
+    ScanError
+        What reading any of them would raise for its headers.
+    """
+    for phase in range(MOST_VOLUMES):
+        try:
+            read_outline(series, phase, orientation, gaps)
+        except ScanError as error:
+            if phase and error.reason in (Reason.PHASES, Reason.FOUR_D):
+                return phase
+            if phase == 0:
+                raise
+    return MOST_VOLUMES
 
 
 def read_outline(

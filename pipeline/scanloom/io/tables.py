@@ -48,7 +48,7 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> Non
     with (folder / MEASUREMENTS_CSV).open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()
-        table.writerows(_flat(row) for row in rows)
+        table.writerows(flat_measurement(row) for row in rows)
 
 
 def read_measurements(folder: Path) -> tuple[Measurement, ...]:
@@ -60,10 +60,23 @@ def read_measurements(folder: Path) -> tuple[Measurement, ...]:
         If `measurements.json` is not there or not ours.
     """
     try:
-        rows = json.loads((folder / MEASUREMENTS_JSON).read_text(encoding="utf-8"))
-        return tuple(_measurement(row) for row in rows["measurements"])
+        return tuple(_measurement(row) for row in read_plain_measurements(folder))
     except (KeyError, TypeError) as exc:
         raise ValueError("measurements.json has another form") from exc
+
+
+def read_plain_measurements(folder: Path) -> list[dict[str, Any]]:
+    """Return the measurements of a case folder as they stand in its JSON.
+
+    Raises
+    ------
+    OSError, ValueError
+        If `measurements.json` is not there or not ours.
+    """
+    told = json.loads((folder / MEASUREMENTS_JSON).read_text(encoding="utf-8"))
+    if not isinstance(told, dict) or not isinstance(told.get("measurements"), list):
+        raise ValueError("measurements.json has another form")
+    return list(told["measurements"])
 
 
 def plain_measurement(measurement: Measurement) -> dict[str, Any]:
@@ -76,7 +89,8 @@ def plain_measurement(measurement: Measurement) -> dict[str, Any]:
     return row
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def flat_measurement(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a plain measurement as a row of `COLUMNS`."""
     box = row["box"]
     corners = [None] * 6 if box is None else [n for corner in box for n in corner]
     plain = {name: value for name, value in row.items() if name != "box"}

@@ -1,0 +1,228 @@
+"""`scanloom run`: a workflow over an archive."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+from scanloom.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scanloom.engine.run import RunResult
+    from scanloom.engine.status import Board, Status
+    from scanloom.engine.workflow import Workflow
+
+
+def run(
+    workflow: Annotated[
+        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or one that ships.")
+    ],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, zips, patterns.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="OUT", help="The output folder.")],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help='"local" (Dask here), "none" (no Dask), or the address or file of a scheduler.',
+        ),
+    ] = "local",
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="K/N", help="Only the K-th of N parts: for job arrays."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace results of another recipe.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try all failed cases again.")
+    ] = False,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Take the lock of a run on another host that is dead."),
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Segment all of an archive that a workflow selects; started again, it goes on.
+
+    Ctrl-C ends it in good order; once more ends it at once.
+    """
+    with speaking(Manner(as_json, debug)):
+        from scanloom.engine.run import RunOptions
+        from scanloom.engine.run import run as run_workflow
+
+        options = RunOptions(
+            out=out,
+            key=key,
+            cluster=cluster,
+            replace=replace,
+            retry_failed=retry_failed,
+            take_over=take_over,
+            shard=_shard(shard),
+        )
+        wanted = find_workflow(workflow)
+        with _interruptible() as stop:
+            shown = _silent if as_json else _shown
+            result = run_workflow(wanted, paths, options, stop=stop, on_board=shown)
+        if as_json:
+            print_json(document(result))
+        else:
+            _print_end(result, out)
+    raise typer.Exit(_exit(result, stop))
+
+
+def find_workflow(name: str) -> Workflow:
+    """Return the workflow of a file, or the one of that name that ships."""
+    from scanloom.cards.shipped import shipped
+    from scanloom.engine.workflow import read_workflow
+
+    path = Path(name)
+    if not path.exists() and re.fullmatch(r"[a-z0-9_-]+", name):
+        path = shipped("workflows") / f"{name}.yaml"
+    return read_workflow(path)
+
+
+def document(result: RunResult) -> dict[str, Any]:
+    """Return what `--json` says of a run."""
+    from dataclasses import asdict
+
+    return {
+        "schema": 1,
+        "run": result.run,
+        "complete": result.complete,
+        "files": result.files,
+        "status": asdict(result.status),
+    }
+
+
+def status_table(status: Status) -> RenderableType:
+    """Return the status of a run as a person reads it."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    over = status.before + status.done + status.skipped + status.failed
+    table.add_row("run", f"{status.run}: {status.state}")
+    table.add_row(
+        "cases",
+        f"{over} of {status.cases}: {status.done} done, {status.skipped} skipped, "
+        f"{status.failed} failed, {status.before} from before",
+    )
+    if status.per_hour:
+        left = f", {_clock(status.left_s)} left" if status.left_s else ""
+        table.add_row("rate", f"{status.per_hour:.0f} scans an hour{left}")
+    table.add_row("time", _clock(status.elapsed_s))
+    for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
+        table.add_row("", f"{case}  {seconds:.0f} s")
+    for device in status.devices:
+        memory = f"{device['memory_used'] / 2**30:.1f} of {device['memory_total'] / 2**30:.0f} GiB"
+        told = [f"{device['busy_percent']} % busy", memory, f"{device['celsius']} °C"]
+        table.add_row(f"GPU {device['device']}", ", ".join([*told, f"{device['watts']} W"]))
+    for reason, count in status.reasons.items():
+        table.add_row(reason, str(count))
+    return table
+
+
+def _clock(seconds: float | None) -> str:
+    whole = int(seconds or 0)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter("two numbers such as 1/4, the first from 1 to the second")
+    return int(match[1]), int(match[2])
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C ask for the end; the second one is the usual one."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        console(stderr=True).print("Ending: what is being written is finished. Ctrl-C: at once.")
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _silent(board: Board) -> Iterator[None]:
+    yield
+
+
+def _shown(board: Board) -> AbstractContextManager[None]:
+    """Show the board: living on a terminal, a plain line now and then elsewhere."""
+    screen = console(stderr=True)
+    return _living(board, screen) if screen.is_terminal else _plain_lines(board, screen.print)
+
+
+@contextmanager
+def _living(board: Board, screen: Any) -> Iterator[None]:
+    from rich.live import Live
+
+    with Live(
+        get_renderable=lambda: status_table(board.now()),
+        console=screen,
+        refresh_per_second=2,
+        transient=True,
+    ):
+        yield
+
+
+@contextmanager
+def _plain_lines(board: Board, say: Callable[[str], None], period: float = 10.0) -> Iterator[None]:
+    over = threading.Event()
+
+    def keep_saying() -> None:
+        while not over.wait(period):
+            now = board.now()
+            done = now.before + now.done + now.skipped + now.failed
+            rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
+            say(f"{now.state}: {done} of {now.cases} cases, {now.failed} failed{rate}")
+
+    speaker = threading.Thread(target=keep_saying, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        speaker.join()
+
+
+def _print_end(result: RunResult, out: Path) -> None:
+    screen = console()
+    screen.print(status_table(result.status))
+    files = ", ".join(f"{count} {name}" for name, count in result.files.items())
+    screen.print(f"files: {files}")
+    screen.print(f"Look at {out / 'report' / 'index.html'}")
+
+
+def _exit(result: RunResult, stop: threading.Event) -> Exit:
+    if stop.is_set():
+        return Exit.INTERRUPTED
+    return Exit.SOME_FAILED if result.any_failed else Exit.OK

@@ -1,0 +1,37 @@
+"""`scanloom status`: where the runs of an output folder stand; needs neither lock nor key."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+
+
+def status(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The output folder.")],
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show where the newest run of an output folder stands."""
+    with speaking(Manner(as_json, debug)):
+        from scanloom.cli.run import status_table
+        from scanloom.core import Reason, ScanError
+        from scanloom.engine.run import RUNS
+        from scanloom.engine.status import Status
+
+        folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
+        for folder in reversed(folders):
+            try:
+                now = Status.read(folder)
+            except (OSError, ValueError):
+                continue  # it has not said anything yet
+            if as_json:
+                print_json({"schema": 1, "status": asdict(now)})
+            else:
+                console().print(status_table(now))
+            return
+        raise ScanError(Reason.NOT_FOUND, "no run has said anything in this folder")

@@ -1,0 +1,193 @@
+"""What a run gave, in tables: a row for every file, and one for every structure of every case."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.select import LeftOut
+from scanloom.io.dicom.elements import unpack_elements
+from scanloom.io.identity import file_id
+from scanloom.io.index import Index
+from scanloom.io.join import defused
+from scanloom.io.tables import COLUMNS, flat_measurement, read_plain_measurements
+from scanloom.io.whole import write_whole
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MANIFEST = "manifest"
+MEASUREMENTS = "measurements"
+BATCH = 20_000
+"""Rows that are in memory at once."""
+
+MANIFEST_COLUMNS = ("file", "case", "outcome", "reason", "detail")
+MEASUREMENT_COLUMNS = ("case", *COLUMNS)
+
+_INSTANCE = 0x00080018  # SOPInstanceUID
+_TEXT = {*MANIFEST_COLUMNS, "model", "label", "unit", "flags"}
+_WHOLE = {"number", "voxels", "components", *(n for n in COLUMNS if n[2:] in ("first", "last"))}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a case ended: the code of its reason, empty where it was published."""
+
+    reason: str
+    detail: str
+    seconds: float
+
+
+def collect(
+    out: Path,
+    index: Index,
+    left: Sequence[LeftOut],
+    endings: Mapping[str, Sequence[Ending]],
+    key: bytes,
+) -> dict[str, int]:
+    """Write `manifest` and `measurements`, each as Parquet and CSV.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    index : Index
+        All files that were found.
+    left : sequence of LeftOut
+        Series that no case was made of.
+    endings : mapping
+        The endings of the cases of each series, by the series' id; a series without one was not
+        worked on yet.
+    key : bytes
+        Of the ids.
+
+    Returns
+    -------
+    dict
+        Files found, used, skipped and failed, and those that are still to do ("open").
+
+    Raises
+    ------
+    OSError
+        If the tables can't be written.
+    """
+    counts: Counter[str] = Counter()
+
+    def manifest() -> Iterator[dict[str, Any]]:
+        for row in _manifest_rows(index, left, endings, key):
+            counts[row["outcome"]] += 1
+            yield row
+
+    _write_table(out / MANIFEST, MANIFEST_COLUMNS, manifest)
+    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: measurement_rows(out))
+    files = {name: counts[name] for name in ("used", "skipped", "failed", "open")}
+    return {"found": sum(files.values()), **files}
+
+
+def measurement_rows(out: Path) -> Iterator[dict[str, Any]]:
+    """Give a row for each case, model and structure that was published, in the order of ids."""
+    cases = out / "cases"
+    for folder in sorted(cases.iterdir()) if cases.is_dir() else ():
+        try:
+            rows = read_plain_measurements(folder)
+        except (OSError, ValueError) as exc:
+            raise ScanError(Reason.OUTPUT, "a published case has no measurements") from exc
+        for row in rows:
+            yield {"case": folder.name, **flat_measurement(row)}
+
+
+def _manifest_rows(
+    index: Index,
+    left: Sequence[LeftOut],
+    endings: Mapping[str, Sequence[Ending]],
+    key: bytes,
+) -> Iterator[dict[str, Any]]:
+    """Give a row for each file: what its series, or else it alone, came to."""
+    came_to: dict[str, tuple[str, str, str]] = {
+        one.series.id: (one.reason.outcome, one.reason.code, one.detail) for one in left
+    }
+    came_to.update({name: _came_to(those) for name, those in endings.items()})
+    for n, (entry, reason, group) in enumerate(
+        zip(index.rows.entries, index.rows.reasons, index.rows.groups, strict=True)
+    ):
+        series = index.rows.series[group] if group >= 0 else None
+        if reason or series is None:
+            code = reason or Reason.NOT_AN_IMAGE.code
+            outcome, detail = str(Reason[code].outcome), ""
+        else:
+            outcome, code, detail = came_to.get(series.id, ("open", "", ""))
+        yield {
+            "file": _file_id(index, n, entry.path, key),
+            "case": series.id if series else "",
+            "outcome": outcome,
+            "reason": code,
+            "detail": detail,
+        }
+
+
+def _came_to(endings: Sequence[Ending]) -> tuple[str, str, str]:
+    """Return what became of a series by its cases: used if any was published."""
+    bad = [e for e in endings if e.reason]
+    if len(bad) < len(endings):
+        return "used", "", ""
+    return Reason[bad[0].reason].outcome, bad[0].reason, bad[0].detail
+
+
+def _file_id(index: Index, n: int, path: str, key: bytes) -> str:
+    """Return the id of a file; of one that can't be read, that of its path."""
+    packed = index.rows.look(n).packed
+    instance = ""
+    if packed:
+        instance = unpack_elements(packed).values.get(_INSTANCE, b"").decode("ascii", "replace")
+    try:
+        return file_id(Path(path), instance.strip(" \0"), key)
+    except (ScanError, ValueError):
+        return file_id(Path(), f"path {path}", key)
+
+
+def _write_table(
+    stem: Path, columns: Sequence[str], rows: Callable[[], Iterable[dict[str, Any]]]
+) -> None:
+    """Write rows as CSV and Parquet, in one pass, a batch at a time."""
+    parquet_file, csv_file = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
+
+    def write(draft: Path) -> None:
+        write_whole(csv_file, lambda other: _write_both(draft, other, columns, rows()))
+
+    write_whole(parquet_file, write)
+
+
+def _write_both(
+    parquet_file: Path, csv_file: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([(name, _kind(name)) for name in columns])
+    with (
+        parquet.ParquetWriter(parquet_file, schema) as whole,
+        csv_file.open("w", encoding="utf-8", newline="") as text,
+    ):
+        lines = csv.DictWriter(text, columns, lineterminator="\n")
+        lines.writeheader()
+        waiting = iter(rows)
+        while batch := list(itertools.islice(waiting, BATCH)):
+            whole.write_table(pa.Table.from_pylist(batch, schema))
+            lines.writerows(
+                {name: defused(v) if isinstance(v, str) else v for name, v in row.items()}
+                for row in batch
+            )
+
+
+def _kind(column: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if column in _TEXT:
+        return pa.string()
+    return pa.int64() if column in _WHOLE else pa.float64()

@@ -1,0 +1,85 @@
+"""The models of a run: their cards checked together, their networks loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.store import find_model
+from scanloom.core import Outputs, Reason, ScanError
+from scanloom.engine.steps import Labeller
+
+
+def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
+    """Return cards that may run on the same cases.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if two have the same name: their results would take each other's place.
+    """
+    if len({card.name for card in cards}) != len(cards):
+        raise ScanError(Reason.MODEL_UNKNOWN, "two of the models have the same name")
+    return tuple(cards)
+
+
+def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
+    """Refuse a label that no model has, and a model of which nothing is wanted.
+
+    Raises
+    ------
+    ScanError
+        STRUCTURE_UNKNOWN.
+    """
+    if not outputs.structures:
+        return
+    wanted = set(outputs.structures)
+    for card in cards:
+        if not wanted & {s.label for s in card.structures}:
+            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{card.name} has none of {sorted(wanted)}")
+    unknown = wanted - {s.label for card in cards for s in card.structures}
+    if unknown:
+        raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has {', '.join(sorted(unknown))}")
+
+
+def load_predictors(
+    models: Sequence[str],
+    device: str,
+    precision: str,
+    memory_limit: int | None,
+    body_box: bool,
+    threads: int | Literal["auto"],
+) -> tuple[Labeller, ...]:
+    """Load the networks of models, in the process that will run them.
+
+    Parameters
+    ----------
+    models : sequence of str
+        Names from the store, or bundle folders.
+    device, precision, memory_limit, body_box
+        As `scanloom.inference.predictor.Predictor` takes them.
+    threads : int or "auto"
+        How many threads torch may use; the same number gives the same bytes.
+
+    Raises
+    ------
+    ScanError
+        If a model can't be loaded.
+    """
+    import torch
+
+    from scanloom.inference.predictor import Predictor
+
+    if threads != "auto":
+        torch.set_num_threads(threads)
+    return tuple(
+        Predictor(
+            find_model(name),
+            device=device,
+            precision=precision,
+            memory_limit=memory_limit,
+            body_box=body_box,
+        )
+        for name in models
+    )

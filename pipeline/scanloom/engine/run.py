@@ -1,0 +1,377 @@
+"""A run: an archive in, results for all that can be segmented and a reason for all that can't.
+
+`find -> index -> select -> [load | segment | write] -> publish -> collect -> report`. What is on
+the disk is the only truth: a run that was killed is started again with the same words, and goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.store import find_model
+from scanloom.core import Case, CaseRecord, Reason, ScanError
+from scanloom.engine.book import CaseBook
+from scanloom.engine.child import Setup
+from scanloom.engine.collect import Ending, collect
+from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.lock import hold_lock
+from scanloom.engine.models import check_structures, load_predictors, unique_cards
+from scanloom.engine.pool import LocalPool, Pool, Task
+from scanloom.engine.pump import pump
+from scanloom.engine.record import LIBRARIES, recipe_hash
+from scanloom.engine.select import select
+from scanloom.engine.status import Board, Status
+from scanloom.engine.work import Place
+from scanloom.engine.workflow import Workflow
+from scanloom.io.casefolder import claim_out, is_done
+from scanloom.io.crosswalk import add_sources, find_sources, source_of
+from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
+from scanloom.io.identity import case_id, key_fingerprint, load_key
+from scanloom.io.index import Index, build_index
+from scanloom.io.index_file import IndexedSeries
+from scanloom.io.outline import count_phases
+from scanloom.io.private import private_folder
+from scanloom.io.tables import write_json
+
+logger = logging.getLogger(__name__)
+
+RUNS = "runs"
+NO_CLUSTER = "none"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is done, beside its workflow.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    key : Path or None
+        The file with the key of the ids; None for SCANLOOM_KEY or the user's own.
+    cluster : str
+        "local" (Dask on this machine), "none" (without Dask), "slurm", "ssh:HOSTS",
+        "kubernetes", or the address or scheduler file of a cluster that is there.
+    replace, retry_failed, take_over : bool
+        Whether results of another recipe are replaced, cases that failed are tried again, and
+        the lock of another host is taken.
+    shard : (k, n) or None
+        Only the k-th of n parts of the cases, from 1.
+    """
+
+    out: Path
+    key: Path | None = None
+    cluster: str = "local"
+    replace: bool = False
+    retry_failed: bool = False
+    take_over: bool = False
+    shard: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Parameters
+    ----------
+    run : str
+        Its id; its folder is `OUT/runs/<run id>`.
+    status : Status
+        The last word.
+    files : dict
+        Files found, used, skipped, failed.
+    complete : bool
+        Whether every case was worked on.
+    """
+
+    run: str
+    status: Status
+    files: dict[str, int]
+    complete: bool
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether a file, a series or a case failed."""
+        return bool(self.status.failed or self.files["failed"])
+
+
+@dataclass
+class _Books:
+    """What became of the cases of this run and of those before it, by series."""
+
+    series: dict[str, str] = field(default_factory=dict)
+    endings: dict[str, list[Ending]] = field(default_factory=dict)
+
+    def note(self, case_id: str, ending: Ending) -> None:
+        self.endings.setdefault(self.series[case_id], []).append(ending)
+
+
+def run(
+    workflow: Workflow,
+    paths: Sequence[Path],
+    options: RunOptions,
+    *,
+    stop: threading.Event | None = None,
+    on_board: Callable[[Board], AbstractContextManager[None]] | None = None,
+) -> RunResult:
+    """Run a workflow over an archive, or go on with a run that was stopped.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        What to do.
+    paths : sequence of Path
+        Where the scans are.
+    options : RunOptions
+        How.
+    stop : threading.Event or None
+        Set it to end the run in good order.
+    on_board : callable or None
+        Gets the board of the run, for showing it; entered while the run goes on.
+
+    Raises
+    ------
+    ScanError
+        For what concerns all: models, key, output folder, lock, cluster, a full disk.
+    """
+    stop = stop or threading.Event()
+    cards = unique_cards([find_model(name) for name in workflow.models])
+    check_structures(cards, workflow.outputs.outputs())
+    key = load_key(options.key)
+    fingerprint = key_fingerprint(key)
+    claim_out(options.out, fingerprint)
+    shard = "{}-of-{}".format(*options.shard) if options.shard else ""
+    with hold_lock(options.out, shard=shard, take_over=options.take_over):
+        name = _new_run(options.out, workflow)
+        board = Board(name, options.out / RUNS / name)
+        state = "failed"
+        try:
+            with on_board(board) if on_board else _nothing():
+                made = _Run(workflow, options, cards, key, name, board)
+                complete, files = made.go(paths, stop)
+                state = "done" if complete else "stopped"
+        finally:
+            board.close(state)
+        return RunResult(name, board.now(), files, complete)
+
+
+class _Run:
+    def __init__(
+        self,
+        workflow: Workflow,
+        options: RunOptions,
+        cards: Sequence[ModelCard],
+        key: bytes,
+        name: str,
+        board: Board,
+    ) -> None:
+        self.workflow, self.options, self.cards = workflow, options, cards
+        self.key, self.name, self.board = key, name, board
+        self.out, self.fingerprint = options.out, key_fingerprint(key)
+        self.books = _Books()
+
+    def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
+        """Do the whole run; return whether it was completed, and the count of files."""
+        index = build_index(paths, self.key, self.out)
+        chosen, left = select(index.series, self.workflow)
+        cases = list(self._cases(index, chosen))
+        tasks, before = self._todo(cases)
+        self._remember_sources(cases)
+        book = CaseBook.write(self._private() / "cases.jsonl", (t.case for t in tasks))
+        self.board.plan(len(cases), before)
+        complete = True
+        if tasks and not stop.is_set():
+            with self._pool(book, len(tasks)) as pool:
+                complete = pump(
+                    tasks,
+                    pool,
+                    self._ended,
+                    on_start=lambda task: self.board.start(task.case.id),
+                    stop=stop,
+                )
+        self.board.state("collecting")
+        files = collect(self.out, index, left, self.books.endings, self.key)
+        return complete and not stop.is_set(), files
+
+    def _cases(self, index: Index, chosen: Sequence[IndexedSeries]) -> Iterator[Case]:
+        workflow = self.workflow
+        recipe = recipe_hash(self.cards, _result_options(workflow), workflow.outputs.outputs())
+        for one in chosen:
+            series = index.as_series(one)
+            several = one.reason in (Reason.PHASES, Reason.FOUR_D)
+            count = count_phases(series) if several and workflow.policy.phases == "all" else 1
+            for phase in range(count) if several else (None,):
+                case = Case(
+                    id=case_id(series, self.key, phase) if phase is not None else one.id,
+                    series=series,
+                    outputs=workflow.outputs.outputs(),
+                    source_hash="",
+                    recipe=recipe,
+                    orientation=workflow.policy.orientation,
+                    modality=workflow.policy.modality,
+                    phase=phase,
+                    gaps=workflow.policy.gaps,
+                )
+                if self._is_ours(case.id):
+                    self.books.series[case.id] = one.id
+                    yield case
+
+    def _is_ours(self, case: str) -> bool:
+        if self.options.shard is None:
+            return True
+        part, parts = self.options.shard
+        return int.from_bytes(case.encode()[-8:], "big") % parts == part - 1
+
+    def _todo(self, cases: Sequence[Case]) -> tuple[list[Task], int]:
+        """Return what is to be done, and how many cases need nothing."""
+        tasks: list[Task] = []
+        before = 0
+        for case in cases:
+            try:
+                if is_done(self.out, case.id, case.recipe, replace=self.options.replace):
+                    before += 1
+                    self.books.note(case.id, Ending("", "", 0.0))
+                    continue
+            except ScanError as error:  # STALE
+                self._finish(CaseRecord(case.id, error.reason, error.detail, (), None))
+                continue
+            old = failed_before(self.out, case.id, case.recipe)
+            if old is not None and not old.reason.retry and not self.options.retry_failed:
+                before += 1
+                self.books.note(case.id, Ending(old.reason.code, old.detail, 0.0))
+                continue
+            tasks.append(Task(case))
+        return tasks, before
+
+    @contextmanager
+    def _pool(self, book: CaseBook, tasks: int) -> Iterator[Pool]:
+        execution = self.workflow.execution
+        setup = Setup(
+            Place(self.out, self.fingerprint, self.options.replace, self.key),
+            partial(
+                load_predictors,
+                tuple(self.workflow.models),
+                execution.device,
+                execution.precision,
+                execution.memory_limit,
+                execution.body_box,
+                execution.threads,
+            ),
+            in_flight=execution.in_flight,
+            memory_limit=execution.memory_limit,
+        )
+        logs = self._private()
+        if self.options.cluster == NO_CLUSTER:
+            engine = Engine(setup, execution.time_limit, log=logs / "engine.log")
+            pool = LocalPool([engine], execution.in_flight)
+            try:
+                yield pool
+            finally:
+                pool.stop(5.0)
+            return
+        from scanloom.engine.clusters import open_cluster
+        from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+
+        engines = EngineSetup(setup, execution.time_limit, float("inf"), book.path, logs)
+        with open_cluster(self.options.cluster, execution, self.out, tasks) as client:
+            client.register_plugin(EnginePlugin(engines))
+            made = DaskPool(client, book, execution.in_flight)
+            try:
+                yield made
+            finally:
+                made.stop(5.0)
+
+    def _ended(self, task: Task, outcome: Outcome) -> None:
+        record = outcome.record
+        if record is None:
+            return  # cut off: it is as if it had not been started
+        self._log(task, outcome)
+        if record.reason in (Reason.DISK_FULL, Reason.KEY_OTHER):
+            raise ScanError(record.reason, record.detail)
+        if record.reason is None:
+            forget_failure(self.out, record.id)
+        elif is_failure(record):
+            write_failure(self.out, record, task.case.recipe)
+        self._finish(record)
+
+    def _finish(self, record: CaseRecord) -> None:
+        code = record.reason.code if record.reason else ""
+        self.books.note(record.id, Ending(code, record.detail, record.seconds))
+        self.board.finish(record)
+
+    def _log(self, task: Task, outcome: Outcome) -> None:
+        record = outcome.record
+        line = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "case": task.case.id,
+            "reason": record.reason.code if record and record.reason else None,
+            "tries": [
+                {"end": t.end, "alone": t.alone, "seconds": round(t.seconds, 3)}
+                for t in outcome.tries
+            ],
+            "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+        }
+        with (self.out / RUNS / self.name / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _private(self) -> Path:
+        """Return the part of `OUT/private/` that is this run's."""
+        with private_folder(self.out, self.fingerprint) as private:
+            folder = private / RUNS / self.name
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+
+    def _remember_sources(self, cases: Sequence[Case]) -> None:
+        """Add the cases that are new to the crosswalk, all at once."""
+        known = {source.id for source in find_sources(self.out, [case.id for case in cases])}
+        new = [source_of(case.series, case.id) for case in cases if case.id not in known]
+        if new:
+            with private_folder(self.out, self.fingerprint) as private:
+                add_sources(private, new)
+
+
+def _new_run(out: Path, workflow: Workflow) -> str:
+    """Make the folder of a new run: its workflow and what it runs with."""
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    folder = out / RUNS / name
+    folder.mkdir(parents=True)
+    write_json(folder / "workflow.json", workflow.model_dump(mode="json"))
+    versions = {"python": platform.python_version()}
+    for library in (*LIBRARIES, "distributed"):
+        try:
+            versions[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    write_json(folder / "versions.json", versions)
+    return name
+
+
+def _result_options(workflow: Workflow) -> dict[str, object]:
+    """Return what of a workflow can change a result, as `segment` names it."""
+    policy, execution = workflow.policy, workflow.execution
+    return {
+        "phase": None,
+        "gaps": policy.gaps,
+        "orientation": policy.orientation,
+        "modality": policy.modality,
+        "precision": execution.precision,
+        "body_box": execution.body_box,
+    }
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

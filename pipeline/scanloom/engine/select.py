@@ -1,0 +1,152 @@
+"""Which series of an index a workflow wants, and why the others are left out."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from scanloom.core import Reason
+from scanloom.engine.workflow import Policy, Selection, Workflow
+from scanloom.io.index_file import IndexedSeries
+from scanloom.io.survey import Description
+
+SPACING_SLACK = 1e-3
+"""Relative: 3.0 mm in a header may be 3.0000001 between positions."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A series that no case is made of; `detail` is in words of ours."""
+
+    series: IndexedSeries
+    reason: Reason
+    detail: str
+
+
+def select(
+    found: Iterable[IndexedSeries], workflow: Workflow
+) -> tuple[list[IndexedSeries], list[LeftOut]]:
+    """Tell the series that become cases from those that don't.
+
+    Parameters
+    ----------
+    found : iterable of IndexedSeries
+        All series of an index.
+    workflow : Workflow
+        Its `select` and `policy` count.
+
+    Returns
+    -------
+    (chosen, left_out)
+        Both in the order of `found`; each series is in one of them.
+    """
+    matching: list[IndexedSeries] = []
+    left: list[LeftOut] = []
+    for one in found:
+        reason = one.reason
+        if reason is not None and not _allowed(reason, workflow.policy):
+            left.append(LeftOut(one, reason, one.what.detail))
+            continue
+        said = mismatch(one.what, workflow.select, workflow.policy)
+        if said is None:
+            matching.append(one)
+        else:
+            left.append(LeftOut(one, Reason.NOT_SELECTED, said))
+    chosen = _of_each_study(matching, workflow.select)
+    kept = {id(one) for one in chosen}
+    detail = f"another series of its study is the {workflow.select.choose} one"
+    left += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in kept]
+    return chosen, left
+
+
+def mismatch(what: Description, wanted: Selection, policy: Policy) -> str | None:
+    """Return which part of a selection a series does not meet, None if it meets all.
+
+    A series with gaps or several volumes, which the policy lets in, has no shape yet: what is
+    asked of its shape is then decided when it is read.
+    """
+    tests: Sequence[tuple[str, Callable[[], bool]]] = (
+        ("modality", lambda: _among(what.modality or policy.modality or "", wanted.modality)),
+        ("body_part", lambda: _among(what.body_part, wanted.body_part)),
+        ("description", lambda: _any_found(wanted.description, what.description)),
+        (
+            "not_description",
+            lambda: (
+                not wanted.not_description
+                or not _any_found(wanted.not_description, what.description)
+            ),
+        ),
+        ("image_type", lambda: _has_words(what.image_type, wanted.image_type)),
+        ("kernel", lambda: _any_found(wanted.kernel, what.kernel)),
+        ("contrast", lambda: wanted.contrast is None or wanted.contrast == what.contrast),
+        ("orientation", lambda: wanted.orientation in ("any", what.plane)),
+        ("min_slices", lambda: not what.shape or _slices(what) >= wanted.min_slices),
+        (
+            "min_spacing",
+            lambda: not what.spacing or _step(what) >= wanted.min_spacing * (1 - SPACING_SLACK),
+        ),
+        (
+            "max_spacing",
+            lambda: (
+                wanted.max_spacing is None
+                or not what.spacing
+                or _step(what) <= wanted.max_spacing * (1 + SPACING_SLACK)
+            ),
+        ),
+    )
+    return next((f"by select.{name}" for name, test in tests if not test()), None)
+
+
+def _allowed(reason: Reason, policy: Policy) -> bool:
+    """Whether the policy says what is to be done about it."""
+    if reason is Reason.SLICE_GAP:
+        return policy.gaps == "interpolate"
+    if reason in (Reason.PHASES, Reason.FOUR_D):
+        return policy.phases != "refuse"
+    return reason is Reason.ORIENTATION_UNKNOWN and policy.orientation is not None
+
+
+def _of_each_study(matching: Sequence[IndexedSeries], wanted: Selection) -> list[IndexedSeries]:
+    """Return all of them, or the one of each study that comes first; no study: a study each."""
+    if wanted.choose == "all":
+        return list(matching)
+    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
+    for one in matching:
+        studies[one.study or one.id].append(one)
+    best = [min(those, key=lambda one: _rank(one, wanted)) for those in studies.values()]
+    kept = {id(one) for one in best}
+    return [one for one in matching if id(one) in kept]
+
+
+def _rank(one: IndexedSeries, wanted: Selection) -> tuple[object, ...]:
+    """Return what the better series has less of; ids make the order the same everywhere."""
+    what = one.what
+    words = what.image_type.upper().split("\\")
+    step = _step(what) if what.spacing else float("inf")
+    target = wanted.prefer_spacing or 0.0
+    coverage = _slices(what) * step if what.spacing else 0.0
+    quality = ("ORIGINAL" not in words, abs(step - target), -coverage, one.id)
+    newest = tuple(-ord(c) for c in what.date.ljust(32)[:32])
+    return (*newest, *quality) if wanted.choose == "newest" else quality
+
+
+def _among(value: str, wanted: Sequence[str]) -> bool:
+    return not wanted or value.upper() in {word.upper() for word in wanted}
+
+
+def _any_found(patterns: Sequence[str], text: str) -> bool:
+    return not patterns or any(re.search(p, text, re.IGNORECASE) for p in patterns)
+
+
+def _has_words(image_type: str, wanted: Sequence[str]) -> bool:
+    return {w.upper() for w in wanted} <= set(image_type.upper().split("\\"))
+
+
+def _slices(what: Description) -> int:
+    return what.shape[2] if what.shape else 0
+
+
+def _step(what: Description) -> float:
+    return what.spacing[2]
