@@ -128,6 +128,9 @@ def segment(
     body_box: Annotated[
         bool, typer.Option(help="Pass over windows of air, if the model says what air is.")
     ] = True,
+    fused_restore: Annotated[
+        bool, typer.Option(help="Bring labels back by compiled kernels, or by plain torch.")
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -163,6 +166,7 @@ def segment(
             replace=replace,
             memory_limit=memory_limit,
             body_box=body_box,
+            fused_restore=fused_restore,
         )
         records = run(paths, options, quiet=quiet)
         if json:

@@ -57,6 +57,8 @@ class SegmentOptions:
         Bytes that the whole process may take; None for what the machine has.
     body_box : bool
         Whether windows of air are passed over, for models that say what air is.
+    fused_restore : bool
+        Whether compiled kernels bring labels back, or plain torch.
     """
 
     models: tuple[str, ...]
@@ -74,6 +76,7 @@ class SegmentOptions:
     replace: bool = False
     memory_limit: int | None = None
     body_box: bool = True
+    fused_restore: bool = True
 
 
 def segment_paths(
@@ -116,6 +119,7 @@ class _Session:
                 "modality": options.modality,
                 "precision": options.precision,
                 "body_box": options.body_box,
+                **({} if options.fused_restore else {"fused_restore": False}),
             },
             options.outputs,
         )
@@ -134,6 +138,7 @@ class _Session:
                     precision=self.options.precision,
                     memory_limit=self.options.memory_limit,
                     body_box=self.options.body_box,
+                    fused_restore=self.options.fused_restore,
                 )
                 for card in self.cards
             )

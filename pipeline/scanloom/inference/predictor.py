@@ -44,6 +44,8 @@ class Predictor:
         Bytes that the whole process may take; None for what the machine has.
     body_box : bool
         Whether windows of air are passed over where the card says what air is.
+    fused_restore : bool
+        Whether compiled kernels bring labels back where they are at hand, else plain torch.
 
     Attributes
     ----------
@@ -68,10 +70,11 @@ class Predictor:
         precision: str = "auto",
         memory_limit: int | None = None,
         body_box: bool = True,
+        fused_restore: bool = True,
     ) -> None:
         _check(card)
         self.body_box = body_box and isinstance(card.decision, Argmax) and not card.before
-        self.card, self.memory_limit = card, memory_limit
+        self.card, self.memory_limit, self.fused_restore = card, memory_limit, fused_restore
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device.device, card.precisions)
         network = build_network(card.network)
@@ -81,7 +84,9 @@ class Predictor:
             self._network: torch.nn.Module = Ends(network, card.network)
         else:
             self._network = network.to(self.device.device, self.precision.dtype)
-        if card.restore == "scores":  # compiled now, not in the midst of the first scan
+        if (
+            card.restore == "scores" and fused_restore
+        ):  # compiled now, not in the midst of the first scan
             choose_way(card.decision, card.n_outputs, self.device.device)
 
     @property
@@ -171,7 +176,8 @@ class Predictor:
             image = apply_steps(image, card.after)
             self._wait()
         if card.restore == "scores":
-            scores = ScoreRestorer(plan, card.decision, card.n_outputs)
+            fused = self.fused_restore
+            scores = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused)
             self._run(self._planes((image, seen), plan, rung, clock), scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)

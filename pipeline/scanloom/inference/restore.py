@@ -75,6 +75,8 @@ class ScoreRestorer:
         The first largest score, or each score against a threshold.
     classes : int
         How many channels to decide between.
+    fused : bool
+        Whether compiled kernels do it where they are at hand, else always plain torch.
 
     Attributes
     ----------
@@ -85,9 +87,11 @@ class ScoreRestorer:
         What does the work: known once the first planes came.
     """
 
-    def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
+    def __init__(
+        self, plan: NetworkPlan, decision: Decision, classes: int, *, fused: bool = True
+    ) -> None:
         self._plan, self._decision, self._classes = plan, decision, classes
-        self.way: WayBack | None = None
+        self.way: WayBack | None = None if fused else WayBack(plain, "plain torch: asked for")
         dtype = label_type(decision, classes)
         maps = 1 if isinstance(decision, Argmax) else classes
         self.labels: list[Labels] = [

@@ -1,0 +1,90 @@
+"""How much each default changes labels that departs from the models' home runners.
+
+`pytest -rA` shows the differences. Against: float32, no window passed over, plain torch on the way
+back, which is what `test_parity_monai.py` holds against MONAI's own runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.store import find_model
+from scanloom.core import Clock, Layer, Volume
+from scanloom.inference.device import bfloat16_units
+from scanloom.inference.predictor import Predictor
+from scanloom.io.read import load_volume
+
+HOME: Mapping[str, Any] = {"precision": "float32", "body_box": False, "fused_restore": False}
+"""What the command line calls --precision float32 --no-body-box --no-fused-restore."""
+SAMPLE = Path(__file__).parents[2] / "data" / "torso_ct"
+AIR = -900.0  # HU, tried for a card that names none
+
+
+@pytest.fixture(scope="module")
+def volume() -> Volume:
+    return load_volume(SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def card() -> ModelCard:
+    return find_model("ct_tissue")
+
+
+@pytest.fixture(scope="module")
+def home(card: ModelCard, volume: Volume) -> Layer:
+    return Predictor(card, device="cpu", **HOME).predict(volume).layers[0]
+
+
+def difference(what: str, found: Layer, home: Layer) -> tuple[float, float]:
+    """Print the voxels that differ and the Dice of each structure; return share and least Dice."""
+    unlike = found.labels != home.labels
+    dice = {
+        s.label: 2.0
+        * np.count_nonzero((found.labels == s.number) & (home.labels == s.number))
+        / (np.count_nonzero(found.labels == s.number) + np.count_nonzero(home.labels == s.number))
+        for s in home.structures
+    }
+    told = ", ".join(f"{label} {value:.5f}" for label, value in dice.items())
+    print(f"{what}: {np.count_nonzero(unlike)} of {unlike.size} voxels differ; Dice {told}")
+    return float(unlike.mean()), min(dice.values())
+
+
+def test_fused_restore_changes_nothing_but_ties(
+    card: ModelCard, volume: Volume, home: Layer
+) -> None:
+    """--no-fused-restore turns it off."""
+    found = Predictor(card, device="cpu", **{**HOME, "fused_restore": True}).predict(volume)
+
+    share, least = difference("fused restore", found.layers[0], home)
+
+    assert share <= 1e-6
+    assert least >= 0.999
+
+
+def test_the_body_box_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
+    """--no-body-box turns it off. The card that ships does not ask for it: here it does."""
+    told, clock = replace(card, air_below=AIR), Clock()
+    found = Predictor(told, device="cpu", **{**HOME, "body_box": True}).predict(volume, clock)
+
+    share, least = difference(f"body box ({clock.notes['body box'][0]})", found.layers[0], home)
+
+    assert share <= 5e-4
+    assert least >= 0.999
+
+
+@pytest.mark.skipif(bfloat16_units() is None, reason="the CPU does not multiply bfloat16")
+def test_bfloat16_changes_little(card: ModelCard, volume: Volume, home: Layer) -> None:
+    """--precision float32 turns it off. By itself it is taken only where the card lists it."""
+    found = Predictor(card, device="cpu", **{**HOME, "precision": "half"}).predict(volume)
+
+    share, least = difference("bfloat16", found.layers[0], home)
+
+    assert share <= 1e-3
+    assert least >= (0.998 if "bfloat16" in card.precisions else 0.99)
