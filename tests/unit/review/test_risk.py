@@ -1,0 +1,103 @@
+"""What stands out in a cohort is named, and what is usual is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanloom.core import Flag, Measurement
+from scanloom.review.risk import COHORT, judge, score
+
+BOX = ((0, 0, 0), (9, 9, 9))
+
+
+def measurement(label: str, ml: float = 100.0, **changes: Any) -> Measurement:
+    fields = {
+        "model": "m",
+        "label": label,
+        "number": 1,
+        "voxels": int(ml * 1000),
+        "volume_ml": ml,
+        "unit": "HU",
+        "mean": 50.0,
+        "sd": 10.0,
+        **dict.fromkeys(("p05", "p25", "median", "p75", "p95"), 50.0),
+        "box": BOX,
+        "components": 1,
+    }
+    return Measurement(**{**fields, **changes})
+
+
+def cohort(count: int = 30) -> dict[str, list[Measurement]]:
+    rng = np.random.default_rng(1)
+    return {
+        f"c{n:02d}": [measurement("liver", float(1500 * np.exp(rng.normal(0, 0.15))))]
+        for n in range(count)
+    }
+
+
+def kinds(cases: dict[str, list[Measurement]], case: str) -> list[str]:
+    return [doubt.kind for doubt in judge(cases)[case]]
+
+
+def test_usual_cases_raise_no_doubt() -> None:
+    assert not any(judge(cohort()).values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"ml": 150.0}, "volume"),
+        ({"ml": 15000.0}, "volume"),
+        ({"ml": 1500.0, "mean": 400.0}, "intensity"),
+        ({"ml": 1500.0, "components": 40}, "parts"),
+        ({"ml": 1500.0, "flags": (Flag.TOUCHES_BORDER,)}, "border"),
+        ({"ml": 0.0, "mean": None, "box": None}, "empty"),
+    ],
+)
+def test_what_stands_out_is_named(changes: dict[str, Any], kind: str) -> None:
+    cases = cohort()
+    cases["odd"] = [measurement("liver", **changes)]
+
+    assert kinds(cases, "odd") == [kind]
+    assert max(cases, key=lambda case: score(judge(cases)[case])) == "odd"
+
+
+def test_a_few_cases_are_no_cohort() -> None:
+    cases = cohort(COHORT - 2)
+    cases["odd"] = [measurement("liver", 15.0)]
+
+    assert kinds(cases, "odd") == []
+
+
+def pair(name: str, left: int, right: int, ml: tuple[float, float] = (100.0, 100.0)) -> Any:
+    boxes = [((x, 0, 0), (x + 9, 9, 9)) for x in (left, right)]
+    return [
+        measurement(f"{name}_{side}", v, box=box)
+        for side, v, box in zip(("left", "right"), ml, boxes, strict=True)
+    ]
+
+
+def test_unequal_sides() -> None:
+    assert kinds({"c": pair("kidney", 50, 10, (160.0, 40.0))}, "c") == ["imbalance"]
+    assert kinds({"c": pair("kidney", 50, 10, (0.4, 0.1))}, "c") == []
+
+
+def test_swapped_sides() -> None:
+    pairs = [*pair("kidney", 50, 10), *pair("lung", 60, 0), *pair("rib", 70, 5)]
+    swapped = [*pairs, *pair("hip", 10, 50)]
+
+    assert kinds({"c": pairs}, "c") == []
+    assert [d.structure for d in judge({"c": swapped})["c"]] == ["hip left/right"]
+    assert [d.kind for d in judge({"c": swapped})["c"]] == ["side"]
+
+
+def test_more_doubts_weigh_more() -> None:
+    cases = cohort()
+    cases["one"] = [measurement("liver", 150.0)]
+    cases["two"] = [measurement("liver", 150.0, mean=400.0, components=50)]
+    doubts = judge(cases)
+
+    assert score(doubts["two"]) > score(doubts["one"]) > score(doubts["c00"]) == 0
