@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +137,48 @@ def test_a_single_scan_that_is_refused(
     assert ended.code == 65
     assert not birds(told(ended)), ended.err
     assert not (tmp_path / "out").exists()
+
+
+TALKATIVE = """
+import logging, sys, warnings
+from scanloom.cli.main import main
+from scanloom.engine import steps
+
+def load(*arguments, **more):
+    warnings.warn("of CANARY^Zo\u00ebGa\u00f1d\u00eda", UserWarning)
+    logging.getLogger("a.library").warning("of %s", "CANARY")
+    try:
+        raise OSError(5, "CANARY", "/scans/CANARY")
+    except OSError as exc:
+        raise KeyError("CANARY") from exc
+
+steps.load = load
+main()
+"""
+
+
+def test_a_library_that_fails_with_a_name_in_its_words(
+    place: Place, segmented: Ended, tmp_path: Path
+) -> None:
+    """Its error, warning and log line are told by type and place, and recorded without a word."""
+    shutil.copytree(place.out, tmp_path / "out", copy_function=shutil.copy2)
+    command = [sys.executable, "-c", TALKATIVE, "segment", place.scan("plain")]
+    command += ["--model", place.folder / "models" / "tiny", "--out", tmp_path / "out"]
+    done = subprocess.run(
+        [*command, "--replace", "--seg", "labelmap", "--debug"],
+        env={**os.environ, "SCANLOOM_KEY": str(place.folder / "key")},
+        capture_output=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    for word in (b"OSError", b"KeyError", b"UserWarning", b"a.library", b"INTERNAL"):
+        assert word in done.stderr
+    assert not birds(done.stdout + done.stderr), done.stderr
+    case_id = segmented.document["cases"][0]["case"]
+    failed = json.loads((tmp_path / "out" / "failed" / f"{case_id}.json").read_text())
+    assert (failed["reason"], failed["detail"]) == ("INTERNAL", "KeyError")
+    assert_clean(tmp_path / "out")
 
 
 def test_a_path_that_was_typed_stays_on_the_terminal(place: Place, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ def add_sources(private: Path, sources: Sequence[Source]) -> None:
     concerned = _with_ids(table, [row.id for row in sources])
     before = _rows(table.filter(concerned))
     folders = {row.id: row.folder for row in before if row.folder}
-    added = [replace(row, folder=row.folder or folders.get(row.id, "")) for row in sources]
+    added = [_in_folder(row, folders.get(row.id, "")) for row in sources]
     after = {(row.id, row.path): row for row in before}
     for row in added:
         after.pop((row.id, row.path), None)  # the newest stands last
@@ -188,7 +188,12 @@ def _table(rows: Sequence[Source]) -> pa.Table:
     import pyarrow as pa
 
     types = {f.name: pa.int64() if f.type == "int" else pa.string() for f in fields(Source)}
-    return pa.Table.from_pylist([asdict(row) for row in rows], pa.schema(types.items()))
+    columns = {name: [getattr(row, name) for row in rows] for name in types}
+    return pa.table(columns, pa.schema(types.items()))
+
+
+def _in_folder(row: Source, folder: str) -> Source:
+    return row if row.folder or not folder else replace(row, folder=folder)
 
 
 def _words(files: Sequence[Path]) -> dict[str, str]:
