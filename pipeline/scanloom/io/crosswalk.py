@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError, Series
 from scanloom.io.private import CROSSWALK, PRIVATE, write_private
+from scanloom.io.unpack import SCRATCH
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,8 +88,12 @@ def source_of(series: Series, case_id: str) -> Source:
 
 
 def common_place(files: Sequence[Path]) -> str:
-    """Return the one file, or the innermost folder that holds all files; absolute."""
-    return os.path.commonpath([os.path.abspath(file) for file in files])  # noqa: PTH100 links stay
+    """Return the one file, or the innermost folder that holds all files; absolute.
+
+    For what was unpacked, the packed file or archive counts.
+    """
+    origins = {SCRATCH.origin(file) for file in files}
+    return os.path.commonpath([os.path.abspath(file) for file in origins])  # noqa: PTH100 links stay
 
 
 def add_sources(private: Path, sources: Sequence[Source]) -> None:

@@ -88,6 +88,7 @@ class Scratch:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._plain: dict[tuple[str, bool], Path] = {}
+        self._origins: dict[Path, Path] = {}
         self._numbers: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -116,7 +117,12 @@ class Scratch:
                 return source
             if (path, True) not in self._plain:
                 self._plain[path, True] = self._gunzip(source)
+                self._origins[self._plain[path, True]] = Path(path.split(IN_ZIP)[0])
             return self._plain[path, True]
+
+    def origin(self, file: Path) -> Path:
+        """Return the packed file or archive that a file was unpacked from; itself if it was not."""
+        return self._origins.get(file, file)
 
     def _unpack_zip(self, archive: str) -> None:
         zip_members(Path(archive))  # their sizes are judged
@@ -129,6 +135,7 @@ class Scratch:
                 with pack.open(info) as packed:
                     self._copy(packed, place, info.file_size)
                 self._plain[archive + IN_ZIP + info.filename, False] = place
+                self._origins[place] = Path(archive)
 
     def _gunzip(self, source: Path) -> Path:
         place = self._place(str(source), source.name.removesuffix(".gz"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from scanloom.io.crosswalk import (
     newest,
     source_of,
 )
+from scanloom.io.find import find_series
 from scanloom.io.private import private_folder
 
 KEY = "abc"
@@ -86,6 +89,7 @@ ADDS_MANY = """
 import sys
 from pathlib import Path
 from scanloom.io.crosswalk import Source, add_sources
+from scanloom.io.find import find_series
 from scanloom.io.private import private_folder
 
 for n in range(20):
@@ -172,6 +176,23 @@ def test_damaged_files_have_a_path_at_least(tmp_path: Path) -> None:
 
     found = source_of(Series("dicom", tuple(files[:2])), "id")
     assert (found.path, found.patient_id) == (str(tmp_path / "study"), "")
+
+
+@pytest.mark.parametrize("packed", ["zip", "gz"])
+def test_what_was_unpacked_is_known_by_what_it_was_packed_in(packed: str, tmp_path: Path) -> None:
+    """Not by the scratch folder, which goes away."""
+    files = write_series(tmp_path / "study", noise(), words=Words(more=MORE))
+    scan = tmp_path / "study"
+    if packed == "zip":
+        scan = Path(shutil.make_archive(str(tmp_path / "pack"), "zip", tmp_path / "study"))
+    for file in files:
+        if packed == "gz":
+            file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+
+    [series] = find_series(scan)
+    found = source_of(series, "id")
+    assert (found.path, found.files, found.patient_id) == (str(scan), 6, "4711")
 
 
 def test_paths_are_absolute_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
