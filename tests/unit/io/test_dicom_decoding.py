@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import imagecodecs
@@ -22,7 +22,7 @@ from scanloom.io.dicom import pixels
 from scanloom.io.dicom.headers import Header, read_headers
 from scanloom.io.dicom.pixels import read_into, read_values, same_content
 from scanloom.io.dicom.planes import stored_dtype
-from scanloom.io.dicom.slices import single_slice
+from scanloom.io.dicom.slices import Tile, single_slice
 
 JPEG = "1.2.840.10008.1.2.4."
 EXPLICIT = "1.2.840.10008.1.2.1"
@@ -456,16 +456,17 @@ def test_an_unknown_syntax_has_no_decoder(tmp_path):
     assert code_of(frame_of, path) == "DECODER"
 
 
-def test_a_gzipped_file_is_read_by_the_place_of_its_pixels(tmp_path):
-    """Its header was read elsewhere; what counts is where the pixels lie in what it unpacks to."""
-    from dataclasses import replace
-
-    frame = smooth(1, 16)
-    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), frame.tobytes(), EXPLICIT)
-    packed = tmp_path / "a.dcm.gz"
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    out = np.empty(SHAPE, np.uint16)
-    read_into(replace(header_of(path), path=packed), out)
-    np.testing.assert_array_equal(out, frame[0])
-    packed.write_bytes(gzip.compress(path.read_bytes() + bytes(96 << 20)))
-    assert code_of(read_into, replace(header_of(path), path=packed), out) == "TOO_LARGE"
+def test_tiles_of_a_frame_are_read_at_once(tmp_path):
+    frame = noise((12, 8, 1))[..., 0].T  # 8 rows of 12
+    for syntax in (EXPLICIT, RLE):
+        dataset = dataset_of(tmp_path / "a", frame[None])
+        data = frame.tobytes() if syntax == EXPLICIT else encapsulate([encoded(frame, RLE, 16)])
+        whole = single_slice(header_of(save(tmp_path / "a.dcm", dataset, data, syntax)))
+        corners = [(top, left) for top in (0, 4) for left in (0, 4, 8)]
+        tiles = [replace(whole, tile=Tile(*corner, 4, 4)) for corner in corners]
+        values = read_values(tiles)
+        for k, (top, left) in enumerate(corners):
+            wanted = frame[top : top + 4, left : left + 4].astype(int) - 1024
+            np.testing.assert_array_equal(values[..., k].T, wanted)
+        assert same_content(tiles[0], tiles[0])
+        assert not same_content(tiles[0], tiles[1])

@@ -72,7 +72,7 @@ class Plane:
     @property
     def is_plain(self) -> bool:
         """Whether reading it is copying bytes: no decoder, nothing that can grow."""
-        return self.syntax in NATIVE and self.path.suffix.lower() != ".gz"
+        return self.syntax in NATIVE
 
 
 def frame_of(header: Header, frame: int = 0) -> Plane:
@@ -103,7 +103,7 @@ def frame_of(header: Header, frame: int = 0) -> Plane:
 
 def plane_of(one: Slice) -> Plane:
     """Return what a slice is made of; errors as of `frame_of`."""
-    tile = getattr(one, "tile", None)
+    tile = one.tile
     return replace(
         frame_of(one.header, one.frame),
         slope=float(one.slope),

@@ -96,21 +96,14 @@ def opened(plane: Plane) -> Iterator[tuple[Plane, Source]]:
     descriptor = os.open(plane.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         disk = _Disk(descriptor)
-        if plane.is_plain:
-            yield plane, disk
-        elif disk.read(0, 2) == b"\x1f\x8b":
-            whole = Memory(_inflated(disk, 0, _most(plane), 16 + zlib.MAX_WBITS))
-            yield _found(plane, whole) if plane.syntax == DEFLATED else (plane, whole)
-        else:
-            yield _found(plane, disk) if plane.syntax == DEFLATED else (plane, disk)
+        yield _found(plane, disk) if plane.syntax == DEFLATED else (plane, disk)
     finally:
         os.close(descriptor)
 
 
 def inflated_size(plane: Plane) -> int:
     """Return the bytes of memory that opening its file takes at most; 0 where it stays packed."""
-    packed = plane.syntax == DEFLATED or plane.path.suffix.lower() == ".gz"
-    return 2 * _most(plane) if packed else 0
+    return 2 * _most(plane) if plane.syntax == DEFLATED else 0
 
 
 def _most(plane: Plane) -> int:
@@ -129,7 +122,7 @@ def _found(plane: Plane, source: Source) -> tuple[Plane, Source]:
     if head[128:132] != b"DICM" or len(head) < _META_END:
         raise ScanError(Reason.DAMAGED, "a deflated file has no meta header")
     (length,) = struct.unpack("<I", head[-4:])
-    data = _inflated(source, _META_END + length, _most(plane), -zlib.MAX_WBITS)
+    data = _inflated(source, _META_END + length, _most(plane))
     file = BytesIO(data)
     try:
         with quiet():
@@ -146,9 +139,9 @@ def _found(plane: Plane, source: Source) -> tuple[Plane, Source]:
     return found, Memory(data)
 
 
-def _inflated(source: Source, start: int, most: int, bits: int) -> bytes:
+def _inflated(source: Source, start: int, most: int) -> bytes:
     """Inflate from `start` on; refuse more than `most` bytes."""
-    state, parts, size, at = zlib.decompressobj(bits), [], 0, start
+    state, parts, size, at = zlib.decompressobj(-zlib.MAX_WBITS), [], 0, start
     packed = b""
     while not state.eof:
         if not packed:
