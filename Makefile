@@ -2,15 +2,17 @@
 #   make demo     environment, install, the sample study segmented; says where to look
 #   make test     the whole suite, lint, types, floors
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
+#   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_OUT ?= demo-out
 JOBS ?= 2
+SECONDS ?= 600
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench wheel clean
+.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench fuzz wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -67,6 +69,13 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/load.py --rounds 3
 	$(BIN)/python benchmarks/restore.py --peers torch
 	$(BIN)/python benchmarks/one_scan.py --slices 60 --runs 2 --peers
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-test
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	@touch $@
+
+fuzz: $(VENV)/.installed-fuzz
+	PYTHONPATH=tests $(BIN)/python -m fuzz.corpus $(SECONDS)
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

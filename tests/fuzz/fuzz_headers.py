@@ -1,0 +1,96 @@
+"""Coverage-guided fuzzing of each header reader: `make fuzz` (atheris; not part of the suite).
+
+    FUZZ_TARGET=nifti python fuzz/fuzz_headers.py [libFuzzer options] [corpus folder ...]
+
+A reader may raise ScanError; anything else is a finding, which libFuzzer writes to a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["scanloom", "nibabel.nifti1", "nibabel.wrapstruct"]):
+    from scanloom.core import ScanError
+    from scanloom.io.dicom.headers import read_headers
+    from scanloom.io.itk import itk_outline, read_itk
+    from scanloom.io.metaimage import parse_metaimage
+    from scanloom.io.nifti import nifti_outline, read_nifti
+    from scanloom.io.nrrd import parse_nrrd
+
+LIMIT = 1 << 24  # bytes of voxels: what is asked here is whether headers are judged right
+FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-"))
+
+
+def _written(name: str, data: bytes) -> Path:
+    path = FOLDER / name
+    path.write_bytes(data)
+    return path
+
+
+def fuzz_nifti(data: bytes) -> None:
+    path = _written("a.nii", data)
+    for options in ({}, {"phase": 0, "orientation": "RAS"}):
+        try:
+            grid, dtype = nifti_outline((path,), **options)
+        except ScanError:
+            continue
+        volume = read_nifti((path,), limit=LIMIT, **options).volume
+        assert (volume.grid.shape, volume.array.dtype) == (grid.shape, dtype)
+
+
+def _fuzz_text(data: bytes, name: str, parse: Callable[..., object]) -> None:
+    try:
+        parse(data, whole=True)
+    except ScanError:
+        return
+    path = _written(name, data)
+    for options in ({}, {"phase": 0, "orientation": "RAS"}):
+        try:
+            grid, dtype = itk_outline((path,), **options)
+        except ScanError:
+            continue
+        volume = read_itk((path,), limit=LIMIT, **options).volume
+        assert (volume.grid.shape, volume.array.dtype) == (grid.shape, dtype)
+
+
+def fuzz_nrrd(data: bytes) -> None:
+    _fuzz_text(b"NRRD000" + data, "a.nrrd", parse_nrrd)
+
+
+def fuzz_metaimage(data: bytes) -> None:
+    _fuzz_text(data, "a.mha", parse_metaimage)
+
+
+def fuzz_dicom(data: bytes) -> None:
+    list(read_headers([_written("a.dcm", data)]))
+
+
+def quietly(target: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """A ScanError is an answer."""
+
+    def run(data: bytes) -> None:
+        with contextlib.suppress(ScanError):
+            target(data)
+
+    return run
+
+
+TARGETS = {
+    "dicom": fuzz_dicom,
+    "nifti": fuzz_nifti,
+    "nrrd": fuzz_nrrd,
+    "metaimage": fuzz_metaimage,
+}
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    atheris.Setup(sys.argv, quietly(TARGETS[os.environ["FUZZ_TARGET"]]))
+    atheris.Fuzz()
