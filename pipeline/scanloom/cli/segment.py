@@ -125,6 +125,12 @@ def segment(
         int | None,
         typer.Option(parser=byte_count, metavar="SIZE", help="Take no more memory: 8GB, 7.5GiB."),
     ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=byte_count, metavar="SIZE", help="Largest size of a scan's voxels; default 4GiB."
+        ),
+    ] = None,
     body_box: Annotated[
         bool, typer.Option(help="Pass over windows of air, if the model says what air is.")
     ] = True,
@@ -165,6 +171,7 @@ def segment(
             names=names,
             replace=replace,
             memory_limit=memory_limit,
+            max_size=max_size,
             body_box=body_box,
             fused_restore=fused_restore,
         )

@@ -55,6 +55,8 @@ class SegmentOptions:
         Whether a result of another recipe is replaced.
     memory_limit : int or None
         Bytes that the whole process may take; None for what the machine has.
+    max_size : int or None
+        Bytes that the voxels of a scan may take; None for 4 GiB.
     body_box : bool
         Whether windows of air are passed over, for models that say what air is.
     fused_restore : bool
@@ -75,6 +77,7 @@ class SegmentOptions:
     names: Names = "id"
     replace: bool = False
     memory_limit: int | None = None
+    max_size: int | None = None
     body_box: bool = True
     fused_restore: bool = True
 
@@ -171,6 +174,7 @@ class _Session:
             modality=options.modality,
             phase=options.phase,
             gaps=options.gaps,
+            max_bytes=options.max_size,
         )
 
     def _check_fits(self, case: Case) -> None:

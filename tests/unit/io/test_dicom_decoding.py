@@ -417,6 +417,20 @@ def test_a_run_length_bomb_is_refused(tmp_path):
     assert code_of(frame_of, path) in ("DAMAGED", "TRUNCATED", "TOO_LARGE")
 
 
+@pytest.mark.parametrize(
+    ("lengths", "code"), [((437, 300), "TRUNCATED"), ((900, 300), "TRUNCATED"), ((437,), "DAMAGED")]
+)
+def test_segments_of_run_lengths_that_are_short_or_missing_are_refused(lengths, code, tmp_path):
+    """A long one beside a short one makes enough bytes in all."""
+    frame = smooth(1, 16)
+    segments = [run_lengths(np.zeros((1, n), np.uint8))[64:] for n in lengths]
+    offsets = 64 + np.cumsum([0, *map(len, segments)])[:-1]
+    head = struct.pack("<16I", len(segments), *offsets, *[0] * (15 - len(segments)))
+    data = encapsulate([head + b"".join(segments)])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), data, RLE)
+    assert code_of(frame_of, path) == code
+
+
 def test_a_frame_that_can_not_be_so_large_is_refused(tmp_path):
     frame = smooth(1, 16)
     code = encoded(frame[0], JPEG + "90", 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ END_OF_IMAGE = b"\xff\xd9"
 """Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image was cut off."""
 
 _RLE = "1.2.840.10008.1.2.5"
+_RLE_HEAD = struct.Struct("<16I")  # number of segments, and where they begin
 _ENCAPSULATED = "1.2.840.10008.1.2.1.98"
 _DEFLATED_FRAMES = "1.2.840.10008.1.2.8.1"
 _JPEG = "1.2.840.10008.1.2.4."
@@ -111,11 +113,9 @@ def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
     import imagecodecs
 
     if plane.syntax == _RLE:
-        kind = np.dtype(f"<u{plane.dtype.itemsize}")
-        samples = np.frombuffer(_run_lengths(frame, kind), kind)
-        if samples.size < plane.count:
-            raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
-        return samples[: plane.count].reshape(plane.rows, plane.columns)
+        return _run_lengths(frame, plane.count, plane.dtype.itemsize).reshape(
+            plane.rows, plane.columns
+        )
     if plane.syntax not in _CODECS:
         raise ScanError(Reason.DECODER, "its transfer syntax is not one that can be decoded")
     if END_OF_IMAGE not in frame[-64:]:
@@ -136,17 +136,35 @@ def _unpacked(plane: Plane, frame: bytes) -> bytes | None:
     if plane.syntax == _DEFLATED_FRAMES:
         return _inflated(plane, frame)
     if plane.syntax == _RLE and plane.format.allocated == 1:
-        return bytes(_run_lengths(frame, np.dtype(np.uint8)))
+        return _run_lengths(frame, -(-plane.count // 8), 1).tobytes()
     return None
 
 
-def _run_lengths(frame: bytes, kind: np.dtype[Any]) -> bytes:
+def _run_lengths(frame: bytes, count: int, size: int) -> NDArray[Any]:
+    """Return samples of `size` bytes, each byte from a segment of its own (PS3.5 G).
+
+    Segments are decoded one by one, since a short one among long ones would go unseen.
+    """
     import imagecodecs
 
-    try:
-        return bytes(imagecodecs.dicomrle_decode(frame, kind))
-    except _ERRORS as exc:
-        raise _undecodable(exc) from exc
+    if len(frame) < _RLE_HEAD.size:
+        raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+    segments, *offsets = _RLE_HEAD.unpack_from(frame)
+    ends = [*offsets[1:segments], len(frame)]
+    rising = all(a < b for a, b in zip(offsets, ends, strict=False))
+    if segments != size or offsets[0] < _RLE_HEAD.size or not rising:
+        raise ScanError(Reason.DAMAGED, "a slice has other segments than it has bytes")
+    alone = _RLE_HEAD.pack(1, _RLE_HEAD.size, *[0] * 14)
+    samples = np.empty((count, size), np.uint8)
+    for n, (start, end) in enumerate(zip(offsets, ends, strict=False)):
+        try:
+            decoded = imagecodecs.dicomrle_decode(alone + frame[start:end], np.dtype(np.uint8))
+        except _ERRORS as exc:
+            raise _undecodable(exc) from exc
+        if len(decoded) < count:
+            raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+        samples[:, size - 1 - n] = np.frombuffer(decoded, np.uint8, count)  # the highest is first
+    return samples.view(f"<u{size}").reshape(count)
 
 
 def _undecodable(exc: Exception) -> ScanError:
