@@ -11,8 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.elements import MEDIA_CLASS, Elements, PixelPlace
@@ -199,42 +200,63 @@ def is_dicom(start: bytes) -> bool:
 
 def make_header(path: Path, elements: Elements) -> Header:
     """Return what the elements of a file mean."""
-    raw, text, number = elements.raw, elements.text, elements.number
-    signed = number(0x00280103, 0) == 1
-    allocated = number(0x00280100, 0)
-    stored = number(0x00280101, allocated)
-    slope, intercept = raw(0x00281053), raw(0x00281052)
+    values = elements.values
+    steady = _steady(elements.little, tuple(map(values.get, _STEADY)))
     return Header(
         path=path,
         elements=elements,
         syntax=elements.syntax,
         pixels=elements.pixels,
-        sop_class=text(0x00080016) or text(MEDIA_CLASS),
-        study_uid=text(0x0020000D),
-        series_uid=text(0x0020000E),
-        frame_of_reference=text(0x00200052),
-        modality=text(0x00080060).upper(),
-        image_type=tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
-        position=_floats(raw(0x00200032), 3),
-        orientation=_floats(raw(0x00200037), 6),
-        spacing=_floats(raw(0x00280030), 2),
-        rows=number(0x00280010, 0),
-        columns=number(0x00280011, 0),
-        samples=number(0x00280002, 1),
-        frames=_frames(text(0x00280008)),
-        photometric=text(0x00280004).upper(),
-        format=PixelFormat(allocated, stored, number(0x00280102, stored - 1), signed),
-        slope=_float(slope, 1.0),
-        intercept=_float(intercept, 0.0),
-        rescale_given=bool(slope.strip() or intercept.strip()),
-        rescale_type=text(0x00281054).upper(),
+        position=_floats(values.get(0x00200032, b""), 3),
         lookup_table=elements.lookup_table,
-        padding=_padding(elements, signed),
-        burned_in=text(0x00280301).upper() == "YES",
-        multi_energy=text(0x00189361).upper() == "YES",
-        phase=tuple(raw(tag) for tag in PHASE_TAGS.values()),
-        sop_instance=text(0x00080018),
+        phase=tuple([values.get(tag, b"") for tag in PHASE_TAGS.values()]),
+        sop_instance=elements.text(0x00080018),
+        **steady,
     )
+
+
+_STEADY = (
+    *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, 0x00189361, 0x0020000D, 0x0020000E),
+    *(0x00200037, 0x00200052, 0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011),
+    *(0x00280030, 0x00280100, 0x00280101, 0x00280102, 0x00280103, 0x00280120, 0x00280301),
+    *(0x00281052, 0x00281053, 0x00281054),
+)
+"""What is mostly the same in all files of a series."""
+
+
+@lru_cache(256)
+def _steady(little: bool, found: tuple[bytes | None, ...]) -> dict[str, Any]:
+    """Return the fields that come of `_STEADY`; nobody may change them."""
+    values = {tag: value for tag, value in zip(_STEADY, found, strict=True) if value is not None}
+    elements = Elements(values, "", little, False, None)
+    raw, text, number = elements.raw, elements.text, elements.number
+    signed = number(0x00280103, 0) == 1
+    allocated = number(0x00280100, 0)
+    stored = number(0x00280101, allocated)
+    slope, intercept = raw(0x00281053), raw(0x00281052)
+    return {
+        "sop_class": text(0x00080016) or text(MEDIA_CLASS),
+        "study_uid": text(0x0020000D),
+        "series_uid": text(0x0020000E),
+        "frame_of_reference": text(0x00200052),
+        "modality": text(0x00080060).upper(),
+        "image_type": tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
+        "orientation": _floats(raw(0x00200037), 6),
+        "spacing": _floats(raw(0x00280030), 2),
+        "rows": number(0x00280010, 0),
+        "columns": number(0x00280011, 0),
+        "samples": number(0x00280002, 1),
+        "frames": _frames(text(0x00280008)),
+        "photometric": text(0x00280004).upper(),
+        "format": PixelFormat(allocated, stored, number(0x00280102, stored - 1), signed),
+        "slope": _float(slope, 1.0),
+        "intercept": _float(intercept, 0.0),
+        "rescale_given": bool(slope.strip() or intercept.strip()),
+        "rescale_type": text(0x00281054).upper(),
+        "padding": _padding(elements, signed),
+        "burned_in": text(0x00280301).upper() == "YES",
+        "multi_energy": text(0x00189361).upper() == "YES",
+    }
 
 
 def _padding(elements: Elements, signed: bool) -> int | None:
