@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from scanloom.core import Reason
 from scanloom.io.dicom.headers import Header
 
@@ -78,9 +80,14 @@ def is_derived(header: Header) -> bool:
 
 def _is_class(header: Header, classes: tuple[str, ...]) -> bool:
     """Whether the SOP class is one of `classes` or of the family below it."""
-    if not header.sop_class.startswith(_STORAGE):
+    return _is_one_of(header.sop_class, classes)
+
+
+@lru_cache(1024)
+def _is_one_of(sop_class: str, classes: tuple[str, ...]) -> bool:
+    if not sop_class.startswith(_STORAGE):
         return False
-    tail = header.sop_class.removeprefix(_STORAGE)
+    tail = sop_class.removeprefix(_STORAGE)
     return any(tail == c or tail.startswith(c + ".") for c in classes)
 
 
