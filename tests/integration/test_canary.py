@@ -112,6 +112,7 @@ def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) 
     assert_clean(place.out)
 
 
+@pytest.mark.slow
 def test_nothing_is_told_to_a_terminal(place: Place, segmented: Ended) -> None:
     ended = place.segment(*map(place.scan, SCANS), "--output", "image")
 
@@ -128,6 +129,36 @@ def test_nothing_is_told_with_debug(place: Place, segmented: Ended, tmp_path: Pa
     assert_clean(tmp_path / "out")
 
 
+def test_nothing_is_told_by_an_index(place: Place, segmented: Ended, tmp_path: Path) -> None:
+    """In a table and as JSON; a second time, too, when the index says what headers said."""
+    scans = place.folder / "scans"
+    for options in (["--debug"], ["--json"], ["--json"]):
+        ended = place.run("index", scans, "--out", tmp_path / "out", *options)
+        assert ended.code in (0, 1), ended.err
+        assert not birds(told(ended)), told(ended)
+        assert not UID.search(told(ended))
+    assert ended.document["files"]["found"] > 100
+    assert [path.name for path in results(tmp_path / "out")] == ["private"]
+
+
+@pytest.mark.slow
+def test_nothing_is_told_by_a_run(place: Place, segmented: Ended, tmp_path: Path) -> None:
+    """Plan, log, manifest and tables hold ids; `join` brings the bird back into them."""
+    workflow = tmp_path / "workflow.yaml"
+    workflow.write_text(f"name: birds\nmodels: [{place.folder / 'models' / 'tiny'}]\n")
+    out = tmp_path / "out"
+    arguments = ["--out", out, "--cluster", "none", "--debug"]
+    ended = place.run("run", workflow, place.folder / "scans", *arguments)
+
+    assert ended.code == 1, ended.err  # some failed
+    assert not birds(told(ended)), told(ended)
+    assert_clean(out)
+    joined = place.run("join", out / "measurements.csv", "--out", out)
+    assert joined.code == 0, joined.err
+    assert CANARY in joined.out
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [("broken_lengths", ["--debug"]), ("several", [])])
 def test_a_single_scan_that_is_refused(
     name: str, options: list[str], place: Place, tmp_path: Path

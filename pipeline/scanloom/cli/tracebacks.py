@@ -21,7 +21,7 @@ WITHHELD = "(text withheld)"
 def told_traceback(error: BaseException) -> str:
     """Return the traceback of an error and of all that led to it.
 
-    The text of a `ScanError` is shown; of any other exception only its type.
+    The text of a `ScanError` is shown, and which module is missing; else only the type.
     """
     parts = [_told(link) for link in _chain(error)]
     return "\nwhich led to\n\n".join(reversed(parts))
@@ -86,15 +86,15 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _told(error: BaseException) -> str:
     from scanloom.core import ScanError
 
-    kind = type(error)
-    name = (
-        kind.__qualname__
-        if kind.__module__ == "builtins"
-        else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    text = str(error) if isinstance(error, ScanError) else WITHHELD
+    text = WITHHELD
+    if isinstance(error, ScanError):
+        text = str(error)
+    elif isinstance(error, ImportError) and error.name:
+        text = error.name  # of a module
     lines = ["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)]
-    return "".join(lines) + f"{name}: {text}\n"
+    kind = type(error)
+    where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return "".join(lines) + f"{where}{kind.__qualname__}: {text}\n"
 
 
 def _show_warning(
