@@ -314,6 +314,7 @@ READ: dict[str, Kind] = {
     "empty UIDs": Kind(changed(without_uids)),
     "one SOP UID for all": Kind(every(SOPInstanceUID=uid("one"))),
     "no frame of reference": Kind(every(FrameOfReferenceUID=None)),
+    "derived, but no reformat": Kind(every(ImageType=["DERIVED", "PRIMARY", "AXIAL"])),
     "no image type": Kind(every(ImageType=None)),
     "step and shoot": Kind(changed(step_and_shoot)),
     "an acquisition a slice": Kind(
@@ -772,6 +773,14 @@ SKIPPED: dict[str, Kind] = {
     "colour": Kind(changed(colour), "COLOR"),
     "X-rays": Kind(every(SOPClassUID=DX, ImagePositionPatient=None), "PROJECTION"),
     "report": Kind(report, "NOT_AN_IMAGE"),
+    "reformats": Kind(
+        every(ImageType=["DERIVED", "SECONDARY", "MPR"]), "DERIVED", options={"series": "1"}
+    ),
+    "reformats by a scanner": Kind(
+        every(ImageType=["DERIVED", "PRIMARY", "AXIAL", "REFORMATTED"]),
+        "DERIVED",
+        options={"series": "1"},
+    ),
     "segmentation": Kind(every(SOPClassUID=SEG), "NOT_AN_IMAGE"),
     "projections": Kind(every(ImageType=["DERIVED", "SECONDARY", "AXIAL", "MIP"]), "PROJECTION"),
     "rendered": Kind(

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydicom import dcmread
 
 import scanloom
 from balls import Ball, wrong
+from dicom_maker import uid
 from kinds import CHOSEN, KINDS, READ, REFUSED, SKIPPED, Kind
 from scanloom.core import ScanError, Volume
 from scanloom.io.find import find_series
@@ -66,6 +68,17 @@ def test_what_is_no_volume_is_refused_by_its_own_code(tmp_path, name):
     assert code_of(tmp_path) == kind.code
     if kind.options:
         assert_right(scanloom.load_volume(tmp_path, **kind.options), kind.balls[0], kind)
+
+
+def test_a_reformat_does_not_stand_in_the_way_of_the_original(tmp_path):
+    READ["regular"].make(tmp_path / "scan")
+    SKIPPED["reformats"].make(tmp_path / "reformat")
+    for path in (tmp_path / "reformat").iterdir():
+        ds = dcmread(path)
+        ds.SeriesInstanceUID = uid("reformat")
+        ds.save_as(path)
+    assert len(find_series(tmp_path)) == 2
+    assert wrong(scanloom.load_volume(tmp_path)) == {}
 
 
 def test_order_of_files_and_their_names_say_nothing(tmp_path):

@@ -66,8 +66,7 @@ def percentiles(volume: Volume) -> tuple[float, float] | None:
     flat = volume.array.reshape(-1, order="F")  # a view: I runs fastest in memory
     sample = flat[:: _stride(volume.grid.shape)]
     keep = np.isfinite(sample)
-    if volume.padding is not None:
-        keep &= sample != volume.padding
+    keep &= ~volume.is_padding(sample)
     if not keep.any():
         return None
     low, high = np.percentile(sample[keep], (1, 99))

@@ -31,6 +31,8 @@ class Series:
         What the header says, of the closed list.
     description : str
         For the person who has to choose. It may hold identity: never written to results or logs.
+    derived : bool
+        Whether it was computed from other slices (a reformat): taken only if it is named.
     """
 
     kind: Literal["dicom", "nifti", "itk"]
@@ -39,6 +41,7 @@ class Series:
     series_uid: str = ""
     modality: str | None = None
     description: str = ""
+    derived: bool = False
 
 
 @dataclass(frozen=True)

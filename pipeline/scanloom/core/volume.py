@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Volume:
         leave it out.
     flags : tuple of Flag
         What the reader had to do or to believe.
+    padding_limit : float or None
+        The other end of the range, where padding is a range of values.
     """
 
     array: NDArray[np.generic]
@@ -43,6 +45,7 @@ class Volume:
     modality: str | None
     padding: float | None = None
     flags: tuple[Flag, ...] = ()
+    padding_limit: float | None = None
 
     def __post_init__(self) -> None:
         if self.array.shape != self.grid.shape:
@@ -54,3 +57,12 @@ class Volume:
         array = np.asfortranarray(self.array).view()
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
+
+    def is_padding(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which values are padding, an array of the same shape."""
+        if self.padding is None:
+            return np.zeros(values.shape, np.bool_)
+        if self.padding_limit is None:
+            return np.asarray(values == self.padding)
+        low, high = sorted((self.padding, self.padding_limit))
+        return np.asarray((values >= low) & (values <= high))

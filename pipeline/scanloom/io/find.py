@@ -12,6 +12,7 @@ from typing import Literal, cast
 from scanloom.core import MODALITIES, Reason, ScanError, Series
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import SHELF, make_header, quiet
+from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.itk import itk_files
 from scanloom.io.nifti import nifti_files
@@ -137,6 +138,7 @@ def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -
             series_uid=group.series,
             modality=modality if modality in MODALITIES else None,
             description=series_description(headers[0]),
+            derived=all(map(is_derived, headers)),
         )
 
 
@@ -148,16 +150,21 @@ def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
     found : sequence of Series
         As `find_series` gave it.
     wanted : str or None
-        SeriesInstanceUID, or the number in the list, from 1; None if there is but one.
+        SeriesInstanceUID, or the number in the list, from 1; None if there is but one, leaving
+        out those that were computed from others.
 
     Raises
     ------
     ScanError
-        SERIES_AMBIGUOUS with the list and what to type; SERIES_UNKNOWN.
+        SERIES_AMBIGUOUS with the list and what to type; SERIES_UNKNOWN; DERIVED if all that is
+        there was computed from other slices.
     """
     if wanted is None:
-        if len(found) == 1:
-            return found[0]
+        original = [s for s in found if not s.derived]
+        if len(original) == 1:
+            return original[0]
+        if not original:
+            raise ScanError(Reason.DERIVED, f"{_listed(found)}. Type --series 1, or a whole UID")
         detail = f"{len(found)} series: {_listed(found)}. Type --series 1, or a whole UID"
         raise ScanError(Reason.SERIES_AMBIGUOUS, detail)
     matching = [s for s in found if s.series_uid and s.series_uid == wanted.strip()]
@@ -179,7 +186,7 @@ def _looks(entries: Sequence[Entry]) -> list[Look]:
     """Return what each file is; zip archives are unpacked for it."""
     known = [look_result(entry) for entry in entries]
     paths = [
-        str(SCRATCH.plain(entry.path))
+        SCRATCH.place(entry.path)
         for entry, look in zip(entries, known, strict=True)
         if look is None
     ]
@@ -253,6 +260,6 @@ def _listed(found: Sequence[Series]) -> str:
     lines = []
     for number, series in enumerate(found, 1):
         uid = f", UID ...{series.series_uid[-SHOWN_DIGITS:]}" if series.series_uid else ""
-        kind = series.modality or series.kind
+        kind = f"{series.modality or series.kind}{' (derived)' if series.derived else ''}"
         lines.append(f"{number}: {kind}, {len(series.files)} files{uid}")
     return "; ".join(lines)

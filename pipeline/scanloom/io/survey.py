@@ -1,7 +1,7 @@
 """What files are, and what the series they make are like: from headers alone.
 
-Both work on lists, so that other processes can do it (`scanloom.io.helpers`): `look_at` goes file
-by file, `describe` series by series.
+`look_at` goes file by file, `describe` tells of one series, and `survey` does both at once, for
+large archives in other processes (`scanloom.io.helpers`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scanloom.core import MODALITIES, Grid, Reason, ScanError, Series
 from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements
-from scanloom.io.dicom.kinds import skip_reason
+from scanloom.io.dicom.kinds import is_derived, skip_reason
 from scanloom.io.itk import ITK_SUFFIXES
 from scanloom.io.nifti import NIFTI_SUFFIXES
 
@@ -54,6 +54,9 @@ class Look(NamedTuple):
     reason: str = ""
     detail: str = ""
     packed: bytes = b""
+
+
+_NO_IMAGE = Look("", reason=Reason.NOT_AN_IMAGE.code)
 
 
 class Description(NamedTuple):
@@ -96,38 +99,76 @@ class Description(NamedTuple):
     description: str = ""
 
 
+class Surveyed(NamedTuple):
+    """What some files are, and what the series are like that they make among themselves.
+
+    Parameters
+    ----------
+    looks : list of Look
+        One for each file.
+    series : list of (places, Description)
+        Which of the files it is of.
+    """
+
+    looks: list[Look]
+    series: list[tuple[tuple[int, ...], Description]]
+
+
 def look_at(paths: Sequence[str]) -> list[Look]:
     """Return what each file is. Volume files are known by their names, DICOM by its content."""
     with quiet():
-        return [_look(path) for path in paths]
+        return [_look(path)[0] for path in paths]
 
 
-def _look(path: str) -> Look:
+def survey(paths: Sequence[str]) -> Surveyed:
+    """Return what files are, and describe series while their headers are at hand.
+
+    Files of a folder should come together: a series of which some are elsewhere is described anew.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    headers: list[Header | None] = []
+    looks = []
+    with quiet():
+        for n, path in enumerate(paths):
+            look, header = _look(path)
+            looks.append(look)
+            headers.append(header)
+            if header is not None and not look.reason:
+                place = "" if look.series else os.path.dirname(path)  # noqa: PTH120
+                groups.setdefault((look.study, look.series, place), []).append(n)
+        series = [
+            (tuple(places), _describe_headers([h for n in places if (h := headers[n])]))
+            for places in groups.values()
+        ]
+    return Surveyed(looks, series)
+
+
+def _look(path: str) -> tuple[Look, Header | None]:
     name = os.path.basename(path).lower()  # noqa: PTH119
     if name.endswith(NIFTI_SUFFIXES):
-        return Look("nifti")
+        return Look("nifti"), None
     if name.endswith(ITK_SUFFIXES):
-        return Look("itk")
+        return Look("itk"), None
     try:
         elements = read_elements(path)
     except OSError as exc:
         detail = f"a file can't be read ({type(exc).__name__})"
-        return Look("", reason=Reason.UNREADABLE.code, detail=detail)
+        return Look("", reason=Reason.UNREADABLE.code, detail=detail), None
     except ScanError as error:
-        return Look("dicom", reason=error.code, detail=error.detail)
+        return Look("dicom", reason=error.code, detail=error.detail), None
     if elements is None:
-        return Look("", reason=Reason.NOT_AN_IMAGE.code)
+        return _NO_IMAGE, None
     header = make_header(Path(path), elements)
     reason = skip_reason(header)
-    code = "" if reason is None else reason.code
-    return Look(
+    look = Look(
         kind="dicom",
         gzipped=elements.gzipped,
         study=header.study_uid,
         series=header.series_uid,
-        reason=code,
+        reason="" if reason is None else reason.code,
         packed=elements.packed(),
     )
+    return look, header
 
 
 def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> Description:
@@ -146,7 +187,8 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> D
     try:
         with quiet():
             if kind == "dicom":
-                return _describe_dicom(files, packed)
+                pairs = zip(files, packed, strict=True)
+                return _describe_headers([make_header(f, unpack_elements(p)) for f, p in pairs])
             return _described(Description(), _volume_grid(kind, files))
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
@@ -158,21 +200,24 @@ def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
     return read_outline(Series("nifti" if kind == "nifti" else "itk", files))[0]
 
 
-def _describe_dicom(files: Sequence[Path], packed: Sequence[bytes]) -> Description:
+def _describe_headers(headers: Sequence[Header]) -> Description:
+    """Return what a DICOM series is like; a fault in one must not stop the others."""
     from scanloom.io.dicom.series import headers_outline
 
-    headers = [make_header(f, unpack_elements(p)) for f, p in zip(files, packed, strict=True)]
     words = _words(headers[0])
-    reasons = [skip_reason(h) for h in headers]
+    reasons = [skip_reason(header) for header in headers]
     if all(reasons):
-        return words._replace(reason=reasons[0].code)  # type: ignore[union-attr]
+        return words._replace(reason=reasons[0].code if reasons[0] else "")
     try:
-        grid = headers_outline([h for h, r in zip(headers, reasons, strict=True) if r is None])[0]
+        usable = [h for h, reason in zip(headers, reasons, strict=True) if reason is None]
+        grid = headers_outline(usable)[0]
     except ScanError as error:
         return words._replace(reason=error.code, detail=error.detail)
-    except Exception as error:  # a fault in one series must not stop the others
+    except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index
         logger.debug("series not described", exc_info=True)
         return words._replace(reason=Reason.INTERNAL.code, detail=type(error).__name__)
+    if all(map(is_derived, headers)):
+        words = words._replace(reason=Reason.DERIVED.code)
     return _described(words, grid)
 
 
@@ -203,7 +248,7 @@ def _words(header: Header) -> Description:
         contrast=bool(text(0x00180010)),
         image_type="\\".join(header.image_type),
         kernel=text(0x00181210),
-        description=series_description(header),
+        description=series_description(header).encode("utf-8", "replace").decode(),
     )
 
 

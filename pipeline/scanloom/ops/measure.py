@@ -196,8 +196,8 @@ def _bins(volume: Volume, structures: int) -> Bins:
     for slab in slabs_of(volume.array.shape, SLAB_VOXELS):
         values = volume.array[:, :, slab]
         ends = float(values.min()), float(values.max())
-        if not integers and (volume.padding in ends or not np.isfinite(ends).all()):
-            values = values[_counts(values, volume.padding)]  # bins would be too coarse with it
+        if not integers and not _counts(np.array(ends), volume).all():
+            values = values[_counts(values, volume)]  # bins would be too coarse with it
             if not values.size:
                 continue
             ends = float(values.min()), float(values.max())
@@ -210,9 +210,9 @@ def _bins(volume: Volume, structures: int) -> Bins:
     return Bins(low, high, exact=False, count=COARSE_BINS)
 
 
-def _counts(values: NDArray[Any], padding: float | None) -> NDArray[np.bool_]:
+def _counts(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
     """Return which values are intensities: finite numbers other than the padding."""
-    counts = np.ones(values.shape, bool) if padding is None else values != padding
+    counts = np.ones(values.shape, bool) if volume.padding is None else ~volume.is_padding(values)
     return counts if values.dtype.kind in "iu" else counts & np.isfinite(values)
 
 
@@ -222,7 +222,7 @@ def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[Table, NDArray[A
     for slab in slabs_of(layer.labels.shape, SLAB_VOXELS):
         labels = layer.labels[:, :, slab].reshape(-1, order="F")
         values = volume.array[:, :, slab].reshape(-1, order="F")
-        inside = (labels != 0) & _counts(values, volume.padding)
+        inside = (labels != 0) & _counts(values, volume)
         yield row_of[labels[inside]], values[inside]
 
 

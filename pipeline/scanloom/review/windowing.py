@@ -73,4 +73,4 @@ def _sample(volume: Volume) -> NDArray[Any]:
     i, j, k = (slice((n - 1) % step // 2, None, step) for n in volume.array.shape)
     values = volume.array[i, j, k].astype(np.float64).ravel()
     values = values[np.isfinite(values)]
-    return values if volume.padding is None else values[values != volume.padding]
+    return values if volume.padding is None else values[~volume.is_padding(values)]

@@ -196,6 +196,17 @@ def test_padding_is_rescaled(tmp_path):
     assert scanloom.load_volume(tmp_path).padding == -3024
 
 
+def test_padding_may_be_a_range(tmp_path):
+    def edit(k: int, ds: Dataset) -> None:
+        ds.add_new("PixelPaddingValue", "SS", -2000)
+        ds.add_new("PixelPaddingRangeLimit", "SS", -1900)
+
+    write_series(tmp_path, noise(), edit=edit)
+    volume = scanloom.load_volume(tmp_path)
+    values = np.array([-3025, -3024, -3000, -2924, -2923])
+    assert volume.is_padding(values).tolist() == [False, True, True, True, False]
+
+
 def test_padding_that_changes_is_none(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         ds.add_new("PixelPaddingValue", "SS", -2000 - k)

@@ -145,7 +145,7 @@ def test_a_series_is_read_without_having_been_found_here(tmp_path):
 def test_options_that_do_not_exist_are_refused(tmp_path):
     write_series(tmp_path, noise())
     with pytest.raises(ValueError, match="gaps"):
-        scanloom.load_volume(tmp_path, gaps="interpolate")
+        scanloom.load_volume(tmp_path, gaps="fill")
     with pytest.raises(ValueError, match="modality"):
         scanloom.load_volume(tmp_path, modality="XX")
     assert code_of(scanloom.load_volume, tmp_path, phase=1) == "FOUR_D"

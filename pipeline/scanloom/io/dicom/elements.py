@@ -58,6 +58,7 @@ TAGS = frozenset(
         0x00280102,  # HighBit
         0x00280103,  # PixelRepresentation
         0x00280120,  # PixelPaddingValue
+        0x00280121,  # PixelPaddingRangeLimit
         0x00280301,  # BurnedInAnnotation
         0x00281052,  # RescaleIntercept
         0x00281053,  # RescaleSlope

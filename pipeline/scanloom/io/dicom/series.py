@@ -23,6 +23,8 @@ from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
 from scanloom.io.voxels import VOXEL_LIMIT
 
+_PADDING_LIMIT = 0x00280121
+
 
 def read_dicom(
     files: Sequence[Path],
@@ -56,7 +58,7 @@ def read_dicom(
     stack = _stack(_slices(headers), phase, gaps)
     dropped = _drop_twins(stack)
     array = read_values(stack.slices, limit)
-    padding = _padding(stack.real)
+    padding, padding_limit = _padding(stack.real)
     fill_gaps(array, stack.slices, padding)
     said = headers[0].modality if headers[0].modality in MODALITIES else None
     modality = said or modality
@@ -75,6 +77,7 @@ def read_dicom(
         modality=modality,
         padding=padding,
         flags=tuple(flags),
+        padding_limit=padding_limit,
     )
     return Scan(volume, _source(stack))
 
@@ -82,17 +85,26 @@ def read_dicom(
 def dicom_outline(
     files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_dicom` would give, from the headers alone; same errors."""
+    """Return grid and type that `read_dicom` would give; same errors.
+
+    Pixels are read only where slices that look like several volumes may be one, sent twice.
+    """
     headers = _headers(files)
     SHELF.put(headers)  # they are about to be read
-    return headers_outline(headers, phase, gaps)
+    return _outline(_stack(_slices(headers), phase, gaps))
 
 
 def headers_outline(
     headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return what `dicom_outline` does, of headers that are known; those of the index."""
-    stack = _stack(_slices(headers), phase, gaps)
+    """Return grid and type of what headers describe, without a look at pixels; same errors.
+
+    What was sent twice with other times is told as PHASES here.
+    """
+    return _outline(stack_slices(split_volumes(_slices(headers)).choose(phase), gaps))
+
+
+def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
     rescaled = {(s.slope, s.intercept) for s in stack.real}
     whole = all(float(n).is_integer() for pair in rescaled for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
@@ -211,10 +223,21 @@ def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
     return "a.u." if modality is not None else "unknown"
 
 
-def _padding(slices: Sequence[Slice]) -> float | None:
-    """Return PixelPaddingValue after rescale, None where there is none or slices differ."""
-    values = {
-        None if s.header.padding is None else s.header.padding * s.slope + s.intercept
-        for s in slices
-    }
-    return values.pop() if len(values) == 1 else None
+def _padding(slices: Sequence[Slice]) -> tuple[float | None, float | None]:
+    """Return PixelPaddingValue and PixelPaddingRangeLimit after rescale (PS3.3 C.7.5.1.1.2).
+
+    None where they are not there or slices differ.
+    """
+    values = {_padding_of(one) for one in slices}
+    return values.pop() if len(values) == 1 else (None, None)
+
+
+def _padding_of(one: Slice) -> tuple[float | None, float | None]:
+    header = one.header
+    if header.padding is None:
+        return None, None
+    limit = None
+    if len(header.elements.raw(_PADDING_LIMIT)) == 2:
+        limit = header.elements.number(_PADDING_LIMIT, 0, signed=header.format.signed)
+    first = header.padding * one.slope + one.intercept
+    return first, None if limit is None else limit * one.slope + one.intercept
