@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
 from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, straighten, unit_of
+from scanloom.io.sandbox import warm_up
 from scanloom.io.scan import NiftiSource, Scan
 from scanloom.io.voxels import (
     VOXEL_LIMIT,
@@ -96,6 +97,8 @@ def read_nifti(
         FOUR_D, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, TOO_FEW_SLICES, RESCALE, TOO_LARGE,
         TRUNCATED, DAMAGED, NOT_AN_IMAGE, NOT_FOUND, UNREADABLE or OUT_OF_MEMORY.
     """
+    if files[-1].suffix == ".gz":
+        warm_up()  # of the process that will inflate it, while the header is read
     plan = _plan(files, phase, orientation, limit)
     values = read_voxels(plan.layout)
     check_finite(values)

@@ -9,7 +9,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
 
 Coding = Literal["raw", "gzip", "zlib", "bzip2", "text"]
 
@@ -33,7 +34,17 @@ last volume, all before it are inflated."""
 SKIP_LIMIT = 1 << 30
 """Bytes before the first voxel: extensions of headers are a few kB."""
 
+SPARE = 256 << 20
+"""Bytes that decoding may take beside the values."""
+
+PATIENCE = 20.0
+"""Seconds in which something must come out of a file."""
+
+SLOWEST = 10 << 20
+"""Bytes that come out in a second, of bzip2 on a busy machine; of gzip it is 50 times that."""
+
 _PIECE = 1 << 20
+_MOST = 1 << 24  # bytes between two words of progress
 _TOKEN = 64  # characters of one number in a text
 
 
@@ -177,7 +188,7 @@ def _least(layout: Layout) -> int:
 
 
 def read_voxels(layout: Layout) -> NDArray[Any]:
-    """Read one volume.
+    """Read one volume; what is packed or text is decoded in a child process.
 
     Parameters
     ----------
@@ -193,67 +204,93 @@ def read_voxels(layout: Layout) -> NDArray[Any]:
     ------
     ScanError
         TRUNCATED or DAMAGED if the file holds less or more than its header says; UNREADABLE,
-        OUT_OF_MEMORY.
+        OUT_OF_MEMORY; STUCK if it takes too long.
     """
-    with foreign_errors("the file"), _open(layout) as file:
-        _skip(file, layout.skip, layout)
-        if layout.coding == "text":
-            values = _from_text(file, layout)
-        elif layout.run is None:
-            values = _from_block(file, layout)
+    with foreign_errors("the file"):
+        if layout.coding == "raw":
+            values = np.empty(layout.count, layout.result)
+            decode(layout, values)
         else:
-            values = _from_runs(file, layout)
-        if file.read(1):  # the last step of gzip: only there does it check what it inflated
-            raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
-    if not values.dtype.isnative:
-        values = values.byteswap(inplace=True).view(values.dtype.newbyteorder("="))
+            values = shared_empty((layout.count,), layout.result)
+            run_limited(decode_words, _words(layout), values, limits=_limits(layout))
     return values.reshape(layout.shape[::-1]).T
 
 
-def _from_block(file: BinaryIO, layout: Layout) -> NDArray[Any]:
+def _words(layout: Layout) -> dict[str, Any]:
+    """Return a layout as what can be sent to another process."""
+    words = {name.name: getattr(layout, name.name) for name in fields(layout)}
+    return {**words, "dtype": layout.dtype.str}
+
+
+def decode_words(words: dict[str, Any], values: NDArray[Any]) -> None:
+    """Do `decode` for a layout that was sent to a child process."""
+    dtype = np.dtype(words["dtype"])
+    decode(Layout(**{**words, "shape": tuple(words["shape"]), "dtype": dtype}), values)
+
+
+def _limits(layout: Layout) -> Limits:
+    """Return what decoding may take: pieces, or one row of volumes that are mixed, or a text."""
+    row = (layout.run or 0) * layout.volumes * layout.dtype.itemsize
+    text = 3 * layout.total if layout.coding == "text" else 0
+    return Limits(SPARE + 2 * row + text, PATIENCE, 2 * PATIENCE + layout.total / SLOWEST)
+
+
+def decode(layout: Layout, values: NDArray[Any]) -> None:
+    """Fill an array (I * J * K,) of type `layout.result` with a volume; errors as `read_voxels`."""
+    with foreign_errors("the file"), _open(layout) as file:
+        _skip(file, layout.skip, layout)
+        if layout.coding == "text":
+            _from_text(file, layout, values)
+        elif layout.run is None:
+            _from_block(file, layout, values)
+        else:
+            _from_runs(file, layout, values)
+        if file.read(1):  # the last step of gzip: only there does it check what it inflated
+            raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
+
+
+def _from_block(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
     """Read a volume whose voxels stand together."""
-    before = layout.count * layout.dtype.itemsize * layout.volume
-    after = layout.count * layout.dtype.itemsize * (layout.volumes - 1 - layout.volume)
-    _skip(file, before, layout)
+    size = layout.count * layout.dtype.itemsize
+    _skip(file, size * layout.volume, layout)
     if (layout.slope, layout.intercept) == (1, 0):
-        values = np.empty(layout.count, layout.dtype)
         _read_into(file, values)
+        if not layout.dtype.isnative:
+            values.byteswap(inplace=True)
     else:
-        values = np.empty(layout.count, layout.result)
         for begin in range(0, layout.count, _PIECE):
             stored = np.empty(min(_PIECE, layout.count - begin), layout.dtype)
             _read_into(file, stored)
             with np.errstate(over="ignore", invalid="ignore"):  # infinite values are judged later
                 values[begin : begin + stored.size] = stored * layout.slope + layout.intercept
-    _skip(file, after, layout)
-    return values
+    _skip(file, size * (layout.volumes - 1 - layout.volume), layout)
 
 
-def _from_runs(file: BinaryIO, layout: Layout) -> NDArray[Any]:
+def _from_runs(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
     """Read a volume whose voxels stand between those of others."""
     run = layout.run or 1
-    values = np.empty((layout.count // run, run), layout.dtype)
+    lines = values.reshape(-1, run)
     rows = max(1, _PIECE // (run * layout.volumes * layout.dtype.itemsize))
-    for begin in range(0, len(values), rows):
-        mixed = np.empty((min(rows, len(values) - begin), layout.volumes, run), layout.dtype)
+    for begin in range(0, len(lines), rows):
+        mixed = np.empty((min(rows, len(lines) - begin), layout.volumes, run), layout.dtype)
         _read_into(file, mixed)
-        values[begin : begin + rows] = mixed[:, layout.volume]
-    return values.reshape(-1)
+        lines[begin : begin + rows] = mixed[:, layout.volume]
 
 
-def _from_text(file: BinaryIO, layout: Layout) -> NDArray[Any]:
+def _from_text(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
     """Read numbers with space between them."""
-    values = np.empty(layout.count * layout.volumes, layout.dtype)
+    numbers = np.empty(layout.count * layout.volumes, layout.dtype)
     done = 0
     for tokens in _tokens(file):
-        if done + len(tokens) > values.size:
+        if done + len(tokens) > numbers.size:
             raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
-        values[done : done + len(tokens)] = _parsed(tokens, layout.dtype)
+        numbers[done : done + len(tokens)] = _parsed(tokens, layout.dtype)
         done += len(tokens)
-    if done < values.size:
+        progress()
+    if done < numbers.size:
         raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-    mixed = values.reshape(-1, layout.volumes, layout.run or layout.count)
-    return np.ascontiguousarray(mixed[:, layout.volume]).reshape(-1)
+    mixed = numbers.reshape(-1, layout.volumes, layout.run or layout.count)
+    values.reshape(-1, mixed.shape[2])[:] = mixed[:, layout.volume]
 
 
 def _tokens(file: BinaryIO) -> Iterator[list[bytes]]:
@@ -343,10 +380,11 @@ def _read_into(file: BinaryIO, values: NDArray[Any]) -> None:
     view = memoryview(values.reshape(-1).view(np.uint8))
     done = 0
     while done < len(view):
-        count = file.readinto(view[done:])  # type: ignore[attr-defined]
+        count = file.readinto(view[done : done + _MOST])  # type: ignore[attr-defined]
         if not count:
             raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
         done += count
+        progress()
 
 
 def _skip(file: BinaryIO, count: int, layout: Layout) -> None:
@@ -359,3 +397,4 @@ def _skip(file: BinaryIO, count: int, layout: Layout) -> None:
         if not piece:
             raise ScanError(Reason.TRUNCATED, "the file ends before its voxels")
         count -= len(piece)
+        progress()
