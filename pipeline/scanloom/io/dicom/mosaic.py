@@ -69,10 +69,10 @@ def mosaic_slices(header: Header) -> list[Slice]:
 
 def _csa(dataset: Dataset) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
     """Return the number of tiles and the direction from tile to tile, LPS."""
+    with quiet():  # nibabel says that it is experimental
+        from nibabel.nicom import csareader
     try:
         with quiet():
-            from nibabel.nicom import csareader
-
             csa = csareader.get_csa_header(dataset, "image")
             count = _only(csa["tags"]["NumberOfImagesInMosaic"]["items"], 1)[0]
             normal = _only(csa["tags"]["SliceNormalVector"]["items"], 3)
@@ -83,6 +83,7 @@ def _csa(dataset: Dataset) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
         LookupError,
         TypeError,
         ValueError,
+        csareader.CSAReadError,
         struct.error,
     ) as exc:
         detail = f"its tiles can't be told apart ({type(exc).__name__})"

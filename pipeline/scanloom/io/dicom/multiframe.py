@@ -7,6 +7,7 @@ C.7.6.16). The order of frames says nothing.
 from __future__ import annotations
 
 import math
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,18 @@ _IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113)
 
 _CONCATENATION, _PARTS = 0x00209161, 0x00209163
 
+_PARSE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
 Attributes = Mapping[int, bytes]
 
 
@@ -92,7 +105,7 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
                 uid = _raw(dataset, _CONCATENATION).strip(b" \0")
                 if uid:
                     parts[uid].append(_whole(header, _raw(dataset, _PARTS)))
-        except (AttributeError, LookupError, NotImplementedError, TypeError, ValueError) as exc:
+        except _PARSE_ERRORS as exc:
             detail = f"the functional groups can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
     for totals in parts.values():  # PS3.3 C.7.6.16.1
