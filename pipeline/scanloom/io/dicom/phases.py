@@ -146,6 +146,8 @@ def _corner(one: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int
 
 def _fits(one: Slice, other: Slice) -> bool:
     sizes, theirs = ((s.rows, s.columns, s.header.frame_of_reference) for s in (one, other))
+    if sizes == theirs and (one.orientation, one.spacing) == (other.orientation, other.spacing):
+        return True  # as nearly always, and a tenth of the time
     turn = np.subtract(one.orientation or (), other.orientation or ())
     spacing = np.divide(one.spacing or (), other.spacing or ()) - 1
     return bool(
@@ -244,13 +246,21 @@ def _alike_volumes(slices: Sequence[Slice]) -> Volumes:
     return Volumes(tuple(groups), tuple(dict.fromkeys(told)))
 
 
+def _told_by(part: _Part, name: str) -> dict[str, _Part]:
+    """Return the parts with one value of an attribute each; none where all have the same."""
+    if len({one.phase.get(name, "") for one in part.slices}) < 2:
+        return {}
+    return part.split(lambda one: one.phase.get(name, ""))
+
+
 def _refine(part: _Part, names: Sequence[str]) -> tuple[list[_Part], tuple[str, ...]]:
     """Split by each attribute that tells volumes apart; return them and the attributes."""
+    telling = {name: found for name in names if (found := _told_by(part, name))}
     for accept in (_same_places, _whole_stacks, _short_stacks):
-        for n, name in enumerate(names):
-            found = part.split(lambda one, name=name: one.phase.get(name, ""))  # type: ignore[misc]
-            if len(found) < 2 or not accept(part, found):
+        for name, found in telling.items():
+            if not accept(part, found):
                 continue
+            n = names.index(name)
             parts, told = [], [name]
             for one in found.values():
                 finer, by = _refine(one, names[n + 1 :] if accept is _same_places else names)

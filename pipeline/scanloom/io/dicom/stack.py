@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -147,7 +148,7 @@ def _same(
 def is_placed(one: Slice) -> bool:
     """Whether a slice says where it lies and how it is turned."""
     numbers = (*(one.position or ()), *(one.orientation or ()))
-    return len(numbers) == 9 and bool(np.isfinite(numbers).all())
+    return len(numbers) == 9 and all(map(math.isfinite, numbers))
 
 
 def directions(
