@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.codestream import says_other_size
 from scanloom.io.dicom.encapsulated import Frames, find_frames, read_frame
 from scanloom.io.dicom.headers import PixelFormat
 from scanloom.io.dicom.native import read_native
@@ -120,6 +121,8 @@ def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
         raise ScanError(Reason.DECODER, "its transfer syntax is not one that can be decoded")
     if END_OF_IMAGE not in frame[-64:]:
         raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
+    if says_other_size(frame, plane.rows, plane.columns):
+        raise ScanError(Reason.DAMAGED, "header and pixels contradict each other about the size")
     try:
         decode: Callable[[bytes], NDArray[Any]] = getattr(imagecodecs, _CODECS[plane.syntax])
         return np.asarray(decode(frame))
