@@ -2,8 +2,8 @@
 
     python benchmarks/decode.py [--rounds 5] [--slices 100]
 
-Rounds go through all codecs and both ways in turn; medians, and pydicom's wall over scanloom's. What
-both read is checked to be equal. scanloom also finds the files and judges their geometry.
+Rounds go through all codecs and both ways in turn; medians, and pydicom's wall over scanloom's.
+What both read is checked to be equal. scanloom also finds the files and judges their geometry.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def run(target: str, seconds: int) -> int:
     with TemporaryDirectory() as name:
         unpack(target, Path(name))
         command = [sys.executable, str(SCRIPT), f"-max_total_time={seconds}", "-timeout=30"]
-        command += [f"-max_len={2 * LARGEST}", "-rss_limit_mb=4096", f"-artifact_prefix=fuzz-{target}-"]
+        command += [f"-max_len={2 * LARGEST}", "-rss_limit_mb=4096"]
+        command += [f"-artifact_prefix=fuzz-{target}-"]
         environment = {**os.environ, "FUZZ_TARGET": target}
         status = subprocess.run([*command, name], env=environment).returncode
         pack(target, Path(name))

@@ -43,6 +43,20 @@ NIFTI = [
     "ct/totalseg_pulmonary/ct_cropped.nii.gz",
     "mr/totalseg_mr/example_mr_sm.nii.gz",
 ]
+VOLUMES = {
+    "mr/ge_epi/dicom": ("Ref_dcm2niix/*.nii.gz", 1.0),
+    # Its reference holds Philips' own floats: MANIFEST.md says by which factor
+    "mr/philips_epi_oblique/dicom": ("Ref_dcm2niix/*.nii.gz", 0.0055279),
+    "enhanced/siemens_xa10_epi/dicom": ("Ref_dcm2niix/*.nii.gz", 1.0),
+    "enhanced/philips_pcasl_real/dicom": ("Ref_dcm2niix/*_enh_real.nii.gz", 1.0),
+    "enhanced/siemens_multiframe_t1/dicom": ("Ref_dicom2nifti/*.nii.gz", 1.0),
+    "enhanced/philips_enhanced_fmri/dicom": ("Ref_dicom2nifti/*.nii.gz", 1.0),
+    "enhanced/hyperfine_mr/dicom": ("Ref_dicom2nifti/*.nii.gz", 1.0),
+    "mosaic/siemens_trio_ax/dicom": ("Ref_dcm2niix/*.nii.gz", 1.0),
+    "mosaic/siemens_trio_sag/dicom": ("Ref_dcm2niix/*.nii.gz", 1.0),
+    "mosaic/siemens_skyra_0003/dicom": ("Ref_dcm2niix/*.nii.gz", 1.0),
+}
+"""Multi-frame, mosaic and 4D series; the file of their repository; how its values are scaled."""
 REFUSED = {
     "ct/ge_head_tilt_dicom/dicom": "SPACING_CHANGES",
     "ct/sts002_thigh/dicom_rtstruct": "NOT_AN_IMAGE",
@@ -149,6 +163,48 @@ def test_dicom_equals_dcm2niix(name, tmp_path):
     image = turned_like(nibabel.load(tmp_path / "out.nii"), volume)
     np.testing.assert_array_equal(volume.array, np.asanyarray(image.dataobj))
     np.testing.assert_allclose(volume.grid.affine, image.affine, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_each_volume_of_a_series_is_that_of_its_reference(name):
+    pattern, factor = VOLUMES[name]
+    [reference] = scans(name).parent.glob(pattern)
+    whole = nibabel.load(reference)
+    if whole.ndim == 4:
+        with pytest.raises(ScanError, match="PHASES"):
+            scanloom.load_volume(scans(name))
+    for phase in range(whole.shape[3] if whole.ndim == 4 else 1):
+        volume = scanloom.load_volume(scans(name), phase=phase)
+        image = whole.slicer[..., phase] if whole.ndim == 4 else whole
+        image = turned_like(image, volume)
+        values = np.asanyarray(image.dataobj) * factor
+        np.testing.assert_allclose(volume.array, values, rtol=1e-4 if factor != 1 else 1e-6)
+        np.testing.assert_allclose(volume.grid.affine, image.affine, atol=1e-3)
+    with pytest.raises(ScanError):
+        scanloom.load_volume(scans(name), phase=phase + 1)
+
+
+@pytest.mark.parametrize("size", ["23x38x3", "24x38x3"])
+def test_legacy_converted_frames_are_the_slices_they_were_made_of(size):
+    folder = scans(f"enhanced/legacy_converted_ct_{size}")
+    ours, theirs = (scanloom.load_volume(folder / name) for name in ("multiframe", "image"))
+    np.testing.assert_array_equal(ours.array, theirs.array)
+    assert ours.grid.matches(theirs.grid)
+    assert ours.unit == theirs.unit == "a.u."  # RescaleType is US in both
+
+
+def test_a_tilted_scan_is_what_expected_json_says(tmp_path):
+    """The regular part of a head scan: 18.5 degrees, tagged, kept as shear."""
+    folder = scans("ct/ge_head_tilt_dicom/dicom")
+    for number in range(7, 15):
+        (tmp_path / f"{number:02d}.dcm").symlink_to(folder / f"{number:02d}.dcm")
+    told = json.loads((folder.parent / "expected.json").read_text())
+    wanted = told["uniform_part_07_14"]["volume"]
+    volume = scanloom.load_volume(tmp_path)
+    np.testing.assert_allclose(volume.grid.affine, wanted["affine_ijk_to_RAS"], atol=1e-3)
+    assert sha256(volume, "<f4") == wanted["sha256"]
+    assert volume.grid.sheared
+    assert Flag.ATTRIBUTES_CONTRADICT not in volume.flags
 
 
 @pytest.mark.parametrize("name", NIFTI)

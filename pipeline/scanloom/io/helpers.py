@@ -11,14 +11,15 @@ import os
 import struct
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from queue import SimpleQueue
+from itertools import islice
+from threading import Thread
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self, TypeVar
 
-from scanloom.io.survey import Description, Look, describe, look_at
+from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 
 MOST = 16
 """More gain nothing: the process that collects is the limit."""
@@ -28,7 +29,9 @@ _START = (
     "from scanloom.io.helpers import serve; serve()"
 )
 _HEAD = struct.Struct("<QQ")
-_AHEAD = 2  # pieces of work for each process that wait or are done and not yet taken
+
+
+Done = TypeVar("Done")
 
 
 class ToDescribe(NamedTuple):
@@ -40,25 +43,20 @@ class ToDescribe(NamedTuple):
 
 
 class Helpers:
-    """Some processes, for the time of a `with` block.
+    """Some processes, for the time of a `with` block, that work beside this one.
 
     Parameters
     ----------
     count : int
-        How many; with fewer than 2 all is done in this process.
+        How many work, this one among them; with fewer than 2 all is done here.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = min(count, MOST) if sys.executable else 0
+        self._count = min(count, MOST) - 1 if sys.executable else 0
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
 
     def __enter__(self) -> Self:
-        if self._count > 1:
-            for _ in range(self._count):
-                process = _started()
-                self._processes.append(process)
-                self._idle.put(process)
+        self._processes = [_started() for _ in range(self._count)]
         return self
 
     def __exit__(
@@ -70,71 +68,99 @@ class Helpers:
         for process in self._processes:
             if kind is not None:
                 process.kill()
-            if process.stdin:
-                with suppress(OSError):
-                    process.stdin.close()
+            _close(process.stdin)
         for process in self._processes:
             process.wait()
-            if process.stdout:
-                process.stdout.close()
+            _close(process.stdout)
 
-    def look(self, chunks: Iterable[Sequence[str]]) -> Iterator[list[Look]]:
-        """Give what `look_at` gives for each list of paths, in order."""
-        return self._in_order(self._look, look_at, chunks)
+    def survey(self, chunks: Sequence[Sequence[str]]) -> list[Surveyed]:
+        """Return what `survey` gives for each list of paths."""
+        return self._each(survey, _survey_there, chunks)
 
-    def describe(self, chunks: Iterable[Sequence[ToDescribe]]) -> Iterator[list[Description]]:
-        """Give what `describe` gives for each series of each list, in order."""
-        return self._in_order(self._describe, _describe_all, chunks)
+    def describe(self, chunks: Sequence[Sequence[ToDescribe]]) -> list[list[Description]]:
+        """Return what `describe` gives for each series of each list."""
+        return self._each(_describe_all, _describe_there, chunks)
 
-    def _in_order(
-        self, there: Callable[[Any], Any], here: Callable[[Any], Any], chunks: Iterable[Any]
-    ) -> Iterator[Any]:
-        if not self._processes:
-            yield from map(here, chunks)
+    def _each(
+        self,
+        here: Callable[[Any], Done],
+        there: Callable[[subprocess.Popen[bytes], Any], Done | None],
+        tasks: Sequence[Any],
+    ) -> list[Done]:
+        """Do each task once, wherever somebody is idle."""
+        done: dict[int, Done] = {}
+        waiting = deque(range(len(tasks)))
+
+        def feed(process: subprocess.Popen[bytes]) -> None:
+            while True:
+                try:
+                    number = waiting.popleft()
+                except IndexError:
+                    return
+                result = there(process, tasks[number])
+                if result is None:  # it died: this process does it, and what else there is
+                    waiting.append(number)
+                    return
+                done[number] = result
+
+        feeders = [Thread(target=feed, args=(process,)) for process in self._processes]
+        for feeder in feeders:
+            feeder.start()
+        try:
+            _work_off(waiting, lambda number: done.__setitem__(number, here(tasks[number])))
+        except BaseException:
+            waiting.clear()
+            raise
+        finally:
+            for feeder in feeders:
+                feeder.join()
+        _work_off(waiting, lambda number: done.__setitem__(number, here(tasks[number])))
+        return [done[number] for number in range(len(tasks))]
+
+
+def _work_off(waiting: deque[int], work: Callable[[int], None]) -> None:
+    while True:
+        try:
+            number = waiting.popleft()
+        except IndexError:
             return
-        waiting: list[Future[Any]] = []
-        with ThreadPoolExecutor(len(self._processes)) as pool:
-            for chunk in chunks:
-                waiting.append(pool.submit(there, chunk))
-                if len(waiting) > _AHEAD * len(self._processes):
-                    yield waiting.pop(0).result()
-            for future in waiting:
-                yield future.result()
+        work(number)
 
-    def _look(self, paths: Sequence[str]) -> list[Look]:
-        answer = self._ask({"look": list(paths)}, b"")
-        if answer is None:
-            return look_at(paths)
-        rows, packed = answer
-        return [
-            Look._make((*row[:-1], part))
-            for row, part in zip(rows, _cut(rows, packed), strict=True)
-        ]
 
-    def _describe(self, series: Sequence[ToDescribe]) -> list[Description]:
-        rows = [(s.kind, list(s.paths), list(map(len, s.packed))) for s in series]
-        packed = b"".join(part for s in series for part in s.packed)
-        answer = self._ask({"describe": rows}, packed)
-        if answer is None:
-            return _describe_all(series)
-        return [
-            Description(*row)._replace(shape=tuple(row[2]), spacing=tuple(row[3]))
-            for row in answer[0]
-        ]
+def _survey_there(process: subprocess.Popen[bytes], paths: Sequence[str]) -> Surveyed | None:
+    answer = _ask(process, {"survey": list(paths)}, b"")
+    if answer is None:
+        return None
+    (heads, which, lengths, series), packed = answer
+    parts = _cut(lengths, packed)
+    looks = [Look._make((*heads[n], part)) for n, part in zip(which, parts, strict=True)]
+    return Surveyed(looks, [(tuple(places), _description(row)) for places, row in series])
 
-    def _ask(self, request: dict[str, Any], packed: bytes) -> tuple[Any, bytes] | None:
-        """Return what one of the processes answers; None if it died, and it is not used again."""
-        process = self._idle.get()
-        answer = None
-        with suppress(OSError, ValueError):  # its pipe is closed
-            if process.stdin and process.stdout:
-                _send(process.stdin, request, packed)
-                answer = _receive(process.stdout)
-        if answer is None:
-            process.kill()
-            process.wait()
-        self._idle.put(process)
-        return answer
+
+def _describe_there(
+    process: subprocess.Popen[bytes], series: Sequence[ToDescribe]
+) -> list[Description] | None:
+    rows = [(s.kind, list(s.paths), list(map(len, s.packed))) for s in series]
+    packed = b"".join(part for s in series for part in s.packed)
+    answer = _ask(process, {"describe": rows}, packed)
+    return None if answer is None else [_description(row) for row in answer[0]]
+
+
+def _ask(
+    process: subprocess.Popen[bytes], request: dict[str, Any], packed: bytes
+) -> tuple[Any, bytes] | None:
+    """Return what a process answers; None if it died."""
+    with suppress(OSError, ValueError):  # its pipe is closed
+        if process.stdin and process.stdout:
+            _send(process.stdin, request, packed)
+            return _receive(process.stdout)
+    return None
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    with suppress(OSError):
+        if stream is not None:
+            stream.close()
 
 
 def serve() -> None:
@@ -143,33 +169,39 @@ def serve() -> None:
     os.dup2(2, 1)  # what a library prints goes elsewhere
     while (asked := _receive(sys.stdin.buffer)) is not None:
         request, packed = asked
-        if "look" in request:
-            looks = look_at(request["look"])
-            rows = [(*look[:-1], len(look.packed)) for look in looks]
-            _send(answers, rows, b"".join(look.packed for look in looks))
+        if "survey" in request:
+            _send(answers, *_plain(survey(request["survey"])))
         else:
             _send(answers, _describe_all(_series(request["describe"], packed)), b"")
 
 
 def _series(rows: Sequence[Any], packed: bytes) -> Iterator[ToDescribe]:
-    start = 0
+    parts = _cut([length for row in rows for length in row[2]], packed)
     for kind, paths, lengths in rows:
-        parts = []
-        for length in lengths:
-            parts.append(packed[start : start + length])
-            start += length
-        yield ToDescribe(kind, paths, parts)
+        yield ToDescribe(kind, paths, list(islice(parts, len(lengths))))
 
 
 def _describe_all(series: Iterable[ToDescribe]) -> list[Description]:
     return [describe(*one) for one in series]
 
 
-def _cut(rows: Sequence[Sequence[Any]], packed: bytes) -> Iterator[bytes]:
+def _plain(done: Surveyed) -> tuple[Any, bytes]:
+    """Return it as JSON and bytes; what files have in common is said once."""
+    heads: dict[tuple[Any, ...], int] = {}
+    which = [heads.setdefault(look[:-1], len(heads)) for look in done.looks]
+    lengths = [len(look.packed) for look in done.looks]
+    return (list(heads), which, lengths, done.series), b"".join(look.packed for look in done.looks)
+
+
+def _description(row: Sequence[Any]) -> Description:
+    return Description(*row)._replace(shape=tuple(row[2]), spacing=tuple(row[3]))
+
+
+def _cut(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
     start = 0
-    for row in rows:
-        yield packed[start : start + row[-1]]
-        start += row[-1]
+    for length in lengths:
+        yield packed[start : start + length]
+        start += length
 
 
 def _started() -> subprocess.Popen[bytes]:

@@ -1,7 +1,7 @@
 """The index: every file at some paths, the series they make, and what became of each.
 
 It is kept in a file, `index.parquet`, so that a file that did not change (size, time of change,
-inode) is not opened again. A row is a file; the first row of a series also describes the series.
+inode) is not opened again.
 It holds paths and UIDs: in an output folder it lies in `private/`, else in the user's cache.
 """
 
@@ -20,7 +20,14 @@ from scanloom.core import Reason, ScanError, Series
 from scanloom.io.find import Group, group_files, look_result
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
-from scanloom.io.index_file import IndexedSeries, Rows, make_rows, read_index, write_index
+from scanloom.io.index_file import (
+    IndexedSeries,
+    Rows,
+    StoredRows,
+    make_rows,
+    read_index,
+    write_index,
+)
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.survey import Description, Look
 from scanloom.io.unpack import SCRATCH
@@ -33,6 +40,7 @@ MANY = 3000
 """Files that have to be opened, above which other processes help: they take half a second."""
 
 _CHUNK = 256  # files, or slices of series, that a process gets at once
+_LARGEST = 4096  # files of one folder that stay together
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +126,9 @@ def build_index(
     entries = list_files(paths)
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
-    if old is not None and old.is_of(entries):
-        return Index(old, _in_order(old), 0)
+    same = None if old is None else old.rows_of(entries)
+    if same is not None:
+        return Index(same, _in_order(same), 0)
     rows, opened = _build(entries, key, old, processes or _cores())
     if out is None:
         _keep_in_cache(rows, place, fingerprint)
@@ -142,30 +151,35 @@ def _cores() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def _build(entries: list[Entry], key: bytes, old: Rows | None, processes: int) -> tuple[Rows, int]:
+def _build(
+    entries: list[Entry], key: bytes, old: StoredRows | None, processes: int
+) -> tuple[Rows, int]:
     """Return a row for each entry, and how many files were opened for it."""
     looks: list[Look | None] = [look_result(entry) for entry in entries]
     before = [-1] * len(entries) if old is None else old.unchanged(entries)
     if old is not None:
         for n, row in enumerate(before):
             if row >= 0 and looks[n] is None:
-                looks[n] = old.look(row)
+                looks[n] = old.looks[row]
     missing = [n for n, look in enumerate(looks) if look is None]
+    told: dict[tuple[int, ...], Description] = {}
     with Helpers(processes if len(missing) > MANY else 0) as helpers:
-        paths = [str(SCRATCH.plain(entries[n].path)) for n in missing]
-        found = helpers.look(paths[n : n + _CHUNK] for n in range(0, len(paths), _CHUNK))
-        fresh = (look for chunk in found for look in chunk)
-        for n, look in zip(missing, fresh, strict=True):
-            looks[n] = look
+        chunks = list(_chunks(missing, entries))
+        paths = [[SCRATCH.place(entries[n].path) for n in chunk] for chunk in chunks]
+        for chunk, done in zip(chunks, helpers.survey(paths), strict=True):
+            for n, look in zip(chunk, done.looks, strict=True):
+                looks[n] = look
+            for places, what in done.series:
+                told[tuple([chunk[n] for n in places])] = what
         whole = [look for look in looks if look is not None]
         groups = group_files(entries, whole)
         known = [_known(_files(group), before, old) for group in groups]
         todo = [
-            (group, _to_describe(group, entries, whole))
+            told.get(_files(group)) or _to_describe(group, entries, whole)
             for group, one in zip(groups, known, strict=True)
             if one is None
         ]
-        described = iter(_described([task for _, task in todo], helpers))
+        described = iter(list(_described(todo, helpers)))
     series = []
     for group, one in zip(groups, known, strict=True):
         if one is None:
@@ -175,11 +189,28 @@ def _build(entries: list[Entry], key: bytes, old: Rows | None, processes: int) -
     return make_rows(entries, whole, groups, series), len(missing)
 
 
+def _chunks(missing: Sequence[int], entries: Sequence[Entry]) -> Iterator[list[int]]:
+    """Cut the files to open into pieces of work; those of a folder stay together."""
+    chunk: list[int] = []
+    folder = ""
+    for n in missing:
+        place = entries[n].path.rpartition(os.sep)[0]
+        if (len(chunk) >= _CHUNK and place != folder) or len(chunk) >= _LARGEST:
+            yield chunk
+            chunk = []
+        chunk.append(n)
+        folder = place
+    if chunk:
+        yield chunk
+
+
 def _files(group: Group) -> tuple[int, ...]:
     return tuple(group.members or group.skipped)
 
 
-def _known(files: Sequence[int], before: Sequence[int], old: Rows | None) -> IndexedSeries | None:
+def _known(
+    files: Sequence[int], before: Sequence[int], old: StoredRows | None
+) -> IndexedSeries | None:
     """Return the series of the old index that had the same files, none of them changed."""
     if old is None or before[files[0]] < 0:
         return None
@@ -195,11 +226,11 @@ def _to_describe(
     """Return what has to be looked at, or what is known of damaged files."""
     files = _files(group)
     if group.kind != "dicom":
-        return ToDescribe(group.kind, [str(SCRATCH.plain(entries[n].path)) for n in files], [])
+        return ToDescribe(group.kind, [SCRATCH.place(entries[n].path) for n in files], [])
     lost = [looks[n] for n in files if not looks[n].packed]
     if lost:
         return Description(reason=lost[0].reason, detail=lost[0].detail)
-    paths = [str(SCRATCH.plain(entries[n].path)) for n in files]
+    paths = [SCRATCH.place(entries[n].path) for n in files]
     return ToDescribe("dicom", paths, [looks[n].packed for n in files])
 
 

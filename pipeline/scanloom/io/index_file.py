@@ -1,16 +1,16 @@
-"""The rows of an index, in memory and as a Parquet file.
-
-A row is a file; the first row of a series describes the series too.
-"""
+"""The rows of an index, in memory and as a Parquet file: first those of files, then of series."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from scanloom.core import Reason
 from scanloom.io.find import Group, Kind
@@ -68,7 +68,7 @@ class IndexedSeries(NamedTuple):
 
 @dataclass(eq=False)
 class Rows:
-    """What is known of each file, in the order of `entries`.
+    """What is known of each file.
 
     Parameters
     ----------
@@ -79,6 +79,8 @@ class Rows:
         The number of its series in `series`, -1 where it belongs to none.
     gzipped : list of bool
     series : list of IndexedSeries
+    looks : callable
+        Returns what each file is; it may have to be read first.
     """
 
     entries: list[Entry]
@@ -86,29 +88,72 @@ class Rows:
     groups: list[int]
     gzipped: list[bool]
     series: list[IndexedSeries]
-    looks: list[Look] | None = None
-    file: Path | None = None
+    looks: Callable[[], list[Look]]
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def is_of(self, entries: list[Entry]) -> bool:
-        """Whether these are the files, unchanged, and none has to be tried again."""
-        return self.entries == entries and not any(map(self._must_be_tried, range(len(self))))
+
+class StoredRows:
+    """Rows as they were written; what nobody asks for is not read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    table : pyarrow.Table
+        All columns but those of `looks`.
+    """
+
+    def __init__(self, path: Path, table: pa.Table) -> None:
+        self._path, self._table = path, table
+        self.reasons: list[str] = table.column("reason").to_pylist()
+        self.groups: list[int] = table.column("group").to_pylist()
+        self.series = _read_series(path, self.groups)
+        if not set(self.reasons) <= {"", *(reason.code for reason in Reason)}:
+            raise ValueError("a reason that does not exist")
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        """What each file is."""
+        return _read_looks(self._path)
+
+    def rows_of(self, entries: list[Entry]) -> Rows | None:
+        """Return the rows if these are the files, unchanged, and none has to be tried again."""
+        if len(entries) != len(self._table) or self._must_be_tried():
+            return None
+        table = self._table
+        same = (
+            np.array_equal(table.column(name).to_numpy(), np.fromiter(values, kind, len(entries)))
+            for name, kind, values in (
+                ("size", np.int64, (e.size for e in entries)),
+                ("mtime_ns", np.int64, (e.mtime_ns for e in entries)),
+                ("inode", np.uint64, (e.inode for e in entries)),
+            )
+        )
+        if not all(same) or table.column("unopened").to_pylist() != _unopened(entries):
+            return None
+        if table.column("path").to_pylist() != [os.fsencode(e.path) for e in entries]:
+            return None
+        gzipped = table.column("gzipped").to_pylist()
+        return Rows(entries, self.reasons, self.groups, gzipped, self.series, lambda: self.looks)
 
     def unchanged(self, entries: Sequence[Entry]) -> list[int]:
         """Return for each entry the row of the same file, -1 where it is new or was changed."""
-        places = {entry: n for n, entry in enumerate(self.entries) if not self._must_be_tried(n)}
-        return [places.get(entry, -1) for entry in entries]
+        names = ("path", "size", "mtime_ns", "inode", "unopened")
+        stored = zip(*(self._table.column(name).to_pylist() for name in names), strict=True)
+        tried = self._must_be_tried()
+        places = {key: n for n, key in enumerate(stored) if n not in tried}
+        return [
+            places.get((os.fsencode(e.path), e.size, e.mtime_ns, e.inode, why), -1)
+            for e, why in zip(entries, _unopened(entries), strict=True)
+        ]
 
-    def look(self, row: int) -> Look:
-        """Return what a file is."""
-        if self.looks is None:
-            self.looks = _read_looks(self.file) if self.file else []
-        return self.looks[row]
-
-    def _must_be_tried(self, row: int) -> bool:
-        return self.reasons[row] == _LOOKED_AGAIN and self.entries[row].reason is None
+    def _must_be_tried(self) -> set[int]:
+        """Return files that could not be read: who may can change without a trace in the file."""
+        failed = {n for n, reason in enumerate(self.reasons) if reason == _LOOKED_AGAIN}
+        unopened = self._table.column("unopened")
+        return {n for n in failed if not unopened[n].as_py()}
 
 
 def make_rows(
@@ -125,24 +170,28 @@ def make_rows(
             numbers[n] = number
         for n in group.members:
             reasons[n] = ""  # as its series; voxels beside a header are no image on their own
-    return Rows(entries, reasons, numbers, [look.gzipped for look in looks], series, looks)
+    return Rows(entries, reasons, numbers, [look.gzipped for look in looks], series, lambda: looks)
 
 
 def write_index(rows: Rows, path: Path, fingerprint: str) -> None:
-    """Write rows to a Parquet file.
+    """Write rows to a Parquet file: those of files, then those of series.
 
     Raises
     ------
     OSError
         If it can't be written.
     """
+    import pyarrow as pa
     from pyarrow import parquet
 
-    table = _table(rows).replace_schema_metadata({_FORM: _form(), _KEY: fingerprint.encode()})
-    parquet.write_table(table, path, compression="zstd", compression_level=1)
+    both = pa.concat_tables([_file_table(rows), _series_table(rows)], promote_options="default")
+    said = {_FORM: _form(), _KEY: fingerprint.encode(), _FILES: str(len(rows)).encode()}
+    parquet.write_table(
+        both.replace_schema_metadata(said), path, compression="zstd", compression_level=1
+    )
 
 
-def read_index(path: Path, fingerprint: str) -> Rows | None:
+def read_index(path: Path, fingerprint: str) -> StoredRows | None:
     """Return what was written for the same key; None if it is not there, older or damaged."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -152,131 +201,92 @@ def read_index(path: Path, fingerprint: str) -> Rows | None:
             said = file.schema_arrow.metadata or {}
             if said.get(_FORM) != _form() or said.get(_KEY) != fingerprint.encode():
                 return None
-            names = [n for n in file.schema_arrow.names if n not in _OF_LOOKS]
-            return _rows(file.read(columns=names), path)
+            table = file.read(columns=list(_OF_FILES)).slice(0, int(said[_FILES]))
+            return StoredRows(path, table)
     except (OSError, LookupError, TypeError, ValueError, pa.ArrowException):
         return None
 
 
-_OF_LOOKS = ("study", "series", "detail", "packed")
-_TEXT = ("plane", "modality", "body_part", "date", "image_type", "kernel", "description")
+_FILES = b"scanloom.files"
+_OF_FILES = ("path", "size", "mtime_ns", "inode", "unopened", "reason", "group", "gzipped")
+_OF_LOOKS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "packed")
+_OF_SERIES = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
+_RENAMED = {"reason": "series_reason", "detail": "series_detail"}
 
 
 def _form() -> bytes:
     return f"{FORM} {version('scanloom')}".encode()
 
 
-def _table(rows: Rows) -> pa.Table:
+def _unopened(entries: Iterable[Entry]) -> list[str]:
+    return ["" if entry.reason is None else entry.reason.code for entry in entries]
+
+
+def _file_table(rows: Rows) -> pa.Table:
     import pyarrow as pa
 
-    looks = [rows.look(n) for n in range(len(rows))]
-    columns = {
-        "path": pa.array([os.fsencode(e.path) for e in rows.entries], pa.binary()),
-        "size": pa.array([e.size for e in rows.entries], pa.int64()),
-        "mtime_ns": pa.array([e.mtime_ns for e in rows.entries], pa.int64()),
-        "inode": pa.array([e.inode for e in rows.entries], pa.uint64()),
-        "unopened": _strings(e.reason.code if e.reason else "" for e in rows.entries),
-        "reason": _strings(rows.reasons),
-        "group": pa.array(rows.groups, pa.int32()),
-        "gzipped": pa.array(rows.gzipped, pa.bool_()),
-        "kind": _strings(look.kind for look in looks),
-        "study": _strings(look.study for look in looks),
-        "series": _strings(look.series for look in looks),
-        "look_reason": _strings(look.reason for look in looks),
-        "detail": _strings(look.detail for look in looks),
-        "packed": pa.array([look.packed for look in looks], pa.binary()),
+    entries, looks = rows.entries, rows.looks()
+    words = pa.dictionary(pa.int32(), pa.string())
+    columns: dict[str, tuple[list[Any], pa.DataType]] = {
+        "path": ([os.fsencode(e.path) for e in entries], pa.binary()),
+        "size": ([e.size for e in entries], pa.int64()),
+        "mtime_ns": ([e.mtime_ns for e in entries], pa.int64()),
+        "inode": ([e.inode for e in entries], pa.uint64()),
+        "unopened": (_unopened(entries), words),
+        "reason": (rows.reasons, words),
+        "group": (rows.groups, pa.int32()),
+        "gzipped": (rows.gzipped, pa.bool_()),
+        "kind": ([look.kind for look in looks], words),
+        "study": ([look.study for look in looks], words),
+        "series": ([look.series for look in looks], words),
+        "look_reason": ([look.reason for look in looks], words),
+        "detail": ([look.detail for look in looks], words),
+        "packed": ([look.packed for look in looks], pa.binary()),
     }
-    return pa.table(columns | _series_columns(rows))
+    return pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
 
 
-def _series_columns(rows: Rows) -> dict[str, pa.Array]:
+def _series_table(rows: Rows) -> pa.Table:
     import pyarrow as pa
 
-    leaders: list[IndexedSeries | None] = [None] * len(rows)
-    for one in rows.series:
-        leaders[one.files[0]] = one
-
-    def column(name: str, kind: pa.DataType) -> pa.Array:
-        values = (None if one is None else getattr(one, name, None) for one in leaders)
-        return pa.array([_clean(v) for v in values], kind)
-
-    def described(name: str, kind: pa.DataType) -> pa.Array:
-        values = (None if one is None else getattr(one.what, name) for one in leaders)
-        return pa.array([_clean(v) for v in values], kind)
-
-    own = ("id", "study", "kind", "study_uid", "series_uid")
-    return (
-        {f"series_{name}": column(name, pa.string()) for name in own}
-        | {"series_slices": column("slices", pa.bool_())}
-        | {f"series_{name}": described(name, pa.string()) for name in ("reason", "detail", *_TEXT)}
-        | {
-            "series_shape": described("shape", pa.list_(pa.int32())),
-            "series_spacing": described("spacing", pa.list_(pa.float64())),
-            "series_number": described("number", pa.int64()),
-            "series_contrast": described("contrast", pa.bool_()),
-        }
-    )
+    kinds = {"shape": pa.list_(pa.int32()), "spacing": pa.list_(pa.float64())}
+    kinds |= {"number": pa.int64(), "contrast": pa.bool_(), "slices": pa.bool_()}
+    values: dict[str, list[Any]] = {
+        name: [one[n] for one in rows.series]
+        for name, n in zip(_OF_SERIES, (0, 1, 2, 3, 4, 6), strict=True)
+    }
+    for n, name in enumerate(Description._fields):
+        values[_RENAMED.get(name, name)] = [one.what[n] for one in rows.series]
+    return pa.table({n: pa.array(v, kinds.get(n, pa.string())) for n, v in values.items()})
 
 
-def _clean(value: Any) -> Any:
-    """Return a value that Parquet can hold: text without halves of characters."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+def _read_series(path: Path, groups: Sequence[int]) -> list[IndexedSeries]:
+    from pyarrow import parquet
 
-
-def _strings(texts: Iterable[str]) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array([_clean(text) for text in texts], pa.string()).dictionary_encode()
-
-
-def _rows(table: pa.Table, path: Path) -> Rows:
-    columns = {name: table.column(name) for name in table.column_names}
-    reasons = {reason.code: reason for reason in Reason}
-    entries = [
-        Entry(os.fsdecode(p), size, mtime, inode, reasons[why] if why else None)
-        for p, size, mtime, inode, why in zip(
-            *(columns[n].to_pylist() for n in ("path", "size", "mtime_ns", "inode", "unopened")),
-            strict=True,
-        )
-    ]
-    groups = columns["group"].to_pylist()
-    rows = Rows(
-        entries=entries,
-        reasons=columns["reason"].to_pylist(),
-        groups=groups,
-        gzipped=columns["gzipped"].to_pylist(),
-        series=_read_series(table, groups),
-        file=path,
-    )
-    if not set(rows.reasons) <= {"", *reasons}:
-        raise ValueError("a reason that does not exist")
-    return rows
-
-
-def _read_series(table: pa.Table, groups: Sequence[int]) -> list[IndexedSeries]:
-    names = [name for name in table.column_names if name.startswith("series_")]
-    leading = table.select([*names, "group"]).filter(table.column("series_kind").is_valid())
-    files: list[list[int]] = [[] for _ in range(len(leading))]
+    described = [_RENAMED.get(name, name) for name in Description._fields]
+    with parquet.ParquetFile(path) as file:
+        first = int(file.schema_arrow.metadata[_FILES])
+        table = file.read(columns=[*_OF_SERIES, *described]).slice(first)
+    files: list[list[int]] = [[] for _ in range(len(table))]
     for n, group in enumerate(groups):
         if group >= 0:
             files[group].append(n)
-    found: dict[int, IndexedSeries] = {}
-    for row in leading.to_pylist():
-        group = row.pop("group")
-        said = {name.removeprefix("series_"): value for name, value in row.items()}
-        own = {n: said.pop(n) for n in ("id", "study", "kind", "study_uid", "series_uid", "slices")}
-        said["shape"], said["spacing"] = tuple(said["shape"]), tuple(said["spacing"])
-        what = Description(**said)
-        _ = Reason[what.reason] if what.reason else None  # KeyError for one of another version
-        found[group] = IndexedSeries(**own, files=tuple(files[group]), what=what)
-    return [found[number] for number in range(len(found))]
+    found = []
+    for row, own in zip(table.to_pylist(), files, strict=True):
+        what = Description(*(row[name] for name in described))
+        what = what._replace(shape=tuple(what.shape), spacing=tuple(what.spacing))
+        if what.reason:
+            Reason[what.reason]  # KeyError for one that does not exist
+        *ids, slices = (row[name] for name in _OF_SERIES)
+        found.append(IndexedSeries._make((*ids, tuple(own), slices, what)))
+    return found
 
 
 def _read_looks(path: Path) -> list[Look]:
     from pyarrow import parquet
 
-    names = ["kind", "gzipped", "study", "series", "look_reason", "detail", "packed"]
     with parquet.ParquetFile(path) as file:
-        table = file.read(columns=names)
-    columns = (table.column(name).to_pylist() for name in names)
-    return [Look(*cast("Any", row)) for row in zip(*columns, strict=True)]
+        first = int(file.schema_arrow.metadata[_FILES])
+        table = file.read(columns=list(_OF_LOOKS)).slice(0, first)
+    columns = (table.column(name).to_pylist() for name in _OF_LOOKS)
+    return [Look(*row) for row in zip(*columns, strict=True)]

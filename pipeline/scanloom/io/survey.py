@@ -158,7 +158,7 @@ def _look(path: str) -> tuple[Look, Header | None]:
         return Look("dicom", reason=error.code, detail=error.detail), None
     if elements is None:
         return _NO_IMAGE, None
-    header = make_header(Path(path), elements)
+    header = make_header(path, elements)
     reason = skip_reason(header)
     look = Look(
         kind="dicom",
@@ -183,13 +183,12 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> D
     packed : sequence of bytes
         What the files of a DICOM series say, one for each.
     """
-    files = tuple(map(Path, paths))
     try:
         with quiet():
             if kind == "dicom":
-                pairs = zip(files, packed, strict=True)
+                pairs = zip(paths, packed, strict=True)
                 return _describe_headers([make_header(f, unpack_elements(p)) for f, p in pairs])
-            return _described(Description(), _volume_grid(kind, files))
+            return _described(Description(), _volume_grid(kind, tuple(map(Path, paths))))
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
 
@@ -205,12 +204,11 @@ def _describe_headers(headers: Sequence[Header]) -> Description:
     from scanloom.io.dicom.series import headers_outline
 
     words = _words(headers[0])
-    reasons = [skip_reason(header) for header in headers]
-    if all(reasons):
-        return words._replace(reason=reasons[0].code if reasons[0] else "")
+    reason = skip_reason(headers[0])  # none where there are slices: others are not among them
+    if reason is not None:
+        return words._replace(reason=reason.code)
     try:
-        usable = [h for h, reason in zip(headers, reasons, strict=True) if reason is None]
-        grid = headers_outline(usable)[0]
+        grid = headers_outline(headers)[0]
     except ScanError as error:
         return words._replace(reason=error.code, detail=error.detail)
     except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index

@@ -75,7 +75,7 @@ def read_plain_measurements(folder: Path) -> list[dict[str, Any]]:
     """
     told = json.loads((folder / MEASUREMENTS_JSON).read_text(encoding="utf-8"))
     if not isinstance(told, dict) or not isinstance(told.get("measurements"), list):
-        raise ValueError("measurements.json has another form")
+        raise ValueError("measurements.json has another form")  # noqa: TRY004
     return list(told["measurements"])
 
 

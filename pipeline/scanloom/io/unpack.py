@@ -124,6 +124,10 @@ class Scratch:
         """Return the packed file or archive that a file was unpacked from; itself if it was not."""
         return self._origins.get(file, file)
 
+    def place(self, path: str) -> str:
+        """Return where a file lies that may be a member of a zip archive."""
+        return path if IN_ZIP not in path else str(self.plain(path))
+
     def _unpack_zip(self, archive: str) -> None:
         zip_members(Path(archive))  # their sizes are judged
         with _opened(Path(archive)) as pack:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ ZIP = ".zip"
 DICOMDIR = "DICOMDIR"
 
 _REFERENCED = 0x00041500  # ReferencedFileID
+_by_name = attrgetter("name")
 
 
 class Entry(NamedTuple):
@@ -58,10 +59,10 @@ def list_files(paths: Sequence[Path | str]) -> list[Entry]:
     """
     found: dict[str, Entry] = {}
     walk = _Walk()
-    for path in paths:
-        for place in _places(os.path.abspath(path)):  # noqa: PTH100 links stay
-            for entry in _at(place, walk):
-                found.setdefault(entry.path, entry)
+    places = [place for path in paths for place in _places(os.path.abspath(path))]  # noqa: PTH100
+    for place in sorted(places, key=len, reverse=True):  # what was named is never left out
+        for entry in _at(place, walk):
+            found.setdefault(entry.path, entry)
     for entry in walk.linked():
         found.setdefault(entry.path, entry)
     return _links_once(list(found.values()), walk.links)
@@ -118,7 +119,7 @@ class _Walk:
             try:
                 state = os.stat(place)  # noqa: PTH116
                 with os.scandir(place) as items:
-                    inside = sorted(items, key=lambda item: item.name)
+                    inside = sorted(items, key=_by_name)
             except OSError:
                 yield Entry(place, 0, 0, 0, Reason.UNREADABLE)
                 continue
@@ -152,16 +153,17 @@ class _Walk:
         if item.is_dir(follow_symlinks=False):
             folders.append((item.path, reason))
             return None
-        state = item.stat()
-        if stat.S_ISDIR(state.st_mode):
-            self._linked.append((item.path, reason))
-            return None
-        if not stat.S_ISREG(state.st_mode):
-            return None  # a pipe, a socket, a device
-        if item.is_symlink():
+        if not item.is_file():
+            if item.is_dir():
+                self._linked.append((item.path, reason))
+                return None
+            if not item.is_symlink():
+                return None  # a pipe, a socket, a device
+        elif item.is_symlink():
             self.links.add(item.path)
-        elif reason is None and item.name.lower().endswith(ZIP):
+        elif reason is None and item.name[-4:].lower() == ZIP:
             reason = Reason.PACKED
+        state = item.stat()
         return Entry(item.path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
 
 

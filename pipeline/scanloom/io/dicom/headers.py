@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,8 @@ class Header:
 
     Parameters
     ----------
-    path : Path
-        The file.
+    place : str
+        Where the file lies; `path` as a Path.
     elements : Elements
         What was kept of it, unconverted. It holds identity.
     syntax : str
@@ -79,7 +79,7 @@ class Header:
         file, empty where absent.
     """
 
-    path: Path
+    place: str
     elements: Elements
     syntax: str
     pixels: PixelPlace | None
@@ -108,6 +108,11 @@ class Header:
     multi_energy: bool
     phase: tuple[bytes, ...]
     sop_instance: str
+
+    @cached_property
+    def path(self) -> Path:
+        """The file; made when it is asked for, since an index needs none for most files."""
+        return Path(self.place)
 
     def read_dataset(self) -> Dataset:
         """Return all elements before the pixels, read by pydicom. They hold identity.
@@ -198,12 +203,12 @@ def is_dicom(start: bytes) -> bool:
     return group in (2, 8) and element <= 0x20 and (explicit or long <= 256)
 
 
-def make_header(path: Path, elements: Elements) -> Header:
+def make_header(path: Path | str, elements: Elements) -> Header:
     """Return what the elements of a file mean."""
     values = elements.values
     steady = _steady(elements.little, tuple(map(values.get, _STEADY)))
     return Header(
-        path=path,
+        place=str(path),
         elements=elements,
         syntax=elements.syntax,
         pixels=elements.pixels,

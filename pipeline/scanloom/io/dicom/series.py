@@ -128,7 +128,7 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     slices += multiframe_slices([header for header in headers if is_multiframe(header)])
     if not slices:
         raise ScanError(Reason.LOCALIZER, "all frames are localisers")
-    return sorted(slices, key=lambda s: (s.header.sop_instance, str(s.header.path), s.frame))
+    return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))
 
 
 def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:

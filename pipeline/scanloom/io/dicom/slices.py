@@ -93,8 +93,10 @@ def in_hounsfield(header: Header, given: bool, kind: str) -> bool:
 def header_phase(header: Header) -> dict[str, str]:
     """Return what a file says of its phase, see `Slice`."""
     phase = {"ImageType": "\\".join(header.image_type)}
+    little = header.syntax != "1.2.840.10008.1.2.2"
     for name, raw in zip(PHASE_TAGS, header.phase, strict=True):
-        little = header.syntax != "1.2.840.10008.1.2.2"
+        if not raw:
+            continue
         phase[name] = doubles(raw, little=little) if name in _BINARY else plain_text(raw)
     return {name: value for name, value in phase.items() if value}
 
