@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from scanloom.cli import demo, doctor, index, join, models, run, segment, status, verify, where
+from scanloom.cli import (
+    demo,
+    doctor,
+    index,
+    join,
+    models,
+    report,
+    run,
+    segment,
+    status,
+    verify,
+    where,
+)
 
 app = typer.Typer(
     name="scanloom",
@@ -21,6 +33,7 @@ app.command("segment")(segment.segment)
 app.command("index")(index.index)
 app.command("run")(run.run)
 app.command("status")(status.status)
+app.command("report")(report.report)
 app.command("verify")(verify.verify)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)

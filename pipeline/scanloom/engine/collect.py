@@ -113,17 +113,18 @@ def _manifest_rows(
         one.series.id: (one.reason.outcome, one.reason.code, one.detail) for one in left
     }
     came_to.update({name: _came_to(those) for name, those in endings.items()})
-    for n, (entry, reason, group) in enumerate(
-        zip(index.rows.entries, index.rows.reasons, index.rows.groups, strict=True)
+    rows = index.rows
+    for entry, look, reason, group in zip(
+        rows.entries, rows.looks(), rows.reasons, rows.groups, strict=True
     ):
-        series = index.rows.series[group] if group >= 0 else None
+        series = rows.series[group] if group >= 0 else None
         if reason or series is None:
             code = reason or Reason.NOT_AN_IMAGE.code
             outcome, detail = str(Reason[code].outcome), ""
         else:
             outcome, code, detail = came_to.get(series.id, ("open", "", ""))
         yield {
-            "file": _file_id(index, n, entry.path, key),
+            "file": _file_id(entry.path, look.packed, key),
             "case": series.id if series else "",
             "outcome": outcome,
             "reason": code,
@@ -139,9 +140,8 @@ def _came_to(endings: Sequence[Ending]) -> tuple[str, str, str]:
     return Reason[bad[0].reason].outcome, bad[0].reason, bad[0].detail
 
 
-def _file_id(index: Index, n: int, path: str, key: bytes) -> str:
+def _file_id(path: str, packed: bytes, key: bytes) -> str:
     """Return the id of a file; of one that can't be read, that of its path."""
-    packed = index.rows.look(n).packed
     instance = ""
     if packed:
         instance = unpack_elements(packed).values.get(_INSTANCE, b"").decode("ascii", "replace")

@@ -49,6 +49,7 @@ def load_predictors(
     precision: str,
     memory_limit: int | None,
     body_box: bool,
+    fused_restore: bool,
     threads: int | Literal["auto"],
 ) -> tuple[Labeller, ...]:
     """Load the networks of models, in the process that will run them.
@@ -57,7 +58,7 @@ def load_predictors(
     ----------
     models : sequence of str
         Names from the store, or bundle folders.
-    device, precision, memory_limit, body_box
+    device, precision, memory_limit, body_box, fused_restore
         As `scanloom.inference.predictor.Predictor` takes them.
     threads : int or "auto"
         How many threads torch may use; the same number gives the same bytes.
@@ -67,12 +68,11 @@ def load_predictors(
     ScanError
         If a model can't be loaded.
     """
-    import torch
-
+    from scanloom.inference.device import use_threads
     from scanloom.inference.predictor import Predictor
 
     if threads != "auto":
-        torch.set_num_threads(threads)
+        use_threads(threads)
     return tuple(
         Predictor(
             find_model(name),
@@ -80,6 +80,7 @@ def load_predictors(
             precision=precision,
             memory_limit=memory_limit,
             body_box=body_box,
+            fused_restore=fused_restore,
         )
         for name in models
     )

@@ -45,6 +45,7 @@ from scanloom.io.index_file import IndexedSeries
 from scanloom.io.outline import count_phases
 from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
+from scanloom.review.report.page import write_report
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +166,7 @@ def run(
                 state = "done" if complete else "stopped"
         finally:
             board.close(state)
+        write_report(options.out)
         return RunResult(name, board.now(), files, complete)
 
 
@@ -268,6 +270,7 @@ class _Run:
                 execution.precision,
                 execution.memory_limit,
                 execution.body_box,
+                execution.fused_restore,
                 execution.threads,
             ),
             in_flight=execution.in_flight,
@@ -369,6 +372,7 @@ def _result_options(workflow: Workflow) -> dict[str, object]:
         "modality": policy.modality,
         "precision": execution.precision,
         "body_box": execution.body_box,
+        **({} if execution.fused_restore else {"fused_restore": False}),
     }
 
 

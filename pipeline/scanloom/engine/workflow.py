@@ -174,6 +174,9 @@ class Execution(_Section):
         default="auto", description="Of the networks"
     )
     body_box: bool = Field(default=True, description="Whether windows of air are passed over")
+    fused_restore: bool = Field(
+        default=True, description="Whether labels are brought back by the compiled kernels"
+    )
     time_limit: Seconds = Field(
         default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
     )

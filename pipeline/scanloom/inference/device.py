@@ -44,6 +44,11 @@ class PrecisionChoice:
         return str(self.dtype).removeprefix("torch.")
 
 
+def use_threads(count: int) -> None:
+    """Let torch use so many threads of this process: the same number gives the same bytes."""
+    torch.set_num_threads(count)
+
+
 def choose_device(wanted: str = "auto") -> DeviceChoice:
     """Return the device to work on.
 

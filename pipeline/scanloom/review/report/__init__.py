@@ -1,0 +1,1 @@
+"""The report of a run: a page that opens from disk."""
