@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Outputs, Reason, ScanError
 from scanloom.engine.steps import Labeller
+from scanloom.engine.workflow import Execution
 
 
 def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
@@ -43,25 +43,15 @@ def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
         raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has {', '.join(sorted(unknown))}")
 
 
-def load_predictors(
-    models: Sequence[str],
-    device: str,
-    precision: str,
-    memory_limit: int | None,
-    body_box: bool,
-    fused_restore: bool,
-    threads: int | Literal["auto"],
-) -> tuple[Labeller, ...]:
+def load_predictors(models: Sequence[str], execution: Execution) -> tuple[Labeller, ...]:
     """Load the networks of models, in the process that will run them.
 
     Parameters
     ----------
     models : sequence of str
         Names from the store, or bundle folders.
-    device, precision, memory_limit, body_box, fused_restore
-        As `scanloom.inference.predictor.Predictor` takes them.
-    threads : int or "auto"
-        How many threads torch may use; the same number gives the same bytes.
+    execution : Execution
+        On which device, with how many threads: the same number gives the same bytes.
 
     Raises
     ------
@@ -71,16 +61,16 @@ def load_predictors(
     from scanloom.inference.device import use_threads
     from scanloom.inference.predictor import Predictor
 
-    if threads != "auto":
-        use_threads(threads)
+    if execution.threads != "auto":
+        use_threads(execution.threads)
     return tuple(
         Predictor(
             find_model(name),
-            device=device,
-            precision=precision,
-            memory_limit=memory_limit,
-            body_box=body_box,
-            fused_restore=fused_restore,
+            device=execution.device,
+            precision=execution.precision,
+            memory_limit=execution.memory_limit,
+            body_box=execution.body_box,
+            fused_restore=execution.fused_restore,
         )
         for name in models
     )

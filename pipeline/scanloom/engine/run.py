@@ -24,6 +24,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
+from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.engine import Engine, Outcome
@@ -31,7 +32,7 @@ from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
 from scanloom.engine.pool import LocalPool, Pool, Task
 from scanloom.engine.pump import pump
-from scanloom.engine.record import LIBRARIES, recipe_hash
+from scanloom.engine.record import LIBRARIES
 from scanloom.engine.select import select
 from scanloom.engine.status import Board, Status
 from scanloom.engine.work import Place
@@ -210,23 +211,14 @@ class _Run:
 
     def _cases(self, index: Index, chosen: Sequence[IndexedSeries]) -> Iterator[Case]:
         workflow = self.workflow
-        recipe = recipe_hash(self.cards, _result_options(workflow), workflow.outputs.outputs())
+        recipe = workflow_recipe(workflow, self.cards)
         for one in chosen:
             series = index.as_series(one)
             several = one.reason in (Reason.PHASES, Reason.FOUR_D)
             count = count_phases(series) if several and workflow.policy.phases == "all" else 1
             for phase in range(count) if several else (None,):
-                case = Case(
-                    id=case_id(series, self.key, phase) if phase is not None else one.id,
-                    series=series,
-                    outputs=workflow.outputs.outputs(),
-                    source_hash="",
-                    recipe=recipe,
-                    orientation=workflow.policy.orientation,
-                    modality=workflow.policy.modality,
-                    phase=phase,
-                    gaps=workflow.policy.gaps,
-                )
+                number = one.id if phase is None else case_id(series, self.key, phase)
+                case = make_case(number, series, workflow, recipe, phase=phase)
                 if self._is_ours(case.id):
                     self.books.series[case.id] = one.id
                     yield case
@@ -263,16 +255,7 @@ class _Run:
         execution = self.workflow.execution
         setup = Setup(
             Place(self.out, self.fingerprint, self.options.replace, self.key),
-            partial(
-                load_predictors,
-                tuple(self.workflow.models),
-                execution.device,
-                execution.precision,
-                execution.memory_limit,
-                execution.body_box,
-                execution.fused_restore,
-                execution.threads,
-            ),
+            partial(load_predictors, self.workflow.models, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
         )
@@ -360,20 +343,6 @@ def _new_run(out: Path, workflow: Workflow) -> str:
             continue
     write_json(folder / "versions.json", versions)
     return name
-
-
-def _result_options(workflow: Workflow) -> dict[str, object]:
-    """Return what of a workflow can change a result, as `segment` names it."""
-    policy, execution = workflow.policy, workflow.execution
-    return {
-        "phase": None,
-        "gaps": policy.gaps,
-        "orientation": policy.orientation,
-        "modality": policy.modality,
-        "precision": execution.precision,
-        "body_box": execution.body_box,
-        **({} if execution.fused_restore else {"fused_restore": False}),
-    }
 
 
 @contextmanager

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, ScanError, Series
-from scanloom.engine import steps
+from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, ScanError
 from scanloom.engine.books import Books, Names
+from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
-from scanloom.engine.record import recipe_hash
-from scanloom.io.casefolder import CaseFolder, claim_out, is_done
+from scanloom.engine.models import check_structures, load_predictors, unique_cards
+from scanloom.engine.steps import Labeller
+from scanloom.engine.work import Place, failed_record, work_on
+from scanloom.engine.workflow import Workflow, make_workflow
+from scanloom.io.casefolder import claim_out, is_done
 from scanloom.io.crosswalk import source_of
 from scanloom.io.find import choose_series, find_series
-from scanloom.io.identity import case_id, key_fingerprint, load_key, source_hash
+from scanloom.io.identity import case_id, key_fingerprint, load_key
 from scanloom.io.names import CASE
 from scanloom.io.outline import read_outline
 from scanloom.io.tables import read_measurements
@@ -81,6 +84,33 @@ class SegmentOptions:
     body_box: bool = True
     fused_restore: bool = True
 
+    def workflow(self) -> Workflow:
+        """Return the workflow that a run over an archive would need for the same results.
+
+        Raises
+        ------
+        ScanError
+            WORKFLOW if an option has a value that it can't have.
+        """
+        return make_workflow(
+            name="segment",
+            models=self.models,
+            policy={
+                "gaps": self.gaps,
+                "orientation": self.orientation,
+                "modality": self.modality,
+                "max_size": self.max_size,
+            },
+            outputs=asdict(self.outputs),
+            execution={
+                "device": self.device,
+                "precision": self.precision,
+                "body_box": self.body_box,
+                "fused_restore": self.fused_restore,
+                "memory_limit": self.memory_limit,
+            },
+        )
+
 
 def segment_paths(
     paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
@@ -105,47 +135,16 @@ class _Session:
     """Models, key and output folder, held over several scans; networks are loaded once."""
 
     def __init__(self, options: SegmentOptions) -> None:
-        self.options = options
-        self.cards = tuple(find_model(name) for name in options.models)
-        if len({card.name for card in self.cards}) != len(self.cards):
-            raise ScanError(Reason.MODEL_UNKNOWN, "two of the models have the same name")
-        _check_structures(self.cards, options.outputs)
+        self.options, self.workflow = options, options.workflow()
+        self.cards = unique_cards([find_model(name) for name in options.models])
+        check_structures(self.cards, options.outputs)
         self.key = load_key(options.key)
-        claim_out(options.out, key_fingerprint(self.key))
-        self.books = Books(options.out, key_fingerprint(self.key), options.names)
-        self.recipe = recipe_hash(
-            self.cards,
-            {
-                "phase": options.phase,
-                "gaps": options.gaps,
-                "orientation": options.orientation,
-                "modality": options.modality,
-                "precision": options.precision,
-                "body_box": options.body_box,
-                **({} if options.fused_restore else {"fused_restore": False}),
-            },
-            options.outputs,
-        )
-        self._labellers: tuple[steps.Labeller, ...] | None = None
-
-    @property
-    def labellers(self) -> tuple[steps.Labeller, ...]:
-        """The networks, loaded when the first scan needs them."""
-        if self._labellers is None:
-            from scanloom.inference.predictor import Predictor  # torch comes in here
-
-            self._labellers = tuple(
-                Predictor(
-                    card,
-                    device=self.options.device,
-                    precision=self.options.precision,
-                    memory_limit=self.options.memory_limit,
-                    body_box=self.options.body_box,
-                    fused_restore=self.options.fused_restore,
-                )
-                for card in self.cards
-            )
-        return self._labellers
+        fingerprint = key_fingerprint(self.key)
+        claim_out(options.out, fingerprint)
+        self.books = Books(options.out, fingerprint, options.names)
+        self.place = Place(options.out, fingerprint, options.replace, self.key)
+        self.recipe = workflow_recipe(self.workflow, self.cards)
+        self._labellers: Sequence[Labeller] | None = None
 
     def run(self, path: Path, on_step: OnStep | None) -> CaseRecord:
         clock = Clock((lambda step: on_step(path, step)) if on_step else None)
@@ -153,29 +152,26 @@ class _Session:
         try:
             with clock.step("find"):
                 series = choose_series(find_series(path), self.options.series)
-                case = self._case(series)
+                number = case_id(series, self.key, self.options.phase)
+                case = make_case(
+                    number, series, self.workflow, self.recipe, phase=self.options.phase
+                )
             record = self._segment(case, clock)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
-            record = CaseRecord(case.id if case else "", *_why(error), (), None)
+            record = failed_record(case.id if case else "", error)
         if case is not None:
             self.books.note(case, record)
         return record
 
-    def _case(self, series: Series) -> Case:
-        options = self.options
-        return Case(
-            id=case_id(series, self.key),
-            series=series,
-            outputs=options.outputs,
-            source_hash=source_hash(series, self.key),
-            recipe=self.recipe,
-            orientation=options.orientation,
-            modality=options.modality,
-            phase=options.phase,
-            gaps=options.gaps,
-            max_bytes=options.max_size,
-        )
+    def _segment(self, case: Case, clock: Clock) -> CaseRecord:
+        out, folder = self.options.out, self.books.folder_name(case)
+        if is_done(out, folder, case.recipe, replace=self.options.replace):
+            return _recall(case, out / "cases" / folder)
+        self._check_fits(case)
+        source = source_of(case.series, case.id)
+        with self._networks() as labellers:
+            return work_on(case, labellers, self.place, clock, folder=folder, source=source)
 
     def _check_fits(self, case: Case) -> None:
         """Refuse a scan that can't fit, before a voxel is read."""
@@ -186,37 +182,23 @@ class _Session:
             need = estimate_case(*outline, self.cards, self.options.outputs)
             check_memory(need, self.options.memory_limit)
 
-    def _segment(self, case: Case, clock: Clock) -> CaseRecord:
-        out, name = self.options.out, self.books.folder_name(case)
-        if is_done(out, name, case.recipe, replace=self.options.replace):
-            return _recall(case, out / "cases" / name)
-        segmented = steps.segment(self._load(case, clock), self.labellers)
-        with CaseFolder(out, name, key_fingerprint(self.key)) as folder:
-            record = steps.write(segmented, folder.path)
-            source = source_of(case.series, case.id)
-            published = folder.publish(replace=self.options.replace, source=source)
-        return replace(record, folder=published)
-
-    def _load(self, case: Case, clock: Clock) -> steps.LoadedCase:
-        """Read the scan; before the first one the networks are loaded meanwhile, in a thread."""
+    @contextmanager
+    def _networks(self) -> Iterator[Callable[[], Sequence[Labeller]]]:
+        """Give what gives the networks; for the first scan they load while it is read."""
         if self._labellers is not None:
-            return steps.load(case, clock)
+            known = self._labellers
+            yield lambda: known
+            return
         # Reading and importing both change the process's warning filters for a while: what
         # held before is put back when both have ended
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(lambda: self.labellers)
-            loaded = steps.load(case, clock)
-            coming.result()
-        return loaded
+            coming = pool.submit(self._load_networks)
+            yield coming.result
 
-
-def _why(error: Exception) -> tuple[Reason, str]:
-    """Return the reason that an error is, and what may be said of it."""
-    if isinstance(error, ScanError):
-        return error.reason, error.detail
-    if isinstance(error, MemoryError):
-        return Reason.OUT_OF_MEMORY, "the scan and its result do not fit into memory"
-    return Reason.INTERNAL, type(error).__name__
+    def _load_networks(self) -> Sequence[Labeller]:
+        execution = self.workflow.execution
+        self._labellers = load_predictors(self.workflow.models, execution)
+        return self._labellers
 
 
 def _recall(case: Case, folder: Path) -> CaseRecord:
@@ -228,16 +210,3 @@ def _recall(case: Case, folder: Path) -> CaseRecord:
     except (OSError, ValueError, KeyError) as exc:
         detail = f"the result of case {case.id} can't be read"
         raise ScanError(Reason.OUTPUT, detail) from exc
-
-
-def _check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
-    """Refuse a label that no model has, and a model of which nothing is wanted."""
-    if not outputs.structures:
-        return
-    wanted = set(outputs.structures)
-    for card in cards:
-        if not wanted & {s.label for s in card.structures}:
-            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{card.name} has none of {sorted(wanted)}")
-    unknown = wanted - {s.label for card in cards for s in card.structures}
-    if unknown:
-        raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has {', '.join(sorted(unknown))}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError
 from scanloom.engine import steps
 from scanloom.io.casefolder import CaseFolder
+from scanloom.io.crosswalk import Source
 from scanloom.io.identity import source_hash
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ def work_on(
     place: Place,
     clock: Clock | None = None,
     door: Callable[[], AbstractContextManager[None]] = nullcontext,
+    *,
+    folder: str | None = None,
+    source: Source | None = None,
 ) -> CaseRecord:
     """Read, label, write and publish a case.
 
@@ -60,6 +64,10 @@ def work_on(
         Is told of each step.
     door : callable
         A context manager to hold while the device works.
+    folder : str or None
+        What the case's folder is called; None for its id.
+    source : Source or None
+        Where the case comes from, if the crosswalk does not know it yet.
 
     Returns
     -------
@@ -69,21 +77,26 @@ def work_on(
     clock = clock or Clock()
     try:
         if not case.source_hash:
-            case = replace(case, source_hash=source_hash(case.series, place.key))
+            with clock.step("find"):
+                case = replace(case, source_hash=source_hash(case.series, place.key))
         loaded = steps.load(case, clock)
         models = labellers()
         with door():
             segmented = steps.segment(loaded, models)
-        with CaseFolder(place.out, case.id, place.fingerprint) as folder:
-            record = steps.write(segmented, folder.path)
-            published = folder.publish(replace=place.replace)
+        with CaseFolder(place.out, folder or case.id, place.fingerprint) as made:
+            record = steps.write(segmented, made.path)
+            published = made.publish(replace=place.replace, source=source)
         return replace(record, folder=published)
-    except ScanError as error:
-        logger.debug("case not used", exc_info=True)
-        return CaseRecord(case.id, error.reason, error.detail, (), None)
-    except MemoryError:
-        detail = "the scan and its result do not fit into memory"
-        return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
     except Exception as error:  # a fault in one case must not stop the others
-        logger.debug("case failed", exc_info=True)
-        return CaseRecord(case.id, Reason.INTERNAL, type(error).__name__, (), None)
+        logger.debug("case not used", exc_info=True)
+        return failed_record(case.id, error)
+
+
+def failed_record(case: str, error: Exception) -> CaseRecord:
+    """Return the record of a case that ended with an error: its reason, and what may be said."""
+    if isinstance(error, ScanError):
+        return CaseRecord(case, error.reason, error.detail, (), None)
+    if isinstance(error, MemoryError):
+        detail = "the scan and its result do not fit into memory"
+        return CaseRecord(case, Reason.OUT_OF_MEMORY, detail, (), None)
+    return CaseRecord(case, Reason.INTERNAL, type(error).__name__, (), None)

@@ -138,6 +138,9 @@ class Policy(_Section):
     modality: Modality | None = Field(
         default=None, description="For files that do not say theirs (NIfTI)"
     )
+    max_size: Bytes | None = Field(
+        default=None, description="Largest size of a scan's voxels: 8 GiB; 4 GiB if not given"
+    )
 
 
 class Results(_Section):
@@ -194,6 +197,21 @@ class Workflow(_Section):
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)
     execution: Execution = Field(default=Execution(), description=Execution.__doc__)
+
+
+def make_workflow(**sections: object) -> Workflow:
+    """Return a workflow from its parts, as they would stand in a file.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, as `read_workflow`.
+    """
+    try:
+        return Workflow.model_validate(sections)
+    except ValidationError as exc:
+        mistakes = [_mistake(None, dict(error)) for error in exc.errors()]
+        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None
 
 
 def read_workflow(path: Path) -> Workflow:
@@ -257,7 +275,7 @@ def _mistake(root: yaml.Node | None, error: dict[str, Any]) -> str:
     loc = tuple(error["loc"])
     names = [str(part) for part in loc if isinstance(part, str) and _is_key(part)]
     key = ".".join(names) or "the workflow"
-    where = f"line {_line(root, loc)}: {key}"
+    where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(names[:-1])
     if error["type"] == "extra_forbidden" and section is not None:
         known = sorted(section.model_fields)

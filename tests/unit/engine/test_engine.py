@@ -36,7 +36,7 @@ def setup(tmp_path: Path, weights: Path, **changes: object) -> Setup:
 
 @pytest.fixture
 def engine(tmp_path: Path, weights: Path) -> Iterator[Engine]:
-    made = Engine(setup(tmp_path, weights), time_limit=8.0, log=tmp_path / "log")
+    made = Engine(setup(tmp_path, weights), time_limit=120.0, log=tmp_path / "log")
     yield made
     made.stop()
 
@@ -64,11 +64,13 @@ def test_cases_are_published(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_guilty_are_convicted_and_nobody_else(engine: Engine, tmp_path: Path) -> None:
+def test_the_guilty_are_convicted_and_nobody_else(tmp_path: Path, weights: Path) -> None:
+    engine = Engine(setup(tmp_path, weights), time_limit=20.0)
     tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.HANG, em.FINE, em.WRONG, em.FINE]
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
 
     outcomes = run_all(engine, cases)
+    engine.stop()
 
     expected = {em.ABORT: Reason.CRASHED, em.HANG: Reason.TOO_LONG, em.WRONG: Reason.INTERNAL}
     assert reasons(outcomes) == [expected.get(task) for task in tasks]
