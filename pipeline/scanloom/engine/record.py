@@ -7,6 +7,7 @@ import json
 import resource
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,9 @@ def _grid(grid: Grid) -> dict[str, Any]:
     }
 
 
+@cache
 def _versions() -> dict[str, str]:
+    """Return what is installed; looked up once, since it takes longer than a small case."""
     found = {}
     for name in LIBRARIES:
         try:
