@@ -129,6 +129,8 @@ def build_index(
     same = None if old is None else old.rows_of(entries)
     if same is not None:
         return Index(same, _in_order(same), 0)
+    if old is not None and not old.is_whole():
+        old = None
     rows, opened = _build(entries, key, old, processes or _cores())
     if out is None:
         _keep_in_cache(rows, place, fingerprint)

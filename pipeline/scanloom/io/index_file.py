@@ -19,6 +19,7 @@ from scanloom.io.walk import Entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import parquet
 
 FORM = "1"
 """Of the file; with the version of scanloom, since another one may judge otherwise."""
@@ -118,6 +119,13 @@ class StoredRows:
         """What each file is."""
         return _read_looks(self._path)
 
+    def is_whole(self) -> bool:
+        """Whether `looks` can be read too; damage in them shows only then."""
+        try:
+            return len(self.looks) == len(self._table)
+        except _read_errors():
+            return False
+
     def rows_of(self, entries: list[Entry]) -> Rows | None:
         """Return the rows if these are the files, unchanged, and none has to be tried again."""
         if len(entries) != len(self._table) or self._must_be_tried():
@@ -181,30 +189,49 @@ def write_index(rows: Rows, path: Path, fingerprint: str) -> None:
     OSError
         If it can't be written.
     """
-    import pyarrow as pa
     from pyarrow import parquet
 
-    both = pa.concat_tables([_file_table(rows), _series_table(rows)], promote_options="default")
+    both = _table(rows)
     said = {_FORM: _form(), _KEY: fingerprint.encode(), _FILES: str(len(rows)).encode()}
     parquet.write_table(
-        both.replace_schema_metadata(said), path, compression="zstd", compression_level=1
+        both.replace_schema_metadata(said),
+        path,
+        compression="zstd",
+        compression_level=1,
+        write_page_checksum=True,
     )
 
 
 def read_index(path: Path, fingerprint: str) -> StoredRows | None:
     """Return what was written for the same key; None if it is not there, older or damaged."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
-        with parquet.ParquetFile(path) as file:
+        with _opened(path) as file:
             said = file.schema_arrow.metadata or {}
             if said.get(_FORM) != _form() or said.get(_KEY) != fingerprint.encode():
                 return None
+            if not file.schema_arrow.equals(_table(_NO_ROWS).schema):
+                return None
             table = file.read(columns=list(_OF_FILES)).slice(0, int(said[_FILES]))
             return StoredRows(path, table)
-    except (OSError, LookupError, TypeError, ValueError, pa.ArrowException):
+    except _read_errors():
         return None
+
+
+_NO_ROWS = Rows([], [], [], [], [], list)
+
+
+def _opened(path: Path) -> parquet.ParquetFile:
+    """Open the file; a page whose checksum is wrong is an OSError."""
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(path, page_checksum_verification=True)
+
+
+def _read_errors() -> tuple[type[Exception], ...]:
+    """Return what reading a damaged file, or one of others, may raise."""
+    import pyarrow as pa
+
+    return OSError, LookupError, TypeError, ValueError, pa.ArrowException
 
 
 _FILES = b"scanloom.files"
@@ -220,6 +247,12 @@ def _form() -> bytes:
 
 def _unopened(entries: Iterable[Entry]) -> list[str]:
     return ["" if entry.reason is None else entry.reason.code for entry in entries]
+
+
+def _table(rows: Rows) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables([_file_table(rows), _series_table(rows)], promote_options="default")
 
 
 def _file_table(rows: Rows) -> pa.Table:
@@ -249,7 +282,8 @@ def _file_table(rows: Rows) -> pa.Table:
 def _series_table(rows: Rows) -> pa.Table:
     import pyarrow as pa
 
-    kinds = {"shape": pa.list_(pa.int32()), "spacing": pa.list_(pa.float64())}
+    lists = {"shape": pa.int32(), "spacing": pa.float64()}
+    kinds = {name: pa.list_(pa.field("element", kind)) for name, kind in lists.items()}
     kinds |= {"number": pa.int64(), "contrast": pa.bool_(), "slices": pa.bool_()}
     values: dict[str, list[Any]] = {
         name: [one[n] for one in rows.series]
@@ -261,10 +295,8 @@ def _series_table(rows: Rows) -> pa.Table:
 
 
 def _read_series(path: Path, groups: Sequence[int]) -> list[IndexedSeries]:
-    from pyarrow import parquet
-
     described = [_RENAMED.get(name, name) for name in Description._fields]
-    with parquet.ParquetFile(path) as file:
+    with _opened(path) as file:
         first = int(file.schema_arrow.metadata[_FILES])
         table = file.read(columns=[*_OF_SERIES, *described]).slice(first)
     files: list[list[int]] = [[] for _ in range(len(table))]
@@ -283,9 +315,7 @@ def _read_series(path: Path, groups: Sequence[int]) -> list[IndexedSeries]:
 
 
 def _read_looks(path: Path) -> list[Look]:
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(path) as file:
+    with _opened(path) as file:
         first = int(file.schema_arrow.metadata[_FILES])
         table = file.read(columns=list(_OF_LOOKS)).slice(0, first)
     columns = (table.column(name).to_pylist() for name in _OF_LOOKS)

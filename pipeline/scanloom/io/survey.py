@@ -19,6 +19,7 @@ from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements
 from scanloom.io.dicom.kinds import is_derived, skip_reason
+from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.itk import ITK_SUFFIXES
 from scanloom.io.nifti import NIFTI_SUFFIXES
 
@@ -214,9 +215,28 @@ def _describe_headers(headers: Sequence[Header]) -> Description:
     except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index
         logger.debug("series not described", exc_info=True)
         return words._replace(reason=Reason.INTERNAL.code, detail=type(error).__name__)
+    cut = sum(map(_is_cut, headers))
+    if cut:
+        detail = f"{cut} of {len(headers)} files end in the middle of their pixels"
+        return words._replace(reason=Reason.TRUNCATED.code, detail=detail)
     if all(map(is_derived, headers)):
         words = words._replace(reason=Reason.DERIVED.code)
     return _described(words, grid)
+
+
+def _is_cut(header: Header) -> bool:
+    """Whether a file has fewer pixels than it describes, as far as its size tells."""
+    place = header.pixels
+    if place is None or place.length is None or header.syntax not in NATIVE:
+        return False
+    if header.elements.gzipped:
+        return False
+    try:
+        size = os.stat(header.place).st_size  # noqa: PTH116
+    except OSError:
+        return False  # reading it says so
+    bits = header.frames * header.rows * header.columns * header.format.allocated
+    return 8 * min(place.length, size - place.offset) < bits
 
 
 def _described(words: Description, grid: Grid) -> Description:
