@@ -77,6 +77,8 @@ class _End(nn.Module):
 def _exact(values: torch.Tensor, exact: Exact) -> torch.Tensor:
     """Return what a tensor was before it became bfloat16, or else as float32 what it is."""
     known, before = exact.get(id(values), (None, None))
-    if known is values and before is not None and torch.equal(values, before.to(torch.bfloat16)):
+    if known is not values or before is None:
+        return values.to(torch.float32)
+    if values.is_meta or torch.equal(values, before.to(torch.bfloat16)):
         return before  # equal: it was not changed in place since
     return values.to(torch.float32)

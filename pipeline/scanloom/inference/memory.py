@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from scanloom.cards.card import Argmax, IntensityStep, ModelCard, NetworkSpec, ScaleRange
 from scanloom.core import Grid
 from scanloom.inference.device import VALUES_PER_VOXEL
+from scanloom.inference.ends import Ends
 from scanloom.inference.geometry import NetworkPlan, Shape, plan_grid
 from scanloom.inference.networks import build_network
 from scanloom.inference.resample import SLAB_BYTES
@@ -31,8 +32,11 @@ from scanloom.inference.windows import window_size
 
 FLOAT = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
-FEW_CHANNELS = 16
-"""Convolutions of fewer channels are unfolded into columns on a CPU (torch's slow_conv3d)."""
+UNFOLDED = 20_480
+"""Inputs of so many values a plane (batch, channels, x and y) are unfolded into columns on a CPU:
+torch gives larger ones to oneDNN."""
+BLOCK = 16
+"""oneDNN's blocks of channels: fewer are filled up."""
 CLASS_SLABS = 8
 """Slabs of one class that interpolation and the running maximum hold at once."""
 PARTS = 64 * 1024**2
@@ -224,21 +228,25 @@ def network_bytes(
         numbers: `VALUES_PER_VOXEL` for each voxel.
     """
     arguments = json.dumps(dict(spec.args), sort_keys=True)
-    one = _one_window(spec.name, arguments, size)
+    if dtype is torch.bfloat16:
+        return _one_window(spec.name, arguments, size, ends=True) * windows
+    one = _one_window(spec.name, arguments, size, ends=False)
     return one * windows * dtype.itemsize // FLOAT
 
 
 @lru_cache(maxsize=64)
-def _one_window(name: str, arguments: str, size: Shape) -> int:
-    """Return the bytes of one window in float32."""
+def _one_window(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
+    """Return the bytes of one window in float32, or in bfloat16 with `Ends`."""
+    spec = NetworkSpec(name, json.loads(arguments))
     try:
         with torch.device("meta"):
-            network = build_network(NetworkSpec(name, json.loads(arguments)))
+            network = build_network(spec)
+            network = Ends(network, spec) if ends else network
         window = torch.empty((1, int(_channels(arguments)), *size), device="meta")
         with torch.inference_mode(), _Live() as live:
             network(window)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return math.prod(size) * VALUES_PER_VOXEL * FLOAT
+        return math.prod(size) * VALUES_PER_VOXEL * (FLOAT // 2 if ends else FLOAT)
     return int(live.peak)
 
 
@@ -310,19 +318,18 @@ def _shaped(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
 def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
     """Return what a convolution holds beside its input and output (measured on torch 2.13, CPU).
 
-    oneDNN turns input and output to blocks of channels; few channels are unfolded to columns.
+    oneDNN turns input and output to blocks of channels; small inputs are unfolded to columns.
     """
     if not operation.startswith("aten.conv"):
         return 0
     image, weight = args[0], args[1]
     if "transpose" in operation or (len(args) > 6 and args[6] is True):
         return 2 * int(out.nbytes)
-    if min(image.shape[1], out.shape[1]) >= FEW_CHANNELS:
-        return int(max(image.nbytes, out.nbytes))
-    if image.shape[1] == 1:
-        return int(out.nbytes)
-    columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
-    return int(columns * out.element_size())
+    if math.prod(image.shape[:4]) <= UNFOLDED:
+        columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
+        return int(columns * out.element_size())
+    filled = int(out.nbytes) * (-out.shape[1] % BLOCK) // out.shape[1]
+    return int(image.nbytes) + filled
 
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:

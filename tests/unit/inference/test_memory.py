@@ -35,13 +35,17 @@ import json, sys
 from pathlib import Path
 import torch
 from scanloom.cards.card import NetworkSpec
+from scanloom.inference.ends import Ends
 from scanloom.inference.networks import build_network
 
 def status(name):
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if name in l)
     return int(line.split()[1]) * 1024
 
-network = build_network(NetworkSpec("UNet", json.loads(sys.argv[1])))
+spec = NetworkSpec("UNet", json.loads(sys.argv[1]))
+network = build_network(spec)
+if sys.argv[2] == "bfloat16":
+    network = Ends(network, spec)
 window = torch.zeros(1, 1, 96, 96, 96)
 with torch.inference_mode():
     network(window[..., :32])
@@ -53,13 +57,16 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-def test_what_a_network_holds_is_known_without_running_it() -> None:
-    command = [sys.executable, "-c", FORWARD, json.dumps(UNET)]
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_a_network_holds_is_known_without_running_it(precision: str) -> None:
+    """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
+    command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     measured = int(done.stdout)
 
-    estimated = network_bytes(NetworkSpec("UNet", UNET), (96, 96, 96))
+    dtype = getattr(torch, precision)
+    estimated = network_bytes(NetworkSpec("UNet", UNET), (96, 96, 96), dtype)
 
     print(f"measured {measured >> 20} MiB, estimated {estimated >> 20} MiB")
     assert 0.8 * measured <= estimated <= 1.5 * measured
