@@ -20,6 +20,7 @@ import pytest
 import scanloom
 from scanloom.cards.store import shipped
 from scanloom.core import Outputs, Reason
+from scanloom.engine.run import RunOptions, run
 from scanloom.engine.segment import SegmentOptions, segment_paths
 
 SAMPLE = shipped("data") / "torso_ct"
@@ -234,6 +235,56 @@ def test_full_disk_ends_with_74_and_nothing_half(small_disk: Path, key: Path) ->
     assert done.returncode == 74, done.stderr
     assert "DISK_FULL" in done.stderr
     assert not left_behind(small_disk / "out")
+
+
+def test_what_can_not_fit_is_refused_before_it_is_read(tmp_path: Path, key: Path) -> None:
+    scan = tmp_path / "scan"
+    shutil.copytree(SAMPLE, scan)
+    for path in scan.iterdir():  # headers are whole: reading would say TRUNCATED
+        os.truncate(path, path.stat().st_size - 10)
+
+    (record,) = segment_paths([scan], options(tmp_path / "out", key, memory_limit=200_000_000))
+
+    assert record.reason is Reason.OUT_OF_MEMORY
+    assert "limit 0.2 GB" in record.detail
+    assert not left_behind(tmp_path / "out")
+
+
+def test_each_volume_of_a_scan_is_a_case_of_its_own(tmp_path: Path, key: Path) -> None:
+    array = np.full((20, 21, 22, 2), -1000, np.int16)
+    array[5:15, 5:15, 5:15] = (40, 60)
+    scan = tmp_path / "two.nii.gz"
+    nib.save(nib.Nifti1Image(array, np.diag((3.0, 3.0, 3.0, 1.0))), scan)
+
+    (first,), (second,) = (
+        segment_paths([scan], options(tmp_path / "out", key, modality="CT", phase=phase))
+        for phase in (0, 1)
+    )
+
+    assert first.reason is second.reason is None
+    assert first.folder != second.folder
+
+
+def test_a_run_does_not_do_again_what_segment_did(tmp_path: Path, key: Path) -> None:
+    out = tmp_path / "out"
+    (record,) = segment_paths([SAMPLE], options(out, key))
+    workflow = options(out, key).workflow()
+
+    result = run(workflow, [SAMPLE], RunOptions(out, key, cluster="none"))
+
+    assert record.folder == out / "cases" / record.id
+    assert (result.status.before, result.status.done, result.status.failed) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"), [({"orientation": "ABC"}, "orientation"), ({"precision": "hlf"}, "half")]
+)
+def test_an_option_that_can_not_be_is_named(
+    wrong: dict[str, str], word: str, tmp_path: Path, key: Path
+) -> None:
+    with pytest.raises(scanloom.ScanError, match=word) as caught:
+        segment_paths([SAMPLE], options(tmp_path / "out", key, **wrong))
+    assert caught.value.code == "WORKFLOW"
 
 
 def no_images(folder: Path) -> Path:
