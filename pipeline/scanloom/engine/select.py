@@ -46,11 +46,13 @@ def select(
     left: list[LeftOut] = []
     for one in found:
         reason = one.reason
-        if reason is not None and not _allowed(reason, workflow.policy):
-            left.append(LeftOut(one, reason, one.what.detail))
-            continue
         said = mismatch(one.what, workflow.select, workflow.policy)
-        if said is None:
+        if reason is not None and not _allowed(reason, workflow.policy):
+            # What nobody wants need not be right; what may have been wanted failed
+            unwanted = said is not None and reason.outcome == "failed" and one.what.modality != ""
+            why = (Reason.NOT_SELECTED, said or "") if unwanted else (reason, one.what.detail)
+            left.append(LeftOut(one, *why))
+        elif said is None:
             matching.append(one)
         else:
             left.append(LeftOut(one, Reason.NOT_SELECTED, said))
@@ -64,8 +66,8 @@ def select(
 def mismatch(what: Description, wanted: Selection, policy: Policy) -> str | None:
     """Return which part of a selection a series does not meet, None if it meets all.
 
-    A series with gaps or several volumes, which the policy lets in, has no shape yet: what is
-    asked of its shape is then decided when it is read.
+    A series that could not be placed yet (a gap, several volumes) has no shape: what is asked of
+    it does not count then.
     """
     tests: Sequence[tuple[str, Callable[[], bool]]] = (
         ("modality", lambda: _among(what.modality or policy.modality or "", wanted.modality)),
@@ -81,7 +83,10 @@ def mismatch(what: Description, wanted: Selection, policy: Policy) -> str | None
         ("image_type", lambda: _has_words(what.image_type, wanted.image_type)),
         ("kernel", lambda: _any_found(wanted.kernel, what.kernel)),
         ("contrast", lambda: wanted.contrast is None or wanted.contrast == what.contrast),
-        ("orientation", lambda: wanted.orientation in ("any", what.plane)),
+        (
+            "orientation",
+            lambda: not what.plane or wanted.orientation in ("any", what.plane),
+        ),
         ("min_slices", lambda: not what.shape or _slices(what) >= wanted.min_slices),
         (
             "min_spacing",
