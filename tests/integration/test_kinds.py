@@ -16,7 +16,11 @@ from balls import Ball, wrong
 from dicom_maker import uid
 from kinds import CHOSEN, KINDS, READ, REFUSED, SKIPPED, Kind
 from scanloom.core import ScanError, Volume
+from scanloom.io.dicom.fast_header import read_plain, read_start
+from scanloom.io.dicom.headers import quiet
+from scanloom.io.dicom.odd_header import read_odd
 from scanloom.io.find import find_series
+from scanloom.io.index import build_index
 from scanloom.io.read import read_scan
 from scans import scans_folder
 
@@ -30,6 +34,33 @@ def code_of(folder: Path, **options: Any) -> str:
 def assert_right(volume: Volume, ball: Ball, kind: Kind) -> None:
     assert wrong(volume, ball) == {}
     assert set(kind.flags) <= {flag.code for flag in volume.flags}
+
+
+PIXELS_TELL = {
+    "all slices sent again": "PHASES",
+    "slices contradict each other": "",
+    "two series": "",
+}
+"""What an index says, which looks at no pixels and chooses no series, where reading says more."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_index_says_of_every_kind_what_reading_it_says(tmp_path, name, monkeypatch):
+    """And both header readers give the same for each of its files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    scan = tmp_path / "scan"
+    KINDS[name].make(scan)
+    found = build_index([scan], bytes(32))
+    whole = [one for one in found.series if one.slices] or found.series
+    assert {one.what.reason for one in whole} == {PIXELS_TELL.get(name, KINDS[name].code)}
+    for entry in found.rows.entries:
+        with quiet():
+            fast, odd = read_plain(entry.path, read_start(entry.path)), read_odd(Path(entry.path))
+        assert fast in (None, odd)
+        assert odd.packed()
+    shape = whole[0].what.shape
+    if shape and name in READ:
+        assert shape == scanloom.load_volume(scan).grid.shape
 
 
 @pytest.mark.parametrize("name", READ)

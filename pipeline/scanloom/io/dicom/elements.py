@@ -10,7 +10,7 @@ SYNTAX = 0x00020010
 MEDIA_CLASS = 0x00020002
 LOOKUP_TABLE = 0x00283000
 
-_HEAD = struct.Struct("<HBBQQ")
+_HEAD = struct.Struct("<HBIQQ")
 
 TAGS = frozenset(
     (

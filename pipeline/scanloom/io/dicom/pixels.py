@@ -16,7 +16,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.codecs import read_plane, tables_of
 from scanloom.io.dicom.encapsulated import SLACK, Frames
 from scanloom.io.dicom.headers import Header
-from scanloom.io.dicom.planes import Plane, as_words, frame_of, from_words, plane_of
+from scanloom.io.dicom.planes import Plane, as_words, frame_of, from_words, plane_of, stored_dtype
 from scanloom.io.dicom.slices import Slice
 from scanloom.io.dicom.sources import inflated_size
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
@@ -64,8 +64,7 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT) -> NDA
         RESCALE, PIXEL_TYPE, TOO_LARGE, TRUNCATED, DAMAGED, STUCK, DECODER, UNREADABLE or
         OUT_OF_MEMORY.
     """
-    for one in filter(None, slices):
-        _check_rescale(one)
+    check_values([s for s in slices if s])
     planes = [plane_of(s) if s else None for s in slices]
     check_size([p for p in planes if p], limit, len(planes))
     whole = all(p.slope.is_integer() and p.intercept.is_integer() for p in planes if p)
@@ -75,6 +74,25 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT) -> NDA
         if values is not None:
             return values.T
     raise AssertionError("every value fits float32")
+
+
+def check_values(slices: Sequence[Slice]) -> None:
+    """Refuse values that can't be, or that this reader can't give, by the headers alone.
+
+    Raises
+    ------
+    ScanError
+        RESCALE, PIXEL_TYPE or DAMAGED.
+    """
+    if any(one.header.lookup_table for one in slices):
+        raise ScanError(Reason.RESCALE, "its values need a lookup table")
+    for slope, intercept in {(one.slope, one.intercept) for one in slices}:
+        if not (math.isfinite(slope) and math.isfinite(intercept)) or slope == 0:
+            raise ScanError(Reason.RESCALE, "a rescale slope or intercept is no number, or 0")
+    for form in {one.header.format for one in slices}:
+        stored_dtype(form)
+    if any(one.rows * one.columns < 1 for one in slices):
+        raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
 
 
 def check_size(planes: Sequence[Plane], limit: int = VOXEL_LIMIT, count: int = 0) -> None:
@@ -131,13 +149,6 @@ def threads() -> int:
     allowed = getattr(os, "sched_getaffinity", None)  # Linux
     cores = len(allowed(0)) if allowed else os.cpu_count() or 1
     return min(cores, MOST_THREADS)
-
-
-def _check_rescale(one: Slice) -> None:
-    if one.header.lookup_table:
-        raise ScanError(Reason.RESCALE, "its values need a lookup table")
-    if not np.isfinite((one.slope, one.intercept)).all() or one.slope == 0:
-        raise ScanError(Reason.RESCALE, "a rescale slope or intercept is no number, or 0")
 
 
 def _read_as(kind: type, planes: list[Plane | None], limit: int) -> NDArray[Any] | None:

@@ -16,7 +16,7 @@ from scanloom.io.dicom.kinds import is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
 from scanloom.io.dicom.multiframe import multiframe_slices
 from scanloom.io.dicom.phases import split_volumes
-from scanloom.io.dicom.pixels import read_values, same_content
+from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
@@ -105,6 +105,7 @@ def headers_outline(
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
+    check_values(stack.real)
     rescaled = {(s.slope, s.intercept) for s in stack.real}
     whole = all(float(n).is_integer() for pair in rescaled for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
