@@ -1,17 +1,21 @@
-"""Clusters that a run may use: this machine, or one that is there already."""
+"""Clusters that a run may use: this machine, one that is there already, or one it starts."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.workflow import Execution
+from scanloom.engine.gpus import local_devices, worker_environment
+from scanloom.engine.handshake import check_workers
+from scanloom.engine.workflow import Cluster, Execution, Workflow
 
 QUIET: dict[str, Any] = {
     "distributed.scheduler.allowed-failures": 0,  # the run counts losses itself
@@ -24,31 +28,109 @@ QUIET: dict[str, Any] = {
     "distributed.admin.log-length": 100,
     "distributed.admin.low-level-log-length": 100,
     "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.deploy.lost-worker-timeout": "15s",
+    "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
+}
+"""Thin workers whose memory is the engine child's affair, with the threads they are given."""
+
+NO_PAGES: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
-"""Thin workers whose memory is the engine child's affair; no page and no number over HTTP."""
+"""No page and no number over HTTP: Dask's server is always there, in clear text."""
 
 PRELOAD = "scanloom.engine.preload"
 
+LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
 
-LOCAL = "local"
+ANY_PORT = "127.0.0.1:0"
+PAGES = "127.0.0.1:8787"
+
+KEEPING = 3.0
+"""Seconds between two looks at whether all workers that were asked for are there."""
+
+LAST = 120.0
+"""Seconds before the end of a job at which its workers leave in good order, at most."""
+
+JOINING = 120.0
+"""Seconds that the workers of a cluster have to come, unless the workflow says it."""
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a worker on another machine must know; a file in the run's private folder says it.
+
+    Parameters
+    ----------
+    address : str
+        Of the scheduler.
+    certificate, key : str
+        Paths of the run's own, for TLS.
+    folder : str
+        The working folder of the run, for paths that are relative to it.
+    threads : int
+        Cases at once in a worker.
+    device : str
+        Of the workflow.
+    workers : int
+        On each machine or in each job; 0 for one a GPU.
+    interface : str or None
+        Network interface to be found at.
+    lifetime : float or None
+        Seconds after which a worker ends by itself.
+    """
+
+    address: str
+    certificate: str
+    key: str
+    folder: str
+    threads: int
+    device: str
+    workers: int = 0
+    interface: str | None = None
+    lifetime: float | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Contact:
+        """Read it from its file."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+
+class Starter(Protocol):
+    """Starts workers somewhere and keeps as many there as were asked for."""
+
+    def keep(self, came: bool) -> None:
+        """Start what is missing; `came` says whether a worker ever came.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if it is no use.
+        """
+
+    def close(self) -> None:
+        """End all that was started."""
 
 
 @contextmanager
-def open_cluster(kind: str, execution: Execution, out: Path, tasks: int) -> Iterator[Any]:
+def open_cluster(
+    kind: str, workflow: Workflow, place: tuple[Path, Path], book: Path, tasks: int
+) -> Iterator[Any]:
     """Start or join the cluster of a run, and check that it can do the work.
 
     Parameters
     ----------
     kind : str
-        "local", or the address or scheduler file of a cluster.
-    execution : Execution
-        Workers, threads and device of the workflow.
-    out : Path
-        The output folder, which all workers must see.
+        "local", "slurm", "ssh" or "ssh:HOST,HOST", "kubernetes", or the address or scheduler
+        file of a cluster.
+    workflow : Workflow
+        Models, workers, threads and device, and the options of its cluster.
+    place : (Path, Path)
+        The output folder and the run's private folder: all workers must see both.
+    book : Path
+        The run's book of cases.
     tasks : int
-        How many cases there are: no more local workers than these.
+        How many cases there are: no more workers than these.
 
     Yields
     ------
@@ -59,61 +141,45 @@ def open_cluster(kind: str, execution: Execution, out: Path, tasks: int) -> Iter
     ScanError
         CLUSTER.
     """
+    out, private = place
+    execution = workflow.execution
+    cluster = execution.cluster
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]
-        opened = local_cluster(devices, execution.in_flight)
+        opened = local_cluster(devices, execution.in_flight, pages=cluster.dashboard)
+    elif kind.partition(":")[0] in (SLURM, SSH):
+        opened = hosted_cluster(starter_of(kind, execution, private), execution, private)
     else:
-        opened = joined_cluster(kind)
+        opened = joined_cluster(kind, cluster.wait or JOINING)
     with opened as client:
-        check_workers(client, out)
+        check_workers(client, out, workflow.models, book)
         yield client
 
 
-def local_devices(execution: Execution) -> list[str]:
-    """Return one entry a worker: the GPU that it sees, or "" for the CPU."""
-    gpus = [] if execution.device == "cpu" else visible_gpus()
-    if not gpus:
-        return [""] * (1 if execution.workers == "auto" else execution.workers)
-    count = len(gpus) if execution.workers == "auto" else execution.workers
-    return [gpus[n % len(gpus)] for n in range(count)]
+def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path], Starter]:
+    """Return what starts workers, once it is told where the contact file lies.
 
+    Raises
+    ------
+    ScanError
+        CLUSTER if the workflow lacks what it needs.
+    """
+    name, _, said = kind.partition(":")
+    if name == SLURM:
+        from scanloom.engine.slurm import SlurmJobs, read_orders
 
-def visible_gpus() -> list[str]:
-    """Return the UUIDs of GPUs and MIG slices that this process may use."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [part for part in named.split(",") if part.strip()]
-    import pynvml
+        orders = read_orders(execution)
+        return lambda contact: SlurmJobs(orders, contact, private)
+    from scanloom.engine.ssh import SshHosts
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [uuid for n in range(pynvml.nvmlDeviceGetCount()) for uuid in _uuids(n)]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _uuids(number: int) -> list[str]:
-    """Return the UUID of a GPU, or those of the slices that it is cut into."""
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    slices = []
-    with suppress(pynvml.NVMLError):
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-        for n in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if current else 0):
-            with suppress(pynvml.NVMLError):  # a place for a slice that is empty
-                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n)
-                slices.append(str(pynvml.nvmlDeviceGetUUID(part)))
-    return slices or [str(pynvml.nvmlDeviceGetUUID(handle))]
+    hosts = tuple(host for host in said.split(",") if host) or execution.cluster.hosts
+    if not hosts:
+        raise ScanError(Reason.CLUSTER, "no hosts: `--cluster ssh:HOST,HOST` or cluster.hosts")
+    return lambda contact: SshHosts(hosts, execution.cluster, contact, private)
 
 
 @contextmanager
-def local_cluster(devices: Sequence[str], threads: int) -> Iterator[Any]:
+def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) -> Iterator[Any]:
     """Start workers on this machine: loopback only, TLS with a key of this run, no dashboard.
 
     Parameters
@@ -122,13 +188,15 @@ def local_cluster(devices: Sequence[str], threads: int) -> Iterator[Any]:
         One worker each: what its CUDA_VISIBLE_DEVICES says, "" for a CPU worker.
     threads : int
         Cases at once in a worker.
+    pages : bool
+        Whether Dask's pages are served on loopback.
 
     Yields
     ------
     distributed.Client
     """
     import dask
-    from distributed import Client, Nanny, Scheduler, SpecCluster
+    from distributed import Client, Nanny, SpecCluster
     from distributed.security import Security
 
     security = Security.temporary()
@@ -137,89 +205,177 @@ def local_cluster(devices: Sequence[str], threads: int) -> Iterator[Any]:
         "memory_limit": 0,
         "host": "127.0.0.1",
         "security": security,
-        "dashboard_address": None,
+        "dashboard_address": ANY_PORT,
         "preload": [PRELOAD],
         "silence_logs": 50,
     }
     workers = {
         number: {
             "cls": Nanny,
-            "options": {**common, "env": {"CUDA_VISIBLE_DEVICES": device} if device else {}},
+            "options": {**common, "env": worker_environment(device, len(devices))},
         }
         for number, device in enumerate(devices)
     }
-    scheduler = {
-        "cls": Scheduler,
-        "options": {
-            "host": "127.0.0.1",
-            "protocol": "tls://",
-            "security": security,
-            "dashboard": False,
-            "dashboard_address": None,
-        },
-    }
+    scheduler = _scheduler(security, {"host": "127.0.0.1"}, pages=pages)
     with (
-        dask.config.set(QUIET),
+        dask.config.set(QUIET if pages else QUIET | NO_PAGES),
         SpecCluster(workers, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security) as client,
     ):
-        client.wait_for_workers(len(devices), timeout=120)
+        client.wait_for_workers(len(devices), timeout=JOINING)
         yield client
 
 
 @contextmanager
-def joined_cluster(address: str) -> Iterator[Any]:
+def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     """Join a cluster by its address (tls://..., tcp://...) or its scheduler file.
 
     Raises
     ------
     ScanError
-        CLUSTER if it can't be reached, or has no worker.
+        CLUSTER if it can't be reached, or has no worker within `patience` seconds.
     """
     import dask
     from distributed import Client
 
-    named = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
+    if "://" in address:
+        named = {"address": address}
+    elif Path(address).is_file():
+        named = {"scheduler_file": address}
+    else:
+        known = ", ".join((LOCAL, SLURM, SSH, KUBERNETES))
+        raise ScanError(Reason.CLUSTER, f"neither {known}, nor an address, nor a scheduler file")
     with dask.config.set(QUIET):
         try:
-            client = Client(**named, timeout=30)
-            client.wait_for_workers(1, timeout=120)
-        except (OSError, TimeoutError, ValueError) as exc:
-            raise ScanError(
-                Reason.CLUSTER, f"no scheduler or no worker answers ({type(exc).__name__})"
-            ) from exc
+            client = Client(**named, timeout=30, set_as_default=False)
+        except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
+            detail = f"no scheduler answers there ({type(exc).__name__})"
+            raise ScanError(Reason.CLUSTER, detail) from exc
         with client:
+            try:
+                client.wait_for_workers(1, timeout=patience)
+            except (OSError, TimeoutError) as exc:
+                detail = f"it had no worker for {patience:.0f} s"
+                raise ScanError(Reason.CLUSTER, detail) from exc
             yield client
 
 
-def check_workers(client: Any, out: Path) -> None:
-    """Check that every worker sees the output folder, and is of this version of scanloom.
+@contextmanager
+def hosted_cluster(
+    start: Callable[[Path], Starter], execution: Execution, private: Path
+) -> Iterator[Any]:
+    """Have the scheduler here, and workers on other machines that are started for this run.
+
+    Parameters
+    ----------
+    start : callable
+        Makes the starter of the workers, from the path of the contact file.
+    execution : Execution
+        Threads, device and cluster options.
+    private : Path
+        The run's private folder, for the contact file and the key of the run; both go at the end.
+
+    Yields
+    ------
+    distributed.Client
 
     Raises
     ------
     ScanError
-        CLUSTER if one does not.
+        CLUSTER if no worker comes.
     """
-    nonce = os.urandom(16).hex()
-    token = out / ".work" / f"handshake-{os.getpid()}"
-    token.write_text(nonce)
+    import dask
+    from distributed import Client, SpecCluster
+    from distributed.security import Security
+
+    options = execution.cluster
+    security = Security.temporary()
+    listen = {"interface": options.interface} if options.interface else {}
+    scheduler = _scheduler(security, listen, pages=options.dashboard)
+    with (
+        dask.config.set(QUIET if options.dashboard else QUIET | NO_PAGES),
+        SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
+        Client(cluster, security=security, set_as_default=False) as client,
+        _contact_file(_contact(cluster.scheduler_address, execution), security, private) as path,
+    ):
+        starter = start(path)
+        try:
+            _wait_for_first(client, starter, options)
+            with _keeping(starter):
+                yield client
+        finally:
+            starter.close()
+
+
+def _scheduler(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
+    from distributed import Scheduler
+
+    options = {
+        "protocol": "tls://",
+        "security": security,
+        "dashboard": pages,
+        "dashboard_address": PAGES if pages else ANY_PORT,
+    }
+    return {"cls": Scheduler, "options": {**options, **listen}}
+
+
+def _contact(address: str, execution: Execution) -> Contact:
+    options = execution.cluster
+    return Contact(
+        address=address,
+        certificate="",
+        key="",
+        folder=str(Path.cwd()),
+        threads=execution.in_flight,
+        device=execution.device,
+        workers=options.gpus,
+        interface=options.interface,
+        lifetime=max(options.walltime - LAST, 0.9 * options.walltime) if options.walltime else None,
+    )
+
+
+@contextmanager
+def _contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Path]:
+    """Write the contact with certificate and key, for the owner alone, while the run goes on."""
+    folder = private.absolute()
+    paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
+    told = asdict(contact) | {"certificate": str(paths[1]), "key": str(paths[2])}
+    texts = (json.dumps(told), security.tls_ca_file, security.tls_worker_key)
     try:
-        answers = client.run(_handshake, str(token))
+        for path, text in zip(paths, texts, strict=True):
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+        yield paths[0]
     finally:
-        token.unlink(missing_ok=True)
-    blind = sum(seen != nonce for seen, _, _ in answers.values())
-    if blind:
-        raise ScanError(Reason.CLUSTER, f"{blind} of {len(answers)} workers don't see the output")
-    versions = {told for _, told, _ in answers.values()} - {version("scanloom")}
-    pythons = {python for _, _, python in answers.values()} - {sys.version_info[:2]}
-    if versions or pythons:
-        detail = f"workers run scanloom {sorted(versions)}, Python {sorted(pythons)}, not this one"
-        raise ScanError(Reason.CLUSTER, detail)
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
-def _handshake(token: str) -> tuple[str | None, str, tuple[int, int]]:
+def _wait_for_first(client: Any, starter: Starter, options: Cluster) -> None:
+    until = time.monotonic() + options.wait if options.wait else float("inf")
+    while True:
+        starter.keep(came=False)
+        with suppress(TimeoutError):
+            client.wait_for_workers(1, timeout=KEEPING)
+            return
+        if time.monotonic() > until:
+            raise ScanError(Reason.CLUSTER, f"no worker came within {options.wait:.0f} s")
+
+
+@contextmanager
+def _keeping(starter: Starter) -> Iterator[None]:
+    """Replace workers that are gone, beside the run; what can't be had is tried again."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(KEEPING):
+            with suppress(ScanError, OSError):
+                starter.keep(came=True)
+
+    keeper = threading.Thread(target=keep, name="keeper", daemon=True)
+    keeper.start()
     try:
-        seen = Path(token).read_text()
-    except OSError:
-        seen = None
-    return seen, version("scanloom"), sys.version_info[:2]
+        yield
+    finally:
+        over.set()
+        keeper.join()

@@ -20,10 +20,15 @@ from typing import Any
 from distributed import Client, WorkerPlugin, get_worker
 from distributed.client import Future as DaskFuture
 
+from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.pool import LostError, Task
+
+LOOKING = 0.5
+"""Seconds for which the count of workers is taken as known."""
+PATIENCE = 600.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,15 @@ def run_case(book: str, offset: int, memory: float) -> bytes:
     Returns
     -------
     bytes
-        The pickled `Outcome`: Dask shows the type of a result, not what is in it.
+        The pickled `Outcome`, or the name of an error that says nothing of the case: Dask shows the
+        type of a result, not what is in it. Never an exception, of which Dask shows all.
     """
-    case = CaseBook.read(Path(book), offset)
-    outcome: Outcome = get_worker().scanloom_engine.run(case, memory)
-    return pickle.dumps(outcome)
+    try:
+        case = CaseBook.read(Path(book), offset)
+        told: Outcome | str = get_worker().scanloom_engine.run(case, memory)
+    except Exception as exc:  # noqa: BLE001  # a book out of sight, a worker that is leaving
+        told = type(exc).__name__
+    return pickle.dumps(told)
 
 
 class DaskPool:
@@ -83,17 +92,36 @@ class DaskPool:
         Where the cases stand.
     in_flight : int
         Cases at once in a worker.
+    patience : float
+        Seconds without any worker after which the cluster is given up.
     """
 
-    def __init__(self, client: Client, book: CaseBook, in_flight: int) -> None:
+    def __init__(
+        self, client: Client, book: CaseBook, in_flight: int, patience: float = PATIENCE
+    ) -> None:
         self._client, self._book, self._in_flight = client, book, in_flight
+        self._patience = patience
         self._stopped = threading.Event()
         self._given: dict[Future[Outcome], DaskFuture] = {}
+        self._workers, self._looked, self._seen = 0, -LOOKING, time.monotonic()
 
     @property
     def window(self) -> int:
-        """As many as the workers that are there now take, one at least."""
-        return max(1, len(self._client.nthreads())) * self._in_flight
+        """As many as the workers that are there now take, one at least.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if the scheduler is gone, or no worker was there for long.
+        """
+        now = time.monotonic()
+        if now - self._looked > LOOKING:
+            self._workers, self._looked = self._count(), now
+        if self._workers:
+            self._seen = now
+        elif now - self._seen > self._patience:
+            raise ScanError(Reason.CLUSTER, f"no worker was there for {self._patience:.0f} s")
+        return max(1, self._workers) * self._in_flight
 
     def submit(self, task: Task) -> Future[Outcome]:
         """Have a case worked on by whichever worker is free."""
@@ -117,13 +145,25 @@ class DaskPool:
         for ours in list(self._given):
             ours.cancel()
 
+    def _count(self) -> int:
+        try:
+            if self._client.status != "running":
+                raise OSError("closed")  # noqa: TRY301  # as the call would, later
+            return len(self._client.nthreads())
+        except (OSError, TimeoutError, ValueError, RuntimeError) as exc:
+            raise ScanError(Reason.CLUSTER, "its scheduler is gone") from exc
+
     def _hand_on(self, theirs: DaskFuture, ours: Future[Outcome]) -> None:
         self._given.pop(ours, None)
         try:
             if theirs.status != "finished":
                 ours.set_exception(LostError(theirs.status))
                 return
-            ours.set_result(pickle.loads(theirs.result()))  # noqa: S301  # our own worker's
+            told = pickle.loads(theirs.result())  # noqa: S301  # our own worker's
+            if isinstance(told, Outcome):
+                ours.set_result(told)
+            else:
+                ours.set_exception(LostError(told))
         except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
             if not ours.done():
                 ours.set_exception(LostError(type(exc).__name__))

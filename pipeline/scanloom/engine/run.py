@@ -183,7 +183,7 @@ class _Run:
     ) -> None:
         self.workflow, self.options, self.cards = workflow, options, cards
         self.key, self.name, self.board = key, name, board
-        self.out, self.fingerprint = options.out, key_fingerprint(key)
+        self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.books = _Books()
 
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
@@ -272,7 +272,8 @@ class _Run:
         from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
 
         engines = EngineSetup(setup, execution.time_limit, float("inf"), book.path, logs)
-        with open_cluster(self.options.cluster, execution, self.out, tasks) as client:
+        place = (self.out, logs)
+        with open_cluster(self.options.cluster, self.workflow, place, book.path, tasks) as client:
             client.register_plugin(EnginePlugin(engines))
             made = DaskPool(client, book, execution.in_flight)
             try:

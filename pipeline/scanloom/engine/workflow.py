@@ -27,6 +27,7 @@ MOST_BYTES = 1 << 20
 """A workflow is a page of text."""
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+_WALLTIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -37,6 +38,15 @@ def _listed(value: object) -> object:
 
 def _seconds(value: object) -> object:
     return _quantity(value, ("s", "min", "h"))
+
+
+def _walltime(value: object) -> object:
+    """Take a batch system's form as well: HH:MM:SS, D-HH:MM:SS."""
+    match = _WALLTIME.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return _seconds(value)
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _bytes(value: object) -> object:
@@ -66,6 +76,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_listed)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Walltime = Annotated[float, BeforeValidator(_walltime), Field(gt=0)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
 Modality = Literal["CT", "MR", "PT", "NM"]
@@ -159,6 +170,47 @@ class Results(_Section):
         return Outputs(self.seg, self.dates, self.image, self.split, self.structures)
 
 
+class Cluster(_Section):
+    """Where `--cluster` finds its workers, in dask-jobqueue's words. See docs/clusters.md."""
+
+    queue: str | None = Field(default=None, description="slurm: the partition")
+    account: str | None = Field(default=None, description="slurm: who is charged")
+    walltime: Walltime | None = Field(
+        default=None, description="slurm: longest time of a job: 24 h, 1-00:00:00"
+    )
+    cores: int | None = Field(default=None, ge=1, description="slurm: CPU cores of a job")
+    memory: Bytes | None = Field(default=None, description="slurm: memory of a job: 32 GiB")
+    gpus: int = Field(
+        default=0, ge=0, description="GPUs of a job or host, a worker each; 0: those it shows"
+    )
+    job_extra_directives: Words = Field(
+        default=(), description="slurm: further options of sbatch, such as --constraint=a100"
+    )
+    job_script_prologue: Words = Field(
+        default=(), description="slurm, ssh: lines of shell before the worker: module load ..."
+    )
+    python: str | None = Field(
+        default=None, description="slurm, ssh: the interpreter there; by default, this one's path"
+    )
+    interface: str | None = Field(
+        default=None, description="slurm, ssh: network interface of scheduler and workers: ib0"
+    )
+    hosts: Words = Field(default=(), description="ssh: hosts as the ssh client takes them")
+    ssh_options: Words = Field(default=(), description="ssh: options of the client")
+    namespace: str = Field(default="default", description="kubernetes: the namespace")
+    image: str | None = Field(default=None, description="kubernetes: an image that has scanloom")
+    volumes: tuple[str, ...] = Field(
+        default=(), description="kubernetes: CLAIM:/PATH, claims that hold scans and output"
+    )
+    wait: Seconds | None = Field(
+        default=None,
+        description="Longest wait for the first worker; slurm: as long as the queue takes",
+    )
+    dashboard: bool = Field(
+        default=False, description="Serve Dask's pages on loopback, port 8787, in clear text"
+    )
+
+
 class Execution(_Section):
     """How the work is done. Nothing here changes a result but `device` and `precision`."""
 
@@ -184,6 +236,7 @@ class Execution(_Section):
         default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
     )
     memory_limit: Bytes | None = Field(default=None, description="A worker's memory: 8 GiB")
+    cluster: Cluster = Field(default=Cluster(), description=Cluster.__doc__)
 
 
 class Workflow(_Section):

@@ -1,0 +1,145 @@
+"""The handshake: each worker sees the same folder and scans, and runs the same program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.book import CaseBook
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a worker is asked.
+
+    Parameters
+    ----------
+    token : str
+        A file in the output folder, for the word that stands in it.
+    models : tuple of str
+        Names from the store, or bundle folders.
+    book : str or None
+        The book of the run: whether the worker sees the files of its first case.
+    """
+
+    token: str
+    models: tuple[str, ...] = ()
+    book: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says: of plain types alone, so that other versions can read it."""
+
+    word: str | None
+    version: str
+    python: tuple[int, int]
+    models: tuple[str | None, ...]
+    sees_scans: bool
+
+
+def check_workers(
+    client: Any, out: Path, models: Sequence[str] = (), book: Path | None = None
+) -> None:
+    """Check that all workers that are there now can do the work.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Connected.
+    out : Path
+        The output folder.
+    models : sequence of str
+        Which must be the same files everywhere.
+    book : Path or None
+        Of the run; the files of its first case must be seen.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if one can't.
+    """
+    word = os.urandom(16).hex()
+    token = out.absolute() / ".work" / f"handshake-{os.getpid()}-{word[:8]}"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.write_text(word)
+    question = Question(str(token), tuple(models), str(book.absolute()) if book else None)
+    try:
+        answers = client.run(answer, question, on_error="return")
+        expected = answer(question)
+    finally:
+        token.unlink(missing_ok=True)
+    if not answers:
+        raise ScanError(Reason.CLUSTER, "no worker is there")
+    fault = find_fault(answers, expected)
+    if fault is not None:
+        raise ScanError(Reason.CLUSTER, fault)
+
+
+def answer(question: Question) -> Answer:
+    """Say what this process sees; on a worker."""
+    try:
+        word = Path(question.token).read_text()
+    except OSError:
+        word = None
+    return Answer(
+        word,
+        version("scanloom"),
+        sys.version_info[:2],
+        tuple(_model_hash(name) for name in question.models),
+        question.book is None or _sees_first_case(Path(question.book)),
+    )
+
+
+def find_fault(answers: Mapping[str, Any], expected: Answer) -> str | None:
+    """Return what is wrong with the workers, in words of ours; None if nothing is.
+
+    Parameters
+    ----------
+    answers : mapping
+        By address: an `Answer`, or the exception that came instead.
+    expected : Answer
+        This process's own.
+    """
+    count = len(answers)
+    told = [a for a in answers.values() if isinstance(a, Answer)]
+    if len(told) < count:
+        return f"{count - len(told)} of {count} workers have no scanloom {expected.version}"
+    versions = sorted({a.version for a in told} - {expected.version})
+    if versions:
+        return f"workers run scanloom {', '.join(versions)}, this is {expected.version}"
+    pythons = sorted({a.python for a in told} - {expected.python})
+    if pythons:
+        theirs = ", ".join("{}.{}".format(*p) for p in pythons)
+        return f"workers run Python {theirs}, this is {'{}.{}'.format(*expected.python)}"
+    blind = sum(a.word != expected.word for a in told)
+    if blind:
+        return f"{blind} of {count} workers don't see the output folder"
+    other = sum(a.models != expected.models for a in told)
+    if other:
+        return f"{other} of {count} workers have no or other files of the models"
+    blind = sum(not a.sees_scans for a in told)
+    return f"{blind} of {count} workers don't see the scans" if blind else None
+
+
+def _model_hash(name: str) -> str | None:
+    from scanloom.cards.store import find_model
+    from scanloom.engine.record import card_digest
+
+    try:
+        return card_digest(find_model(name))
+    except ScanError:
+        return None
+
+
+def _sees_first_case(book: Path) -> bool:
+    try:
+        return all(file.exists() for file in CaseBook.read(book, 0).series.files)
+    except (OSError, ValueError):
+        return False

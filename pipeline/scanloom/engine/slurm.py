@@ -1,0 +1,142 @@
+"""Workers as jobs of SLURM: submitted, looked after, replaced where they end, cancelled."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.workflow import Execution
+
+ASKING = 60.0
+"""Seconds that a command of SLURM may take: a busy controller is slow."""
+FUTILE = 3
+"""How many jobs may end in vain before no worker ever came."""
+BETWEEN = 10.0
+"""Seconds between two submissions in place of jobs that ended."""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What is submitted.
+
+    Parameters
+    ----------
+    jobs : int
+        How many.
+    arguments : tuple of str
+        Of sbatch: one job's.
+    prologue : tuple of str
+        Lines of the job's script before the worker.
+    python : str
+        The interpreter on the nodes.
+    """
+
+    jobs: int
+    arguments: tuple[str, ...]
+    prologue: tuple[str, ...]
+    python: str
+
+
+def read_orders(execution: Execution) -> Orders:
+    """Return what a workflow orders of SLURM: as many jobs as its workers need."""
+    options = execution.cluster
+    workers = 1 if execution.workers == "auto" else execution.workers
+    asked = {
+        "partition": options.queue,
+        "account": options.account,
+        "time": math.ceil(options.walltime / 60) if options.walltime else None,
+        "mem": f"{math.ceil(options.memory / 2**20)}M" if options.memory else None,
+        "cpus-per-task": options.cores,
+        "gres": f"gpu:{options.gpus}" if options.gpus else None,
+    }
+    arguments = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    for line in options.job_extra_directives:
+        arguments += shlex.split(line.removeprefix("#SBATCH").strip())
+    return Orders(
+        jobs=math.ceil(workers / max(1, options.gpus)),
+        arguments=("--ntasks=1", *arguments),
+        prologue=options.job_script_prologue,
+        python=options.python or sys.executable,
+    )
+
+
+class SlurmJobs:
+    """The jobs of a run, known by a name of their own.
+
+    Parameters
+    ----------
+    orders : Orders
+        What is submitted.
+    contact : Path
+        The contact file.
+    logs : Path
+        Where the words of SLURM and of each job go.
+    """
+
+    def __init__(self, orders: Orders, contact: Path, logs: Path) -> None:
+        self._orders, self._contact, self._logs = orders, contact, logs
+        self.name = f"scanloom-{logs.name}"
+        self._submitted = 0
+        self._last = -math.inf
+
+    def script(self) -> str:
+        """Return the script of a job."""
+        words = [self._orders.python, "-m", "scanloom.engine.worker", str(self._contact)]
+        return "\n".join(["#!/bin/sh", *self._orders.prologue, f"exec {shlex.join(words)}", ""])
+
+    def keep(self, came: bool) -> None:
+        """Submit the jobs that are missing; see `Starter`.
+
+        A job that SLURM starts anew by itself (after preemption, after its node was lost) waits in
+        the queue under its number, and is not missing.
+        """
+        alive = self._alive() if self._submitted else 0
+        missing = self._orders.jobs - alive if alive is not None else 0
+        if missing <= 0 or time.monotonic() - self._last < BETWEEN:
+            return
+        if not came and self._submitted >= self._orders.jobs + FUTILE:
+            raise ScanError(Reason.CLUSTER, "jobs end before a worker comes: see slurm-*.log")
+        for _ in range(missing):
+            self._submit()
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        """Cancel all jobs."""
+        if self._submitted:
+            self._ask(["scancel", f"--name={self.name}", "--me"])
+
+    def _alive(self) -> int | None:
+        """Return how many jobs wait or run; None where SLURM does not answer."""
+        asked = self._ask(["squeue", "--me", f"--name={self.name}", "--noheader", "--format=%T"])
+        if asked.returncode:
+            return None
+        return sum(state not in ("", "COMPLETING") for state in asked.stdout.split("\n"))
+
+    def _submit(self) -> None:
+        log = str(self._logs.absolute()).replace("%", "%%") + "/slurm-%j.log"
+        command = ["sbatch", "--parsable", f"--job-name={self.name}", f"--output={log}"]
+        done = self._ask([*command, "--open-mode=append", *self._orders.arguments], self.script())
+        if done.returncode:
+            raise ScanError(Reason.CLUSTER, "sbatch refused the job: see slurm.log")
+        self._submitted += 1
+
+    def _ask(self, command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        try:
+            done = subprocess.run(  # noqa: S603
+                command, input=text, capture_output=True, text=True, timeout=ASKING, check=False
+            )
+        except FileNotFoundError as exc:
+            raise ScanError(Reason.CLUSTER, f"there is no {command[0]} on this machine") from exc
+        except subprocess.TimeoutExpired:
+            done = subprocess.CompletedProcess(command, os.EX_TEMPFAIL, "", "no answer")
+        if done.returncode:
+            with (self._logs / "slurm.log").open("a", encoding="utf-8") as log:
+                log.write(f"{command[0]} ended with {done.returncode}: {done.stderr}\n")
+        return done

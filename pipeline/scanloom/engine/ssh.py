@@ -1,0 +1,101 @@
+"""Workers over ssh, by the OpenSSH client: with the user's own config, agent and known hosts."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.workflow import Cluster
+
+PAUSES = (0.0, 10.0, 30.0, 120.0, 300.0)
+"""Seconds before a host is tried for the first time, the second ... and each further one."""
+FUTILE = 2
+"""How often all hosts are tried before no worker ever came."""
+PATIENCE = 5.0
+
+
+class SshHosts:
+    """One session a host, in which its workers run.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        As the ssh client takes them: names, user@name, names of its config.
+    options : Cluster
+        ssh_options, python, job_script_prologue.
+    contact : Path
+        The contact file.
+    logs : Path
+        Where the words of each session go.
+    """
+
+    def __init__(self, hosts: Sequence[str], options: Cluster, contact: Path, logs: Path) -> None:
+        self._hosts, self._options, self._contact, self._logs = hosts, options, contact, logs
+        self._sessions: dict[int, subprocess.Popen[bytes]] = {}
+        self._tried = dict.fromkeys(range(len(hosts)), 0)
+        self._next = dict.fromkeys(range(len(hosts)), 0.0)
+
+    def command(self, host: str) -> list[str]:
+        """Return the command that starts the workers of a host."""
+        python = self._options.python or sys.executable
+        words = [python, "-m", "scanloom.engine.worker", str(self._contact), "--tied"]
+        script = "\n".join([*self._options.job_script_prologue, f"exec {shlex.join(words)}"])
+        quiet = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T"]
+        return [
+            "ssh",
+            *self._options.ssh_options,
+            *quiet,
+            "--",
+            host,
+            shlex.join(["sh", "-c", script]),
+        ]
+
+    def keep(self, came: bool) -> None:
+        """Open the sessions that are missing; see `Starter`."""
+        now = time.monotonic()
+        for number, host in enumerate(self._hosts):
+            session = self._sessions.get(number)
+            if session is not None and session.poll() is None:
+                continue
+            if session is not None:
+                del self._sessions[number]
+                pause = PAUSES[min(self._tried[number], len(PAUSES) - 1)]
+                self._next[number] = now + (pause if came else 1.0)
+            if not came and min(self._tried.values()) >= FUTILE and not self._sessions:
+                raise ScanError(Reason.CLUSTER, "no host could be worked on: see ssh-*.log")
+            if now >= self._next[number] and (came or self._tried[number] < FUTILE):
+                self._sessions[number] = self._open(number, host)
+                self._tried[number] += 1
+
+    def close(self) -> None:
+        """End all sessions: their workers see the end of their input."""
+        for session in self._sessions.values():
+            if session.stdin is not None:
+                with suppress(OSError):
+                    session.stdin.close()
+        until = time.monotonic() + PATIENCE
+        for session in self._sessions.values():
+            try:
+                session.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                session.kill()
+                session.wait()
+
+    def _open(self, number: int, host: str) -> subprocess.Popen[bytes]:
+        try:
+            with (self._logs / f"ssh-{number}.log").open("ab") as log:
+                return subprocess.Popen(  # noqa: S603
+                    self.command(host),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # a Ctrl-C at the terminal is for the run
+                )
+        except OSError as exc:
+            raise ScanError(Reason.CLUSTER, f"no ssh client ({type(exc).__name__})") from exc

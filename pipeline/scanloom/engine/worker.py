@@ -1,0 +1,94 @@
+"""Workers of a run on another machine: ``python -m scanloom.engine.worker CONTACT [--tied]``.
+
+A batch job, an ssh session or a pod starts this program. It reads the run's contact file, starts
+one Dask worker a GPU (or one for the CPU) and stays with them: they end with it, at a SIGTERM, when
+the run is over, and with `--tied` when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from scanloom.engine.clusters import ANY_PORT, NO_PAGES, PRELOAD, QUIET, Contact
+from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
+
+FAREWELL = 60
+"""Seconds that a worker waits for a scheduler that does not answer."""
+
+
+def devices_here(contact: Contact) -> list[str]:
+    """Return one entry a worker: the GPU that it sees, or "" for what the machine shows it."""
+    gpus = visible_gpus() if contact.device in ORDINARY else []
+    count = contact.workers or len(gpus) or 1
+    return [gpus[n % len(gpus)] for n in range(count)] if gpus else [""] * count
+
+
+async def serve(contact: Contact, over: asyncio.Event) -> None:
+    """Run this machine's workers until they all have ended, or `over` is set."""
+    from distributed import Nanny
+    from distributed.security import Security
+
+    security = Security(
+        require_encryption=True,
+        tls_ca_file=contact.certificate,
+        tls_worker_cert=contact.certificate,
+        tls_worker_key=contact.key,
+    )
+    options: dict[str, Any] = {
+        "nthreads": contact.threads,
+        "memory_limit": 0,
+        "security": security,
+        "dashboard_address": ANY_PORT,
+        "preload": [PRELOAD],
+        "death_timeout": FAREWELL,
+        "interface": contact.interface,
+    }
+    if contact.lifetime is not None:
+        options["lifetime"] = f"{contact.lifetime:.0f}s"
+    devices = devices_here(contact)
+    async with AsyncExitStack() as stack:
+        nannies = []
+        for device in devices:
+            environment = worker_environment(device, len(devices))
+            nanny = Nanny(contact.address, env=environment, **options)
+            nannies.append(await stack.enter_async_context(nanny))
+        ended = asyncio.gather(*(nanny.finished() for nanny in nannies))
+        asked = asyncio.ensure_future(over.wait())
+        await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+
+
+def main() -> None:
+    """Run the workers of this machine."""
+    import dask
+
+    contact = Contact.read(Path(sys.argv[1]))
+    with suppress(OSError):  # only what is named relative to it can't be found then
+        os.chdir(contact.folder)
+    with dask.config.set(QUIET | NO_PAGES):
+        asyncio.run(_until_told(contact, tied="--tied" in sys.argv[2:]))
+
+
+async def _until_told(contact: Contact, *, tied: bool) -> None:
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, over.set)
+    if tied:
+
+        def heard() -> None:
+            if not os.read(sys.stdin.fileno(), 4096):
+                loop.remove_reader(sys.stdin.fileno())
+                over.set()
+
+        loop.add_reader(sys.stdin.fileno(), heard)
+    await serve(contact, over)
+
+
+if __name__ == "__main__":
+    main()
