@@ -27,12 +27,13 @@ MEASUREMENTS = "measurements"
 BATCH = 20_000
 """Rows that are in memory at once."""
 
-MANIFEST_COLUMNS = ("file", "case", "outcome", "reason", "detail")
+MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
 MEASUREMENT_COLUMNS = ("case", *COLUMNS)
 
 _INSTANCE = 0x00080018  # SOPInstanceUID
-_TEXT = {*MANIFEST_COLUMNS, "model", "label", "unit", "flags"}
-_WHOLE = {"number", "voxels", "components", *(n for n in COLUMNS if n[2:] in ("first", "last"))}
+_TEXT = {"file", "case", "outcome", "reason", "detail", "model", "label", "unit", "flags"}
+_ENDS = {name for name in COLUMNS if name[2:] in ("first", "last")}
+_WHOLE = {"copy", "number", "voxels", "components", *_ENDS}
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def _manifest_rows(
         one.series.id: (one.reason.outcome, one.reason.code, one.detail) for one in left
     }
     came_to.update({name: _came_to(those) for name, those in endings.items()})
+    seen: Counter[str] = Counter()  # copies of a file have its id
     rows = index.rows
     for entry, look, reason, group in zip(
         rows.entries, rows.looks(), rows.reasons, rows.groups, strict=True
@@ -123,8 +125,11 @@ def _manifest_rows(
             outcome, detail = str(Reason[code].outcome), ""
         else:
             outcome, code, detail = came_to.get(series.id, ("open", "", ""))
+        file = _file_id(entry.path, look.packed, key)
+        seen[file] += 1
         yield {
-            "file": _file_id(entry.path, look.packed, key),
+            "file": file,
+            "copy": seen[file],
             "case": series.id if series else "",
             "outcome": outcome,
             "reason": code,
