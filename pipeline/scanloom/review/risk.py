@@ -23,6 +23,10 @@ IMBALANCE = 1.8
 """Ratio of volumes from which a left and a right structure are no longer alike."""
 SMALL_ML = 1.0
 """Volumes below this are not compared: one voxel more or less would matter."""
+DOUBTFUL = 1.0
+"""Score from which a case is called doubtful: more than a border that is reached."""
+USUAL = 0.5
+"""Share of a cohort from which it is usual that a structure reaches the border of the scan."""
 
 Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity"]
 _WEIGHT: Mapping[Kind, float] = {
@@ -70,8 +74,13 @@ def judge(cohort: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Doubt]]
 
 
 def score(doubts: Sequence[Doubt]) -> float:
-    """Return how far up a case belongs: its doubts together, each further one counting less."""
-    return sum(doubt.weight / (n + 1) for n, doubt in enumerate(doubts))
+    """Return how far up a case belongs: its doubts together, each further one counting less.
+
+    However many structures reach the border, that is one doubt: the scan ends there.
+    """
+    borders = [doubt for doubt in doubts if doubt.kind == "border"]
+    counted = [doubt for doubt in doubts if doubt.kind != "border"] + borders[:1]
+    return sum(doubt.weight / (n + 1) for n, doubt in enumerate(counted))
 
 
 class _Usual:
@@ -79,10 +88,16 @@ class _Usual:
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        borders: dict[tuple[str, str], list[bool]] = defaultdict(list)
         for m in measurements:
+            if m.voxels:
+                borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
             for name, value in _values(m).items():
                 values[m.model, m.label, name].append(value)
         self._centre = {key: _centre(v) for key, v in values.items() if len(v) >= COHORT}
+        self._at_border = {
+            key for key, v in borders.items() if len(v) >= COHORT and sum(v) >= USUAL * len(v)
+        }
 
     def judge(self, m: Measurement) -> list[Doubt]:
         name = _name(m)
@@ -100,7 +115,7 @@ class _Usual:
             doubts.append(_by_z("intensity", name, z["intensity"], said))
         if z.get("parts", 0.0) >= OUTLIER and m.components > 1:
             doubts.append(_by_z("parts", name, z["parts"], f"{m.components} separate parts"))
-        if Flag.TOUCHES_BORDER in m.flags:
+        if Flag.TOUCHES_BORDER in m.flags and (m.model, m.label) not in self._at_border:
             text = "reaches the border of the scan"
             doubts.append(Doubt("border", name, _WEIGHT["border"], text))
         return doubts

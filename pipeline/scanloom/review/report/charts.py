@@ -5,15 +5,32 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from scanloom.io.whole import write_whole
 from scanloom.review.report.gather import Shown
 
 MOST_STRUCTURES = 40
+FEW = 5
+"""Fewer volumes than this are shown one by one: quartiles would say more than is known."""
+SHORTEST = 0.01
+"""Seconds below which nobody cares how many."""
 _INK, _BAR = "#1b1f24", "#3b6ea8"
 
 
-def draw_charts(cases: Sequence[Shown], folder: Path) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class Chart:
+    """A chart's file, its heading, all it says in words, and its size in pixels."""
+
+    file: str
+    title: str
+    text: str
+    size: tuple[int, int]
+
+
+def draw_charts(cases: Sequence[Shown], folder: Path) -> list[Chart]:
     """Draw what there is to draw.
 
     Parameters
@@ -25,16 +42,16 @@ def draw_charts(cases: Sequence[Shown], folder: Path) -> list[tuple[str, str]]:
 
     Returns
     -------
-    list of (file, description)
-        For `img` and its `alt`.
+    list of Chart
+        None without a published case.
     """
     drawn = []
     volumes = _volumes(cases)
     if volumes:
-        drawn.append(("volumes.svg", _draw_volumes(volumes, folder / "volumes.svg")))
+        drawn.append(_draw_volumes(volumes, folder))
     steps = _steps(cases)
     if steps:
-        drawn.append(("times.svg", _draw_times(steps, folder / "times.svg")))
+        drawn.append(_draw_times(steps, folder))
     return drawn
 
 
@@ -57,44 +74,66 @@ def _steps(cases: Sequence[Shown]) -> dict[str, list[float]]:
     return dict(steps)
 
 
-def _draw_volumes(volumes: dict[str, list[float]], path: Path) -> str:
+def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
     figure, axes = _figure(len(volumes))
     names = list(volumes)[::-1]
-    axes.boxplot(
-        [volumes[name] for name in names],
-        orientation="horizontal",
-        tick_labels=names,
-        widths=0.6,
-        flierprops={"marker": ".", "markersize": 3, "markeredgecolor": _BAR},
-        medianprops={"color": _BAR, "linewidth": 2},
-    )
+    if all(len(found) < FEW for found in volumes.values()):
+        title = "Volumes of structures, a dot a case"
+        for row, name in enumerate(names):
+            axes.plot(volumes[name], [row] * len(volumes[name]), "o", color=_BAR, alpha=0.7)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+    else:
+        title = "Volumes of structures: median, quartiles, whiskers of 1.5 boxes"
+        axes.boxplot(
+            [volumes[name] for name in names],
+            orientation="horizontal",
+            tick_labels=names,
+            widths=0.6,
+            flierprops={"marker": ".", "markersize": 3, "markeredgecolor": _BAR},
+            medianprops={"color": _BAR, "linewidth": 2},
+        )
     axes.set_xscale("log")
-    axes.set_xlabel("ml (logarithmic); box: quartiles, line: median, whiskers: 1.5 x the box")
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    axes.xaxis.set_major_formatter(lambda ml, _: f"{ml:g}")
+    axes.set_xlabel("ml")
     told = [f"{name}: median {statistics.median(v):.3g} ml" for name, v in volumes.items()]
-    return "Volumes of structures. " + "; ".join(told)
+    return _saved(figure, folder, "volumes.svg", title, "Volumes. " + "; ".join(told))
 
 
-def _draw_times(steps: dict[str, list[float]], path: Path) -> str:
+def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
     figure, axes = _figure(len(steps))
     names = list(steps)[::-1]
     medians = [statistics.median(steps[name]) for name in names]
     bars = axes.barh(names, medians, color=_BAR, height=0.6)
-    axes.bar_label(bars, [f"{m:.3g} s" for m in medians], padding=4, color=_INK)
-    axes.set_xlabel("median seconds a case")
+    said = [f"{m:.3g} s" if m >= SHORTEST else f"< {SHORTEST:g} s" for m in medians]
+    axes.bar_label(bars, said, padding=4, color=_INK)
+    axes.set_xlabel("s")
     axes.margins(x=0.15)
-    figure.savefig(path, format="svg", metadata={"Date": None})
-    told = [f"{name} {m:.3g} s" for name, m in zip(names[::-1], medians[::-1], strict=True)]
-    return "Median seconds a case by step: " + ", ".join(told)
+    told = [f"{name} {time}" for name, time in zip(names[::-1], said[::-1], strict=True)]
+    title = "Seconds a case, median by step"
+    return _saved(figure, folder, "times.svg", title, f"{title}: " + ", ".join(told))
 
 
 def _figure(rows: int):  # type: ignore[no-untyped-def]
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    mpl.rcParams.update({"svg.hashsalt": "scanloom", "font.family": "sans-serif"})
-    figure = Figure(figsize=(7.5, 1.2 + 0.28 * rows), layout="constrained")
+    figure = Figure(figsize=(6.5, 0.8 + 0.28 * max(rows, 3)), layout="constrained")
     axes = figure.add_subplot()
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure, axes
+
+
+def _saved(figure: Any, folder: Path, file: str, title: str, text: str) -> Chart:
+    """Write a figure without a background, its words as text, the same for equal figures."""
+    import matplotlib as mpl
+
+    plain = {"svg.hashsalt": "scanloom", "svg.fonttype": "none", "font.family": "sans-serif"}
+    with mpl.rc_context(plain):
+
+        def save(draft: Path) -> None:
+            figure.savefig(draft, format="svg", metadata={"Date": None}, transparent=True)
+
+        write_whole(folder / file, save)
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    return Chart(file, title, text, (width, height))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,9 @@ from scanloom.io.names import CASE, TIMING
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
+OUTCOMES = ("used", "skipped", "failed", "open")
+MOST_RUNS = 50
+"""Of more, the newest are shown."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,16 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """How many series, and files in all, came to nothing for one reason."""
+
+    code: str
+    outcome: str
+    series: int
+    files: int
+
+
+@dataclass(frozen=True)
 class Gathered:
     """All that a report is made of.
 
@@ -57,27 +70,27 @@ class Gathered:
     ----------
     cases : tuple of Shown
         In the order of ids.
-    skipped : dict
-        Reason code to the number of series that were left out for it; with the outcome.
+    left_out : tuple of LeftOut
+        By reason, what concerns most files first.
     files : dict
         Files by outcome.
     models : tuple of dict
         Of `case.json`, each once.
     versions : dict
-        Of the libraries, of the newest case.
+        Of the libraries, of the last case.
     workflow : dict or None
         Of the newest run.
-    run : dict or None
-        The status of the newest run.
+    runs : tuple of dict
+        `totals.json` of each run, or else its status; the newest first.
     """
 
     cases: tuple[Shown, ...]
-    skipped: dict[str, int]
+    left_out: tuple[LeftOut, ...]
     files: dict[str, int]
     models: tuple[dict[str, Any], ...]
     versions: dict[str, str]
     workflow: dict[str, Any] | None
-    run: dict[str, Any] | None
+    runs: tuple[dict[str, Any], ...]
 
 
 def gather(out: Path) -> Gathered:
@@ -98,16 +111,17 @@ def gather(out: Path) -> Gathered:
             models[model["card_sha256"] + model["device"] + model["precision"]] = model
     there = {case.id for case in cases}
     cases += [failed for failed in _failures(out) if failed.id not in there]
-    skipped, files = _manifest(out)
-    newest = max((p for p in (out / "runs").glob("*/") if p.is_dir()), default=None)
+    left_out, files = _manifest(out)
+    folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
+    runs = [_json(p / "totals.json") or _json(p / "status.json") for p in folders[:MOST_RUNS]]
     return Gathered(
         tuple(sorted(cases, key=lambda case: case.id)),
-        skipped,
+        left_out,
         files,
         tuple(models.values()),
         versions,
-        _json(newest / "workflow.json") if newest else None,
-        _json(newest / "status.json") if newest else None,
+        _json(folders[0] / "workflow.json") if folders else None,
+        tuple(run for run in runs if run is not None),
     )
 
 
@@ -140,26 +154,24 @@ def _failures(out: Path) -> Iterator[Shown]:
             yield Shown(told["case"], "failed", told["reason"], told["detail"], flags=flags)
 
 
-def _manifest(out: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many series were left out for each reason, and files by outcome."""
+def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
+    """Return what came to nothing for each reason, and files by outcome."""
     files: Counter[str] = Counter()
-    series: dict[str, str] = {}
-    alone: Counter[str] = Counter()
+    by_reason: Counter[tuple[str, str]] = Counter()
+    series: dict[tuple[str, str], set[str]] = defaultdict(set)
     try:
         with (out / "manifest.csv").open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 files[row["outcome"]] += 1
-                if not row["reason"]:
-                    continue
-                if row["case"]:
-                    series[row["case"]] = row["reason"]
-                else:
-                    alone[row["reason"]] += 1
+                if row["reason"]:
+                    key = row["reason"], row["outcome"]
+                    by_reason[key] += 1
+                    series[key] |= {row["case"]} - {""}
     except FileNotFoundError:
-        return {}, {}
-    counted = Counter(series.values()) + alone
-    order = sorted(counted, key=lambda code: (-counted[code], code))
-    return {code: counted[code] for code in order}, dict(files)
+        return (), {}
+    order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
+    left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
+    return tuple(left_out), {name: files[name] for name in OUTCOMES if files[name]}
 
 
 def advice(code: str) -> str:

@@ -1,20 +1,16 @@
 "use strict";
 (() => {
   const PAGE = 50;
-  const cases = JSON.parse(document.getElementById("data").textContent);
+  const DOUBTS = 6;
+  const { cases, structures } = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
+  const chosen = (id) => at(id)?.value ?? "";
   const state = { key: "risk", up: false, page: 0, shown: cases };
 
   for (const one of cases) {
-    one.words = [one.id, one.reason, one.detail, ...one.doubts, ...one.volumes.map((v) => v[0])]
-      .join(" ").toLowerCase();
-    one.ml = new Map(one.volumes.map((v) => [v[0], v[1]]));
+    const found = structures.filter((_, n) => one.volumes[n] > 0);
+    one.words = [one.id, one.reason, one.detail, ...one.doubts, ...found].join(" ").toLowerCase();
   }
-  const structures = [...new Set(cases.flatMap((one) => one.volumes.map((v) => v[0])))];
-  for (const name of structures) {
-    at("structure").append(new Option(name.replaceAll("_", " "), name));
-  }
-  at("structure").closest("label").hidden = structures.length === 0;
 
   function make(tag, text, kind) {
     const element = document.createElement(tag);
@@ -24,18 +20,18 @@
   }
 
   function value(one) {
-    if (state.key === "volume") return one.ml.get(at("structure").value) ?? -1;
+    if (state.key === "volume") return one.volumes[chosen("structure")] ?? -1;
     return one[state.key];
   }
 
   function select() {
     const words = at("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const [status, reason, flag, model] = ["status", "reason", "flag", "model"].map((id) => at(id).value);
+    const [status, reason, flag, model] = ["status", "reason", "flag", "model"].map(chosen);
     const doubtful = at("doubtful").checked;
     state.shown = cases.filter((one) =>
       (!status || one.status === status) && (!reason || one.reason === reason) &&
       (!flag || one.flags.includes(flag)) && (!model || one.models.includes(model)) &&
-      (!doubtful || one.risk > 0) && words.every((word) => one.words.includes(word)));
+      (!doubtful || one.doubtful) && words.every((word) => one.words.includes(word)));
     order();
   }
 
@@ -49,37 +45,58 @@
     draw();
   }
 
+  function volumes(one) {
+    const box = make("details");
+    const list = make("dl", undefined, "volumes");
+    structures.forEach((name, n) => {
+      if (one.volumes[n] > 0) list.append(make("dt", name), make("dd", `${one.volumes[n]} ml`));
+    });
+    box.append(make("summary", `${list.children.length / 2} structures`), list);
+    return box;
+  }
+
   function what(one) {
     const cell = make("td");
     if (one.reason) {
       const line = make("p");
-      line.append(make("code", one.reason), ` ${one.detail}. ${one.advice}.`);
+      const said = [one.detail, one.advice].filter(Boolean).map((text) => ` ${text}.`);
+      line.append(make("code", one.reason), ...said);
       cell.append(line);
     }
     if (one.doubts.length) {
       const list = make("ul");
-      one.doubts.slice(0, 6).forEach((text) => list.append(make("li", text)));
-      if (one.doubts.length > 6) list.append(make("li", `and ${one.doubts.length - 6} more`));
+      one.doubts.slice(0, DOUBTS).forEach((text) => list.append(make("li", text)));
+      if (one.doubts.length > DOUBTS) list.append(make("li", `and ${one.doubts.length - DOUBTS} more`));
       cell.append(list);
-    }
+    } else if (one.status === "done") cell.append(make("p", "nothing stands out", "quiet"));
     if (one.flags.length) cell.append(make("p", one.flags.join(", "), "flag"));
+    if (one.volumes.some((ml) => ml > 0)) cell.append(volumes(one));
+    return cell;
+  }
+
+  function picture(one) {
+    const cell = make("td");
+    if (!one.preview) return cell;
+    const link = make("a");
+    link.href = `../cases/${encodeURIComponent(one.id)}/preview.png`;
+    const image = make("img");
+    [image.width, image.height] = one.preview;
+    image.loading = "lazy";
+    image.decoding = "async";
+    image.alt = `Preview of case ${one.id}`;
+    image.src = `thumbs/${encodeURIComponent(one.id)}.webp`;
+    link.append(image);
+    cell.append(link);
+    return cell;
+  }
+
+  function figure(name, text, kind) {
+    const cell = make("td", text, `number ${kind ?? ""}`);
+    cell.dataset.name = name;
     return cell;
   }
 
   function row(one) {
-    const line = make("tr");
-    const picture = make("td");
-    if (one.preview) {
-      const link = make("a");
-      link.href = `../cases/${encodeURIComponent(one.id)}/preview.png`;
-      const image = make("img");
-      image.src = `thumbs/${encodeURIComponent(one.id)}.webp`;
-      image.alt = `Preview of case ${one.id}`;
-      image.loading = "lazy";
-      image.width = 200;
-      link.append(image);
-      picture.append(link);
-    }
     const name = make("th", undefined, "id");
     name.scope = "row";
     if (one.status === "done") {
@@ -87,11 +104,15 @@
       link.href = `../cases/${encodeURIComponent(one.id)}/`;
       name.append(link);
     } else name.textContent = one.id;
-    const ml = one.ml.get(at("structure").value);
-    line.append(picture, name, make("td", one.status, one.status),
-      make("td", one.status === "failed" ? "" : one.risk.toFixed(1), "number"), what(one),
-      make("td", ml === undefined ? "" : String(ml), "number"),
-      make("td", one.seconds ? one.seconds.toFixed(1) : "", "number"));
+    const ml = one.volumes[chosen("structure")];
+    const line = make("tr");
+    line.append(picture(one), name, make("td", one.status, one.status),
+      figure("Risk", one.reason ? "" : one.risk.toFixed(1), one.doubtful ? "doubt" : "quiet"),
+      what(one),
+      figure("Volume, ml", ml === undefined || ml === null ? "" : String(ml)),
+      figure("Seconds", one.seconds ? one.seconds.toFixed(1) : ""));
+    line.setAttribute("role", "row");
+    for (const cell of line.cells) cell.setAttribute("role", cell === name ? "rowheader" : "cell");
     return line;
   }
 
@@ -101,6 +122,7 @@
     at("rows").replaceChildren(...state.shown.slice(first, first + PAGE).map(row));
     at("count").textContent = `${state.shown.length} of ${cases.length} cases`;
     at("page").textContent = `Page ${state.page + 1} of ${pages}`;
+    at("pages").hidden = pages === 1;
     at("back").disabled = state.page === 0;
     at("next").disabled = state.page + 1 >= pages;
   }
@@ -108,21 +130,29 @@
   function turn(by) {
     state.page += by;
     draw();
-    at("cases").scrollIntoView();
+    at("cases").focus();
+  }
+
+  function sort(key, up) {
+    [state.key, state.up] = [key, up];
+    document.querySelectorAll("th[aria-sort]").forEach((head) => head.removeAttribute("aria-sort"));
+    const head = document.querySelector(`th[data-key="${key}"]`);
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    at("sort").value = key;
+    order();
   }
 
   for (const head of document.querySelectorAll("th[data-key]")) {
-    head.querySelector("button").addEventListener("click", () => {
-      state.up = state.key === head.dataset.key ? !state.up : head.dataset.key === "id";
-      state.key = head.dataset.key;
-      document.querySelectorAll("th[aria-sort]").forEach((h) => h.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", state.up ? "ascending" : "descending");
-      order();
-    });
+    const key = head.dataset.key;
+    head.querySelector("button").addEventListener("click", () =>
+      sort(key, state.key === key ? !state.up : key === "id"));
   }
+  at("sort").addEventListener("input", (event) => {
+    event.stopPropagation();
+    sort(chosen("sort"), chosen("sort") === "id");
+  });
   at("filters").addEventListener("input", select);
   at("filters").addEventListener("submit", (event) => event.preventDefault());
-  at("structure").addEventListener("change", () => (state.key === "volume" ? order() : draw()));
   at("back").addEventListener("click", () => turn(-1));
   at("next").addEventListener("click", () => turn(1));
   select();

@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from scanloom.io.whole import write_whole
-from scanloom.review.report.charts import draw_charts
+from scanloom.review.report.charts import Chart, draw_charts
 from scanloom.review.report.gather import Gathered, Shown, advice, gather
 from scanloom.review.report.thumbs import draw_thumbs
-from scanloom.review.risk import Doubt, judge, score
+from scanloom.review.risk import COHORT, DOUBTFUL, Doubt, judge, score
 
 REPORT = "report"
 THUMBS = "thumbs"
+FAILED_RISK = 100.0
+"""Failed cases stand before all doubts."""
+MOST_NAMES = 4
+"""Structures that are named of which the same is said."""
 _HERE = Path(__file__).parent
 
 
@@ -36,15 +42,15 @@ def write_report(out: Path) -> Path:
     found = gather(out)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
-    draw_thumbs([(c.id, c.preview) for c in found.cases if c.preview], folder / THUMBS)
-    charts = draw_charts(found.cases, folder)
+    previews = [(case.id, case.preview) for case in found.cases if case.preview]
+    thumbs = draw_thumbs(previews, folder / THUMBS)
+    html = _render(found, thumbs, draw_charts(found.cases, folder))
     page = folder / "index.html"
-    html = _render(found, charts)
     write_whole(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
 
 
-def _render(found: Gathered, charts: Sequence[tuple[str, str]]) -> str:
+def _render(found: Gathered, thumbs: dict[str, tuple[int, int]], charts: Sequence[Chart]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -56,8 +62,10 @@ def _render(found: Gathered, charts: Sequence[tuple[str, str]]) -> str:
     )
     script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
     doubts = judge({c.id: c.measurements for c in found.cases if c.status == "done"})
-    rows = [_row(case, doubts.get(case.id, [])) for case in found.cases]
+    structures = _structures(found.cases)
+    rows = [_row(c, doubts.get(c.id, []), structures, thumbs.get(c.id)) for c in found.cases]
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
+    names = list(structures.values())
     policy = (
         "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
@@ -66,50 +74,106 @@ def _render(found: Gathered, charts: Sequence[tuple[str, str]]) -> str:
         policy=policy,
         style=style,
         script=script,
-        data=_embedded(rows),
+        data=_embedded({"structures": names, "cases": rows}),
         cases=len(rows),
         done=sum(row["status"] == "done" for row in rows),
         failed=sum(row["status"] == "failed" for row in rows),
-        doubtful=sum(row["risk"] > 0 for row in rows if row["status"] == "done"),
+        doubtful=sum(row["doubtful"] for row in rows if row["status"] == "done"),
+        small=sum(row["status"] == "done" for row in rows) < COHORT,
+        cohort=COHORT,
+        structures=names,
+        shown=_most_found(rows, len(names)),
         reasons=sorted({row["reason"] for row in rows} - {""}),
         flags=sorted({flag for row in rows for flag in row["flags"]}),
         names=sorted({model for row in rows for model in row["models"]}),
-        skipped=[(code, count, advice(code)) for code, count in found.skipped.items()],
+        left_out=found.left_out,
+        advice=advice,
         files=found.files,
         charts=charts,
         models=found.models,
         versions=found.versions,
         workflow=json.dumps(found.workflow, indent=2) if found.workflow else "",
-        run=found.run,
+        runs=[_run(run) for run in found.runs],
     )
 
 
-def _row(case: Shown, doubts: Sequence[Doubt]) -> dict[str, Any]:
+def _structures(cases: Sequence[Shown]) -> dict[tuple[str, str], str]:
+    """Return the name of each model's structure; with the model's where two have one alike."""
+    known = sorted({(m.label, m.model) for case in cases for m in case.measurements})
+    often = Counter(label for label, _ in known)
+    return {
+        (model, label): label.replace("_", " ") + (f" ({model})" if often[label] > 1 else "")
+        for label, model in known
+    }
+
+
+def _row(
+    case: Shown,
+    doubts: Sequence[Doubt],
+    structures: dict[tuple[str, str], str],
+    thumb: tuple[int, int] | None,
+) -> dict[str, Any]:
     """Return a case as the page's script takes it."""
     failed = case.status == "failed"
+    risk = score(doubts)
+    ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
     return {
         "id": case.id,
         "status": case.status,
         "reason": case.reason,
         "detail": case.detail,
         "advice": advice(case.reason) if failed else "",
-        "risk": round(100.0 if failed else score(doubts), 2),
-        "doubts": [f"{doubt.structure}: {doubt.text}" for doubt in doubts],
+        "risk": FAILED_RISK if failed else round(risk, 2),
+        "doubtful": failed or risk >= DOUBTFUL,
+        "doubts": _told(doubts),
         "models": list(case.models),
         "flags": list(case.flags),
-        "modality": case.modality,
         "seconds": round(sum(case.seconds.values()), 2),
-        "volumes": [
-            [m.label, float(f"{m.volume_ml:.4g}"), None if m.mean is None else round(m.mean, 1)]
-            for m in case.measurements
-        ],
-        "preview": case.preview is not None,
+        "volumes": [ml.get(key) for key in structures] if ml else [],
+        "preview": thumb,
     }
 
 
-def _embedded(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as JSON that can't end the element it stands in."""
-    text = json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
+def _told(doubts: Sequence[Doubt]) -> list[str]:
+    """Return doubts in words; what is said of several structures is said once."""
+    same: dict[str, list[str]] = defaultdict(list)
+    for doubt in doubts:
+        same[doubt.text].append(doubt.structure)
+    told = []
+    for text, names in same.items():
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        told.append(f"{', '.join(names[:MOST_NAMES])}{more}: {text}")
+    return told
+
+
+def _most_found(rows: Sequence[dict[str, Any]], structures: int) -> int:
+    """Return the number of the structure that was found in most cases."""
+    found = [0] * structures
+    for row in rows:
+        for n, ml in enumerate(row["volumes"]):
+            found[n] += bool(ml)
+    return found.index(max(found)) if found else 0
+
+
+def _run(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's totals, or else its status, as a row of the page."""
+    cases = told.get("cases")
+    counts = cases if isinstance(cases, dict) else told
+    device, cost, joules = told.get("device"), told.get("cost"), told.get("joules_a_scan")
+    return {
+        "name": told["run"],
+        "state": told["state"],
+        **{name: counts.get(name, 0) for name in ("done", "failed", "before")},
+        "time": str(timedelta(seconds=round(told["elapsed_s"]))),
+        "busy": f"{device['busy_share']:.0%}" if device else "",
+        "joules": f"{joules:.0f}" if joules is not None else "",
+        "cost": f"{cost['amount']:.2f}" if cost else "",
+    }
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """Return data as JSON that can't end the element it stands in."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

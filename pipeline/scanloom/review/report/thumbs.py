@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 
-SIZE = (200, 132)
+from scanloom.io.whole import draft_of
+from scanloom.review.layout import GUTTER, MAIN_WIDTH, MARGIN, WIDTH
+
+SIZE = (264, 210)
 MOST_BYTES = 6000
-_QUALITIES = (70, 55, 40, 25, 10)
+_QUALITIES = (55, 40, 25, 10, 1)
+_LEFT, _TOP = MARGIN - GUTTER, 116
+_RIGHT = MARGIN + MAIN_WIDTH + GUTTER
+_TALLEST = round((_RIGHT - _LEFT) * SIZE[1] / SIZE[0])
+"""What of a preview is worth a look at this size: its planes and tiles, no heading, no legend."""
 
 
-def draw_thumbs(previews: Sequence[tuple[str, Path]], folder: Path, threads: int = 2) -> None:
+def draw_thumbs(
+    previews: Sequence[tuple[str, Path]], folder: Path, threads: int = 2
+) -> dict[str, tuple[int, int]]:
     """Write `<case>.webp` for each preview; those that are newer than their preview stay.
 
     Parameters
@@ -25,6 +35,11 @@ def draw_thumbs(previews: Sequence[tuple[str, Path]], folder: Path, threads: int
     threads : int
         How many are drawn at once.
 
+    Returns
+    -------
+    dict
+        Case to the size of its picture, for the page to leave room.
+
     Raises
     ------
     OSError
@@ -34,23 +49,32 @@ def draw_thumbs(previews: Sequence[tuple[str, Path]], folder: Path, threads: int
     wanted = {f"{case}.webp" for case, _ in previews}
     for old in folder.iterdir():
         if old.name not in wanted:
-            old.unlink()
+            old.unlink(missing_ok=True)
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda item: _draw(item[1], folder / f"{item[0]}.webp"), previews))
+        sizes = pool.map(lambda item: _draw(item[1], folder / f"{item[0]}.webp"), previews)
+        return {case: size for (case, _), size in zip(previews, sizes, strict=True)}
 
 
-def _draw(preview: Path, thumb: Path) -> None:
+def _draw(preview: Path, thumb: Path) -> tuple[int, int]:
     if thumb.exists() and thumb.stat().st_mtime_ns >= preview.stat().st_mtime_ns:
-        return
+        with Image.open(thumb) as drawn:
+            return drawn.size
     with Image.open(preview) as page:
-        page.draft("RGB", SIZE)
         small = page.convert("RGB")
+    if small.width == WIDTH:
+        small = small.crop((_LEFT, _TOP, _RIGHT, min(small.height, _TOP + _TALLEST)))
     small.thumbnail(SIZE, Image.Resampling.LANCZOS, reducing_gap=2.0)
-    data = b""
-    for quality in _QUALITIES:
-        buffer = BytesIO()
-        small.save(buffer, "WEBP", quality=quality, method=4)
-        data = buffer.getvalue()
-        if len(data) <= MOST_BYTES:
-            break
-    thumb.write_bytes(data)
+    data = next((d for d in map(partial(_encoded, small), _QUALITIES) if len(d) <= MOST_BYTES), b"")
+    if not data:
+        small.thumbnail((SIZE[0] // 2, SIZE[1] // 2))
+        data = _encoded(small, _QUALITIES[-1])
+    draft = draft_of(thumb)
+    draft.write_bytes(data)
+    draft.replace(thumb)
+    return small.size
+
+
+def _encoded(picture: Image.Image, quality: int) -> bytes:
+    buffer = BytesIO()
+    picture.save(buffer, "WEBP", quality=quality, method=2)
+    return buffer.getvalue()
