@@ -87,6 +87,7 @@ def read_bundle(folder: Path) -> ModelCard:
         checks=_checks(metadata),
         precisions=metadata.scanloom.precisions,
         air_below=metadata.scanloom.air_below,
+        kernel=metadata.scanloom.kernel,
     )
 
 

@@ -220,6 +220,7 @@ class ModelCard:
     `restore` says how labels come back to the source grid: "scores" are brought back linearly and
     decided there; "labels" are decided on the network grid and brought back by nearest neighbour.
     `precisions` are those that were validated: Dice of at least 0.998 a structure against float32.
+    `kernel` is the kind of CT reconstruction it was made for; None where any will do.
     `air_below` is an intensity of the scan below which nothing but background can lie: windows
     that hold no voxel as high are not run; None where all are.
     """
@@ -246,6 +247,7 @@ class ModelCard:
     checks: Checks = field(default_factory=Checks)
     precisions: tuple[Precision, ...] = ("float32",)
     air_below: float | None = None
+    kernel: Literal["soft", "sharp"] | None = None
 
     def __post_init__(self) -> None:
         if not is_slug(self.name):

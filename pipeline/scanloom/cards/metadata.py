@@ -86,6 +86,7 @@ class ScanloomFields(_Ours):
     checks: CheckFields = CheckFields()
     precisions: tuple[Literal["float32", "float16", "bfloat16"], ...] = ("float32",)
     air_below: float | None = Field(default=None, allow_inf_nan=False)
+    kernel: Literal["soft", "sharp"] | None = None
     structures: dict[str, StructureFields] = {}
     license: str = ""
     attribution: str = ""

@@ -189,7 +189,7 @@ class _Run:
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Do the whole run; return whether it was completed, and the count of files."""
         index = build_index(paths, self.key, self.out)
-        chosen, left = select(index.series, self.workflow)
+        chosen, left = select(index.series, self.workflow, self.cards)
         cases = list(self._cases(index, chosen))
         tasks, before = self._todo(cases)
         self._remember_sources(cases)

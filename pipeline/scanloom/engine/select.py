@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from scanloom.cards.card import ModelCard
 from scanloom.core import Reason
 from scanloom.engine.workflow import Policy, Selection, Workflow
 from scanloom.io.index_file import IndexedSeries
+from scanloom.io.ranking import SPACING_SLACK, Preference, best_first, preference_of
 from scanloom.io.survey import Description
-
-SPACING_SLACK = 1e-3
-"""Relative: 3.0 mm in a header may be 3.0000001 between positions."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class LeftOut:
 
 
 def select(
-    found: Iterable[IndexedSeries], workflow: Workflow
+    found: Iterable[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard] = ()
 ) -> tuple[list[IndexedSeries], list[LeftOut]]:
     """Tell the series that become cases from those that don't.
 
@@ -36,6 +35,8 @@ def select(
         All series of an index.
     workflow : Workflow
         Its `select` and `policy` count.
+    cards : sequence of ModelCard
+        Of its models: they tell which of several series is the best.
 
     Returns
     -------
@@ -56,7 +57,7 @@ def select(
             matching.append(one)
         else:
             left.append(LeftOut(one, Reason.NOT_SELECTED, said))
-    chosen = _of_each_study(matching, workflow.select)
+    chosen = _of_each_study(matching, workflow.select, cards)
     kept = {id(one) for one in chosen}
     detail = f"another series of its study is the {workflow.select.choose} one"
     left += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in kept]
@@ -113,28 +114,23 @@ def _allowed(reason: Reason, policy: Policy) -> bool:
     return reason is Reason.ORIENTATION_UNKNOWN and policy.orientation is not None
 
 
-def _of_each_study(matching: Sequence[IndexedSeries], wanted: Selection) -> list[IndexedSeries]:
+def _of_each_study(
+    matching: Sequence[IndexedSeries], wanted: Selection, cards: Sequence[ModelCard]
+) -> list[IndexedSeries]:
     """Return all of them, or the one of each study that comes first; no study: a study each."""
     if wanted.choose == "all":
         return list(matching)
+    preference = replace(
+        preference_of(cards) if cards else Preference(),
+        prefer_spacing=wanted.prefer_spacing,
+        newest=wanted.choose == "newest",
+    )
     studies: dict[str, list[IndexedSeries]] = defaultdict(list)
     for one in matching:
         studies[one.study or one.id].append(one)
-    best = [min(those, key=lambda one: _rank(one, wanted)) for those in studies.values()]
+    best = [those[best_first([o.what for o in those], preference)[0]] for those in studies.values()]
     kept = {id(one) for one in best}
     return [one for one in matching if id(one) in kept]
-
-
-def _rank(one: IndexedSeries, wanted: Selection) -> tuple[object, ...]:
-    """Return what the better series has less of; ids make the order the same everywhere."""
-    what = one.what
-    words = what.image_type.upper().split("\\")
-    step = _step(what) if what.spacing else float("inf")
-    target = wanted.prefer_spacing or 0.0
-    coverage = _slices(what) * step if what.spacing else 0.0
-    quality = ("ORIGINAL" not in words, abs(step - target), -coverage, one.id)
-    newest = tuple(-ord(c) for c in what.date.ljust(32)[:32])
-    return (*newest, *quality) if wanted.choose == "newest" else quality
 
 
 def _among(value: str, wanted: Sequence[str]) -> bool:

@@ -7,7 +7,8 @@ from typing import get_args
 
 from scanloom.core import Gaps, Series, Volume
 from scanloom.core.volume import MODALITIES
-from scanloom.io.find import choose_series, find_series
+from scanloom.io.find import find_series
+from scanloom.io.ranking import ALL, Preference, Reading, series_meant
 from scanloom.io.scan import Scan
 from scanloom.io.voxels import VOXEL_LIMIT
 
@@ -31,8 +32,8 @@ def load_volume(
     path : str or Path
         A DICOM folder or file, or a .nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha or .mhd file.
     series : str or None
-        Which one, where there are several: its UID, or its number in the list that the error
-        SERIES_AMBIGUOUS shows.
+        Which one, where there are several: its UID, its number in the list that the error
+        SERIES_AMBIGUOUS shows, or "best": see `scanloom.io.ranking`.
     phase : int or None
         Which volume of a file or series that holds several, from 0. In a DICOM series the order
         is that of what tells them apart, ascending: stack, time point, echo, b-value,
@@ -55,8 +56,16 @@ def load_volume(
     ------
     ScanError
         If the scan can't be read for sure; its `code` says why.
+    ValueError
+        For an option that does not exist.
     """
-    chosen = choose_series(find_series(Path(path)), series)
+    _check_options(gaps, modality)
+    if series == ALL:
+        raise ValueError('one volume is read: series must be a UID, a number, "best" or None')
+    wanted = Preference(modality=modality)
+    [chosen] = series_meant(
+        find_series(Path(path)), series, wanted, Reading(phase, gaps, orientation)
+    )
     scan = read_scan(
         chosen,
         phase=phase,
@@ -88,10 +97,7 @@ def read_scan(
     ValueError
         For an option that does not exist.
     """
-    if gaps not in GAPS:
-        raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
-    if modality is not None and modality not in MODALITIES:
-        raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")
+    _check_options(gaps, modality)
     limit = VOXEL_LIMIT if max_bytes is None else max_bytes
     if series.kind == "dicom":
         from scanloom.io.dicom.series import read_dicom
@@ -102,3 +108,10 @@ def read_scan(
     else:
         from scanloom.io.itk import read_itk as read
     return read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
+
+
+def _check_options(gaps: str, modality: str | None) -> None:
+    if gaps not in GAPS:
+        raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
+    if modality is not None and modality not in MODALITIES:
+        raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")

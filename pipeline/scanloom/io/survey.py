@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanloom.core import MODALITIES, Grid, Reason, ScanError, Series
+from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series
 from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import unpack_elements
-from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements
+from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.itk import ITK_SUFFIXES
@@ -25,6 +25,8 @@ from scanloom.io.nifti import NIFTI_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
+MOST_DIGITS = 12
+"""Of an integer string (PS3.5 6.2); damaged files have thousands, which Python refuses to parse."""
 _OBLIQUE = 0.8
 """Cosine: planes that are turned further than 37 degrees from an axis are oblique."""
 _PLANES = ("sagittal", "coronal", "axial")
@@ -194,6 +196,26 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> D
         return Description(reason=error.code, detail=error.detail)
 
 
+def describe_series(
+    series: Series,
+    phase: int | None = None,
+    gaps: Gaps = "refuse",
+    orientation: str | None = None,
+) -> Description:
+    """Return what a series that was found is like, if it is read with these options."""
+    from scanloom.io.outline import read_outline
+
+    words, headers = Description(modality=series.modality or ""), []
+    try:
+        if series.kind == "dicom":
+            headers = [h for h in read_headers(series.files) if isinstance(h, Header)]
+            with quiet():
+                words = _words(headers[0]) if headers else words
+        return _judged(words, headers, read_outline(series, phase, orientation, gaps)[0])
+    except ScanError as error:
+        return words._replace(reason=error.code, detail=error.detail)
+
+
 def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
     from scanloom.io.outline import read_outline
 
@@ -215,11 +237,15 @@ def _describe_headers(headers: Sequence[Header]) -> Description:
     except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index
         logger.debug("series not described", exc_info=True)
         return words._replace(reason=Reason.INTERNAL.code, detail=type(error).__name__)
+    return _judged(words, headers, grid)
+
+
+def _judged(words: Description, headers: Sequence[Header], grid: Grid) -> Description:
     cut = sum(map(_is_cut, headers))
     if cut:
         detail = f"{cut} of {len(headers)} files end in the middle of their pixels"
         return words._replace(reason=Reason.TRUNCATED.code, detail=detail)
-    if all(map(is_derived, headers)):
+    if headers and all(map(is_derived, headers)):
         words = words._replace(reason=Reason.DERIVED.code)
     return _described(words, grid)
 
@@ -262,7 +288,7 @@ def _words(header: Header) -> Description:
         modality=header.modality if header.modality in MODALITIES else "",
         body_part=body_part(text(0x00180015)),
         date=date + (text(0x00080031) or text(0x00080032)),
-        number=int(number) if number.isascii() and number.isdigit() else -1,
+        number=int(number) if number.isdigit() and len(number) <= MOST_DIGITS else -1,
         contrast=bool(text(0x00180010)),
         image_type="\\".join(header.image_type),
         kernel=text(0x00181210),

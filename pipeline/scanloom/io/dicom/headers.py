@@ -272,10 +272,10 @@ def _padding(elements: Elements, signed: bool) -> int | None:
 
 
 def _frames(text: str) -> int:
-    """Return NumberOfFrames: 1 where it is absent, 0 where it is no number."""
+    """Return NumberOfFrames: 1 where it is absent, 0 where it is no number (PS3.5 6.2, IS)."""
     if not text:
         return 1
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
 
 
 def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:
