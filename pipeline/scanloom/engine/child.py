@@ -20,14 +20,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scanloom.core import Case, CaseRecord, Clock
+from scanloom.core import Case, CaseRecord, Clock, ScanError
+from scanloom.engine.room import Room
 from scanloom.engine.steps import Labeller
-from scanloom.engine.work import Place, work_on
+from scanloom.engine.work import Place, failed_record, work_on
 
 WAITING = "waiting"
 """The step of a case that waits for models or before the device's door: its time is not its own."""
@@ -52,7 +53,10 @@ class Setup:
         How many cases may be there at once.
     memory_limit : int or None
         Bytes of data that the process may have (RLIMIT_DATA), so that a case that takes more ends
-        with an error instead of taking the machine's memory.
+        with an error instead of taking the machine's memory. By their estimates, cases in flight
+        take no more together, and one that alone would take more is refused.
+    neighbours : int
+        How many such processes share the machine's memory where there is no limit.
     search_path : tuple of str
         Where Python looks for modules, as in the process that starts it.
     """
@@ -61,6 +65,7 @@ class Setup:
     labellers: Labellers
     in_flight: int = 1
     memory_limit: int | None = None
+    neighbours: int = 1
     search_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
 
 
@@ -87,11 +92,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Done:
-    """A case has ended; `device` is when it held the device (seconds of CLOCK_MONOTONIC)."""
+    """A case has ended; `device` is when it held the device (seconds of CLOCK_MONOTONIC).
+
+    `refused`: it can't fit into memory, whoever else is there; nothing was read of it.
+    """
 
     number: int
     record: CaseRecord
     device: tuple[float, float] | None
+    refused: bool = False
 
 
 class Child:
@@ -101,6 +110,7 @@ class Child:
         self._setup, self._connection = setup, connection
         self._sending, self._door = threading.Lock(), threading.Lock()
         self._models: Future[Sequence[Labeller]] = Future()
+        self._room: Room | None = None
 
     def serve(self) -> None:
         """Take orders; they wait until the models are there, so that no case pays for them."""
@@ -117,7 +127,10 @@ class Child:
         try:
             for name in HEAVY:
                 importlib.import_module(name)
-            self._models.set_result(self._setup.labellers())
+            models = self._setup.labellers()
+            made = self._setup
+            self._room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
+            self._models.set_result(models)
         except BaseException as exc:  # noqa: BLE001  # each case tells it
             self._models.set_exception(exc)
         self._tell(Ready())
@@ -137,9 +150,25 @@ class Child:
 
         clock = Clock(lambda step: self._tell(Step(order.number, step)))
         wait((self._models,))
-        record = work_on(order.case, self._models.result, self._setup.place, clock, door)
+        try:
+            room = self._room_for(order)
+        except ScanError as error:
+            refusal = failed_record(order.case.id, error)
+            self._tell(Done(order.number, refusal, None, refused=True))
+            return
+        with room:
+            record = work_on(order.case, self._models.result, self._setup.place, clock, door)
         device = (held[0], held[1]) if len(held) == 2 else None
         self._tell(Done(order.number, record, device))
+
+    def _room_for(self, order: Order) -> AbstractContextManager[None]:
+        """Return what to hold while a case is in memory; without models it ends at once."""
+        if self._room is None:
+            return nullcontext()
+        self._tell(Step(order.number, "find"))
+        need = self._room.need(order.case)
+        self._tell(Step(order.number, WAITING))
+        return self._room.hold(need)
 
     def _tell(self, message: Ready | Step | Done) -> None:
         with self._sending, suppress(OSError):  # the other end is gone: so are we, soon

@@ -17,6 +17,8 @@ OnStep = Callable[[str], None]
 
 PAUSES = (1.0, 4.0, 15.0)
 """Seconds before another try where the disk or the network may have been at fault."""
+REFUSED = "refused"
+"""How a try ends for a case that would not fit into memory alone: no other try is made."""
 _TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT)
 _CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE)
 """What the neighbours may be to blame for: such a case is tried once more, alone and afresh."""
@@ -113,7 +115,9 @@ class Engine:
         for pause in (*PAUSES, None):
             with self._gate.among_others(need):
                 record, device = self._try(case, tries, on_step, alone=False)
-            if (record is None and not self._stopped) or (record and record.reason in _CROWDED):
+            refused = tries[-1].end == REFUSED
+            crowded = record is not None and record.reason in _CROWDED and not refused
+            if (record is None and not self._stopped) or crowded:
                 with self._gate.alone():
                     self._replace_child()
                     record, device = self._try(case, tries, on_step, alone=True)
@@ -140,7 +144,7 @@ class Engine:
         try:
             done = self._running().ask(case, self._limit, on_step)
             reason = done.record.reason
-            end = "done" if reason is None else reason.code
+            end = "done" if reason is None else REFUSED if done.refused else reason.code
         except CaseLateError:
             end = "late"
         except ChildDiedError as error:

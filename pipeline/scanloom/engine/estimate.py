@@ -124,8 +124,12 @@ def estimate_case(
     host["write"] = scan + held + written + PICTURE
     host["readback"] = scan + held + written + PICTURE
     host = {stage: n + MIB * LATER.get(stage, KERNELS) for stage, n in host.items()}
-    weights = sum(2 * card.weights.file.stat().st_size for card in cards)
-    return CaseEstimate(host, device, LIBRARIES + weights)
+    return CaseEstimate(host, device, base_bytes(cards))
+
+
+def base_bytes(cards: Sequence[ModelCard]) -> int:
+    """Return what a process with these models holds before its first case."""
+    return LIBRARIES + sum(2 * card.weights.file.stat().st_size for card in cards)
 
 
 def check_memory(estimate: CaseEstimate, limit: int | None) -> None:

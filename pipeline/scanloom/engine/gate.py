@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Gate:
     """Lets cases in while there is room; who must be alone waits for all others and holds them off.
+
+    They come in one after another, in the order in which they came to the gate: who needs much is
+    not passed by those who need little, and its turn comes.
 
     Parameters
     ----------
@@ -23,13 +27,20 @@ class Gate:
         self._places, self._capacity = places, capacity
         self._inside, self._needed = 0, 0.0
         self._alone, self._want_alone = False, 0
+        self._line: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
     def among_others(self, need: float = 0.0) -> Iterator[None]:
         """Hold a place that needs `need` of the capacity."""
+        mark = object()
         with self._changed:
-            self._changed.wait_for(lambda: self._has_room(need))
+            self._line.append(mark)
+            try:
+                self._changed.wait_for(lambda: self._line[0] is mark and self._has_room(need))
+            finally:
+                self._line.remove(mark)
+                self._changed.notify_all()  # whoever is next may fit too
             self._inside += 1
             self._needed += need
         try:

@@ -328,8 +328,8 @@ def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
     if math.prod(image.shape[:4]) <= UNFOLDED:
         columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
         return int(columns * out.element_size())
-    filled = int(out.nbytes) * (-out.shape[1] % BLOCK) // out.shape[1]
-    return int(image.nbytes) + filled
+    filled = out.nbytes * (-out.shape[1] % BLOCK) // out.shape[1]
+    return int(image.nbytes + filled)
 
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
