@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const PAGE = 50;
+  const PAGE = 30;
   const DOUBTS = 6;
   const { cases, structures } = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
@@ -47,11 +47,12 @@
 
   function volumes(one) {
     const box = make("details");
+    const found = structures.map((name, n) => [name, one.volumes[n]]).filter((pair) => pair[1] > 0);
     const list = make("dl", undefined, "volumes");
-    structures.forEach((name, n) => {
-      if (one.volumes[n] > 0) list.append(make("dt", name), make("dd", `${one.volumes[n]} ml`));
-    });
-    box.append(make("summary", `${list.children.length / 2} structures`), list);
+    box.append(make("summary", found.length === 1 ? "1 structure" : `${found.length} structures`), list);
+    box.addEventListener("toggle", () => {
+      list.append(...found.flatMap(([name, ml]) => [make("dt", name), make("dd", `${ml} ml`)]));
+    }, { once: true });
     return box;
   }
 
