@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Case, Series
+from scanloom.core import Case, Reason, Series
 from scanloom.engine.record import recipe_hash
 from scanloom.engine.workflow import Workflow
+from scanloom.io.identity import case_id
+from scanloom.io.index import Index
+from scanloom.io.index_file import IndexedSeries
+from scanloom.io.outline import count_phases
 
 
 def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
@@ -24,15 +28,33 @@ def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
     return recipe_hash(cards, options, workflow.outputs.outputs())
 
 
+def make_cases(
+    index: Index,
+    chosen: Iterable[IndexedSeries],
+    workflow: Workflow,
+    cards: Sequence[ModelCard],
+    key: bytes,
+) -> Iterator[tuple[IndexedSeries, Case]]:
+    """Give the cases of series with those series, one after another."""
+    recipe = workflow_recipe(workflow, cards)
+    for one in chosen:
+        series = index.as_series(one)
+        several = one.reason in (Reason.PHASES, Reason.FOUR_D)
+        count = count_phases(series) if several and workflow.policy.phases == "all" else 1
+        for phase in range(count) if several else (None,):
+            number = one.id if phase is None else case_id(series, key, phase)
+            yield one, make_case(number, series, workflow, recipe, phase=phase)
+
+
 def make_case(
-    case_id: str, series: Series, workflow: Workflow, recipe: str, *, phase: int | None
+    number: str, series: Series, workflow: Workflow, recipe: str, *, phase: int | None
 ) -> Case:
     """Return the case of a series.
 
     Parameters
     ----------
-    case_id : str
-        As `scanloom.io.identity.case_id` makes it of series and phase.
+    number : str
+        Its id, as `scanloom.io.identity.case_id` makes it of series and phase.
     series : Series
         Where it is.
     workflow : Workflow
@@ -44,7 +66,7 @@ def make_case(
     """
     policy = workflow.policy
     return Case(
-        id=case_id,
+        id=number,
         series=series,
         outputs=workflow.outputs.outputs(),
         source_hash="",  # the files are read for it when the case is worked on

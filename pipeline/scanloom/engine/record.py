@@ -90,6 +90,7 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
         "precision": [labeller.precision_name for labeller in segmented.labellers],
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "estimated_memory_bytes": _estimated(segmented),
+        "window_values": _window_values(segmented),
         "ladder": clock.notes.get("ladder", []),
         "body_box": clock.notes.get("body box", []),
         "joules": segmented.loaded.meter.joules(),
@@ -104,6 +105,14 @@ def _estimated(segmented: SegmentedCase) -> int:
     cards = [labeller.card for labeller in segmented.labellers]
     outputs = segmented.loaded.case.outputs
     return estimate_case(volume.grid, volume.array.dtype, cards, outputs, placement).peak
+
+
+def _window_values(segmented: SegmentedCase) -> int:
+    """Return what went through the networks, as a plan counts it."""
+    from scanloom.inference.cost import window_values
+
+    grid = segmented.loaded.scan.volume.grid
+    return sum(window_values(labeller.card, grid) for labeller in segmented.labellers)
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

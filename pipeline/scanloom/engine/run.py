@@ -24,7 +24,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.cases import make_case, workflow_recipe
+from scanloom.engine.cases import make_cases
 from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.engine import Engine, Outcome
@@ -40,10 +40,9 @@ from scanloom.engine.workflow import Workflow
 from scanloom.io.casefolder import claim_out, is_done
 from scanloom.io.crosswalk import add_sources, find_sources, source_of
 from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
-from scanloom.io.identity import case_id, key_fingerprint, load_key
+from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.index_file import IndexedSeries
-from scanloom.io.outline import count_phases
 from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
 from scanloom.review.report.page import write_report
@@ -210,18 +209,10 @@ class _Run:
         return complete and not stop.is_set(), files
 
     def _cases(self, index: Index, chosen: Sequence[IndexedSeries]) -> Iterator[Case]:
-        workflow = self.workflow
-        recipe = workflow_recipe(workflow, self.cards)
-        for one in chosen:
-            series = index.as_series(one)
-            several = one.reason in (Reason.PHASES, Reason.FOUR_D)
-            count = count_phases(series) if several and workflow.policy.phases == "all" else 1
-            for phase in range(count) if several else (None,):
-                number = one.id if phase is None else case_id(series, self.key, phase)
-                case = make_case(number, series, workflow, recipe, phase=phase)
-                if self._is_ours(case.id):
-                    self.books.series[case.id] = one.id
-                    yield case
+        for one, case in make_cases(index, chosen, self.workflow, self.cards, self.key):
+            if self._is_ours(case.id):
+                self.books.series[case.id] = one.id
+                yield case
 
     def _is_ours(self, case: str) -> bool:
         if self.options.shard is None:
