@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.gpus import local_devices, worker_environment
-from scanloom.engine.handshake import check_workers
+from scanloom.engine.handshake import Handshake
 from scanloom.engine.workflow import Cluster, Execution, Workflow
 
 QUIET: dict[str, Any] = {
@@ -37,7 +37,7 @@ NO_PAGES: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
-"""No page and no number over HTTP: Dask's server is always there, in clear text."""
+"""No page and no number over HTTP. `/sitemap.json` would answer still: see `_close_pages`."""
 
 PRELOAD = "scanloom.engine.preload"
 
@@ -51,6 +51,9 @@ KEEPING = 3.0
 
 LAST = 120.0
 """Seconds before the end of a job at which its workers leave in good order, at most."""
+
+ANSWERING = 30.0
+"""Seconds that a scheduler has to answer."""
 
 JOINING = 120.0
 """Seconds that the workers of a cluster have to come, unless the workflow says it."""
@@ -151,8 +154,8 @@ def open_cluster(
         opened = hosted_cluster(starter_of(kind, execution, private), execution, private)
     else:
         opened = joined_cluster(kind, cluster.wait or JOINING)
-    with opened as client:
-        check_workers(client, out, workflow.models, book)
+    with opened as client, Handshake(out, workflow.models, book) as handshake:
+        handshake.check(client)
         yield client
 
 
@@ -220,8 +223,10 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
     with (
         dask.config.set(QUIET if pages else QUIET | NO_PAGES),
         SpecCluster(workers, scheduler, security=security, silence_logs=50) as cluster,
-        Client(cluster, security=security) as client,
+        Client(cluster, security=security, set_as_default=False) as client,
     ):
+        if not pages:
+            _close_pages(cluster)
         client.wait_for_workers(len(devices), timeout=JOINING)
         yield client
 
@@ -247,7 +252,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
         raise ScanError(Reason.CLUSTER, f"neither {known}, nor an address, nor a scheduler file")
     with dask.config.set(QUIET):
         try:
-            client = Client(**named, timeout=30, set_as_default=False)
+            client = Client(**named, timeout=ANSWERING, set_as_default=False)
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
             detail = f"no scheduler answers there ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
@@ -298,6 +303,8 @@ def hosted_cluster(
         Client(cluster, security=security, set_as_default=False) as client,
         _contact_file(_contact(cluster.scheduler_address, execution), security, private) as path,
     ):
+        if not options.dashboard:
+            _close_pages(cluster)
         starter = start(path)
         try:
             _wait_for_first(client, starter, options)
@@ -317,6 +324,10 @@ def _scheduler(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict
         "dashboard_address": PAGES if pages else ANY_PORT,
     }
     return {"cls": Scheduler, "options": {**options, **listen}}
+
+
+def _close_pages(cluster: Any) -> None:
+    cluster.loop.add_callback(cluster.scheduler.http_server.stop)
 
 
 def _contact(address: str, execution: Execution) -> Contact:

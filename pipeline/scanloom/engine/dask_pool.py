@@ -7,6 +7,7 @@ a worker, nothing is kept in Dask: what is on the disk is the only truth.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
@@ -24,6 +25,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.handshake import Answer, Question, answer, find_fault
 from scanloom.engine.pool import LostError, Task
 
 LOOKING = 0.5
@@ -62,6 +64,21 @@ class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
     def teardown(self, worker: Any) -> None:
         """End the engine at once: what it works on is done again elsewhere."""
         worker.scanloom_engine.stop()
+
+
+class Doorkeeper(WorkerPlugin):  # type: ignore[misc]
+    """Keeps out a worker that comes later and can't do the work: it does not start."""
+
+    name = "scanloom-doorkeeper"
+
+    def __init__(self, question: Question, expected: Answer) -> None:
+        self._question, self._expected = question, expected
+
+    def setup(self, worker: Any) -> None:
+        """Check the worker."""
+        fault = find_fault({"": answer(self._question)}, self._expected)
+        if fault is not None:
+            raise RuntimeError(fault)
 
 
 def run_case(book: str, offset: int, memory: float) -> bytes:
@@ -175,5 +192,6 @@ def _key(case_id: str) -> str:
     return f"case-{case_id}-{time.time_ns():x}"
 
 
-def _stop_engine(patience: float) -> None:
-    get_worker().scanloom_engine.stop(patience)
+async def _stop_engine(patience: float, dask_worker: Any) -> None:
+    """End a worker's engine; beside its event loop, by which results go out meanwhile."""
+    await asyncio.to_thread(dask_worker.scanloom_engine.stop, patience)

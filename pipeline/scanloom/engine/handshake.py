@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
@@ -44,42 +44,54 @@ class Answer:
     sees_scans: bool
 
 
-def check_workers(
-    client: Any, out: Path, models: Sequence[str] = (), book: Path | None = None
-) -> None:
-    """Check that all workers that are there now can do the work.
+class Handshake:
+    """A word in a file of the output folder, for as long as the run goes on.
 
     Parameters
     ----------
-    client : distributed.Client
-        Connected.
     out : Path
         The output folder.
     models : sequence of str
         Which must be the same files everywhere.
     book : Path or None
         Of the run; the files of its first case must be seen.
-
-    Raises
-    ------
-    ScanError
-        CLUSTER if one can't.
     """
-    word = os.urandom(16).hex()
-    token = out.absolute() / ".work" / f"handshake-{os.getpid()}-{word[:8]}"
-    token.parent.mkdir(parents=True, exist_ok=True)
-    token.write_text(word)
-    question = Question(str(token), tuple(models), str(book.absolute()) if book else None)
-    try:
-        answers = client.run(answer, question, on_error="return")
-        expected = answer(question)
-    finally:
-        token.unlink(missing_ok=True)
-    if not answers:
-        raise ScanError(Reason.CLUSTER, "no worker is there")
-    fault = find_fault(answers, expected)
-    if fault is not None:
-        raise ScanError(Reason.CLUSTER, fault)
+
+    def __init__(self, out: Path, models: Sequence[str] = (), book: Path | None = None) -> None:
+        token = out.absolute() / ".work" / f"handshake-{os.getpid()}-{os.urandom(4).hex()}"
+        seen = str(book.absolute()) if book else None
+        self._token, self._question = token, Question(str(token), tuple(models), seen)
+
+    def __enter__(self) -> Self:
+        self._token.parent.mkdir(parents=True, exist_ok=True)
+        self._token.write_text(os.urandom(16).hex())
+        self._expected = answer(self._question)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._token.unlink(missing_ok=True)
+
+    def check(self, client: Any) -> None:
+        """Check that all workers can do the work; those that come later must as well.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if one can't.
+        """
+        answers = client.run(answer, self._question, on_error="return")
+        if not answers:
+            raise ScanError(Reason.CLUSTER, "no worker is there")
+        fault = find_fault(answers, self._expected)
+        if fault is not None:
+            raise ScanError(Reason.CLUSTER, fault)
+        client.register_plugin(_doorkeeper(self._question, self._expected))
+
+
+def _doorkeeper(question: Question, expected: Answer) -> Any:
+    from scanloom.engine.dask_pool import Doorkeeper
+
+    return Doorkeeper(question, expected)
 
 
 def answer(question: Question) -> Answer:

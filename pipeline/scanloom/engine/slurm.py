@@ -18,8 +18,9 @@ ASKING = 60.0
 """Seconds that a command of SLURM may take: a busy controller is slow."""
 FUTILE = 3
 """How many jobs may end in vain before no worker ever came."""
-BETWEEN = 10.0
-"""Seconds between two submissions in place of jobs that ended."""
+BETWEEN, AT_MOST = 10.0, 600.0
+"""Seconds between two submissions in place of jobs that ended: doubled each time, but for jobs
+that lived longer than that."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class SlurmJobs:
         self._orders, self._contact, self._logs = orders, contact, logs
         self.name = f"scanloom-{logs.name}"
         self._submitted = 0
-        self._last = -math.inf
+        self._last, self._pause = -math.inf, 0.0
 
     def script(self) -> str:
         """Return the script of a job."""
@@ -99,13 +100,15 @@ class SlurmJobs:
         """
         alive = self._alive() if self._submitted else 0
         missing = self._orders.jobs - alive if alive is not None else 0
-        if missing <= 0 or time.monotonic() - self._last < BETWEEN:
+        since = time.monotonic() - self._last
+        if missing <= 0 or since < self._pause:
             return
         if not came and self._submitted >= self._orders.jobs + FUTILE:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker comes: see slurm-*.log")
         for _ in range(missing):
             self._submit()
         self._last = time.monotonic()
+        self._pause = BETWEEN if since > AT_MOST else min(AT_MOST, max(BETWEEN, 2 * self._pause))
 
     def close(self) -> None:
         """Cancel all jobs."""

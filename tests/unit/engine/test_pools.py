@@ -205,7 +205,7 @@ def test_local_pool(tmp_path: Path) -> None:
 def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
     from scanloom.engine.clusters import local_cluster
     from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
-    from scanloom.engine.handshake import check_workers
+    from scanloom.engine.handshake import Handshake
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)
@@ -216,8 +216,8 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
     book = CaseBook.write(tmp_path / "book", cases)
     ended = {}
-    with local_cluster(["", ""], 2) as client:
-        check_workers(client, out)
+    with local_cluster(["", ""], 2) as client, Handshake(out) as handshake:
+        handshake.check(client)
         plugin = EnginePlugin(EngineSetup(setup, 60.0, float("inf"), book.path, tmp_path / "logs"))
         client.register_plugin(plugin)
         pool = DaskPool(client, book, 2)
