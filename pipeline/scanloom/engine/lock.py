@@ -8,11 +8,12 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.casefolder import output_error, process_start
+from scanloom.io.casefolder import output_error, tidy
+from scanloom.io.living import process_start
 from scanloom.io.whole import write_whole
 
 WORK = ".work"
@@ -20,7 +21,7 @@ WORK = ".work"
 
 @contextmanager
 def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterator[None]:
-    """Hold an output folder for one run.
+    """Hold an output folder for one run; at its end, what died in or before it is cleared away.
 
     Parameters
     ----------
@@ -37,6 +38,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     ScanError
         LOCKED, naming host, process and start time; DISK_FULL or OUTPUT.
     """
+    began = time.time()
     path = out / WORK / (f"run-{shard}.lock" if shard else "run.lock")
     mine = json.dumps(
         {
@@ -55,6 +57,8 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
         yield
     finally:
         if _read(path) == mine:
+            with suppress(OSError):
+                tidy(out, began)
             path.unlink(missing_ok=True)
 
 

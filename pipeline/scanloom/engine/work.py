@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError
 from scanloom.engine import steps
-from scanloom.io.casefolder import CaseFolder
+from scanloom.io.casefolder import CaseFolder, is_done
 from scanloom.io.crosswalk import Source
 from scanloom.io.identity import source_hash
 
@@ -75,15 +75,19 @@ def work_on(
         Never an exception: why there is no result stands in its `reason`.
     """
     clock = clock or Clock()
+    name = folder or case.id
     try:
+        if is_done(place.out, name, case.recipe, replace=place.replace):
+            # published by a process that died before it could say so
+            return CaseRecord(case.id, None, "", (), place.out / "cases" / name)
         if not case.source_hash:
             with clock.step("find"):
-                case = replace(case, source_hash=source_hash(case.series, place.key))
+                case = replace(case, source_hash=_source_hash(case, place.key))
         loaded = steps.load(case, clock)
         models = labellers()
         with door():
             segmented = steps.segment(loaded, models)
-        with CaseFolder(place.out, folder or case.id, place.fingerprint) as made:
+        with CaseFolder(place.out, name, place.fingerprint) as made:
             record = steps.write(segmented, made.path)
             published = made.publish(replace=place.replace, source=source)
         return replace(record, folder=published)
@@ -96,7 +100,18 @@ def failed_record(case: str, error: Exception) -> CaseRecord:
     """Return the record of a case that ended with an error: its reason, and what may be said."""
     if isinstance(error, ScanError):
         return CaseRecord(case, error.reason, error.detail, (), None)
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+        detail = "the device has too little memory for the models or this scan"
+        return CaseRecord(case, Reason.OUT_OF_MEMORY, detail, (), None)
+    if type(error).__name__ == "AcceleratorError":  # nothing runs on the device in this process
+        return CaseRecord(case, Reason.DEVICE, "the device reported a fault", (), None)
     if isinstance(error, MemoryError):
         detail = "the scan and its result do not fit into memory"
         return CaseRecord(case, Reason.OUT_OF_MEMORY, detail, (), None)
     return CaseRecord(case, Reason.INTERNAL, type(error).__name__, (), None)
+
+
+def _source_hash(case: Case, key: bytes) -> str:
+    """Return the hash over the files of all input channels."""
+    files = [file for series in (case.series, *case.others) for file in series.files]
+    return source_hash(replace(case.series, files=tuple(files)), key)

@@ -26,6 +26,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,12 +36,16 @@ from typing import Literal, Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source, add_sources
+from scanloom.io.living import process_start
 from scanloom.io.names import CASE, SUMS, TIMING
-from scanloom.io.private import check_key, private_folder
-from scanloom.io.whole import sync
+from scanloom.io.private import PRIVATE, check_key, private_folder
+from scanloom.io.whole import clear_drafts, sync
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full disk and a used-up quota say."""
+
+ELSEWHERE_DEAD_AFTER = 86_400.0
+"""Seconds without a change after which a folder that another host was building is given up."""
 
 State = Literal["new", "ready", "old"]
 
@@ -61,6 +66,31 @@ def claim_out(out: Path, fingerprint: str) -> None:
         _recover(out)
     except OSError as exc:
         raise output_error(exc) from exc
+
+
+def tidy(out: Path, since: float) -> None:
+    """Take away what processes that died left in `out`; its published cases are not touched.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    since : float
+        A moment (seconds since 1970) long enough ago that no file is still being drafted since.
+
+    Raises
+    ------
+    OSError
+        If something can't be taken away.
+    """
+    _recover(out)
+    for folder in (out, out / "failed", out / "report", out / PRIVATE):
+        clear_drafts(folder, since)
+    work = out / ".work"
+    for path in work.iterdir() if work.is_dir() else ():
+        with suppress(FileNotFoundError):  # of a run of another shard
+            if path.suffix != ".lock" and path.is_file() and path.stat().st_mtime < since:
+                path.unlink()
 
 
 def is_done(out: Path, name: str, recipe: str, *, replace: bool) -> bool:
@@ -149,13 +179,15 @@ class CaseFolder:
         Raises
         ------
         ScanError
-            STALE if the folder is there already and is not to be replaced; KEY_OTHER if OUT was
-            meanwhile claimed for another key.
+            STALE if a result of another recipe is there and is not to be replaced; KEY_OTHER if OUT
+            was meanwhile claimed for another key.
         OSError
             Which leaving the block maps.
         """
         target = self.out / "cases" / self.name
         if target.exists() and not replace:
+            if _recipe(target) is not None and _recipe(target) == _recipe(self.path):
+                return target  # somebody else was given the same case, and was first
             raise ScanError(Reason.STALE, "its folder is there already")
         _write_sums(self.path)
         _sync_tree(self.path)
@@ -240,6 +272,14 @@ class _Owner:
         """Whether it surely runs no more: of another host, that can't be known from here."""
         return self.host == _host() and process_start(self.process) != self.start
 
+    def given_up(self, path: Path) -> bool:
+        """Whether it is dead, or of another host and not heard of for a day."""
+        if self.host == _host():
+            return self.dead
+        with suppress(FileNotFoundError):
+            return time.time() - path.stat().st_mtime > ELSEWHERE_DEAD_AFTER
+        return False
+
     def __str__(self) -> str:
         return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
 
@@ -249,22 +289,13 @@ def _host() -> str:
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 
 
-def process_start(process: int) -> str:
-    """Return when a process began (ticks since boot, proc(5)), "0" where it does not run."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-        return stat.rpartition(")")[2].split()[19]  # field 22; the name before may hold anything
-    except OSError:
-        return "1" if process == os.getpid() else "0"  # no /proc: only this process is known
-
-
 def _recover(out: Path) -> None:
     """Finish or take back what dead processes left in `.work`."""
     work = out / ".work"
     if not work.is_dir():
         return
     left = {p: owner for p in sorted(work.iterdir()) if (owner := _Owner.parse(p.name))}
-    dead = {path: owner for path, owner in left.items() if owner.dead}
+    dead = {path: owner for path, owner in left.items() if owner.given_up(path)}
     for path, owner in dead.items():
         if owner.state == "old":
             target, ready = out / "cases" / owner.name, path.with_suffix(".ready")

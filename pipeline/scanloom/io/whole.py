@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 def write_whole(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
@@ -39,6 +43,22 @@ def write_whole(path: Path, write: Callable[[Path], object], mode: int = 0o666) 
 def draft_of(path: Path) -> Path:
     """Return a name for a draft of `path`: hidden, and nobody else's."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+def clear_drafts(folder: Path, since: float) -> None:
+    """Take away the drafts in a folder that were last changed before a moment.
+
+    Parameters
+    ----------
+    folder : Path
+        Need not be there.
+    since : float
+        Seconds since 1970; who writes needs less time than has gone by since.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(FileNotFoundError):
+            if _DRAFT.fullmatch(path.name) and path.stat().st_mtime < since:
+                path.unlink()
 
 
 def sync(path: Path) -> None:

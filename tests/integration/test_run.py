@@ -1,0 +1,322 @@
+"""`scanloom run` end to end: each file accounted for, nothing done twice, mistakes told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine_models as em
+from commands import Ended, scanloom, scanloom_process, write_tiny_bundle
+from dicom_maker import Words, noise, write_series
+from formula_run import formula_environment, processes, start
+from scanloom.io.living import process_start
+
+SLICES = 4
+GOOD, WRONG = range(3000, 3004), em.WRONG
+"""The brightest voxels of scans that can be segmented, and of one whose model fails."""
+THORAX = "modality: CT, description: thorax"
+"""Selects the good ones alone."""
+
+
+def write_study(folder: Path, name: str, brightest: int, modality: str = "CT") -> list[Path]:
+    stored = noise((12, 10, SLICES), brightest) % 900
+    stored[3:6, 3:6, 1:3] = brightest + 1024
+    said = {"SeriesDescription": "thorax" if brightest in GOOD else "other"}
+    words = Words(modality=modality, name=name, study=f"study of {name}", more=said)
+    return write_series(folder / name, stored, words=words)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four good CTs, one whose model fails, one with a gap, an MR, and a file that is no image."""
+    folder = tmp_path_factory.mktemp("archive")
+    for brightest in GOOD:
+        write_study(folder, f"good {brightest}", brightest)
+    write_study(folder, "wrong", WRONG)
+    write_study(folder, "mr", 3900, "MR")
+    write_study(folder, "gap", 3901)[1].unlink()
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
+
+
+class Runs:
+    """Runs by formula of one workflow over one archive into one output folder."""
+
+    def __init__(self, folder: Path, archive: Path, model: Path) -> None:
+        self.folder, self.archive, self.out = folder, archive, folder / "out"
+        self.notes, self.workflow = folder / "notes", folder / "workflow.yaml"
+        self.environment = formula_environment(self.notes)
+        self._model = model
+        self.write()
+
+    def write(self, select: str = "modality: CT", more: str = "") -> None:
+        head = f"name: test\nmodels: [{self._model}]\nselect: {{{select}}}\n"
+        self.workflow.write_text(head + more)
+
+    def __call__(self, *options: str | Path) -> Ended:
+        """Run in this process."""
+        where = ("--out", self.out, "--cluster", "none", "--json")
+        return scanloom("run", self.workflow, self.archive, *where, *options)
+
+    def begin(self, *options: str | Path, seconds: float = 0.0) -> Any:
+        """Start a run in a process of its own."""
+        environment = {**self.environment, "FORMULA_SECONDS": str(seconds)}
+        command = ["run", self.workflow, self.archive, "--out", self.out, *options]
+        return start(command, environment, self.folder / "log")
+
+    @property
+    def started(self) -> Counter[int]:
+        """How often each scan was started, by its brightest voxel."""
+        lines = (self.notes / "starts").read_text().splitlines()
+        return Counter(int(line.split()[0]) for line in lines)
+
+    def rows(self, table: str) -> list[dict[str, str]]:
+        with (self.out / f"{table}.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def cases(self) -> dict[str, int]:
+        """Return the published cases with the times of their last change."""
+        return {p.name: p.stat().st_mtime_ns for p in (self.out / "cases").iterdir()}
+
+
+@pytest.fixture
+def runs(tmp_path: Path, archive: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    made = Runs(tmp_path, archive, model)
+    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
+        monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+    return made
+
+
+@pytest.fixture(scope="module")
+def thorax(tmp_path_factory: pytest.TempPathFactory, archive: Path, model: Path) -> Path:
+    """The folder of a run over the good ones alone."""
+    made = Runs(tmp_path_factory.mktemp("thorax"), archive, model)
+    made.write(THORAX)
+    assert made.begin("--cluster", "none").wait(120) == 0, (made.folder / "log").read_text()
+    return made.folder
+
+
+@pytest.fixture
+def done(runs: Runs, thorax: Path) -> Runs:
+    """A copy of that run."""
+    shutil.copytree(thorax, runs.folder, dirs_exist_ok=True)
+    return runs
+
+
+def wait_for(what: Any, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it does not come"
+        time.sleep(0.02)
+
+
+def check_whole_archive(runs: Runs, archive: Path) -> None:
+    """Check the accounts of the archive's first run."""
+    rows = runs.rows("manifest")
+    files = [path for path in archive.rglob("*") if path.is_file()]
+    assert len(rows) == len({row["file"] for row in rows}) == len(files)
+    assert Counter((row["outcome"], row["reason"]) for row in rows) == {
+        ("used", ""): 4 * SLICES,
+        ("failed", "INTERNAL"): SLICES,
+        ("failed", "SLICE_GAP"): SLICES - 1,
+        ("skipped", "NOT_SELECTED"): SLICES,
+        ("skipped", "NOT_AN_IMAGE"): 1,
+    }
+    assert len(runs.cases()) == 4
+    assert {row["case"] for row in runs.rows("measurements")} == set(runs.cases())
+    [failed] = (runs.out / "failed").iterdir()
+    assert json.loads(failed.read_text())["detail"] == "RuntimeError"
+    assert (runs.out / "report" / "index.html").is_file()
+    assert runs.started == dict.fromkeys((*GOOD, WRONG), 1)
+
+
+def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
+    ended = runs()
+
+    assert ended.code == 1, ended.err  # some failed
+    check_whole_archive(runs, archive)
+    files = ended.document["files"]
+    assert files == {"found": 24, "used": 16, "skipped": 5, "failed": 7, "open": 0, **files}
+
+
+@pytest.mark.slow
+def test_the_same_by_dask(runs: Runs, archive: Path) -> None:
+    ended = runs.begin("--cluster", "local").wait(120)
+
+    assert ended == 1, (runs.folder / "log").read_text()
+    check_whole_archive(runs, archive)
+    wait_for(lambda: not processes(runs.notes), 10)
+
+
+def test_started_again_nothing_is_done_twice(runs: Runs) -> None:
+    runs()
+    before, started = runs.cases(), runs.started
+
+    again = runs()
+
+    assert again.code == 0 or again.code == 1, again.err
+    assert runs.cases() == before
+    assert runs.started == started  # nor what failed, since trying again can't help
+    assert Counter(row["outcome"] for row in runs.rows("manifest"))["failed"] == 2 * SLICES - 1
+    assert again.document["status"]["before"] == 5
+
+    retried = runs("--retry-failed")
+
+    assert retried.code == 1
+    assert runs.cases() == before
+    assert runs.started == {**started, WRONG: 2}
+
+
+def test_all_well_is_0_and_verify_agrees(done: Runs) -> None:
+    ended = done()
+
+    assert (ended.code, ended.document["files"]["used"]) == (0, 16), ended.err
+    assert scanloom("verify", done.out).code == 0
+
+
+def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> None:
+    one, two, three, _ = sorted((done.out / "cases").iterdir())
+    seg = one / "dicom" / "segmentation.dcm"
+    content = bytearray(seg.read_bytes())
+    content[len(content) // 2] ^= 1
+    seg.write_bytes(content)
+    (two / "segments.json").unlink()
+    (three / "more").touch()
+
+    found = scanloom("verify", done.out, "--json")
+
+    assert found.code == 1
+    assert [(f["fault"], f["file"]) for f in found.document["findings"]] == [
+        ("changed", f"cases/{one.name}/dicom/segmentation.dcm"),
+        ("missing", f"cases/{two.name}/segments.json"),
+        ("extra", f"cases/{three.name}/more"),
+    ]
+
+
+def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
+    before = done.cases()
+    done.write(THORAX, "outputs: {split: true}\n")
+
+    stale = done()
+
+    assert stale.code == 1
+    assert done.cases() == before
+    assert stale.document["status"]["reasons"] == {"STALE": 4}
+
+    replaced = done("--replace")
+
+    assert replaced.code == 0, replaced.err
+    assert done.cases().keys() == before.keys()
+    assert len(list(done.out.glob("cases/*/split/*"))) == 4
+    assert scanloom("verify", done.out).code == 0
+    assert not list((done.out / ".work").iterdir())
+
+
+def test_one_run_at_a_time(done: Runs) -> None:
+    lock = done.out / ".work" / "run.lock"
+    lock.parent.mkdir(exist_ok=True)
+    pid = os.getpid()
+    mine = {"host": socket.gethostname(), "process": pid, "start": process_start(pid), "since": "x"}
+
+    lock.write_text(json.dumps(mine))
+    held = done()
+    lock.write_text(json.dumps({**mine, "host": "elsewhere"}))
+    elsewhere, taken = done(), done("--take-over")
+    lock.write_text(json.dumps({**mine, "start": "1"}))
+    dead = done()
+
+    assert (held.code, elsewhere.code, taken.code, dead.code) == (65, 65, 0, 0)
+    assert "LOCKED" in held.out
+    assert str(pid) in held.out
+    assert "elsewhere" in elsewhere.out
+    assert "--take-over" in elsewhere.out
+    assert not lock.exists()
+
+
+def test_shards_together_do_each_case_once(runs: Runs) -> None:
+    runs.write(THORAX)
+    ended = [runs("--shard", f"{part}/2") for part in (1, 2)]
+
+    assert [e.code for e in ended] == [0, 0]
+    assert runs.started == dict.fromkeys(GOOD, 1)
+    assert len(runs.cases()) == 4
+    assert sum(e.document["status"]["cases"] for e in ended) == 4
+
+
+def test_shards_are_checked(runs: Runs) -> None:
+    assert [runs("--shard", wrong).code for wrong in ("0/2", "3/2", "a/b", "1")] == [2] * 4
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
+    """What was being worked on is finished; status tells it from another process meanwhile."""
+    runs.write(THORAX, "execution: {in_flight: 1}\n")
+    process = runs.begin("--cluster", "none", seconds=1.0)
+    wait_for((runs.notes / "starts").exists)
+    told = scanloom_process("status", runs.out, "--json", environment=runs.environment)
+    process.send_signal(signal.SIGINT)
+    code = process.wait(20)
+
+    assert told.document["status"]["state"] == "running"
+    assert told.document["status"]["cases"] == 4
+    assert code == 130, (runs.folder / "log").read_text()
+    done = runs.cases()
+    assert 1 <= len(done) < 4
+    assert Counter(row["outcome"] for row in runs.rows("manifest"))["open"] == 16 - 4 * len(done)
+    assert scanloom("status", runs.out, "--json").document["status"]["state"] == "stopped"
+
+    assert runs().code == 0
+    assert runs.started == dict.fromkeys(GOOD, 1)
+    assert runs.cases().items() >= done.items()
+
+
+def test_an_output_folder_that_cannot_be_is_74(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    runs.out = tmp_path / "file" / "out"
+
+    assert runs().code == 74
+
+
+def test_a_mistake_in_a_workflow_is_told_with_line_key_and_nearest_word(runs: Runs) -> None:
+    runs.write("modality: CT, kernl: B30", "execution:\n  devize: cpu\n  precision: halb\n")
+
+    ended = runs()
+
+    assert ended.code == 65
+    for words in (
+        "line 3: select.kernl is no key here; did you mean kernel?",
+        "line 5: execution.devize is no key here; did you mean device?",
+        "line 6: execution.precision: did you mean half?",
+    ):
+        assert words in ended.out, ended.out
+    assert not runs.out.exists()
+
+
+def test_what_is_not_there(runs: Runs, tmp_path: Path) -> None:
+    """No model, no archive, no workflow: told before anything is made."""
+    runs.workflow.write_text("name: test\nmodels: [no_such_model]\n")
+    unknown = runs()
+    runs.write()
+    nowhere = scanloom("run", runs.workflow, tmp_path / "none", "--out", runs.out)
+    nothing = scanloom("run", tmp_path / "none.yaml", runs.archive, "--out", runs.out)
+
+    assert [e.code for e in (unknown, nowhere, nothing)] == [65, 65, 65]
+    assert "MODEL_UNKNOWN" in unknown.out
+    assert "NOT_FOUND" in nowhere.err
+    assert "WORKFLOW" in nothing.err
