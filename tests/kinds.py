@@ -246,6 +246,19 @@ def own_intercept(k: int, ds: Dataset) -> None:
     ds["PixelData"].VR = "OW"
 
 
+def negative_slope(k: int, ds: Dataset) -> None:
+    ds.RescaleSlope, ds.RescaleIntercept = "-1", "500"
+    ds.PixelData = np.rint(500 - picture(AXIAL)[:, :, k].T).astype("<i2").tobytes()
+    ds["PixelData"].VR = "OW"
+
+
+def other_sign(k: int, ds: Dataset) -> None:
+    if k % 2:
+        ds.PixelRepresentation, ds.RescaleIntercept = 0, "-2000"
+        ds.PixelData = np.rint(picture(AXIAL)[:, :, k].T + 2000).astype("<u2").tobytes()
+        ds["PixelData"].VR = "OW"
+
+
 def without_uids(k: int, ds: Dataset) -> None:
     names = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "SOPInstanceUID")
     assign(ds, **dict.fromkeys(names, ""))
@@ -316,6 +329,9 @@ READ: dict[str, Kind] = {
     "no frame of reference": Kind(every(FrameOfReferenceUID=None)),
     "derived, but no reformat": Kind(every(ImageType=["DERIVED", "PRIMARY", "AXIAL"])),
     "no image type": Kind(every(ImageType=None)),
+    "negative slope": Kind(changed(negative_slope)),
+    "signed and unsigned": Kind(changed(other_sign)),
+    "a modality that one file gets wrong": Kind(one(0, Modality="MR")),
     "step and shoot": Kind(changed(step_and_shoot)),
     "an acquisition a slice": Kind(
         changed(lambda k, ds: assign(ds, AcquisitionNumber=k, AcquisitionTime=f"10{k:02d}00"))
@@ -401,6 +417,27 @@ def with_localiser(folder: Path) -> None:
     write_enhanced(folder / "object.dcm", [scout, *frames_of(stored(AXIAL), AXIAL)], shared=False)
 
 
+def doubled_frame(*, same: bool) -> Maker:
+    """Return the maker of an object of which one frame is there twice, or two at one place."""
+
+    def make(folder: Path) -> None:
+        frames = frames_of(stored(AXIAL), AXIAL)
+        pixels = frames[7].pixels if same else np.zeros_like(frames[7].pixels)
+        write_enhanced(folder / "object.dcm", shuffled([*frames, Frame(pixels, AXIAL, 7)]))
+
+    return make
+
+
+def lost_frames(*lost: int) -> Maker:
+    """Return the maker of an object that lacks frames."""
+
+    def make(folder: Path) -> None:
+        frames = [f for n, f in enumerate(frames_of(stored(AXIAL), AXIAL)) if n not in lost]
+        write_enhanced(folder / "object.dcm", shuffled(frames))
+
+    return make
+
+
 def legacy(ds: Dataset) -> None:
     ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = LEGACY_CT
     for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
@@ -451,6 +488,7 @@ READ |= {
     "enhanced, tilted doubly oblique": Kind(enhanced(around("doubly oblique", tilt=tilt(15)))),
     "enhanced, implicit": Kind(rewritten(enhanced(), ImplicitVRLittleEndian)),
     "enhanced, big endian": Kind(rewritten(enhanced(), ExplicitVRBigEndian)),
+    "enhanced, a frame sent again": Kind(doubled_frame(same=True), flags=("DUPLICATES_DROPPED",)),
     "enhanced, several objects": Kind(in_parts(False)),
     "enhanced, an object a slice": Kind(file_a_slice),
     "enhanced, a localiser among the frames": Kind(with_localiser),
@@ -529,6 +567,28 @@ def in_series(folder: Path) -> None:
         write_series(folder / name, stored(AXIAL, ball), AXIAL, words=Words(name=name))
 
 
+def mixed(n: int) -> Callable[[int], int]:
+    """Return numbers of slices of which either phase may come first."""
+    return lambda k: 2 * k + 1 + (n if k * k % 3 else 1 - n)
+
+
+def private(group: int, creator: str, element: int, vr: str, *each: Any) -> Maker:
+    """Return the maker of volumes that only an element of a scanner's maker tells apart."""
+
+    def make(folder: Path) -> None:
+        for n, (value, ball) in enumerate(zip(each, (BALL, LATE), strict=True)):
+
+            def edit(k: int, ds: Dataset, n: int = n, value: Any = value) -> None:
+                ds.private_block(group, creator, create=True).add_new(element, vr, value)
+                ds.InstanceNumber = mixed(n)(k)
+                assign(ds, SOPInstanceUID=uid("private", n, k))
+                ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID
+
+            stack(folder / str(n), AXIAL, ball, edit)
+
+    return make
+
+
 B0: dict[str, Any] = {"DiffusionBValue": 0.0}
 _TWO = (BALL, LATE)
 PHASES = "PHASES"
@@ -565,6 +625,41 @@ CHOSEN: dict[str, Kind] = {
             "ImageType": (["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
         }.items()
     },
+    **{
+        f"by {keyword}, numbers in any order": Kind(
+            phases(*({keyword: each[n], "InstanceNumber": mixed(n)} for n in (0, 1))),
+            PHASES,
+            _TWO,
+        )
+        for keyword, each in {
+            "KVP": ("80", "140"),
+            "ConvolutionKernel": ("B30f", "B70f"),
+            "SliceThickness": ("3", "5"),
+            "InversionTime": ("50", "400"),
+            "FlipAngle": ("5", "26"),
+            "SeriesNumber": (2, 11),
+        }.items()
+    },
+    **{
+        f"by the b-value of {name}": Kind(private(*words), PHASES, _TWO)
+        for name, words in {
+            "Siemens": (0x19, "SIEMENS MR HEADER", 0x0C, "IS", "50", "1000"),
+            "GE": (0x43, "GEMS_PARM_01", 0x39, "IS", ["50", "8"], ["1000", "8"]),
+            "Philips": (0x2001, "Philips Imaging DD 001", 0x03, "FL", 0.0, 800.0),
+        }.items()
+    },
+    "kernels and times": Kind(
+        phases(
+            *(
+                {"ConvolutionKernel": kernel, "ContentTime": time}
+                for kernel in ("B30f", "B70f")
+                for time in ("101500", "101600")
+            ),
+            balls=(BALL, LATE, LATER, BALL),
+        ),
+        PHASES,
+        (BALL, LATE, LATER, BALL),
+    ),
     "by times that no two slices share": Kind(
         phases(
             {"ContentTime": lambda k: f"1015{k:02d}", "InstanceNumber": 1},
@@ -737,6 +832,20 @@ REFUSED: dict[str, Kind] = {
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
     "enhanced, a position is missing": Kind(
         enhanced(edit=dropped("PlanePositionSequence")), "NO_POSITION"
+    ),
+    "enhanced, frames contradict each other": Kind(doubled_frame(same=False), "DUPLICATE_SLICES"),
+    "enhanced, frames are missing": Kind(lost_frames(5, 6), "SLICE_GAP"),
+    "enhanced, one frame": Kind(lost_frames(*range(1, COUNT)), "TOO_FEW_SLICES"),
+    "the last but one is missing": Kind(
+        without(COUNT - 2), "SLICE_GAP", options={"gaps": "interpolate"}
+    ),
+    "rounded to millimetres": Kind(
+        changed(
+            lambda k, ds: assign(
+                ds, ImagePositionPatient=[f"{float(v):.0f}" for v in ds.ImagePositionPatient]
+            )
+        ),
+        "SPACING_CHANGES",
     ),
     "concatenation, a part is missing": Kind(in_parts(True, 1), "TRUNCATED"),
     "concatenation, the last part is missing": Kind(last_part_lost, "TRUNCATED"),

@@ -39,6 +39,7 @@ def assert_right(volume: Volume, ball: Ball, kind: Kind) -> None:
 PIXELS_TELL = {
     "all slices sent again": "PHASES",
     "slices contradict each other": "",
+    "enhanced, frames contradict each other": "",
     "two series": "",
 }
 """What an index says, which looks at no pixels and chooses no series, where reading says more."""

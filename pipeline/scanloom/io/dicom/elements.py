@@ -29,15 +29,19 @@ TAGS = frozenset(
         0x00180010,  # ContrastBolusAgent
         0x00180015,  # BodyPartExamined
         0x00180050,  # SliceThickness
+        0x00180060,  # KVP
         0x00180081,  # EchoTime
+        0x00180082,  # InversionTime
         0x00180086,  # EchoNumbers
         0x00180088,  # SpacingBetweenSlices
         0x00181060,  # TriggerTime
         0x00181120,  # GantryDetectorTilt
         0x00181210,  # ConvolutionKernel
+        0x00181314,  # FlipAngle
         0x00189087,  # DiffusionBValue
         0x00189089,  # DiffusionGradientOrientation
         0x00189361,  # MultienergyCTAcquisition
+        0x0019100C,  # Siemens: b-value
         0x0020000D,  # StudyInstanceUID
         0x0020000E,  # SeriesInstanceUID
         0x00200011,  # SeriesNumber
@@ -63,6 +67,8 @@ TAGS = frozenset(
         0x00281052,  # RescaleIntercept
         0x00281053,  # RescaleSlope
         0x00281054,  # RescaleType
+        0x00431039,  # GE: b-value
+        0x20011003,  # Philips: b-value
     )
 )
 """What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""

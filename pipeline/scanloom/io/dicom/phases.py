@@ -8,6 +8,7 @@ frame of reference come in the order of their number of slices, the largest firs
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.places import Places, places_of, steps_off
-from scanloom.io.dicom.slices import Slice
+from scanloom.io.dicom.slices import Slice, plain_text
 from scanloom.io.dicom.stack import (
     MIN_SLICES,
     SAME_COSINE,
@@ -45,8 +46,20 @@ TELLING = (
     "DimensionIndexValues",
 )
 """Attributes whose purpose it is to tell volumes of a series apart."""
+MADE_BY = {
+    "KVP": (0x00180060,),
+    "ConvolutionKernel": (0x00181210,),
+    "SliceThickness": (0x00180050,),
+    "InversionTime": (0x00180082,),
+    "FlipAngle": (0x00181314,),
+    "the makers' b-values": (0x0019100C, 0x00431039, 0x20011003),
+    "SeriesNumber": (0x00200011,),
+}
+"""Attributes that slices of one volume share, of single-frame files: they count only where each
+value has every place. Without them times and numbers would be asked, which may be in any order."""
 TIMES = ("TriggerTime", "AcquisitionTime", "ContentTime", "InstanceNumber")
 """Attributes that differ between slices of one volume too: they count only where places repeat."""
+_PHILIPS_B = 0x20011003
 FEW_SLICES = 5
 """As many localisers may cross a stack, if it has four times as many slices."""
 MOST_KINDS = 64
@@ -302,11 +315,17 @@ def _short_stacks(whole: _Part, parts: dict[str, _Part]) -> bool:
 
 
 def _by_time(part: _Part) -> tuple[list[_Part], tuple[str, ...]]:
-    """Split slices of which each place has equally many, by time or number at their place."""
+    """Split slices of which each place has equally many: by how they were made, or else when."""
     counts = np.bincount(part.places.ids, minlength=len(part.places.depth))
     counts = counts[counts > 0]
     if not part.repeats or len(set(counts.tolist())) > 1 or len(counts) < MIN_SLICES:
         return [part], ()
+    for name, tags in MADE_BY.items():
+        found = part.split(lambda one, tags=tags: _made_by(one, tags))  # type: ignore[misc]
+        if len(found) > 1 and _same_places(part, found):
+            finer = [_by_time(one) for one in found.values()]
+            told = (name, *(by for _, more in finer for by in more))
+            return [one for some, _ in finer for one in some], tuple(dict.fromkeys(told))
     for name in TIMES:
         found = part.split(lambda one, name=name: one.phase.get(name, ""))  # type: ignore[misc]
         if len(found) == counts[0] and _same_places(part, found):
@@ -318,6 +337,18 @@ def _by_time(part: _Part) -> tuple[list[_Part], tuple[str, ...]]:
             picked = [np.flatnonzero(ranks == rank) for rank in range(int(counts[0]))]
             return [part.pick(one.tolist()) for one in picked], (name,)
     return [part], ()
+
+
+def _made_by(one: Slice, tags: Sequence[int]) -> str:
+    """Return a value as text, also of FL that nobody names so: Philips' b-value."""
+    for tag in tags:
+        raw = one.header.elements.raw(tag)
+        if tag == _PHILIPS_B and len(raw) == 4:
+            order = "<" if one.header.elements.little else ">"
+            return f"{struct.unpack(f'{order}f', raw)[0]:g}"
+        if raw:
+            return plain_text(raw)
+    return ""
 
 
 def _ranks(part: _Part, name: str) -> list[int] | None:

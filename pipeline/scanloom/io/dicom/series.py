@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ def read_dicom(
     array = read_values(stack.slices, limit)
     padding, padding_limit = _padding(stack.real)
     fill_gaps(array, stack.slices, padding)
-    said = headers[0].modality if headers[0].modality in MODALITIES else None
-    modality = said or modality
+    modality = _modality(stack.real) or modality
     unit = _unit(stack.real, modality)
     flags = list(stack.flags)
     if dropped:
@@ -215,6 +215,13 @@ def _drop_twins(stack: Stack) -> int:
         if not same_content(_at(stack, k), twin):
             raise contradiction(stack)
     return len(stack.twins)
+
+
+def _modality(slices: Sequence[Slice]) -> str | None:
+    """Return what most slices say, of the closed list."""
+    said = Counter(one.header.modality for one in slices)
+    most = min(said, key=lambda name: (-said[name], name))
+    return most if most in MODALITIES else None
 
 
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
