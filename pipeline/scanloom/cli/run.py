@@ -55,6 +55,14 @@ def run(
         bool,
         typer.Option("--take-over", help="Take the lock of a run on another host that is dead."),
     ] = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep FILE up to date for Prometheus (textfile)."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="AMOUNT", help="Price of a GPU hour, to estimate the cost."),
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -74,6 +82,8 @@ def run(
             retry_failed=retry_failed,
             take_over=take_over,
             shard=_shard(shard),
+            metrics=metrics,
+            price=price,
         )
         wanted = find_workflow(workflow)
         with _interruptible() as stop:
@@ -107,6 +117,7 @@ def document(result: RunResult) -> dict[str, Any]:
         "complete": result.complete,
         "files": result.files,
         "status": asdict(result.status),
+        "totals": result.totals,
     }
 
 
@@ -134,6 +145,30 @@ def status_table(status: Status) -> RenderableType:
         table.add_row(f"GPU {device['device']}", ", ".join([*told, f"{device['watts']} W"]))
     for reason, count in status.reasons.items():
         table.add_row(reason, str(count))
+    return table
+
+
+def totals_table(totals: dict[str, Any]) -> RenderableType:
+    """Return the totals of a run as a person reads them."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for outcome in ("skipped", "failed"):
+        for reason, count in totals["files"].get(outcome, {}).items():
+            table.add_row(outcome, f"{count} files: {reason}")
+    if totals["steps"]:
+        steps = (f"{name} {step['wall_s']:.1f}" for name, step in totals["steps"].items())
+        table.add_row("seconds", ", ".join(steps))
+    if totals["device"]:
+        busy, workers = totals["device"]["busy_share"], totals["device"]["workers"]
+        table.add_row("device", f"{busy:.1%} busy, {workers} worker{'s' if workers > 1 else ''}")
+    if totals["joules_a_scan"] is not None:
+        table.add_row("energy", f"{totals['joules_a_scan']:.0f} J a scan, of the whole machine")
+    if totals["cost"]:
+        cost = totals["cost"]
+        table.add_row("cost", f"{cost['amount']:.2f} for {cost['worker_hours']:.2f} worker hours")
+    for one in totals["slowest"]:
+        table.add_row("slowest", f"{one['case']}  {one['seconds']:.1f} s")
     return table
 
 
@@ -219,6 +254,7 @@ def _print_end(result: RunResult, out: Path) -> None:
     screen.print(status_table(result.status))
     files = ", ".join(f"{count} {name}" for name, count in result.files.items())
     screen.print(f"files: {files}")
+    screen.print(totals_table(result.totals))
     screen.print(f"Look at {out / 'report' / 'index.html'}")
 
 

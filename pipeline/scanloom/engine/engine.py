@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -46,11 +47,14 @@ class Outcome:
         Each start, the last one last.
     device : (float, float) or None
         When it held the device, seconds of CLOCK_MONOTONIC; None where it did not get there.
+    engine : str
+        Which engine worked on it: a word made up when the engine was made.
     """
 
     record: CaseRecord | None
     tries: tuple[Try, ...]
     device: tuple[float, float] | None = None
+    engine: str = ""
 
 
 class Engine:
@@ -82,6 +86,7 @@ class Engine:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._name = secrets.token_hex(4)
         self._setup, self._limit = setup, time_limit
         self._log, self._environment = log, environment
         self._gate = Gate(setup.in_flight, memory)
@@ -126,7 +131,7 @@ class Engine:
             if record is None or record.reason not in _TRANSIENT or pause is None:
                 break
             time.sleep(pause)
-        return Outcome(record, tuple(tries), device)
+        return Outcome(record, tuple(tries), device, self._name)
 
     def stop(self, patience: float = 0.0) -> None:
         """End the child; cases in flight that are not done after `patience` seconds are cut."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
@@ -27,6 +28,7 @@ from scanloom.engine.book import CaseBook
 from scanloom.engine.cases import make_cases
 from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
+from scanloom.engine.energy import Meter
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
@@ -35,6 +37,7 @@ from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
 from scanloom.engine.select import select
 from scanloom.engine.status import Board, Status
+from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.casefolder import claim_out, is_done
@@ -51,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 RUNS = "runs"
 NO_CLUSTER = "none"
+HERE = ("local", NO_CLUSTER)
+"""Clusters whose energy this machine's counters count."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,10 @@ class RunOptions:
         the lock of another host is taken.
     shard : (k, n) or None
         Only the k-th of n parts of the cases, from 1.
+    metrics : Path or None
+        A file that is kept up to date for Prometheus.
+    price : float or None
+        Of an hour of a worker with its device, for an estimate of the cost.
     """
 
     out: Path
@@ -80,6 +89,8 @@ class RunOptions:
     retry_failed: bool = False
     take_over: bool = False
     shard: tuple[int, int] | None = None
+    metrics: Path | None = None
+    price: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,12 +107,15 @@ class RunResult:
         Files found, used, skipped, failed.
     complete : bool
         Whether every case was worked on.
+    totals : dict
+        What `totals.json` of the run holds.
     """
 
     run: str
     status: Status
     files: dict[str, int]
     complete: bool
+    totals: dict[str, Any]
 
     @property
     def any_failed(self) -> bool:
@@ -157,7 +171,8 @@ def run(
     shard = "{}-of-{}".format(*options.shard) if options.shard else ""
     with hold_lock(options.out, shard=shard, take_over=options.take_over):
         name = _new_run(options.out, workflow)
-        board = Board(name, options.out / RUNS / name)
+        board = Board(name, options.out / RUNS / name, metrics=options.metrics)
+        meter = Meter() if options.cluster in HERE else None
         state = "failed"
         try:
             with on_board(board) if on_board else _nothing():
@@ -166,8 +181,11 @@ def run(
                 state = "done" if complete else "stopped"
         finally:
             board.close(state)
+        status = board.now()
+        joules = meter.joules() if meter else None
+        totals = write_totals(options.out, status, joules=joules, price=options.price)
         write_report(options.out)
-        return RunResult(name, board.now(), files, complete)
+        return RunResult(name, status, files, complete, totals)
 
 
 class _Run:
@@ -301,6 +319,7 @@ class _Run:
                 for t in outcome.tries
             ],
             "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
+            "engine": outcome.engine,
         }
         with (self.out / RUNS / self.name / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

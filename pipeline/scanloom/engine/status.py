@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -90,10 +91,15 @@ class Board:
         `OUT/runs/<run id>`, which is there.
     period : float
         Seconds between two writings.
+    metrics : Path or None
+        Where the same is written for Prometheus.
     """
 
-    def __init__(self, run: str, folder: Path, period: float = 1.0) -> None:
+    def __init__(
+        self, run: str, folder: Path, period: float = 1.0, metrics: Path | None = None
+    ) -> None:
         self._run, self._folder, self._period = run, folder, period
+        self._metrics = metrics
         self._began = time.monotonic()
         self._state, self._cases, self._before = "indexing", 0, 0
         self._ends: Counter[str] = Counter()
@@ -176,12 +182,20 @@ class Board:
 
     def _write(self) -> None:
         """Replace the file; not brought to the disk each second: it is a view, not a record."""
-        draft = self._folder / f".{STATUS}"
-        try:
-            draft.write_text(json.dumps(asdict(self.now())), encoding="utf-8")
-            draft.replace(self._folder / STATUS)
-        except OSError:
-            return  # a full disk is told where results are written
+        from scanloom.engine.metrics import metrics_text
+
+        now = self.now()
+        with suppress(OSError):  # a full disk is told where results are written
+            _replace(self._folder / STATUS, json.dumps(asdict(now)))
+        if self._metrics is not None:
+            with suppress(OSError):
+                _replace(self._metrics, metrics_text(now))
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def gpu_state() -> list[dict[str, Any]]:
