@@ -18,6 +18,8 @@ from scanloom.core import Case, Clock, Layer, Outputs, Segmentation, Series, Vol
 from scanloom.io.casefolder import CaseFolder
 
 FINE, ABORT, HANG, HANG_QUIETLY, GREEDY, SLOW, WRONG = 1000, 1001, 1002, 1003, 1004, 1005, 1006
+FULL = 1007
+"""The device is full when it is started for the first time."""
 
 
 class Threshold:
@@ -37,6 +39,8 @@ class Threshold:
                 with self._starts.open("a") as file:
                     file.write(f"{task} {os.getpid()} {time.time():.4f}\n")
             obey(task, self._seconds)
+            if task == FULL and self._starts is not None:
+                fill_device(self._starts)
         labels = (volume.array > 500).astype(np.uint8)
         layer = Layer(np.asfortranarray(labels), self.card.structures)
         return Segmentation("threshold", (layer,), volume.grid, "1")
@@ -95,6 +99,14 @@ def publish_bit_by_bit(folder: CaseFolder, **_: object) -> Path:
         shutil.copyfile(file, place)
         time.sleep(0.01)
     return target
+
+
+def fill_device(starts: Path) -> None:
+    """Raise what torch raises, unless the scan was started before."""
+    if sum(line.startswith(f"{FULL} ") for line in starts.read_text().splitlines()) < 2:
+        import torch
+
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def threshold_models(

@@ -1,6 +1,7 @@
 """Packed files made plain: members of zip archives, and DICOM files that gzip packed.
 
-They go to a folder of this process alone, which goes away with it.
+They go to a folder of this process alone, which goes away with it; of a process that was killed,
+when the next one makes its own: a lock of flock(2), which ends with its process, tells.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -33,6 +34,9 @@ MOST_TIMES = 200
 """An archive that grows more than this, and beyond `SMALL`, was made to do harm."""
 SMALL = 1 << 30
 GZIP = b"\x1f\x8b"
+PREFIX = "scanloom-"
+"""Of the folder's name in the system's folder for temporary files."""
+LOCK = "lock"
 
 _PIECE = 1 << 20
 _ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
@@ -87,6 +91,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._lock_file: BinaryIO | None = None  # open as long as this process lives
         self._plain: dict[tuple[str, bool], Path] = {}
         self._origins: dict[Path, Path] = {}
         self._numbers: dict[str, int] = {}
@@ -155,7 +160,9 @@ class Scratch:
     def _place(self, near: str, name: str) -> Path:
         """Return where a file goes: files that were beside each other stay so, by their names."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="scanloom-"))  # mode 0700
+            _clear_dead(Path(tempfile.gettempdir()))
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+            self._lock_file = _locked(self._folder)
             atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         folder = self._folder / str(self._numbers.setdefault(near, len(self._numbers)))
         folder.mkdir(exist_ok=True)
@@ -176,6 +183,30 @@ class Scratch:
                 if size > free:
                     raise ScanError(Reason.DISK_FULL, "no room to unpack it")
                 target.write(piece)
+
+
+def _locked(folder: Path) -> BinaryIO | None:
+    """Return the open lock file of a folder, None if another process holds it or there are none."""
+    try:
+        import fcntl
+    except ImportError:  # no POSIX
+        return None
+    file = (folder / LOCK).open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def _clear_dead(place: Path) -> None:
+    """Take away the folders of processes that were killed: nobody holds their lock."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or gone meanwhile
+            if (folder / LOCK).is_file() and (lock := _locked(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.close()
 
 
 @contextmanager

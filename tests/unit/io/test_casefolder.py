@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import ScanError
-from scanloom.io.casefolder import CaseFolder, claim_out, is_done
+from scanloom.io.casefolder import CaseFolder, claim_out, is_done, tidy
 from scanloom.io.tables import write_json
 
 CASE = "a" * 26
@@ -227,3 +227,35 @@ def test_failed_last_rename_gives_the_old_result_back(
     assert caught.value.code == "OUTPUT"
     assert (folder / "dicom" / "a b.dcm").read_text() == "x"
     assert not list((out / ".work").iterdir())
+
+
+def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
+    """A worker that was thought lost may have published what another one was then given."""
+    out = tmp_path / "out"
+    publish(out, text="first")
+    assert publish(out, text="second") == out / "cases" / CASE
+    assert (out / "cases" / CASE / "dicom" / "a b.dcm").read_text() == "first"
+    assert not list((out / ".work").iterdir())
+
+
+def test_tidy_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    publish(out)
+    before = files(out)
+    (out / "failed").mkdir()
+    work = out / ".work"
+    dead = work / f"{CASE}.{'0' * 8}.1.2.{'3' * 8}.new"  # of another host, and a day old
+    dead.mkdir()
+    drafts = [out / ".manifest.csv.0123abcd", out / "failed" / ".x.json.0123abcd"]
+    drafts += [out / "private" / ".index.parquet.0123abcd", work / "run.lock.0123456789abcdef"]
+    for path in (*drafts, work / "run-1-of-2.lock", out / ".hidden"):
+        path.touch()
+    kept = {*before, ".work/run-1-of-2.lock", ".hidden"}
+    for path in (*drafts, dead):
+        os.utime(path, (1000, 1000))
+    (out / ".manifest.csv.89abcdef").touch()  # being written
+
+    tidy(out, since=2000)
+
+    assert files(out) == {*kept, ".manifest.csv.89abcdef"}
+    assert not dead.exists()
