@@ -31,6 +31,7 @@ from scanloom.engine.pool import LostError, Task
 LOOKING = 0.5
 """Seconds for which the count of workers is taken as known."""
 PATIENCE = 600.0
+GONE = "its scheduler is gone"
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,14 @@ class DaskPool:
         return max(1, self._workers) * self._in_flight
 
     def submit(self, task: Task) -> Future[Outcome]:
-        """Have a case worked on by whichever worker is free."""
+        """Have a case worked on by whichever worker is free.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if the scheduler is gone.
+        """
+        self._check_scheduler()  # else what it took with it would be lost again and again
         ours: Future[Outcome] = Future()
         offset = self._book.offset(task.case.id)
         theirs = self._client.submit(
@@ -154,8 +162,9 @@ class DaskPool:
     def stop(self, patience: float) -> None:
         """Have the engines end, after `patience` seconds at the latest."""
         self._stopped.set()
-        with suppress(OSError, TimeoutError, ValueError):  # no worker is left
-            self._client.run(_stop_engine, patience, on_error="ignore")
+        if self._client.status == "running":
+            with suppress(OSError, TimeoutError, ValueError):  # no worker is left
+                self._client.run(_stop_engine, patience, on_error="ignore")
         until = time.monotonic() + 2.0
         while any(not f.done() for f in self._given) and time.monotonic() < until:
             time.sleep(0.05)
@@ -163,12 +172,15 @@ class DaskPool:
             ours.cancel()
 
     def _count(self) -> int:
+        self._check_scheduler()
         try:
-            if self._client.status != "running":
-                raise OSError("closed")  # noqa: TRY301  # as the call would, later
             return len(self._client.nthreads())
         except (OSError, TimeoutError, ValueError, RuntimeError) as exc:
-            raise ScanError(Reason.CLUSTER, "its scheduler is gone") from exc
+            raise ScanError(Reason.CLUSTER, GONE) from exc
+
+    def _check_scheduler(self) -> None:
+        if self._client.status != "running":
+            raise ScanError(Reason.CLUSTER, GONE)
 
     def _hand_on(self, theirs: DaskFuture, ours: Future[Outcome]) -> None:
         self._given.pop(ours, None)
