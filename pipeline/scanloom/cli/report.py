@@ -15,14 +15,23 @@ def report(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Write the page to look through all results, the doubtful cases first."""
+    """Write the page to look through all results, the doubtful cases first.
+
+    Where shards worked on parts of an archive, the tables are put together first.
+    """
     with speaking(Manner(as_json, debug)):
         from scanloom.core import Reason, ScanError
+        from scanloom.engine.collect import collect_shards
+        from scanloom.io.casefolder import output_error
         from scanloom.review.report.page import write_report
 
-        if not (out / "cases").is_dir() and not (out / "failed").is_dir():
+        if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
             raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
-        page = write_report(out)
+        try:
+            collect_shards(out)
+            page = write_report(out)
+        except OSError as exc:
+            raise output_error(exc) from exc
         if as_json:
             print_json({"schema": 1, "report": str(page)})
         else:

@@ -51,6 +51,7 @@ def collect(
     left: Sequence[LeftOut],
     endings: Mapping[str, Sequence[Ending]],
     key: bytes,
+    shard: Path | None = None,
 ) -> dict[str, int]:
     """Write `manifest` and `measurements`, each as Parquet and CSV.
 
@@ -67,11 +68,15 @@ def collect(
         worked on yet.
     key : bytes
         Of the ids.
+    shard : Path or None
+        The run's own folder if it works on a part of the cases: its manifest goes there, and that
+        of `out` is then put together from those of all parts.
 
     Returns
     -------
     dict
-        Files found, used, skipped and failed, and those that are still to do ("open").
+        Files found, used, skipped and failed, and those that are still to do ("open"), which are
+        the files of other shards too.
 
     Raises
     ------
@@ -85,10 +90,60 @@ def collect(
             counts[row["outcome"]] += 1
             yield row
 
-    _write_table(out / MANIFEST, MANIFEST_COLUMNS, manifest)
-    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: measurement_rows(out))
+    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, manifest)
+    if shard is None:
+        _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: measurement_rows(out))
+    else:
+        _collect_shards(out, shard)
     files = {name: counts[name] for name in ("used", "skipped", "failed", "open")}
     return {"found": sum(files.values()), **files}
+
+
+def collect_shards(out: Path) -> bool:
+    """Write both tables over all shards; return whether the last one to end was one.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the tables can't be read or written.
+    """
+    over = sorted(path.parent for path in (out / "runs").glob("*/totals.json"))
+    if not over or not _manifest_of(over[-1]).exists():
+        return False
+    _collect_shards(out, over[-1])
+    return True
+
+
+def _collect_shards(out: Path, newest: Path) -> None:
+    """Write both tables over the runs that did the same as `newest`, each a part of the cases."""
+    same = (newest / "workflow.json").read_bytes()
+    shards = [
+        _manifest_of(run)
+        for run in sorted((out / "runs").iterdir(), reverse=True)
+        if _manifest_of(run).exists() and (run / "workflow.json").read_bytes() == same
+    ]
+    _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(shards))
+    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: measurement_rows(out))
+
+
+def _manifest_of(run: Path) -> Path:
+    return (run / MANIFEST).with_suffix(".parquet")
+
+
+def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
+    """Give a row for each file, of the newest run that knows what became of it; used stays used."""
+    from pyarrow import compute, parquet
+
+    newest, *older = manifests
+    rows = {(row["file"], row["copy"]): row for row in parquet.read_table(newest).to_pylist()}
+    for path in older:
+        table = parquet.read_table(path)
+        known = table.filter(compute.not_equal(table["outcome"], "open"))
+        for row in known.to_pylist():
+            now = rows.get((row["file"], row["copy"]))
+            if now is None or now["outcome"] == "open" or row["outcome"] == "used":
+                rows[row["file"], row["copy"]] = row
+    return rows.values()
 
 
 def measurement_rows(out: Path) -> Iterator[dict[str, Any]]:

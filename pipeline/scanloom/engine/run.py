@@ -223,7 +223,8 @@ class _Run:
                     stop=stop,
                 )
         self.board.state("collecting")
-        files = collect(self.out, index, left, self.books.endings, self.key)
+        own = self.out / RUNS / self.name if self.options.shard else None
+        files = collect(self.out, index, left, self.books.endings, self.key, own)
         return complete and not stop.is_set(), files
 
     def _cases(self, index: Index, chosen: Sequence[IndexedSeries]) -> Iterator[Case]:
