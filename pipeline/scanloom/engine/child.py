@@ -200,7 +200,8 @@ def main() -> None:
     """Run the child."""
     die_with_parent()
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides when it ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
+        signal.signal(number, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     sys.path[:] = connection.recv()  # before what it unpickles may need it
     setup: Setup = connection.recv()

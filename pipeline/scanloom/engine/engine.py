@@ -92,7 +92,7 @@ class Engine:
         self._gate = Gate(setup.in_flight, memory)
         self._starting = threading.Lock()
         self._child: EngineProcess | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def warm_up(self) -> None:
         """Start the child, so that models are loaded before the first case comes."""
@@ -122,21 +122,22 @@ class Engine:
                 record, device = self._try(case, tries, on_step, alone=False)
             refused = tries[-1].end == REFUSED
             crowded = record is not None and record.reason in _CROWDED and not refused
-            if (record is None and not self._stopped) or crowded:
+            if (record is None and not self._stopped.is_set()) or crowded:
                 with self._gate.alone():
                     self._replace_child()
                     record, device = self._try(case, tries, on_step, alone=True)
-            if record is None and not self._stopped:
+            if record is None and not self._stopped.is_set():
                 record = _verdict(case, tries[-1])
             if record is None or record.reason not in _TRANSIENT or pause is None:
                 break
-            time.sleep(pause)
+            if self._stopped.wait(pause):
+                return Outcome(None, tuple(tries), device, self._name)  # another run tries again
         return Outcome(record, tuple(tries), device, self._name)
 
     def stop(self, patience: float = 0.0) -> None:
         """End the child; cases in flight that are not done after `patience` seconds are cut."""
         with self._starting:
-            self._stopped = True
+            self._stopped.set()
             if self._child is not None:
                 self._child.close(patience)
 
@@ -159,7 +160,7 @@ class Engine:
 
     def _running(self) -> EngineProcess:
         with self._starting:
-            if self._stopped:
+            if self._stopped.is_set():
                 raise ChildDiedError(0)
             if self._child is None or not self._child.alive:
                 self._child = EngineProcess(self._setup, self._log, self._environment)

@@ -25,7 +25,7 @@ def pump(
     *,
     on_start: Callable[[Task], None] | None = None,
     stop: threading.Event | None = None,
-    drain: float = 8.0,
+    drain: float = 6.0,
 ) -> bool:
     """Hand tasks to a pool until all have an outcome.
 
@@ -78,9 +78,8 @@ def pump(
             except queue.Empty:
                 continue
             flying -= 1
-            try:
-                outcome = future.result()
-            except LostError:
+            outcome = _outcome(future)
+            if outcome is None:
                 losses[task.case.id] += 1
                 if losses[task.case.id] < MOST_LOSSES:
                     again.append(task)
@@ -115,6 +114,15 @@ def _drain(
         outcome = future.result()
         if outcome.record is not None:
             on_outcome(task, outcome)
+
+
+def _outcome(future: Future[Outcome]) -> Outcome | None:
+    """Return what became of a case; None where its worker was lost, or left in the midst of it."""
+    try:
+        outcome = future.result()
+    except LostError:
+        return None
+    return outcome if outcome.record is not None else None
 
 
 def _given_up(task: Task) -> Outcome:

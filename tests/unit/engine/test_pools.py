@@ -92,6 +92,25 @@ def test_who_always_loses_its_worker_is_given_up() -> None:
     assert pool.starts["a"] == MOST_LOSSES
 
 
+def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
+    """A worker that is retired ends its engine: an outcome without a record is none."""
+    starts: Counter[str] = Counter()
+
+    class Leaving(Threads):
+        def submit(self, task: Task) -> Future[Outcome]:
+            future: Future[Outcome] = Future()
+            starts[task.case.id] += 1
+            record = CaseRecord(task.case.id, None, "", (), None) if starts.total() > 3 else None
+            future.set_result(Outcome(record, ()))
+            return future
+
+    records = []
+
+    assert pump(map(task, "abc"), Leaving(3), lambda t, o: records.append(o.record))
+    assert sorted(r.id for r in records if r) == ["a", "b", "c"]
+    assert starts == {"a": 2, "b": 2, "c": 2}
+
+
 def test_stop_starts_nothing_more() -> None:
     pool, stop, ended = Threads(2, seconds=0.2), threading.Event(), []
 
