@@ -6,12 +6,13 @@ import gzip
 import json
 import os
 import shutil
+import warnings
 import zipfile
 from pathlib import Path
 
 import nibabel
 import numpy as np
-from pydicom import Dataset, dcmread, dcmwrite
+from pydicom import DataElement, Dataset, config, dcmread, dcmwrite
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian
 
@@ -110,10 +111,14 @@ def write_dicomdir(path: Path, names: list[tuple[str, ...]]) -> None:
     records = []
     for parts in names:
         record = Dataset()
-        record.DirectoryRecordType, record.ReferencedFileID = "IMAGE", list(parts)
+        record.DirectoryRecordType = "IMAGE"
+        names_of = DataElement("ReferencedFileID", "CS", list(parts), validation_mode=config.IGNORE)
+        record.add(names_of)
         records.append(record)
     ds.DirectoryRecordSequence = records
-    dcmwrite(path, ds, enforce_file_format=True)
+    with warnings.catch_warnings():  # of names that lead out of the disc
+        warnings.simplefilter("ignore")
+        dcmwrite(path, ds, enforce_file_format=True)
 
 
 def _bids(root: Path) -> Outcomes:
@@ -130,7 +135,8 @@ def _bids(root: Path) -> Outcomes:
 
 def nifti(path: Path, seed: int = 0) -> None:
     """Write a volume that says where it lies."""
-    image = nibabel.Nifti1Image(noise(seed=seed), np.diag([1.0, 2.0, 3.0, 1.0]))
+    kind = nibabel.Nifti1Pair if path.suffix == ".hdr" else nibabel.Nifti1Image
+    image = kind(noise(seed=seed), np.diag([1.0, 2.0, 3.0, 1.0]))
     image.header.set_qform(image.affine, 1)
     image.header.set_sform(image.affine, 1)
     image.to_filename(path)

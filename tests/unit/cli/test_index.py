@@ -1,0 +1,85 @@
+"""`scanloom index`: a table or one document, and an exit code that says how it went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from archives import Outcomes, series, write_archive
+from commands import scanloom
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcomes]:
+    root = tmp_path_factory.mktemp("archive")
+    return root, write_archive(root)
+
+
+def test_the_document_accounts_for_every_file(messy: tuple[Path, Outcomes]) -> None:
+    root, expected = messy
+    ended = scanloom("index", root, "--json")
+    assert (ended.code, ended.err) == (1, "")
+    told = ended.document
+    files = told["files"]
+    assert files["found"] == files["used"] + files["skipped"] + files["failed"] == len(expected)
+    reasons = [code for _, code in expected.values() if code]
+    assert told["reasons"] == {code: reasons.count(code) for code in sorted(set(reasons))}
+    for one in told["series"]:
+        assert (one["status"] == "used") == (one["reason"] is None)
+        assert (one["shape"] is not None) >= (one["status"] == "used")
+    numbers = [one["number"] for one in told["series"] if one["number"]]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert scanloom("index", root, "--json").document == told | {"opened": 0}
+
+
+def test_the_table_says_what_to_do(messy: tuple[Path, Outcomes]) -> None:
+    root, _ = messy
+    ended = scanloom("index", root)
+    assert ended.code == 1
+    assert "SLICE_GAP: Slices are missing" in ended.out
+    assert "108 files" in ended.out
+
+
+@pytest.mark.parametrize("count", [5, 2, 0])
+def test_the_exit_code(tmp_path: Path, count: int) -> None:
+    (tmp_path / "text").touch()
+    if count:
+        series(tmp_path, "a", count=count)
+    ended = scanloom("index", tmp_path, "--json")
+    assert ended.code == (0 if count == 5 else 65)
+    assert ended.document["files"]["used"] == (5 if count == 5 else 0)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    ended = scanloom("index", tmp_path / "absent")
+    assert ended.code == 65
+    assert "NOT_FOUND" in ended.err
+
+
+def test_with_out_the_index_lies_in_its_private_folder(tmp_path: Path) -> None:
+    (tmp_path / "scan").mkdir()
+    series(tmp_path / "scan", "a")
+    scanloom("index", tmp_path / "scan", "--out", tmp_path / "out", "--json")
+    assert (tmp_path / "out" / "private" / "index.parquet").exists()
+    other = tmp_path / "key"
+    ended = scanloom("index", tmp_path / "scan", "--out", tmp_path / "out", "--key", other)
+    assert ended.code != 0
+    assert "KEY_OTHER" in ended.err
+
+
+def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:
+    """The index and `--series NUMBER` count the same way."""
+    from scanloom.io.find import choose_series, find_series
+
+    series(tmp_path, "five", count=5)
+    series(tmp_path, "few", count=2)
+    series(tmp_path, "six", count=6)
+    told = scanloom("index", tmp_path, "--json").document["series"]
+    for one in told:
+        assert len(choose_series(find_series(tmp_path), str(one["number"])).files) == one["n_files"]

@@ -1,0 +1,67 @@
+"""Helpers give what this process gives, also where they die, stop answering or talk nonsense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from archives import nifti, series
+from scanloom.io import helpers as module
+from scanloom.io.helpers import Helpers, ToDescribe, _describe_all
+from scanloom.io.survey import survey
+
+DIES_AT_ONCE = "raise SystemExit(3)"
+DIES_LATER = module._START.replace(
+    "serve()", "import os, threading; threading.Timer(0.3, os._exit, (9,)).start(); serve()"
+)
+NONSENSE = "import sys; sys.stdout.write('nonsense'); sys.stdout.flush(); sys.stdin.read(1)"
+NOISE = module._START.replace("serve()", "import os; os.write(2, b'x' * 100000); serve()")
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> list[list[str]]:
+    made = []
+    for n in range(6):
+        folder = tmp_path / f"grüße {n}"
+        folder.mkdir()
+        made.append([str(path) for path in series(folder, f"s{n}", count=4)])
+    (tmp_path / "text").write_text("no image")
+    return [*made, [str(tmp_path / "text"), str(tmp_path / "absent")], []]
+
+
+@pytest.mark.parametrize("start", ["", DIES_AT_ONCE, DIES_LATER, NONSENSE, NOISE])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_all_is_surveyed_and_described(
+    chunks: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: str,
+    count: int,
+) -> None:
+    if count < 2 and start:
+        pytest.skip("nothing is started")
+    nifti(tmp_path / "scan.nii")
+    here = [survey(chunk) for chunk in chunks]
+    tasks = [
+        [ToDescribe("dicom", chunk, [look.packed for look in done.looks])]
+        for chunk, done in zip(chunks[:6], here, strict=False)
+    ]
+    tasks += [[ToDescribe("nifti", [str(tmp_path / "scan.nii")], [])], []]
+    monkeypatch.setattr(module, "_START", start or module._START)
+    with Helpers(count) as helpers:
+        assert helpers.survey(chunks) == here
+        assert helpers.describe(tasks) == [_describe_all(task) for task in tasks]
+
+
+def test_no_process_is_left_after_a_fault(chunks: list[list[str]]) -> None:
+    def interrupted() -> None:
+        with helpers:
+            helpers.survey(chunks)
+            raise KeyboardInterrupt
+
+    helpers = Helpers(3)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(helpers._processes) == 2
+    assert all(process.returncode is not None for process in helpers._processes)
