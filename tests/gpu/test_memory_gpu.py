@@ -41,7 +41,7 @@ def scores_and_peak(slider: Slider, image: torch.Tensor) -> tuple[torch.Tensor, 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with torch.inference_mode():
-        found = torch.cat([block.scores.cpu() for block in slider.slide(image, 2)])
+        found = torch.cat([block.scores.cpu() for block in slider.slide(image[None], 2)])
     return found, torch.cuda.max_memory_reserved()
 
 

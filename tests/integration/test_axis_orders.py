@@ -45,7 +45,7 @@ class Threshold:
     def __init__(self, weights: Path) -> None:
         self.card = card(weights, structures=structures(1))
 
-    def predict(self, volume: Volume, clock: Clock | None = None) -> Segmentation:
+    def predict(self, volume: Volume, clock: Clock | None = None, **_: object) -> Segmentation:
         labels = np.asfortranarray((volume.array > 500).astype(np.uint8))
         return Segmentation(self.card.name, (Layer(labels, self.card.structures),), volume.grid)
 

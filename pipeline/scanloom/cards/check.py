@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +14,7 @@ MAX_SAMPLES = 1_000_000
 """Voxels whose percentiles are taken: enough for 0.1 % in a percentile, a few milliseconds."""
 
 
-def check_scan(volume: Volume, card: ModelCard) -> tuple[Flag, ...]:
+def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -> tuple[Flag, ...]:
     """Judge a scan before a model is run on it.
 
     Parameters
@@ -22,6 +23,8 @@ def check_scan(volume: Volume, card: ModelCard) -> tuple[Flag, ...]:
         The scan; intensities in its own unit, padding left out.
     card : ModelCard
         What the model needs.
+    others : sequence of Volume
+        Further input channels, in the card's order; only their modality counts.
 
     Returns
     -------
@@ -31,19 +34,20 @@ def check_scan(volume: Volume, card: ModelCard) -> tuple[Flag, ...]:
     Raises
     ------
     ScanError
-        CHANNELS where the model wants several; MODALITY where the scan says another modality;
+        CHANNELS where the model wants more or fewer; MODALITY where the scan says another modality;
         IMPLAUSIBLE where a check fails that the card wants refused.
     """
-    if len(card.channels) > 1:
-        raise ScanError(Reason.CHANNELS, f"{card.name} wants {len(card.channels)} input channels")
+    volumes = (volume, *others)
+    if len(card.channels) != len(volumes):
+        detail = f"{card.name} wants {len(card.channels)} input channels, there are {len(volumes)}"
+        raise ScanError(Reason.CHANNELS, detail)
     flags = []
-    wanted = card.channels[0].modality
-    if volume.modality is None:
-        flags.append(Flag.MODALITY_UNKNOWN)
-    elif volume.modality != wanted:
-        raise ScanError(
-            Reason.MODALITY, f"{card.name} was made for {wanted}, the scan is {volume.modality}"
-        )
+    for one, channel in zip(volumes, card.channels, strict=True):
+        if one.modality is None:
+            flags.append(Flag.MODALITY_UNKNOWN)
+        elif one.modality != channel.modality:
+            detail = f"{card.name} was made for {channel.modality}, the scan is {one.modality}"
+            raise ScanError(Reason.MODALITY, detail)
     checks = card.checks
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
@@ -55,7 +59,7 @@ def check_scan(volume: Volume, card: ModelCard) -> tuple[Flag, ...]:
         if name in checks.refuse:
             raise ScanError(Reason.IMPLAUSIBLE, f"{name}: {problem}")
         flags.append(flag)
-    return tuple(flags)
+    return tuple(dict.fromkeys(flags))
 
 
 def percentiles(volume: Volume) -> tuple[float, float] | None:

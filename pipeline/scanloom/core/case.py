@@ -95,6 +95,9 @@ class Case:
         What to do about missing slices.
     max_bytes : int or None
         Largest size of the scan's voxels; None for what readers take by themselves, 4 GiB.
+    others : tuple of Series
+        The further input channels of models that take several, in their order. Results lie on
+        `series`.
     """
 
     id: str
@@ -107,6 +110,7 @@ class Case:
     phase: int | None = None
     gaps: Gaps = "refuse"
     max_bytes: int | None = None
+    others: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ class Reason(Enum):
     MODEL_WEIGHTS = ("failed", False, "The weights don't fit the network of the card")
     # --- a scan and a model --------------------------------------------------------------------
     MODALITY = ("skipped", False, "The model was made for another modality: choose another model")
-    CHANNELS = ("failed", False, "The model wants several input channels: not in this version")
+    CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
+    CHANNEL_MISSING = ("skipped", False, "Its study lacks another input that the model needs")
     IMPLAUSIBLE = ("failed", False, "The model's card refuses such a scan: see the detail")
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------

@@ -69,12 +69,18 @@ class CaseBook:
 
 def _plain(case: Case) -> dict[str, Any]:
     told = asdict(case)
-    told["series"]["files"] = [os.fsdecode(file) for file in case.series.files]
+    for series in (told["series"], *told["others"]):
+        series["files"] = [os.fsdecode(file) for file in series["files"]]
     return told
 
 
 def _case(told: dict[str, Any]) -> Case:
-    series, outputs = told.pop("series"), told.pop("outputs")
-    series["files"] = tuple(Path(file) for file in series["files"])
-    outputs["structures"] = tuple(outputs["structures"])
-    return Case(series=Series(**series), outputs=Outputs(**outputs), **told)
+    told["series"] = _series(told["series"])
+    told["others"] = tuple(map(_series, told["others"]))
+    told["outputs"]["structures"] = tuple(told["outputs"]["structures"])
+    told["outputs"] = Outputs(**told["outputs"])
+    return Case(**told)
+
+
+def _series(told: dict[str, Any]) -> Series:
+    return Series(**{**told, "files": tuple(map(Path, told["files"]))})

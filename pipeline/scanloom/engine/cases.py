@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Reason, Series
 from scanloom.engine.record import recipe_hash
+from scanloom.engine.select import Inputs
 from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import case_id
 from scanloom.io.index import Index
-from scanloom.io.index_file import IndexedSeries
 from scanloom.io.outline import count_phases
 
 
@@ -30,20 +31,22 @@ def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
 
 def make_cases(
     index: Index,
-    chosen: Iterable[IndexedSeries],
+    chosen: Iterable[Inputs],
     workflow: Workflow,
     cards: Sequence[ModelCard],
     key: bytes,
-) -> Iterator[tuple[IndexedSeries, Case]]:
+) -> Iterator[tuple[Inputs, Case]]:
     """Give the cases of series with those series, one after another."""
     recipe = workflow_recipe(workflow, cards)
-    for one in chosen:
+    for inputs in chosen:
+        one, *others = inputs
         series = index.as_series(one)
         several = one.reason in (Reason.PHASES, Reason.FOUR_D)
         count = count_phases(series) if several and workflow.policy.phases == "all" else 1
         for phase in range(count) if several else (None,):
             number = one.id if phase is None else case_id(series, key, phase)
-            yield one, make_case(number, series, workflow, recipe, phase=phase)
+            case = make_case(number, series, workflow, recipe, phase=phase)
+            yield inputs, replace(case, others=tuple(map(index.as_series, others)))
 
 
 def make_case(

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Reason
+from scanloom.core import Reason, ScanError
 from scanloom.engine.workflow import Policy, Selection, Workflow
 from scanloom.io.index_file import IndexedSeries
 from scanloom.io.ranking import SPACING_SLACK, Preference, best_first, preference_of
 from scanloom.io.survey import Description
+
+Inputs = tuple[IndexedSeries, ...]
+"""The series of a case: one, or one for each input channel of its models, in their order."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class LeftOut:
 
 def select(
     found: Iterable[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard] = ()
-) -> tuple[list[IndexedSeries], list[LeftOut]]:
+) -> tuple[list[Inputs], list[LeftOut]]:
     """Tell the series that become cases from those that don't.
 
     Parameters
@@ -34,14 +37,14 @@ def select(
     found : iterable of IndexedSeries
         All series of an index.
     workflow : Workflow
-        Its `select` and `policy` count.
+        Its `select`, `channels` and `policy` count.
     cards : sequence of ModelCard
         Of its models: they tell which of several series is the best.
 
     Returns
     -------
     (chosen, left_out)
-        Both in the order of `found`; each series is in one of them.
+        Each series is in one of them.
     """
     matching: list[IndexedSeries] = []
     left: list[LeftOut] = []
@@ -57,11 +60,33 @@ def select(
             matching.append(one)
         else:
             left.append(LeftOut(one, Reason.NOT_SELECTED, said))
-    chosen = _of_each_study(matching, workflow.select, cards)
-    kept = {id(one) for one in chosen}
+    if workflow.channels:
+        chosen, others = _channels(matching, workflow, cards)
+        return chosen, left + others
+    kept = _of_each_study(matching, workflow.select, cards)
+    known = {id(one) for one in kept}
     detail = f"another series of its study is the {workflow.select.choose} one"
-    left += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in kept]
-    return chosen, left
+    left += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in known]
+    return [(one,) for one in kept], left
+
+
+def check_channels(workflow: Workflow, cards: Sequence[ModelCard]) -> None:
+    """Check that a workflow says which series each input channel of its models is.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, with what is expected.
+    """
+    wanted = {tuple(channel.name for channel in card.channels) for card in cards}
+    if len(wanted) > 1 and max(map(len, wanted)) > 1:
+        raise ScanError(Reason.WORKFLOW, "models: all need the same inputs")
+    [*names] = min(wanted)
+    if len(names) > 1 and names != list(workflow.channels):
+        detail = f"channels: the models need a selection each for {', '.join(names)}, in this order"
+        raise ScanError(Reason.WORKFLOW, detail)
+    if len(names) == 1 and workflow.channels:
+        raise ScanError(Reason.WORKFLOW, "channels: the models take one input; say it by `select`")
 
 
 def mismatch(what: Description, wanted: Selection, policy: Policy) -> str | None:
@@ -120,17 +145,49 @@ def _of_each_study(
     """Return all of them, or the one of each study that comes first; no study: a study each."""
     if wanted.choose == "all":
         return list(matching)
-    preference = replace(
-        preference_of(cards) if cards else Preference(),
-        prefer_spacing=wanted.prefer_spacing,
-        newest=wanted.choose == "newest",
-    )
+    preference = _preference(wanted, cards)
     studies: dict[str, list[IndexedSeries]] = defaultdict(list)
     for one in matching:
         studies[one.study or one.id].append(one)
     best = [those[best_first([o.what for o in those], preference)[0]] for those in studies.values()]
     kept = {id(one) for one in best}
     return [one for one in matching if id(one) in kept]
+
+
+def _channels(
+    matching: Sequence[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard]
+) -> tuple[list[Inputs], list[LeftOut]]:
+    """Return the inputs of each study that has all, and what is left out."""
+    chosen: list[Inputs] = []
+    left: list[LeftOut] = []
+    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
+    for one in matching:
+        studies[one.study or one.id].append(one)
+    for those in studies.values():
+        found: dict[str, IndexedSeries] = {}
+        for name, wanted in workflow.channels.items():
+            fit = [one for one in those if mismatch(one.what, wanted, workflow.policy) is None]
+            fit = [one for one in fit if one not in found.values()]
+            if fit:
+                best = best_first([one.what for one in fit], _preference(wanted, cards))
+                found[name] = fit[best[0]]
+        missing = [name for name in workflow.channels if name not in found]
+        if not missing:
+            chosen.append(tuple(found.values()))
+        for one in those:
+            if one not in found.values():
+                left.append(LeftOut(one, Reason.NOT_SELECTED, "by channels"))
+            elif missing:
+                left.append(LeftOut(one, Reason.CHANNEL_MISSING, ", ".join(missing)))
+    return chosen, left
+
+
+def _preference(wanted: Selection, cards: Sequence[ModelCard]) -> Preference:
+    return replace(
+        preference_of(cards) if cards else Preference(),
+        prefer_spacing=wanted.prefer_spacing,
+        newest=wanted.choose == "newest",
+    )
 
 
 def _among(value: str, wanted: Sequence[str]) -> bool:

@@ -54,18 +54,21 @@ class Labeller(Protocol):
     def precision_name(self) -> str:
         """In which numbers it computes: "float32", "float16"."""
 
-    def predict(self, volume: Volume, clock: Clock | None = None) -> Segmentation:
-        """Return the structures of `volume`."""
+    def predict(
+        self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
+    ) -> Segmentation:
+        """Return the structures of `volume`; `others` are further input channels."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedCase:
-    """A case with its scan in memory."""
+    """A case with its scan in memory, and the volumes of further input channels."""
 
     case: Case
     scan: Scan
     clock: Clock
     meter: Meter
+    others: tuple[Volume, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +101,11 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
             modality=case.modality,
             max_bytes=case.max_bytes,
         )
-    return LoadedCase(case, scan, clock, meter)
+        others = tuple(
+            read_scan(series, modality=case.modality, max_bytes=case.max_bytes).volume
+            for series in case.others
+        )
+    return LoadedCase(case, scan, clock, meter, others)
 
 
 def segment(loaded: LoadedCase, labellers: Sequence[Labeller]) -> SegmentedCase:
@@ -109,17 +116,16 @@ def segment(loaded: LoadedCase, labellers: Sequence[Labeller]) -> SegmentedCase:
     ScanError
         MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for a model; OUT_OF_MEMORY.
     """
-    volume, outputs = loaded.scan.volume, loaded.case.outputs
+    volume, others, outputs = loaded.scan.volume, loaded.others, loaded.case.outputs
     flags = list(volume.flags)
     if volume.grid.sheared:
         flags.append(Flag.SHEARED)
     for labeller in labellers:
-        flags.extend(check_scan(volume, labeller.card))
+        flags.extend(check_scan(volume, labeller.card, others))
     if isinstance(loaded.scan.source, DicomSource) and not can_refer(loaded.scan.source):
         flags.append(Flag.SEG_NOT_POSSIBLE)
-    segmentations = tuple(
-        keep_structures(labeller.predict(volume, loaded.clock), outputs) for labeller in labellers
-    )
+    found = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
+    segmentations = tuple(keep_structures(one, outputs) for one in found)
     return SegmentedCase(loaded, tuple(labellers), segmentations, tuple(dict.fromkeys(flags)))
 
 

@@ -247,6 +247,11 @@ class Workflow(_Section):
         description="Models from the store, or bundle folders; all run on each case"
     )
     select: Selection = Field(default=Selection(), description=Selection.__doc__)
+    channels: dict[str, Selection] = Field(
+        default={},
+        description="For models of several inputs: which series of a study each of them is, by "
+        "the inputs' names and in their order; `select` holds for all of them",
+    )
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)
     execution: Execution = Field(default=Execution(), description=Execution.__doc__)
@@ -346,7 +351,9 @@ def _mistake(root: yaml.Node | None, error: dict[str, Any]) -> str:
 
 def _is_key(part: str) -> bool:
     """Whether a part of pydantic's location is a key of ours, not the name of a validator."""
-    return part.isidentifier() and part not in ("function-before", "int", "float", "str", "tuple")
+    if part in ("int", "float", "str", "tuple") or "[" in part:
+        return False
+    return not part.startswith(("function-", "constrained-"))
 
 
 def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
@@ -368,14 +375,19 @@ def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
 
 
 def _section(names: Sequence[str]) -> type[BaseModel] | None:
-    model: type[BaseModel] = Workflow
+    kind: object = Workflow
     for name in names:
-        field = model.model_fields.get(name)
-        kind = field.annotation if field else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        if typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        elif _is_section(kind) and name in kind.model_fields:
+            kind = kind.model_fields[name].annotation
+        else:
             return None
-        model = kind
-    return model
+    return kind if _is_section(kind) else None
+
+
+def _is_section(kind: object) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _annotation(names: Sequence[str]) -> object:

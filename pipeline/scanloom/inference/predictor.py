@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from scanloom.inference.networks import build_network, load_weights
 from scanloom.inference.resample import to_network
 from scanloom.inference.restore import LabelRestorer, Labels, ScoreRestorer, choose_way
 from scanloom.inference.windows import BatchSize, ScorePlanes, Slider, window_size
+
+SAME_PLACE = 0.01
+"""mm between voxels of two channels that are taken for one."""
 
 
 class Predictor:
@@ -73,7 +76,8 @@ class Predictor:
         fused_restore: bool = True,
     ) -> None:
         _check(card)
-        self.body_box = body_box and isinstance(card.decision, Argmax) and not card.before
+        background = isinstance(card.decision, Argmax)
+        self.body_box = body_box and background and not card.before and len(card.channels) == 1
         self.card, self.memory_limit, self.fused_restore = card, memory_limit, fused_restore
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device.device, card.precisions)
@@ -104,15 +108,19 @@ class Predictor:
         """In which numbers it calculates: "float32", "float16"."""
         return self.precision.name
 
-    def predict(self, volume: Volume, clock: Clock | None = None) -> Segmentation:
+    def predict(
+        self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
+    ) -> Segmentation:
         """Label a scan.
 
         Parameters
         ----------
         volume : Volume
-            One channel.
+            The scan; of a model with several input channels, the first.
         clock : Clock, optional
             Is told of the steps "resample", "network", "restore" and "clean".
+        others : sequence of Volume
+            The other input channels, in the card's order, on the same grid.
 
         Returns
         -------
@@ -123,11 +131,14 @@ class Predictor:
         ------
         ScanError
             OUT_OF_MEMORY if the device is too small; IMPLAUSIBLE if the scan is too small for the
-            card's padding; MODEL_NETWORK if the network gives fewer channels than the card names.
+            card's padding; MODEL_NETWORK if the network gives fewer channels than the card names;
+            CHANNELS if there are more or fewer input channels, or they lie on another grid.
         """
         clock = clock or Clock()
+        volumes = (volume, *others)
+        _check_channels(volumes, self.card)
         with same_bytes(), torch.inference_mode():
-            maps = self._down_the_ladder(volume, clock)
+            maps = self._down_the_ladder(volumes, clock)
         with clock.step("clean"):
             return self._segmentation([self._clean(m, "after") for m in maps], volume)
 
@@ -147,17 +158,17 @@ class Predictor:
         left = room(device, self.memory_limit)
         return fitting(asked, self.card, plan, volume.array.dtype.itemsize, left)
 
-    def _down_the_ladder(self, volume: Volume, clock: Clock) -> list[Labels]:
+    def _down_the_ladder(self, volumes: Sequence[Volume], clock: Clock) -> list[Labels]:
         """Return label maps, made in the first way for which memory suffices."""
-        plan = plan_grid(volume.grid, self.card.grid)
-        ways, changes = self.ways(volume, plan)
+        plan = plan_grid(volumes[0].grid, self.card.grid)
+        ways, changes = self.ways(volumes[0], plan)
         for change in changes:
             clock.note("ladder", change)
         for rung in ways:
             if rung is not ways[0]:
                 clock.note("ladder", rung.change)
             try:
-                return self._label(volume, plan, rung, clock)
+                return self._label(volumes, plan, rung, clock)
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -167,13 +178,20 @@ class Predictor:
         detail = f"{self.device.device.type} has too little for this scan"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
-    def _label(self, volume: Volume, plan: NetworkPlan, rung: Rung, clock: Clock) -> list[Labels]:
+    def _label(
+        self, volumes: Sequence[Volume], plan: NetworkPlan, rung: Rung, clock: Clock
+    ) -> list[Labels]:
         """Return label maps on the source grid."""
         card = self.card
         with clock.step("resample"):
-            image = to_network(volume.array, plan, rung.device, card.before, rung.budget.slab)
-            seen = image >= card.air_below if self.body_box and card.air_below is not None else None
-            image = apply_steps(image, card.after)
+            slab = rung.budget.slab
+            channels = [to_network(v.array, plan, rung.device, card.before, slab) for v in volumes]
+            seen = None
+            if self.body_box and card.air_below is not None:
+                seen = channels[0] >= card.air_below
+            channels = [apply_steps(channel, card.after) for channel in channels]
+            image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
+            del channels
             self._wait()
         if card.restore == "scores":
             fused = self.fused_restore
@@ -265,10 +283,18 @@ def _only(labels: Labels, numbers: set[int]) -> Labels:
 
 def _check(card: ModelCard) -> None:
     """Refuse what a card can say and this version can't do."""
-    if len(card.channels) != 1:
-        raise ScanError(Reason.CHANNELS, f"the model wants {len(card.channels)} input channels")
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "parts can't be kept before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     if card.grid.mode != "linear":
         raise ScanError(Reason.MODEL_UNSUPPORTED, "it wants its scans by nearest neighbour")
+
+
+def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
+    """Refuse scans that are not the card's input channels."""
+    if len(volumes) != len(card.channels):
+        detail = f"{card.name} wants {len(card.channels)} input channels, there are {len(volumes)}"
+        raise ScanError(Reason.CHANNELS, detail)
+    for volume, channel in zip(volumes[1:], card.channels[1:], strict=True):
+        if not volume.grid.matches(volumes[0].grid, SAME_PLACE):
+            raise ScanError(Reason.CHANNELS, f"{channel.name} lies on another grid than the first")

@@ -82,7 +82,7 @@ class Slider:
     Parameters
     ----------
     network : callable
-        (N, 1, x, y, z) of `dtype` to (N, C, x, y, z).
+        (N, channels, x, y, z) of `dtype` to (N, C, x, y, z).
     window : Window
         Of the card.
     dtype : torch.dtype
@@ -120,7 +120,7 @@ class Slider:
 
         Parameters
         ----------
-        image : (X, Y, Z) float32 tensor
+        image : (channels, X, Y, Z) float32 tensor
             Not changed, even by a network that works in place.
         axis : 0, 1 or 2
             Along which to go outermost.
@@ -134,18 +134,18 @@ class Slider:
             OUT_OF_MEMORY if one window is too much for the device; MODEL_NETWORK if what the
             network gives does not have the window's shape.
         """
-        shape = (image.shape[0], image.shape[1], image.shape[2])
+        shape = (image.shape[1], image.shape[2], image.shape[3])
         size = window_size(self.window, shape)
         padded, low = pad(image, size, self.window)
         starts = [
             window_starts(n, roi, self.window.overlap)
-            for n, roi in zip(padded.shape, size, strict=True)
+            for n, roi in zip(padded.shape[1:], size, strict=True)
         ]
         weight = importance(size, self.window, self.sums or image.device)
         inner = [x for x in range(3) if x != axis]
         crop = [slice(low[x], low[x] + shape[x]) for x in inner]
         sums = _OpenSlab(axis, size, padded, weight.device)
-        for start, following in itertools.pairwise([*starts[axis], padded.shape[axis]]):
+        for start, following in itertools.pairwise([*starts[axis], padded.shape[axis + 1]]):
             places = [
                 _place(axis, start, corner)
                 for corner in itertools.product(*(starts[x] for x in inner))
@@ -196,7 +196,7 @@ class Slider:
 
     def _forward(self, padded: torch.Tensor, places: Sequence[Shape], size: Shape) -> torch.Tensor:
         """Return the network's scores (N, C, x, y, z) of windows; they are copied out first."""
-        batch = torch.stack([padded[_box(place, size)] for place in places])[:, None]
+        batch = torch.stack([padded[:, *_box(place, size)] for place in places])
         scores = self.network(batch.to(self.dtype))
         if scores.ndim != 5 or tuple(scores.shape[2:]) != size or len(scores) != len(places):
             raise ScanError(Reason.MODEL_NETWORK, "its output does not have the shape of its input")
@@ -249,7 +249,7 @@ class _OpenSlab:
         Across which planes are cut.
     size : (x, y, z)
         Of a window.
-    padded : (X, Y, Z) tensor
+    padded : (channels, X, Y, Z) tensor
         What windows are cut from.
     device : torch.device
         Where sums lie; scores come from anywhere.
@@ -257,7 +257,7 @@ class _OpenSlab:
 
     def __init__(self, axis: int, size: Shape, padded: torch.Tensor, device: torch.device) -> None:
         self.axis, self.first, self.device = axis, 0, device
-        shape = [size[x] if x == axis else n for x, n in enumerate(padded.shape)]
+        shape = [size[x] if x == axis else n for x, n in enumerate(padded.shape[1:])]
         self._count = torch.zeros((1, *shape), device=device)
         self._sum = self._count[:0]  # the first window says how many classes there are
 
@@ -343,7 +343,7 @@ def window_starts(length: int, size: int, overlap: float) -> list[int]:
 
 
 def pad(image: torch.Tensor, size: Shape, window: Window) -> tuple[torch.Tensor, Shape]:
-    """Enlarge a grid that is smaller than the window; return how much was put before it, too.
+    """Enlarge an image whose grid is smaller than the window; return how much was put before it.
 
     Odd voxels go behind. "reflect" needs a grid of more than half the window (torch).
 
@@ -352,7 +352,7 @@ def pad(image: torch.Tensor, size: Shape, window: Window) -> tuple[torch.Tensor,
     ScanError
         IMPLAUSIBLE if the grid is too small to be reflected.
     """
-    missing = [max(roi - n, 0) for roi, n in zip(size, image.shape, strict=True)]
+    missing = [max(roi - n, 0) for roi, n in zip(size, image.shape[1:], strict=True)]
     low = (missing[0] // 2, missing[1] // 2, missing[2] // 2)
     if not any(missing):
         return image, (0, 0, 0)
@@ -360,10 +360,10 @@ def pad(image: torch.Tensor, size: Shape, window: Window) -> tuple[torch.Tensor,
     if window.padding == "constant":
         return functional.pad(image, ends, value=window.padding_value), low
     if window.padding == "reflect" and any(
-        m - m // 2 >= n for m, n in zip(missing, image.shape, strict=True)
+        m - m // 2 >= n for m, n in zip(missing, image.shape[1:], strict=True)
     ):
         raise ScanError(Reason.IMPLAUSIBLE, "the scan is too small to be reflected to a window")
-    return functional.pad(image[None, None], ends, mode=window.padding)[0, 0], low
+    return functional.pad(image[None], ends, mode=window.padding)[0], low
 
 
 def importance(size: Shape, window: Window, device: torch.device) -> torch.Tensor:

@@ -96,7 +96,7 @@ def test_the_best_and_the_newest_of_each_study() -> None:
     found = [derived, new_thick, old_thin, other]
 
     def ids(choose: str, **more: object) -> list[str]:
-        return [one.id for one in select(found, workflow(choose=choose, **more))[0]]
+        return [one.id for (one,) in select(found, workflow(choose=choose, **more))[0]]
 
     assert ids("all") == ["derived", "new_thick", "old_thin", "other"]
     assert ids("best") == ["old_thin", "other"]

@@ -64,7 +64,7 @@ def test_scores_equal_those_of_the_whole_network_in_monais_inferer(
         network, Window(SIZE, 0.5, "gaussian"), activation=activation, slab=1, head=head
     )
     with torch.inference_mode():
-        blocks = [b.scores.clone() for b in slider.slide(image, 2)]
+        blocks = [b.scores.clone() for b in slider.slide(image[None], 2)]
         theirs = sliding_window_inference(
             image[None, None], SIZE, 1, whole, 0.5, "gaussian", 0.125, "constant", 0.0
         )[0]
@@ -110,7 +110,7 @@ def test_where_no_window_was_run_is_background_whatever_the_head_says() -> None:
     image[3:9, 3:9, 40:44] = 1
     slider = Slider(network, Window(SIZE, 0.0), head=loud)
     with torch.inference_mode():
-        scores = torch.cat([b.scores.clone() for b in slider.slide(image, 2, image > 0)])
+        scores = torch.cat([b.scores.clone() for b in slider.slide(image[None], 2, image > 0)])
 
     assert slider.passed.skipped == 1
     assert (scores[16:32].argmax(dim=1) == 0).all()

@@ -14,7 +14,6 @@ import torch
 import cards_by_hand
 from scanloom.cards.card import (
     Argmax,
-    Channel,
     KeepLargest,
     ModelCard,
     NetworkGrid,
@@ -160,9 +159,7 @@ def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
 
 
 def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
-    two = (Channel("t1", "MR"), Channel("t2", "MR"))
     cases = [
-        (replace(card, channels=two), Reason.CHANNELS),
         (replace(card, grid=NetworkGrid("RAS", None, "nearest")), Reason.MODEL_UNSUPPORTED),
         (replace(card, network=NetworkSpec("Nothing", {})), Reason.MODEL_NETWORK),
     ]

@@ -20,7 +20,7 @@ Shape = tuple[int, int, int]
 def sweep(slider: Slider, image: torch.Tensor, axis: int) -> torch.Tensor:
     """Return all scores (C, X, Y, Z); planes must come in order, each once."""
     # planes are good until the next come
-    blocks = [ScorePlanes(b.first, b.scores.clone()) for b in slider.slide(image, axis)]
+    blocks = [ScorePlanes(b.first, b.scores.clone()) for b in slider.slide(image[None], axis)]
     assert [b.first for b in blocks] == [
         sum(len(b.scores) for b in blocks[:n]) for n in range(len(blocks))
     ]
@@ -177,7 +177,7 @@ def test_only_the_planes_of_a_window_hold_sums() -> None:
         seen.append(len(windows))
         return windows
 
-    planes = Slider(counts, Window((4, 4, 4), 0.5)).slide(torch.randn(4, 4, 12), 2)
+    planes = Slider(counts, Window((4, 4, 4), 0.5)).slide(torch.randn(1, 4, 4, 12), 2)
     first = next(planes)
 
     assert seen == [1]
@@ -193,7 +193,7 @@ def test_windows_of_air_are_passed_over(axis: int) -> None:
     slider = Slider(network, Window((6, 6, 6), 0.5))
     with torch.inference_mode():
         whole = sweep(Slider(network, Window((6, 6, 6), 0.5)), image, axis)
-        some = torch.cat([b.scores.clone() for b in slider.slide(image, axis, image > 0)])
+        some = torch.cat([b.scores.clone() for b in slider.slide(image[None], axis, image > 0)])
     some = some.movedim(0, axis + 1)
 
     assert 0 < slider.passed.skipped < slider.passed.windows
@@ -206,7 +206,7 @@ def test_a_scan_of_nothing_but_air_is_background() -> None:
     slider = Slider(Blurred(), Window((4, 4, 4), 0.0))
     image = torch.zeros(8, 8, 8)
     with torch.inference_mode():
-        scores = torch.cat([b.scores.clone() for b in slider.slide(image, 2, image > 0)])
+        scores = torch.cat([b.scores.clone() for b in slider.slide(image[None], 2, image > 0)])
 
     assert slider.passed.skipped == slider.passed.windows - 1
     assert (scores[4:].argmax(dim=1) == 0).all()
