@@ -17,11 +17,15 @@ def report(
 ) -> None:
     """Write the page to look through all results, the doubtful cases first.
 
-    Where shards worked on parts of an archive, the tables are put together first.
+    Where shards worked on parts of an archive, the tables are put together first; a BIDS derivative
+    that is there is written anew.
     """
     with speaking(Manner(as_json, debug)):
+        from importlib import metadata
+
         from scanloom.core import Reason, ScanError
         from scanloom.engine.collect import collect_shards
+        from scanloom.io.bids import BIDS, write_bids
         from scanloom.io.casefolder import output_error
         from scanloom.review.report.page import write_report
 
@@ -29,6 +33,8 @@ def report(
             raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
         try:
             collect_shards(out)
+            if (out / BIDS).is_dir():
+                write_bids(out, metadata.version("scanloom"))
             page = write_report(out)
         except OSError as exc:
             raise output_error(exc) from exc

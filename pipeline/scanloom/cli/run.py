@@ -55,6 +55,9 @@ def run(
         bool,
         typer.Option("--take-over", help="Take the lock of a run on another host that is dead."),
     ] = False,
+    bids: Annotated[
+        bool, typer.Option("--bids", help="Also OUT/bids, a BIDS derivative of label maps.")
+    ] = False,
     metrics: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep FILE up to date for Prometheus (textfile)."),
@@ -84,6 +87,7 @@ def run(
             shard=_shard(shard),
             metrics=metrics,
             price=price,
+            bids=bids,
         )
         wanted = find_workflow(workflow)
         with _interruptible() as stop:

@@ -40,6 +40,7 @@ from scanloom.engine.status import Board, Status
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
+from scanloom.io.bids import write_bids
 from scanloom.io.casefolder import claim_out, is_done
 from scanloom.io.crosswalk import add_sources, find_sources, source_of
 from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
@@ -80,6 +81,8 @@ class RunOptions:
         A file that is kept up to date for Prometheus.
     price : float or None
         Of an hour of a worker with its device, for an estimate of the cost.
+    bids : bool
+        Also a BIDS derivative, `OUT/bids`.
     """
 
     out: Path
@@ -91,6 +94,7 @@ class RunOptions:
     shard: tuple[int, int] | None = None
     metrics: Path | None = None
     price: float | None = None
+    bids: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ def run(
         status = board.now()
         joules = meter.joules() if meter else None
         totals = write_totals(options.out, status, joules=joules, price=options.price)
+        if options.bids:
+            write_bids(options.out, metadata.version("scanloom"))
         write_report(options.out)
         return RunResult(name, status, files, complete, totals)
 

@@ -1,0 +1,141 @@
+"""A BIDS derivative beside the results: label maps as `dseg`, subjects named by case ids.
+
+The Brain Imaging Data Structure (bids-specification.readthedocs.io, 1.10, "Derivatives: imaging")
+names files, tables and sidecars so that other programs find them. It knows no CT: label maps stand
+under `anat`. Nothing in it says more of a person than `cases/` does.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scanloom.io.names import CASE, SEGMENTS
+from scanloom.io.tables import write_json
+
+BIDS = "bids"
+BIDS_VERSION = "1.10.0"
+_README = """# Segmentations by scanloom
+
+Label maps of scans, one subject a scan: what a subject is called is a keyed hash, which whoever
+holds the crosswalk of the run can follow to its source. Research software: not a medical device,
+not for diagnosis or treatment.
+"""
+
+
+def write_bids(out: Path, version: str) -> Path:
+    """Write `OUT/bids` anew from what was published.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    version : str
+        Scanloom's.
+
+    Returns
+    -------
+    Path
+        The folder, there whole or as it was. Label maps are links to those of `cases/` where the
+        file system knows links, copies elsewhere.
+
+    Raises
+    ------
+    OSError, ValueError
+        If a published case can't be read, or the derivative can't be written.
+    """
+    folder, word = out / BIDS, secrets.token_hex(4)
+    draft, old = out / ".work" / f"bids-{word}", out / ".work" / f"bids-{word}-old"
+    try:
+        draft.mkdir(parents=True)
+        cases = sorted((out / "cases").iterdir()) if (out / "cases").is_dir() else []
+        subjects = {case: f"sub-{_alphanumeric(case.name)}" for case in cases}
+        _write_dataset(draft, list(subjects.values()), version)
+        for case, subject in subjects.items():
+            _write_subject(draft / subject / "anat", subject, case)
+        if folder.exists():
+            folder.rename(old)
+        draft.rename(folder)
+    finally:
+        for leftover in (draft, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return folder
+
+
+def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
+    description = {
+        "Name": "Segmentations by scanloom",
+        "BIDSVersion": BIDS_VERSION,
+        "DatasetType": "derivative",
+        "GeneratedBy": [{"Name": "scanloom", "Version": version}],
+    }
+    write_json(folder / "dataset_description.json", description)
+    (folder / "README.md").write_text(_README, encoding="utf-8")
+    _write_tsv(folder / "participants.tsv", ("participant_id",), [(s,) for s in subjects])
+    told = {"participant_id": {"Description": "A scan, by its case id"}}
+    write_json(folder / "participants.json", told)
+
+
+def _write_subject(folder: Path, subject: str, case: Path) -> None:
+    folder.mkdir(parents=True)
+    told = json.loads((case / CASE).read_text(encoding="utf-8"))
+    models = {model["name"]: model for model in told["models"]}
+    taken: set[str] = set()
+    for file in json.loads((case / SEGMENTS).read_text(encoding="utf-8"))["files"]:
+        layer = re.search(r"segmentation-(\d+)\.nii\.gz$", file["file"])
+        name = _alphanumeric(file["model"]) + (f"layer{layer[1]}" if layer else "")
+        while name in taken:
+            name += "x"  # two models whose names differ by a dash
+        taken.add(name)
+        stem = folder / f"{subject}_seg-{name}_dseg"
+        _link(case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
+        write_json(stem.with_name(f"{stem.name}.json"), _sidecar(models[file["model"]], told))
+        _write_tsv(
+            stem.with_name(f"{stem.name}.tsv"),
+            ("index", "name", "color"),
+            _rows(file["structures"]),
+        )
+
+
+def _sidecar(model: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "Description": f"Segmentation by {model['name']} {model['version']}",
+        "Manual": False,
+        "ModelWeightsSHA256": model["weights_sha256"],
+        "SourceModality": told["source"]["modality"] or "unknown",
+        "Flags": [flag["code"] for flag in told["flags"]],
+    }
+
+
+def _rows(structures: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the lookup table, with what is no structure; colours as #rrggbb."""
+    known = [
+        (s["number"], s["label"], "#{:02x}{:02x}{:02x}".format(*s["color"])) for s in structures
+    ]
+    return [("0", "background", "#000000"), *((str(n), name, c) for n, name, c in sorted(known))]
+
+
+def _write_tsv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, delimiter="\t", lineterminator="\n")
+        lines.writerow(columns)
+        lines.writerows(rows)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _alphanumeric(text: str) -> str:
+    """Return what may stand in a BIDS label."""
+    return re.sub(r"[^A-Za-z0-9]", "", text)
