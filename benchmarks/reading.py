@@ -75,7 +75,7 @@ def judge(found: Index, one: IndexedSeries, case: Path, root: Path) -> Line:
     if volume is None and said in ("PHASES", "FOUR_D"):
         verdict = of_phases(series, case)
     elif volume is None:
-        verdict = one.what.detail or "as its kind is"
+        verdict = one.what.detail
     else:
         verdict = of_volume(volume, series, case, first)
     if one.slices and said != reason and not (reason == "DERIVED" and not said):
