@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from scanloom.engine.run import RunResult
     from scanloom.engine.status import Board, Status
     from scanloom.engine.workflow import Workflow
+
+IN_ORDER, AT_ONCE = 9.0, 2.0
+"""Seconds that a run has to end after the first and the second Ctrl-C."""
 
 
 def run(
@@ -192,11 +196,17 @@ def _shard(text: str | None) -> tuple[int, int] | None:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C ask for the end; the second one is the usual one."""
+    """Let the first Ctrl-C ask for the end; the second one is the usual one.
+
+    Whatever the run is at, it ends in time: what it leaves undone, the next one does.
+    """
     stop = threading.Event()
+    ends: list[threading.Timer] = []
 
     def asked(number: int, frame: object) -> None:
-        if stop.is_set():
+        again = stop.is_set()
+        ends.append(_end_within(AT_ONCE if again else IN_ORDER))
+        if again:
             raise KeyboardInterrupt
         stop.set()
         console(stderr=True).print("Ending: what is being written is finished. Ctrl-C: at once.")
@@ -205,8 +215,18 @@ def _interruptible() -> Iterator[threading.Event]:
     try:
         yield stop
     finally:
+        for end in ends:
+            end.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_within(seconds: float) -> threading.Timer:
+    """End this process then, if it is not told otherwise; its children go with it."""
+    timer = threading.Timer(seconds, os._exit, (Exit.INTERRUPTED,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 @contextmanager

@@ -86,13 +86,13 @@ def pump(
                     continue
                 outcome = _given_up(task)
             on_outcome(task, outcome)
+        if flying:
+            _drain(pool, ended, flying, drain, on_outcome)
+            return False
     except BaseException:
         pool.stop(0.0)
         raise
-    if flying == 0:
-        return exhausted and not again
-    _drain(pool, ended, flying, drain, on_outcome)
-    return False
+    return exhausted and not again
 
 
 def _drain(
