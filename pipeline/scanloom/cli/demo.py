@@ -44,7 +44,7 @@ def demo(
 
         study = shipped("data") / "torso_ct"
         options = SegmentOptions(models=(MODEL,), out=out, replace=True)
-        [record] = run([study], options)
+        [(_, record)] = run([study], options)
         if record.reason is not None:
             raise ScanError(record.reason, record.detail)
         rows = compare(record, known_volumes(study.with_name("torso_truth.json")))

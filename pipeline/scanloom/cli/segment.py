@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from scanloom.core import CaseRecord
     from scanloom.engine.segment import SegmentOptions
 
+    Found = Sequence[tuple[Path, CaseRecord]]
+
 
 class Extra(StrEnum):
     """What can be written besides the usual results."""
@@ -73,7 +75,10 @@ def segment(
     ],
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("scanloom-out"),
     series: Annotated[
-        str | None, typer.Option(help="Which series, if there are several: number or UID.")
+        str | None,
+        typer.Option(
+            metavar="WHICH", help="Which series, if there are several: best, all, number or UID."
+        ),
     ] = None,
     phase: Annotated[
         int | None, typer.Option(min=0, help="Which volume of a scan with several, from 0.")
@@ -175,32 +180,27 @@ def segment(
             body_box=body_box,
             fused_restore=fused_restore,
         )
-        records = run(paths, options, quiet=quiet)
+        found = run(paths, options, quiet=quiet)
         if json:
-            print_json(document(paths, records))
+            print_json(document(found))
         else:
-            show(paths, records, quiet=quiet)
-        raise typer.Exit(exit_of_records(records))
+            show(found, quiet=quiet)
+        raise typer.Exit(exit_of_records([record for _, record in found]))
 
 
-def run(
-    paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False
-) -> tuple[CaseRecord, ...]:
+def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Found:
     """Segment, telling on stderr what is being done unless `quiet`; errors as `segment_paths`."""
-    from scanloom.engine.segment import segment_paths
+    from scanloom.engine.segment import segment_each
 
     if quiet:
-        return segment_paths(paths, options, silence)
+        return list(segment_each(paths, options, silence))
     with progress(paths) as on_step:
-        return segment_paths(paths, options, on_step)
+        return list(segment_each(paths, options, on_step))
 
 
-def document(paths: Sequence[Path], records: Sequence[CaseRecord]) -> dict[str, Any]:
-    """Return what `--json` prints: a case for each path, in order."""
-    return {
-        "schema": 1,
-        "cases": [_case(path, record) for path, record in zip(paths, records, strict=True)],
-    }
+def document(found: Found) -> dict[str, Any]:
+    """Return what `--json` prints: the cases of each path, in order."""
+    return {"schema": 1, "cases": [_case(path, record) for path, record in found]}
 
 
 def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
@@ -219,9 +219,9 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
     }
 
 
-def show(paths: Sequence[Path], records: Sequence[CaseRecord], *, quiet: bool = False) -> None:
+def show(found: Found, *, quiet: bool = False) -> None:
     """Print tables on stdout and what went wrong on stderr."""
-    for path, record in zip(paths, records, strict=True):
+    for path, record in found:
         if record.reason is not None:
             typer.echo(f"{path}: {message(record.reason, record.detail)}", err=True)
         elif not quiet:

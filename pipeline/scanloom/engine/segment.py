@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from scanloom.cards.store import find_model
-from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, ScanError
+from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, ScanError, Series
 from scanloom.engine.books import Books, Names
 from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
@@ -22,10 +22,11 @@ from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
 from scanloom.io.casefolder import claim_out, is_done
 from scanloom.io.crosswalk import source_of
-from scanloom.io.find import choose_series, find_series
+from scanloom.io.find import find_series
 from scanloom.io.identity import case_id, key_fingerprint, load_key
 from scanloom.io.names import CASE
 from scanloom.io.outline import read_outline
+from scanloom.io.ranking import Reading, preference_of, series_meant
 from scanloom.io.tables import read_measurements
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class SegmentOptions:
     out : Path
         The output folder.
     series, phase, gaps, orientation, modality
-        Which scan, and what its file does not say: as in `scanloom.load_volume`.
+        Which scan, and what its file does not say: as in `scanloom.load_volume`. "all" takes each
+        series of a path.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
     precision : str
@@ -120,15 +122,25 @@ def segment_paths(
     Returns
     -------
     tuple of CaseRecord
-        One a path, in order; its `reason` says why there is no result.
+        In order, one a path, or one a series with `series="all"`; its `reason` says why there is
+        no result.
 
     Raises
     ------
     ScanError
         For what concerns all: the models, the key, the output folder.
     """
+    return tuple(record for _, record in segment_each(paths, options, on_step))
+
+
+def segment_each(
+    paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
+) -> Iterator[tuple[Path, CaseRecord]]:
+    """Give each path with what became of a scan there: see `segment_paths`."""
     session = _Session(options)
-    return tuple(session.run(path, on_step) for path in paths)
+    for path in paths:
+        for record in session.run(path, on_step):
+            yield path, record
 
 
 class _Session:
@@ -146,16 +158,32 @@ class _Session:
         self.recipe = workflow_recipe(self.workflow, self.cards)
         self._labellers: Sequence[Labeller] | None = None
 
-    def run(self, path: Path, on_step: OnStep | None) -> CaseRecord:
+    def run(self, path: Path, on_step: OnStep | None) -> Iterator[CaseRecord]:
         clock = Clock((lambda step: on_step(path, step)) if on_step else None)
+        try:
+            with clock.step("find"):
+                meant = self._meant(path)
+        except Exception as error:  # a fault in one scan must not stop the others
+            logger.debug("no scan found", exc_info=True)
+            yield failed_record("", error)
+            return
+        for series in meant:
+            yield self._run(series, clock)
+            clock = Clock(clock.on_step)
+
+    def _meant(self, path: Path) -> tuple[Series, ...]:
+        options = self.options
+        reading = Reading(options.phase, options.gaps, options.orientation)
+        found = find_series(path)
+        return series_meant(found, options.series, preference_of(self.cards), reading)
+
+    def _run(self, series: Series, clock: Clock) -> CaseRecord:
         case: Case | None = None
         try:
             with clock.step("find"):
-                series = choose_series(find_series(path), self.options.series)
-                number = case_id(series, self.key, self.options.phase)
-                case = make_case(
-                    number, series, self.workflow, self.recipe, phase=self.options.phase
-                )
+                phase = self.options.phase
+                number = case_id(series, self.key, phase)
+                case = make_case(number, series, self.workflow, self.recipe, phase=phase)
             record = self._segment(case, clock)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)

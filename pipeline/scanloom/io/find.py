@@ -165,7 +165,7 @@ def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
             return original[0]
         if not original:
             raise ScanError(Reason.DERIVED, f"{_listed(found)}. Type --series 1, or a whole UID")
-        detail = f"{len(found)} series: {_listed(found)}. Type --series 1, or a whole UID"
+        detail = f"{len(found)} series: {_listed(found)}. Type --series 1, best or all"
         raise ScanError(Reason.SERIES_AMBIGUOUS, detail)
     matching = [s for s in found if s.series_uid and s.series_uid == wanted.strip()]
     if not matching and wanted.strip().isdecimal() and 1 <= int(wanted) <= len(found):

@@ -18,7 +18,7 @@ import SimpleITK as sitk
 
 from bundles import spleen_config, spleen_metadata, write_bundle
 from commands import scanloom
-from dicom_maker import Words, noise, write_series
+from dicom_maker import Geometry, Words, noise, write_series
 
 WORDS = Words(more={"PatientName": "Doe^Jane", "PatientID": "4711", "AccessionNumber": "A1"})
 
@@ -198,6 +198,32 @@ def with_import(config: dict[str, Any]) -> None:
 
 def with_foreign_network(config: dict[str, Any]) -> None:
     config["network_def"] = {"_target_": "monai.networks.nets.HighResNet"}
+
+
+def test_the_best_series_or_all_of_them(tiny_model: Path, tmp_path: Path) -> None:
+    study, out = tmp_path / "study", tmp_path / "out"
+    thick = Geometry(step=5.0)
+    write_series(study / "a", noise((24, 20, 6)), thick, words=Words(name="thick"))
+    write_series(study / "b", noise((24, 20, 12)), words=Words(name="thin"))
+    write_series(study / "c", noise((24, 20, 1)), words=Words(name="scout"))
+
+    best = scanloom(
+        "segment", study, "--model", tiny_model, "--out", out, "--series", "best", "--json"
+    )
+    every = scanloom(
+        "segment", study, "--model", tiny_model, "--out", out, "--series", "all", "--json"
+    )
+
+    [case] = best.document["cases"]
+    assert nib.load(Path(case["folder"]) / "segmentation.nii.gz").shape == (24, 20, 12)
+    assert best.code == 0
+    told = [(one["outcome"], (one["reason"] or {}).get("code")) for one in every.document["cases"]]
+    assert sorted(told, key=str) == [
+        ("failed", "TOO_FEW_SLICES"),
+        ("used", None),
+        ("used", None),
+    ]
+    assert every.code == 1
 
 
 @pytest.mark.parametrize(
