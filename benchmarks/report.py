@@ -28,6 +28,7 @@ STEP = """async (act) => {
   const press = (key) => document.querySelector(`th[data-key=${key}] button`).click();
   const fill = (id, value) => {
     const field = document.getElementById(id);
+    if (!field) return;  // nothing to filter by
     if (field.type === "checkbox") field.checked = value; else field.value = value;
     field.dispatchEvent(new Event("input", { bubbles: true }));
   };

@@ -26,7 +26,9 @@ SMALL_ML = 1.0
 DOUBTFUL = 1.0
 """Score from which a case is called doubtful: more than a border that is reached."""
 USUAL = 0.5
-"""Share of a cohort from which it is usual that a structure reaches the border of the scan."""
+"""Share of a cohort from which it is usual that a structure is there, or reaches the border."""
+UNSURE = 0.3
+"""Part of a doubt's weight that counts where no cohort says what is usual."""
 
 Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity"]
 _WEIGHT: Mapping[Kind, float] = {
@@ -89,27 +91,31 @@ class _Usual:
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         borders: dict[tuple[str, str], list[bool]] = defaultdict(list)
+        found: dict[tuple[str, str], list[bool]] = defaultdict(list)
         for m in measurements:
+            found[m.model, m.label].append(m.voxels > 0)
             if m.voxels:
                 borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
             for name, value in _values(m).items():
                 values[m.model, m.label, name].append(value)
         self._centre = {key: _centre(v) for key, v in values.items() if len(v) >= COHORT}
-        self._at_border = {
-            key for key, v in borders.items() if len(v) >= COHORT and sum(v) >= USUAL * len(v)
-        }
+        self._at_border, self._there = _usual(borders), _usual(found)
+        self._known = {key for key, v in found.items() if len(v) >= COHORT}
 
     def judge(self, m: Measurement) -> list[Doubt]:
         name = _name(m)
         if m.voxels == 0:
-            often = (m.model, m.label, "volume") in self._centre
-            text = "not found, though it usually is" if often else "not found"
-            return [Doubt("empty", name, _WEIGHT["empty"] * (1.0 if often else 0.3), text)]
+            key = m.model, m.label
+            if key in self._there:
+                return [Doubt("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
+            if key in self._known:
+                return []
+            return [Doubt("empty", name, UNSURE * _WEIGHT["empty"], "not found")]
         doubts = []
         z = {n: self._z(m, n, value) for n, value in _values(m).items()}
         if abs(z.get("volume", 0.0)) >= OUTLIER:
             word = "large" if z["volume"] > 0 else "small"
-            doubts.append(_by_z("volume", name, z["volume"], f"{m.volume_ml:.3g} ml is {word}"))
+            doubts.append(_by_z("volume", name, z["volume"], f"{_plain(m.volume_ml)} ml is {word}"))
         if abs(z.get("intensity", 0.0)) >= OUTLIER:
             said = f"mean {m.mean:.4g} {m.unit} is unusual"
             doubts.append(_by_z("intensity", name, z["intensity"], said))
@@ -123,6 +129,11 @@ class _Usual:
     def _z(self, m: Measurement, name: str, value: float) -> float:
         known = self._centre.get((m.model, m.label, name))
         return 0.0 if known is None else (value - known[0]) / known[1]
+
+
+def _usual(seen: Mapping[tuple[str, str], Sequence[bool]]) -> set[tuple[str, str]]:
+    """Return of which structures something is so in most of a cohort."""
+    return {key for key, v in seen.items() if len(v) >= COHORT and sum(v) >= USUAL * len(v)}
 
 
 def _values(m: Measurement) -> dict[str, float]:
@@ -167,7 +178,7 @@ def _sides(measurements: Sequence[Measurement]) -> list[Doubt]:
         small, large = sorted((left.volume_ml, right.volume_ml))
         pair = _name(left).replace("left", "left/right")
         if small >= SMALL_ML and large / small >= IMBALANCE:
-            text = f"{left.volume_ml:.3g} ml left, {right.volume_ml:.3g} ml right"
+            text = f"{_plain(left.volume_ml)} ml left, {_plain(right.volume_ml)} ml right"
             doubts.append(Doubt("imbalance", pair, _WEIGHT["imbalance"], text))
         for axis in range(3):
             middle = [(b[0][axis] + b[1][axis]) / 2 for b in (left.box, right.box)]
@@ -189,3 +200,8 @@ def _sides(measurements: Sequence[Measurement]) -> list[Doubt]:
 
 def _name(m: Measurement) -> str:
     return m.label.replace("_", " ")
+
+
+def _plain(value: float) -> str:
+    """Return three significant digits, without an exponent."""
+    return f"{float(f'{value:.3g}'):.12g}"

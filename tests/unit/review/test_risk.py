@@ -65,6 +65,16 @@ def test_what_stands_out_is_named(changes: dict[str, Any], kind: str) -> None:
     assert max(cases, key=lambda case: score(judge(cases)[case])) == "odd"
 
 
+def test_what_is_seldom_there_is_not_missed() -> None:
+    cases = cohort(30)
+    for n, measurements in enumerate(cases.values()):
+        measurements.append(measurement("lung", 100.0 if n % 3 else 0.0))
+        measurements.append(measurement("rib", 0.0 if n % 3 else 100.0))
+
+    doubts = {(d.structure, d.text) for found in judge(cases).values() for d in found}
+    assert doubts == {("lung", "not found, though it usually is")}
+
+
 def test_a_few_cases_are_no_cohort() -> None:
     cases = cohort(COHORT - 2)
     cases["odd"] = [measurement("liver", 15.0)]

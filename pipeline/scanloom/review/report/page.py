@@ -19,8 +19,8 @@ from scanloom.review.risk import COHORT, DOUBTFUL, Doubt, judge, score
 
 REPORT = "report"
 THUMBS = "thumbs"
-FAILED_RISK = 100.0
-"""Failed cases stand before all doubts."""
+FAILED_RISK = DOUBTFUL - 0.005
+"""Failed cases stand after doubtful ones, where there is a result to look at."""
 MOST_NAMES = 4
 """Structures that are named of which the same is said."""
 _HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def _render(found: Gathered, thumbs: dict[str, tuple[int, int]], charts: Sequenc
         cases=len(rows),
         done=sum(row["status"] == "done" for row in rows),
         failed=sum(row["status"] == "failed" for row in rows),
-        doubtful=sum(row["doubtful"] for row in rows if row["status"] == "done"),
+        doubtful=sum(row["doubtful"] for row in rows),
         small=sum(row["status"] == "done" for row in rows) < COHORT,
         cohort=COHORT,
         structures=names,
@@ -124,7 +124,7 @@ def _row(
         "detail": case.detail,
         "advice": advice(case.reason) if failed else "",
         "risk": FAILED_RISK if failed else round(risk, 2),
-        "doubtful": failed or risk >= DOUBTFUL,
+        "doubtful": not failed and risk >= DOUBTFUL,
         "doubts": _told(doubts),
         "models": list(case.models),
         "flags": list(case.flags),
