@@ -273,6 +273,7 @@ def test_what_scanloom_adds_to_the_metadata(tmp_path: Path) -> None:
         "weights_sha256": hashlib.sha256(WEIGHTS).hexdigest(),
         "checks": {"low": [-1100, -500], "spacing": [0.3, 6], "refuse": ["spacing"]},
         "precisions": ["float32", "float16"],
+        "kernel": "soft",
         "structures": {
             "spleen": {
                 "name": "The spleen",
@@ -289,6 +290,7 @@ def test_what_scanloom_adds_to_the_metadata(tmp_path: Path) -> None:
 
     assert card.checks == Checks(low=Range(-1100, -500), spacing=Range(0.3, 6), refuse=("spacing",))
     assert card.precisions == ("float32", "float16")
+    assert card.kernel == "soft"
     assert (card.license, card.attribution) == ("CC0-1.0", "All of us")
     (spleen,) = card.structures
     assert (spleen.name, spleen.type.meaning, spleen.color) == ("The spleen", "Liver", (1, 2, 3))
@@ -651,6 +653,7 @@ METADATA_REFUSED: list[tuple[Change, str, str]] = [
     (put("scanloom/checks/refuse", ["hue"]), "MODEL_DAMAGED", "refuse"),
     (put("scanloom/weights_sha256", "abc"), "MODEL_DAMAGED", "weights_sha256"),
     (put("scanloom/precisions", ["int8"]), "MODEL_DAMAGED", "precisions"),
+    (put("scanloom/kernel", "medium"), "MODEL_DAMAGED", "kernel"),
     (put("scanloom/structures/liver", {}), "MODEL_DAMAGED", "liver"),
     (put("scanloom/structures/spleen", {"color": [0, 0, 999]}), "MODEL_DAMAGED", "color"),
     (put("scanloom/structures/spleen", {"type": {"value": "1"}}), "MODEL_DAMAGED", "scheme"),
