@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -165,3 +166,24 @@ def test_the_gate_counts_what_is_needed() -> None:
         list(pool.map(visit, [4.0, 5.0, 3.0, 12.0, 1.0, 6.0] * 4))
 
     assert most[0] == 12.0  # it came in alone
+
+
+def test_a_scan_that_is_away_for_a_moment_is_read_later(engine: Engine, tmp_path: Path) -> None:
+    """As on a share of the network: the case is tried again after a pause."""
+    case = replace(em.make_case(tmp_path, "away"), source_hash="")
+    [path] = case.series.files
+    away = path.rename(tmp_path / "elsewhere")
+    begun = []
+
+    def come_back(step: str) -> None:
+        begun.append(step)
+        if begun.count("find") == 3 and away.exists():  # twice each time that it is tried
+            away.rename(path)
+
+    outcome = engine.run(case, on_step=come_back)
+
+    ends = [t.end for t in outcome.tries]
+    assert ends[-1] == "done"
+    assert set(ends[:-1]) == {"UNREADABLE"}
+    assert outcome.record is not None
+    assert outcome.record.reason is None
