@@ -150,7 +150,7 @@ def open_cluster(
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]
         opened = local_cluster(devices, execution.in_flight, pages=cluster.dashboard)
-    elif kind.partition(":")[0] in (SLURM, SSH):
+    elif kind.partition(":")[0] in (SLURM, SSH, KUBERNETES):
         opened = hosted_cluster(starter_of(kind, execution, private), execution, private)
     else:
         opened = joined_cluster(kind, cluster.wait or JOINING)
@@ -173,6 +173,10 @@ def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path
 
         orders = read_orders(execution)
         return lambda contact: SlurmJobs(orders, contact, private)
+    if name == KUBERNETES:
+        from scanloom.engine.kubernetes import KubernetesJob
+
+        return lambda contact: KubernetesJob(execution, contact, private)
     from scanloom.engine.ssh import SshHosts
 
     hosts = tuple(host for host in said.split(",") if host) or execution.cluster.hosts

@@ -178,10 +178,12 @@ class Cluster(_Section):
     walltime: Walltime | None = Field(
         default=None, description="slurm: longest time of a job: 24 h, 1-00:00:00"
     )
-    cores: int | None = Field(default=None, ge=1, description="slurm: CPU cores of a job")
-    memory: Bytes | None = Field(default=None, description="slurm: memory of a job: 32 GiB")
+    cores: int | None = Field(
+        default=None, ge=1, description="slurm, kubernetes: CPU cores of a job"
+    )
+    memory: Bytes | None = Field(default=None, description="slurm, kubernetes: of a job: 32 GiB")
     gpus: int = Field(
-        default=0, ge=0, description="GPUs of a job or host, a worker each; 0: those it shows"
+        default=0, ge=0, description="GPUs of a job, host or pod, a worker each; 0: those it shows"
     )
     job_extra_directives: Words = Field(
         default=(), description="slurm: further options of sbatch, such as --constraint=a100"

@@ -17,6 +17,7 @@ import pytest
 from scanloom.core import ScanError
 from scanloom.engine import gpus
 from scanloom.engine.handshake import Answer, find_fault
+from scanloom.engine.kubernetes import KubernetesJob
 from scanloom.engine.slurm import SlurmJobs, read_orders
 from scanloom.engine.ssh import SshHosts
 from scanloom.engine.workflow import Cluster, Execution, parse_workflow
@@ -263,3 +264,61 @@ def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> N
         assert "PRIVATE KEY" not in Path(told.certificate).read_text() + path.read_text()
         assert (told.workers, told.lifetime) == (2, 3480.0)
     assert not list(tmp_path.iterdir())
+
+
+POD = Cluster(
+    image="registry/scanloom:1",
+    namespace="imaging",
+    volumes=("archive:/data", "results:/out"),
+    gpus=1,
+    cores=4,
+    memory=8 * 2**30,
+)
+
+
+def test_the_job_of_kubernetes(tmp_path: Path) -> None:
+    contact = tmp_path / "cluster.json"
+    job = KubernetesJob(Execution(workers=3, cluster=POD), contact, tmp_path / "20260101T1-ab")
+
+    told = job.manifest()
+    pod = told["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+
+    assert told["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
+    assert told["spec"]["parallelism"] == 3
+    assert container["command"] == ["python", "-m", "scanloom.engine.worker", str(contact)]
+    limits = {"cpu": "4", "memory": "8192Mi", "nvidia.com/gpu": "1"}
+    assert container["resources"]["limits"] == limits
+    mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    claimed = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]}
+    assert {claimed[n]: path for n, path in mounted.items()} == {
+        "archive": "/data",
+        "results": "/out",
+    }
+
+
+def test_kubectl_is_told_once_and_the_job_goes_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat > {tmp_path}/told-$4\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = KubernetesJob(Execution(cluster=POD), tmp_path / "c.json", tmp_path)
+
+    job.keep(came=False)
+    job.keep(came=True)
+    job.close()
+
+    apply, delete = (tmp_path / "asked").read_text().split("\n")[:-1]
+    assert apply == "--namespace imaging apply -f -"
+    assert delete.startswith(f"--namespace imaging delete job {job.name} ")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [(Cluster(), "needs execution.cluster.image"), (Cluster(image="i", volumes=("a",)), "CLAIM:")],
+)
+def test_a_job_without_what_it_needs(tmp_path: Path, options: Cluster, word: str) -> None:
+    with pytest.raises(ScanError, match=word):
+        KubernetesJob(Execution(cluster=options), tmp_path, tmp_path).manifest()
