@@ -13,6 +13,7 @@ from scanloom.cli import (
     index,
     join,
     models,
+    plan,
     report,
     run,
     segment,
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command("segment")(segment.segment)
 app.command("index")(index.index)
+app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("status")(status.status)
 app.command("report")(report.report)

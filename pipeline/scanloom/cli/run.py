@@ -15,6 +15,7 @@ import typer
 
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 from scanloom.cli.exits import Exit
+from scanloom.cli.plan import compared_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +40,7 @@ def run(
         str,
         typer.Option(
             metavar="WHICH",
-            help='"local" (Dask here), "none" (no Dask), or the address or file of a scheduler.',
+            help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or scheduler file.",
         ),
     ] = "local",
     shard: Annotated[
@@ -126,6 +127,7 @@ def document(result: RunResult) -> dict[str, Any]:
         "files": result.files,
         "status": asdict(result.status),
         "totals": result.totals,
+        "plan": result.compared,
     }
 
 
@@ -279,6 +281,8 @@ def _print_end(result: RunResult, out: Path) -> None:
     files = ", ".join(f"{count} {name}" for name, count in result.files.items())
     screen.print(f"files: {files}")
     screen.print(totals_table(result.totals))
+    for name, words in compared_rows(result.compared) if result.compared else ():
+        screen.print(f"{name}: {words}")
     screen.print(f"Look at {out / 'report' / 'index.html'}")
 
 

@@ -65,6 +65,11 @@ class CaseEstimate:
         """The most that the process holds at any time, bytes."""
         return self.base + max(self.host.values(), default=0)
 
+    def beside(self, *not_in: str) -> int:
+        """Return the most it holds beside what all cases of a process share, out of some stages."""
+        kept = (n - _libraries(name) for name, n in self.host.items() if name not in not_in)
+        return max(kept, default=0)
+
     @property
     def stage(self) -> str:
         """The stage that needs most."""
@@ -123,8 +128,13 @@ def estimate_case(
     host["measure"] = scan + held + MEASURING
     host["write"] = scan + held + written + PICTURE
     host["readback"] = scan + held + written + PICTURE
-    host = {stage: n + MIB * LATER.get(stage, KERNELS) for stage, n in host.items()}
+    host = {stage: n + _libraries(stage) for stage, n in host.items()}
     return CaseEstimate(host, device, base_bytes(cards))
+
+
+def _libraries(stage: str) -> int:
+    """Return the bytes of libraries that have come in when a stage ends."""
+    return MIB * LATER.get(stage, KERNELS)
 
 
 def base_bytes(cards: Sequence[ModelCard]) -> int:

@@ -289,7 +289,7 @@ def _planned(
         values = sum(window_values(card, grid) for card in cards)
     except ScanError as error:
         return PlannedCase(case.id, reason=error.code, detail=error.detail)
-    outside = max(n for step, n in need.host.items() if step not in ("network", "resample"))
+    outside = need.beside("resample", "network", "restore", "clean")
     device = max(need.device.values(), default=0)
     return PlannedCase(case.id, voxels, values, need.peak, device, outside)
 

@@ -30,12 +30,15 @@ from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.energy import Meter
 from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.gpus import local_devices
+from scanloom.engine.history import Course, conclude
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
+from scanloom.engine.plan import PLAN
 from scanloom.engine.pool import LocalPool, Pool, Task
 from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
-from scanloom.engine.select import select
+from scanloom.engine.select import Inputs, check_channels, select
 from scanloom.engine.status import Board, Status
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
@@ -46,7 +49,6 @@ from scanloom.io.crosswalk import add_sources, find_sources, source_of
 from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
-from scanloom.io.index_file import IndexedSeries
 from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
 from scanloom.review.report.page import write_report
@@ -54,7 +56,7 @@ from scanloom.review.report.page import write_report
 logger = logging.getLogger(__name__)
 
 RUNS = "runs"
-NO_CLUSTER = "none"
+NO_CLUSTER, LOCAL = "none", "local"
 HERE = ("local", NO_CLUSTER)
 """Clusters whose energy this machine's counters count."""
 
@@ -113,6 +115,8 @@ class RunResult:
         Whether every case was worked on.
     totals : dict
         What `totals.json` of the run holds.
+    compared : dict or None
+        What was planned beside what happened, as `scanloom.engine.history.conclude` gives it.
     """
 
     run: str
@@ -120,6 +124,7 @@ class RunResult:
     files: dict[str, int]
     complete: bool
     totals: dict[str, Any]
+    compared: dict[str, Any] | None = None
 
     @property
     def any_failed(self) -> bool:
@@ -131,11 +136,12 @@ class RunResult:
 class _Books:
     """What became of the cases of this run and of those before it, by series."""
 
-    series: dict[str, str] = field(default_factory=dict)
+    series: dict[str, tuple[str, ...]] = field(default_factory=dict)
     endings: dict[str, list[Ending]] = field(default_factory=dict)
 
     def note(self, case_id: str, ending: Ending) -> None:
-        self.endings.setdefault(self.series[case_id], []).append(ending)
+        for series in self.series[case_id]:
+            self.endings.setdefault(series, []).append(ending)
 
 
 def run(
@@ -169,6 +175,7 @@ def run(
     stop = stop or threading.Event()
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.outputs.outputs())
+    check_channels(workflow, cards)
     key = load_key(options.key)
     fingerprint = key_fingerprint(key)
     claim_out(options.out, fingerprint)
@@ -191,7 +198,7 @@ def run(
         if options.bids:
             write_bids(options.out, metadata.version("scanloom"))
         write_report(options.out)
-        return RunResult(name, status, files, complete, totals)
+        return RunResult(name, status, files, complete, totals, made.compared)
 
 
 class _Run:
@@ -208,6 +215,8 @@ class _Run:
         self.key, self.name, self.board = key, name, board
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.books = _Books()
+        self.course = Course(time.monotonic())
+        self.compared: dict[str, Any] | None = None
 
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Do the whole run; return whether it was completed, and the count of files."""
@@ -220,6 +229,7 @@ class _Run:
         self.board.plan(len(cases), before)
         complete = True
         if tasks and not stop.is_set():
+            self.course.began = time.monotonic()
             with self._pool(book, len(tasks)) as pool:
                 complete = pump(
                     tasks,
@@ -229,14 +239,16 @@ class _Run:
                     stop=stop,
                 )
         self.board.state("collecting")
+        if self.options.cluster in (LOCAL, NO_CLUSTER) and tasks:
+            self._conclude(tasks[0].case.recipe)
         own = self.out / RUNS / self.name if self.options.shard else None
         files = collect(self.out, index, left, self.books.endings, self.key, own)
         return complete and not stop.is_set(), files
 
-    def _cases(self, index: Index, chosen: Sequence[IndexedSeries]) -> Iterator[Case]:
-        for one, case in make_cases(index, chosen, self.workflow, self.cards, self.key):
+    def _cases(self, index: Index, chosen: Sequence[Inputs]) -> Iterator[Case]:
+        for inputs, case in make_cases(index, chosen, self.workflow, self.cards, self.key):
             if self._is_ours(case.id):
-                self.books.series[case.id] = one.id
+                self.books.series[case.id] = tuple(one.id for one in inputs)
                 yield case
 
     def _is_ours(self, case: str) -> bool:
@@ -274,6 +286,7 @@ class _Run:
             partial(load_predictors, self.workflow.models, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
+            neighbours=max(1, len(local_devices(execution))) if self._is_local() else 1,
         )
         logs = self._private()
         if self.options.cluster == NO_CLUSTER:
@@ -301,6 +314,7 @@ class _Run:
         record = outcome.record
         if record is None:
             return  # cut off: it is as if it had not been started
+        self.course.note(outcome)
         self._log(task, outcome)
         if record.reason in (Reason.DISK_FULL, Reason.KEY_OTHER):
             raise ScanError(record.reason, record.detail)
@@ -309,6 +323,16 @@ class _Run:
         elif is_failure(record):
             write_failure(self.out, record, task.case.recipe)
         self._finish(record)
+
+    def _is_local(self) -> bool:
+        return self.options.cluster == LOCAL
+
+    def _conclude(self, recipe: str) -> None:
+        """Learn what cases take on this machine; keep how it went beside its plan."""
+        self.compared = conclude(self.out, self.course, self.workflow, self.cards, recipe)
+        if self.compared is not None:
+            told = {"schema": 1, **self.compared}
+            write_json(self.out / RUNS / self.name / PLAN, told)
 
     def _finish(self, record: CaseRecord) -> None:
         code = record.reason.code if record.reason else ""

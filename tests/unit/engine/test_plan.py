@@ -1,0 +1,127 @@
+"""What a run would take: rates that are learnt, cases that are chosen, a plan that is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dicom_maker import Words, noise, write_series
+from scanloom.cards.shipped import shipped
+from scanloom.core import Case, Outputs, Series
+from scanloom.engine import plan as planning
+from scanloom.engine.calibrate import MOST_VOXELS, choose
+from scanloom.engine.plan import keep_plan, make_plan
+from scanloom.engine.rates import Curve, Measured, Rates, rates_file
+from scanloom.engine.workflow import Workflow, make_workflow
+
+
+def test_between_and_beyond_what_was_measured() -> None:
+    """Of a cost that is a constant and a slope, two sizes are enough."""
+    curve = Curve()
+    for size in (1000.0, 50_000.0):
+        curve.add(size, 2.0 + 0.001 * size)
+
+    for size in (1000.0, 7000.0, 50_000.0, 1e6):
+        assert curve.at(size) == pytest.approx(2.0 + 0.001 * size)
+    assert curve.at(10.0) == pytest.approx(2.01)
+    assert Curve().at(5.0) is None
+
+
+def test_a_run_is_shared_out_among_its_cases() -> None:
+    """Steps that overlapped count once: what cases are expected to take is what the run took."""
+    rng = np.random.default_rng(0)
+    cases = [
+        Measured(size, size, 3e-5 * size, 1.0 + 1e-5 * size, 100 + size)
+        for size in rng.uniform(1e4, 1e6, 300)
+    ]
+    rates = Rates()
+    rates.learn(cases, seconds=500.0, start=3.0)
+
+    expected = [rates.seconds(one.values, one.voxels) for one in cases]
+
+    assert sum(e or 0.0 for e in expected) == pytest.approx(500.0, rel=0.1)
+    assert rates.start == 3.0
+
+
+def test_rates_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates = Rates()
+    rates.learn([Measured(1e6, 1e5, 2.0, 1.0, 5e4)], 3.0, 1.0)
+    rates.save("one")
+
+    assert Rates.load("one") == rates
+    assert not Rates.load("other").known
+    rates_file("one").write_text('{"form": 1, "network": 3}')
+    assert not Rates.load("one").known
+
+
+def test_small_and_large_cases_are_tried_within_bounds() -> None:
+    case = Case("", Series("nifti", (Path("a"),)), Outputs(), "", "")
+    sizes = [round(MOST_VOXELS / 50) * n for n in range(1, 101)]
+
+    chosen = choose([(size, replace(case, id=str(size))) for size in sizes])
+
+    some = [int(c.id) for c in chosen]
+    assert 2 <= len(some) <= 12
+    assert min(some) <= sizes[15]
+    assert max(some) >= sizes[85]
+    assert choose([(5, case)]) == [case]
+
+
+@pytest.fixture
+def workflow() -> Workflow:
+    return make_workflow(name="tissues", models=["ct_tissue"], select={"modality": "CT"})
+
+
+def test_a_plan_names_each_case_and_why_others_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
+) -> None:
+    """The sample study, a small MR and a CT that is too large for the limit: no voxel is read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    monkeypatch.setattr(planning.Rates, "load", lambda _: known())
+    write_series(tmp_path / "in" / "mr", noise(), words=Words(modality="MR"))
+    out = tmp_path / "out"
+
+    made = make_plan(workflow, [shipped("data") / "torso_ct", tmp_path / "in"], out)
+    keep_plan(made, out)
+
+    assert made.left_out == {"NOT_SELECTED": 1}
+    assert made.files == {"found": 66, "used": 66, "skipped": 0, "failed": 0}
+    [one] = made.cases
+    assert one.voxels == 144 * 192 * 60 or one.voxels == 192 * 144 * 60
+    assert one.values > 0
+    assert one.seconds == pytest.approx(10.0)
+    assert one.seconds is not None
+    assert made.totals.seconds == pytest.approx(one.seconds + 2.0)
+    assert made.totals.host == one.host
+    kept = json.loads((out / "runs" / "plan.json").read_text())
+    assert kept["cases"][0]["case"] == one.case
+    assert str(tmp_path) not in json.dumps(kept)
+
+
+def test_what_does_not_fit_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
+) -> None:
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    small = workflow.execution.model_copy(update={"memory_limit": 200_000_000})
+    tight = workflow.model_copy(update={"execution": small})
+
+    made = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
+
+    assert [one.reason for one in made.cases] == ["OUT_OF_MEMORY"]
+    assert "1 cases would be refused: see their reasons" in made.notes
+    assert made.todo == []
+
+
+def known() -> Rates:
+    """Return rates by which every case takes ten seconds."""
+    rates = Rates()
+    rates.learn([Measured(1.0, 1.0, 5.0, 5.0, 1e6)], 10.0, 2.0)
+    for curve in (rates.network, rates.rest, rates.written):
+        curve.add(1e12, next(iter(curve.points.values())).amount)
+    return rates
