@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,17 @@ class Chart:
     size: tuple[int, int]
 
 
-def draw_charts(cases: Sequence[Shown], folder: Path) -> list[Chart]:
+def draw_charts(
+    cases: Sequence[Shown], structures: Mapping[tuple[str, str], str], folder: Path
+) -> list[Chart]:
     """Draw what there is to draw.
 
     Parameters
     ----------
     cases : sequence of Shown
         The published ones count.
+    structures : mapping
+        What each (model, label) is called.
     folder : Path
         Where the files go; it is there.
 
@@ -46,7 +50,7 @@ def draw_charts(cases: Sequence[Shown], folder: Path) -> list[Chart]:
         None without a published case.
     """
     drawn = []
-    volumes = _volumes(cases)
+    volumes = _volumes(cases, structures)
     if volumes:
         drawn.append(_draw_volumes(volumes, folder))
     steps = _steps(cases)
@@ -55,13 +59,15 @@ def draw_charts(cases: Sequence[Shown], folder: Path) -> list[Chart]:
     return drawn
 
 
-def _volumes(cases: Sequence[Shown]) -> dict[str, list[float]]:
+def _volumes(
+    cases: Sequence[Shown], structures: Mapping[tuple[str, str], str]
+) -> dict[str, list[float]]:
     """Return the volumes (ml) of each structure where it was found, those found most often."""
     found: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         for m in case.measurements:
             if m.volume_ml > 0:
-                found[m.label.replace("_", " ")].append(m.volume_ml)
+                found[structures[m.model, m.label]].append(m.volume_ml)
     often = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_STRUCTURES]
     return {name: found[name] for name in sorted(often)}
 

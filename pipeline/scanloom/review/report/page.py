@@ -44,13 +44,20 @@ def write_report(out: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     previews = [(case.id, case.preview) for case in found.cases if case.preview]
     thumbs = draw_thumbs(previews, folder / THUMBS)
-    html = _render(found, thumbs, draw_charts(found.cases, folder))
+    structures = _structures(found.cases)
+    charts = draw_charts(found.cases, structures, folder)
+    html = _render(found, structures, thumbs, charts)
     page = folder / "index.html"
     write_whole(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
 
 
-def _render(found: Gathered, thumbs: dict[str, tuple[int, int]], charts: Sequence[Chart]) -> str:
+def _render(
+    found: Gathered,
+    structures: dict[tuple[str, str], str],
+    thumbs: dict[str, tuple[int, int]],
+    charts: Sequence[Chart],
+) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -62,7 +69,6 @@ def _render(found: Gathered, thumbs: dict[str, tuple[int, int]], charts: Sequenc
     )
     script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
     doubts = judge({c.id: c.measurements for c in found.cases if c.status == "done"})
-    structures = _structures(found.cases)
     rows = [_row(c, doubts.get(c.id, []), structures, thumbs.get(c.id)) for c in found.cases]
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
     names = list(structures.values())
