@@ -1,0 +1,49 @@
+"""How busy the device is kept: a sleep stands for the network, CPU work runs beside it."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from engine_sleep import draw, sleepers
+from meter import machine, table
+
+from scanloom.engine.child import Setup
+from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.pool import LocalPool, Task
+from scanloom.engine.pump import pump
+from scanloom.engine.work import Place
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--sleep", type=float, default=0.5, help="s at the device a case")
+    options = parser.parse_args()
+    print(machine("scanloom"), "\n")
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        weights = root / "weights"
+        weights.write_bytes(b"none")
+        setup = Setup(Place(root / "out", "print"), partial(sleepers, weights, options.sleep), 3)
+        pool = LocalPool([Engine(setup, 600.0)], 3)
+        spans: list[tuple[float, float]] = []
+
+        def note(_: Task, outcome: Outcome) -> None:
+            assert outcome.record is not None
+            assert outcome.record.reason is None
+            assert outcome.device is not None
+            spans.append(outcome.device)
+
+        pump(map(Task, draw(root / "in", options.cases)), pool, note)
+        pool.stop(5.0)
+    first, last = min(a for a, _ in spans), max(b for _, b in spans)
+    busy = sum(b - a for a, b in spans) / (last - first)
+    print(table(["what", "measured", "aim"], [["the door is busy, %", 100 * busy, ">= 97"]]))
+
+
+if __name__ == "__main__":
+    main()

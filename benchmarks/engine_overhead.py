@@ -1,0 +1,120 @@
+"""What the engine costs beside the serial loop, and how that grows with cases and workers."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from engine_sleep import draw, sleepers
+from meter import machine, table
+
+from scanloom.core import Case
+from scanloom.engine.book import CaseBook
+from scanloom.engine.child import Setup
+from scanloom.engine.clusters import local_cluster
+from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+from scanloom.engine.pool import Task
+from scanloom.engine.pump import pump
+from scanloom.engine.work import Place, work_on
+from scanloom.io.casefolder import is_done
+
+IN_FLIGHT = 3
+
+
+def resident() -> float:
+    """Return MiB that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> float:
+    """Return the seconds of a plain loop over the doors."""
+    models = sleepers(weights, seconds)
+    work_on(cases[0], lambda: models, Place(out.with_name("warm"), "print"))
+    start = time.perf_counter()
+    for case in cases:
+        assert work_on(case, lambda: models, Place(out, "print")).reason is None
+    return time.perf_counter() - start
+
+
+@contextmanager
+def engine(
+    out: Path, weights: Path, seconds: float, workers: int
+) -> Iterator[Callable[..., float]]:
+    """Give a function that works on cases through Dask and returns its seconds; all is warm."""
+    setup = Setup(Place(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
+    with local_cluster([""] * workers, IN_FLIGHT) as client:
+        book = out.parent / "book"
+        told = EngineSetup(setup, 600.0, float("inf"), book, out.parent / "logs")
+        client.register_plugin(EnginePlugin(told))
+
+        def go(cases: Sequence[Case]) -> float:
+            pool = DaskPool(client, CaseBook.write(book, cases), IN_FLIGHT)
+            ends: list[bool] = []
+            start = time.perf_counter()
+            pump(
+                map(Task, cases), pool, lambda _, o: ends.append(bool(o.record and o.record.folder))
+            )
+            assert all(ends)
+            assert len(ends) == len(cases)
+            return time.perf_counter() - start
+
+        yield go
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=1000, help="for the overhead")
+    parser.add_argument("--grow", type=int, nargs=2, default=[100, 20_000])
+    parser.add_argument("--sleep", type=float, default=0.2, help="s a case, for two workers")
+    parser.add_argument("--folder", type=Path, help="where scans and results go for a while")
+    options = parser.parse_args()
+    print(machine("scanloom", "distributed"), "\n")
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        root = Path(name)
+        weights = root / "weights"
+        weights.write_bytes(b"none")
+        few, many = options.grow
+        cases = draw(root / "in", max(options.cases, many) + 50)
+        warm, cases = cases[:50], cases[50:]
+        loop = serial(cases[: options.cases], root / "serial" / "out", weights, 0.0)
+        with engine(root / "a" / "out", weights, 0.0, 1) as go:
+            go(warm)
+            spent = go(cases[: options.cases])
+            shutil.rmtree(root / "a" / "out" / "cases")
+            over = 1000 * (spent - loop) / options.cases
+            rows.append(["ms a case over the serial loop", over, "at most 10"])
+            rows.append(["ms a case of the serial loop", 1000 * loop / options.cases, ""])
+            before = resident()
+            small = go(cases[:few]) / few
+            shutil.rmtree(root / "a" / "out" / "cases")
+            large = go(cases[:many]) / many
+            rows.append([f"time a case, {many} beside {few}", large / small, "at most 1.25"])
+            rows.append(["client memory, MiB more", resident() - before, "at most 100"])
+            start = time.perf_counter()
+            done = sum(is_done(root / "a" / "out", c.id, c.recipe) for c in cases[:many])
+            each = 1000 * (time.perf_counter() - start) / done
+            rows.append([f"ms a case to see that {done} are done", each, "at most 1"])
+        some = cases[:40]
+        spent_by = []
+        for workers in (1, 2):
+            with engine(root / f"w{workers}" / "out", weights, options.sleep, workers) as go:
+                go(warm[:12])
+                spent_by.append(go(some))
+        rows.append(
+            ["two workers beside one, bound by a sleep", spent_by[0] / spent_by[1], ">= 1.8"]
+        )
+    print(table(["what", "measured", "aim"], rows))
+
+
+if __name__ == "__main__":
+    main()
