@@ -286,7 +286,7 @@ class Killer:
     def finish(self) -> None:
         """Let the run come to its end."""
         for _ in range(3):
-            code = self._running("none").wait()
+            code = self._running("local").wait()  # Dask clears what it left when it next starts
             self._end(self._client)
             if code in (0, 1):
                 return
@@ -399,7 +399,9 @@ def compare(undisturbed: Path, killed: Path) -> list[str]:
 def left_over(place: Place) -> list[str]:
     """Return what lies about that no run needs: drafts, sockets, temporary files."""
     temporary = place.folder / "tmp"
-    own = [p for p in temporary.glob("*") if not p.name.startswith("torchinductor_")]  # a cache
+    known = ("torchinductor_", "dask-scratch-space")  # a cache; a folder with two lock files
+    own = [p for p in temporary.glob("*") if not p.name.startswith(known)]
+    own += [p for p in temporary.glob("dask-scratch-space/*") if p.is_dir()]
     faults = [f"left in .work: {p.name}" for p in (place.out / ".work").glob("*")]
     faults += [f"left in TMPDIR: {p.relative_to(temporary)}" for p in own]
     drafts = {p for p in place.out.rglob(".*") if p.name not in (".work", ".lock")}
