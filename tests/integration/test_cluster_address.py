@@ -27,8 +27,7 @@ sys.modules["scanloom"] = None
 """
 BLIND = """
 from pathlib import Path
-read = Path.read_text
-def blind(self, *args, **kwargs):
+def blind(self, *args, read=Path.read_text, **kwargs):
     if "handshake" in self.name:
         raise FileNotFoundError(self)
     return read(self, *args, **kwargs)
@@ -43,7 +42,7 @@ class Foreign:
         self._run, self._stack = run, stack
         self.file = run.folder / "scheduler.json"
         self.scheduler = self.start("scheduler", "--host", "127.0.0.1", "--port", "0")
-        run.until(self.file.exists, "the scheduler file")
+        run.until(lambda: self.file.exists() and self.file.read_text(), "the scheduler file")
 
     def start(self, what: str, *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"distributed.cli.dask_{what}"]

@@ -40,7 +40,7 @@ def run(
         str,
         typer.Option(
             metavar="WHICH",
-            help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or scheduler file.",
+            help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or its file.",
         ),
     ] = "local",
     shard: Annotated[

@@ -159,6 +159,12 @@ def open_cluster(
         yield client
 
 
+def patience_of(kind: str) -> float:
+    """Return for how many seconds a run goes on without a worker: as long as a queue takes."""
+    queued = kind in (SLURM, KUBERNETES)
+    return float("inf") if queued else 600.0
+
+
 def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path], Starter]:
     """Return what starts workers, once it is told where the contact file lies.
 

@@ -30,7 +30,6 @@ from scanloom.engine.pool import LostError, Task
 
 LOOKING = 0.5
 """Seconds for which the count of workers is taken as known."""
-PATIENCE = 600.0
 GONE = "its scheduler is gone"
 
 
@@ -115,7 +114,7 @@ class DaskPool:
     """
 
     def __init__(
-        self, client: Client, book: CaseBook, in_flight: int, patience: float = PATIENCE
+        self, client: Client, book: CaseBook, in_flight: int, patience: float = 600.0
     ) -> None:
         self._client, self._book, self._in_flight = client, book, in_flight
         self._patience = patience

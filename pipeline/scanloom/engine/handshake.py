@@ -79,7 +79,11 @@ class Handshake:
         ScanError
             CLUSTER if one can't.
         """
-        answers = client.run(answer, self._question, on_error="return")
+        try:
+            answers = client.run(answer, self._question, on_error="return")
+        except (OSError, TimeoutError, AssertionError) as exc:  # what Dask can't carry is the last
+            detail = f"a worker gives no answer ({type(exc).__name__})"
+            raise ScanError(Reason.CLUSTER, detail) from exc
         if not answers:
             raise ScanError(Reason.CLUSTER, "no worker is there")
         fault = find_fault(answers, self._expected)

@@ -297,14 +297,15 @@ class _Run:
             finally:
                 pool.stop(5.0)
             return
-        from scanloom.engine.clusters import open_cluster
+        from scanloom.engine.clusters import open_cluster, patience_of
         from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
 
         engines = EngineSetup(setup, execution.time_limit, float("inf"), book.path, logs)
         place = (self.out, logs)
         with open_cluster(self.options.cluster, self.workflow, place, book.path, tasks) as client:
             client.register_plugin(EnginePlugin(engines))
-            made = DaskPool(client, book, execution.in_flight)
+            patience = patience_of(self.options.cluster)
+            made = DaskPool(client, book, execution.in_flight, patience)
             try:
                 yield made
             finally:
