@@ -147,7 +147,7 @@ def test_nothing_is_told_by_a_run(place: Place, segmented: Ended, tmp_path: Path
     workflow = tmp_path / "workflow.yaml"
     workflow.write_text(f"name: birds\nmodels: [{place.folder / 'models' / 'tiny'}]\n")
     out = tmp_path / "out"
-    arguments = ["--out", out, "--cluster", "none", "--debug"]
+    arguments = ["--out", out, "--cluster", "none", "--debug", "--bids", "--price", "2"]
     ended = place.run("run", workflow, place.folder / "scans", *arguments)
 
     assert ended.code == 1, ended.err  # some failed
