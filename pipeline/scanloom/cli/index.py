@@ -98,7 +98,7 @@ def show(found: Index) -> None:
         table.add_column(
             name,
             justify="right" if name in NUMBERS else "left",
-            no_wrap=name in ("id", "study", "shape", "status"),
+            no_wrap=name in ("id", "study", "shape", "spacing mm", "status"),
         )
     for number, one in enumerate(found.series, 1):
         table.add_row(*_row(number, one))
