@@ -67,6 +67,7 @@ def add_case(
         "schema": 1,
         "case": case,
         "source": {"kind": "dicom", "files": 60, "hash": "h", "modality": "CT", "unit": "HU"},
+        "grid": {"axes": "LPS"},
         "flags": [{"code": flag.code, "text": flag.text} for flag in flags],
         "recipe": "r",
         "models": [

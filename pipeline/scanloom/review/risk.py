@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scanloom.core import Flag, Measurement
+from scanloom.core.measurement import Box
 
 COHORT = 8
 """Fewer cases than this are no cohort: nothing is said of what is usual."""
@@ -30,7 +31,7 @@ USUAL = 0.5
 UNSURE = 0.3
 """Part of a doubt's weight that counts where no cohort says what is usual."""
 
-Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity"]
+Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity", "scan"]
 _WEIGHT: Mapping[Kind, float] = {
     "side": 5.0,
     "volume": 3.0,
@@ -40,6 +41,16 @@ _WEIGHT: Mapping[Kind, float] = {
     "parts": 1.5,
     "border": 0.5,
 }
+_OF_SCAN: Mapping[Flag, float] = {
+    Flag.HU_IMPLAUSIBLE: 2.0,
+    Flag.NOT_HOUNSFIELD: 1.0,
+    Flag.SPACING_IMPLAUSIBLE: 1.0,
+    Flag.ATTRIBUTES_CONTRADICT: 1.0,
+    Flag.FORMS_DISAGREE: 1.0,
+    Flag.GAPS_INTERPOLATED: 1.0,
+    Flag.FOV_IMPLAUSIBLE: 0.5,
+}
+"""Flags of a case that make its results doubtful, whatever they look like, and their weight."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +63,17 @@ class Doubt:
     text: str
 
 
-def judge(cohort: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Doubt]]:
+def judge(
+    cohort: Mapping[str, Sequence[Measurement]], axes: Mapping[str, str] | None = None
+) -> dict[str, list[Doubt]]:
     """Judge every structure of every case.
 
     Parameters
     ----------
     cohort : mapping
         Case id to its measurements.
+    axes : mapping, optional
+        Case id to the axis codes of its grid, such as "LPS": they tell left from right.
 
     Returns
     -------
@@ -70,7 +85,8 @@ def judge(cohort: Mapping[str, Sequence[Measurement]]) -> dict[str, list[Doubt]]
     for case, measurements in cohort.items():
         for measurement in measurements:
             found[case] += usual.judge(measurement)
-        found[case] += _sides(measurements)
+        found[case] += _scan(measurements)
+        found[case] += _sides(measurements, (axes or {}).get(case, ""))
         found[case].sort(key=lambda doubt: (-doubt.weight, doubt.structure, doubt.kind))
     return found
 
@@ -159,43 +175,40 @@ def _by_z(kind: Kind, name: str, z: float, text: str) -> Doubt:
     return Doubt(kind, name, _WEIGHT[kind] * more, f"{text} (z {z:+.1f})")
 
 
-def _sides(measurements: Sequence[Measurement]) -> list[Doubt]:
-    """Compare what there is on the left with its like on the right.
+def _scan(measurements: Sequence[Measurement]) -> list[Doubt]:
+    """Return what was said of the scan itself: measurements hold the flags of their case."""
+    flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
+    return [Doubt("scan", "scan", _OF_SCAN[f], f.text) for f in flags if f in _OF_SCAN]
 
-    A patient's left has the larger L coordinate; boxes are of voxel indices, whose direction the
-    table does not tell. So sides are compared with each other over all pairs of a case: where one
-    pair lies the other way round than most, one of its two has the wrong name.
-    """
+
+def _sides(measurements: Sequence[Measurement], axes: str) -> list[Doubt]:
+    """Compare what there is on the left with its like on the right."""
     doubts = []
-    order: list[tuple[str, float]] = []
     by_name = {(m.model, m.label): m for m in measurements}
     for (model, label), left in by_name.items():
-        if "left" not in label:
-            continue
         right = by_name.get((model, label.replace("left", "right")))
-        if right is None or left.box is None or right.box is None:
+        if "left" not in label or right is None or left.box is None or right.box is None:
             continue
         small, large = sorted((left.volume_ml, right.volume_ml))
         pair = _name(left).replace("left", "left/right")
         if small >= SMALL_ML and large / small >= IMBALANCE:
             text = f"{_plain(left.volume_ml)} ml left, {_plain(right.volume_ml)} ml right"
             doubts.append(Doubt("imbalance", pair, _WEIGHT["imbalance"], text))
-        for axis in range(3):
-            middle = [(b[0][axis] + b[1][axis]) / 2 for b in (left.box, right.box)]
-            widths = [b[1][axis] - b[0][axis] + 1 for b in (left.box, right.box)]
-            if abs(middle[0] - middle[1]) >= max(widths) / 2:
-                order.append((f"{pair}|{axis}", middle[0] - middle[1]))
-    for axis in range(3):
-        on_axis = [(pair, gap) for pair, gap in order if pair.endswith(f"|{axis}")]
-        up = sum(gap > 0 for _, gap in on_axis)
-        if len(on_axis) < 3 or up in (0, len(on_axis)) or 2 * up == len(on_axis):
-            continue
-        most_up = 2 * up > len(on_axis)
-        for pair, gap in on_axis:
-            if (gap > 0) != most_up:
-                text = "left and right lie the other way round than other pairs"
-                doubts.append(Doubt("side", pair.split("|")[0], _WEIGHT["side"], text))
+        if _swapped(left.box, right.box, axes):
+            text = "what is called left lies on the patient's right"
+            doubts.append(Doubt("side", pair, _WEIGHT["side"], text))
     return doubts
+
+
+def _swapped(left: Box, right: Box, axes: str) -> bool:
+    """Whether the left one lies further right, by at least half of the wider of the two."""
+    for axis, code in enumerate(axes):
+        if code in "LR":
+            middles = [(first[axis] + last[axis]) / 2 for first, last in (left, right)]
+            width = max(last[axis] - first[axis] + 1 for first, last in (left, right))
+            to_left = (middles[0] - middles[1]) * (1 if code == "L" else -1)
+            return to_left <= -width / 2
+    return False
 
 
 def _name(m: Measurement) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scanloom.core import Flag, Measurement
-from scanloom.review.risk import COHORT, judge, score
+from scanloom.review.risk import COHORT, DOUBTFUL, judge, score
 
 BOX = ((0, 0, 0), (9, 9, 9))
 
@@ -95,13 +95,29 @@ def test_unequal_sides() -> None:
     assert kinds({"c": pair("kidney", 50, 10, (0.4, 0.1))}, "c") == []
 
 
-def test_swapped_sides() -> None:
-    pairs = [*pair("kidney", 50, 10), *pair("lung", 60, 0), *pair("rib", 70, 5)]
-    swapped = [*pairs, *pair("hip", 10, 50)]
+@pytest.mark.parametrize(
+    ("axes", "left", "right", "expected"),
+    [
+        ("LPS", 50, 10, []),
+        ("LPS", 10, 50, ["side"]),
+        ("RAS", 10, 50, []),
+        ("RAS", 50, 10, ["side"]),
+        ("PLS", 10, 50, []),  # the first axis is not the one
+        ("LPS", 10, 12, []),  # on top of one another
+        ("", 10, 50, []),
+    ],
+)
+def test_swapped_sides(axes: str, left: int, right: int, expected: list[str]) -> None:
+    doubts = judge({"c": pair("kidney", left, right)}, {"c": axes})["c"]
+    assert [doubt.kind for doubt in doubts] == expected
 
-    assert kinds({"c": pairs}, "c") == []
-    assert [d.structure for d in judge({"c": swapped})["c"]] == ["hip left/right"]
-    assert [d.kind for d in judge({"c": swapped})["c"]] == ["side"]
+
+def test_what_was_odd_of_the_scan_is_told_once() -> None:
+    flags = (Flag.HU_IMPLAUSIBLE, Flag.SHEARED)
+    cases = {"c": [measurement("liver", flags=flags), measurement("lung", flags=flags)]}
+    [doubt] = judge(cases)["c"]
+    assert (doubt.kind, doubt.text) == ("scan", Flag.HU_IMPLAUSIBLE.text)
+    assert score([doubt]) >= DOUBTFUL
 
 
 def test_more_doubts_weigh_more() -> None:

@@ -35,6 +35,8 @@ class Shown:
     models, flags : tuple of str
     measurements : tuple of Measurement
     modality : str
+    axes : str
+        Axis codes of its grid.
     seconds : dict
         Wall seconds by step.
     preview : Path or None
@@ -48,6 +50,7 @@ class Shown:
     flags: tuple[str, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     modality: str = ""
+    axes: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     preview: Path | None = None
 
@@ -140,6 +143,7 @@ def _published(out: Path) -> Iterator[tuple[Shown, dict[str, Any]]]:
             flags=tuple(flag["code"] for flag in told["flags"]),
             measurements=read_measurements(folder),
             modality=told["source"]["modality"] or "",
+            axes=told["grid"]["axes"],
             seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
             preview=preview if preview.exists() else None,
         )

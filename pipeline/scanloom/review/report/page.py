@@ -68,7 +68,8 @@ def _render(
         lstrip_blocks=True,
     )
     script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
-    doubts = judge({c.id: c.measurements for c in found.cases if c.status == "done"})
+    done = [case for case in found.cases if case.status == "done"]
+    doubts = judge({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
     rows = [_row(c, doubts.get(c.id, []), structures, thumbs.get(c.id)) for c in found.cases]
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
     names = list(structures.values())
