@@ -151,6 +151,7 @@ def test_a_cluster_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, word: str
 ) -> None:
     import dask
+    import distributed  # noqa: F401  # its options are there before one of them is set
 
     run = ClusterRun(tmp_path, 1, 0.0, "{}")
     monkeypatch.setenv("SCANLOOM_KEY", run.environment["SCANLOOM_KEY"])

@@ -31,7 +31,7 @@ def test_the_last_line_is_the_answer(meter):
 
     assert spent.answer == {"a": 1}
     assert spent.cpu > 0
-    assert 1 << 20 < spent.peak < 1 << 30
+    assert spent.peak > 1 << 20
 
 
 def test_what_a_failed_command_said_is_told(meter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -50,7 +51,8 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _acquire(path, mine, take_over=take_over)
+        with _one_at_a_time(out):
+            _acquire(path, mine, take_over=take_over)
     except OSError as exc:
         raise output_error(exc) from exc
     try:
@@ -60,6 +62,18 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
             with suppress(OSError):
                 tidy(out, began)
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_at_a_time(out: Path) -> Iterator[None]:
+    """Let one process look at locks at once, where the file system knows how (flock)."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # linking and renaming are all that is left then
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _acquire(path: Path, mine: str, *, take_over: bool) -> None:

@@ -67,6 +67,7 @@ async def serve(contact: Contact, over: asyncio.Event) -> None:
 def main() -> None:
     """Run the workers of this machine."""
     import dask
+    import distributed  # noqa: F401  # before its options are set: leaving would take all of them away
 
     contact = Contact.read(Path(sys.argv[1]))
     with suppress(OSError):  # only what is named relative to it can't be found then

@@ -76,9 +76,11 @@ def find_series(path: Path | str) -> tuple[Series, ...]:
     entries = list_files([path])
     looks = _looks(entries)
     wanted = ""
-    if _is_one_file(path) and looks[0].kind == "dicom" and not looks[0].reason:
+    if _is_one_file(path) and looks[0].kind and not looks[0].reason:
         wanted = entries[0].path
-        entries = list_files(_beside(wanted))
+        dicom = looks[0].kind == "dicom"
+        parts = _beside(wanted) if dicom else _parts(entries[0], looks[0])
+        entries = list_files([part for part in parts if os.path.lexists(part)])
         looks = _looks(entries)
     groups = group_files(entries, looks)
     found = [
@@ -220,13 +222,18 @@ def _partners(
     """Return which header of a volume belongs to which file of voxels."""
     partners = {}
     for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
-        if look.kind in ("nifti", "itk") and entry.path.lower().endswith(_PARTED):
-            files = (nifti_files if look.kind == "nifti" else itk_files)(SCRATCH.plain(entry.path))
-            for file in files[1:]:
-                beside = _join(entry.path, file.name)
-                if beside in places:
-                    partners[n] = places[beside]
+        for part in _parts(entry, look)[1:]:
+            if part in places:
+                partners[n] = places[part]
     return partners
+
+
+def _parts(entry: Entry, look: Look) -> list[str]:
+    """Return the files of a volume: itself, and what holds the voxels if that is another one."""
+    if look.kind not in ("nifti", "itk") or not entry.path.lower().endswith(_PARTED):
+        return [entry.path]
+    files = (nifti_files if look.kind == "nifti" else itk_files)(SCRATCH.plain(entry.path))
+    return [entry.path, *(_join(entry.path, file.name) for file in files[1:])]
 
 
 def _join(path: str, name: str) -> str:

