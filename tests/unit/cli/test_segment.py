@@ -292,6 +292,8 @@ def test_interrupted_is_130_and_leaves_nothing(tiny_model: Path, tmp_path: Path)
         stderr=subprocess.PIPE,
         text=True,
         env=dict(os.environ),
+        # as on a terminal: who runs the tests in the background has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     while "running the network" not in (line := process.stderr.readline()):
