@@ -1,6 +1,6 @@
 """Kills a run over an archive again and again, and compares what it gives with an undisturbed one.
 
-    python tests/kills.py --folder FOLDER [--studies 2000] [--repeat 5] [--broken-writer]
+    python tests/kills.py --folder FOLDER [--studies 2010] [--repeat 5] [--broken-writer]
 
 An archive of small studies is made in FOLDER (and kept for the next time), a fifth of them
 compressed, a few damaged. It is run undisturbed, then again with SIGKILL for client, scheduler,
@@ -462,7 +462,7 @@ def main() -> int:
     """Run the script."""
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--folder", type=Path, required=True)
-    reader.add_argument("--studies", type=int, default=2000)
+    reader.add_argument("--studies", type=int, default=2010)
     reader.add_argument("--repeat", type=int, default=3, help="how often each line of the plan")
     reader.add_argument("--only", choices=("none", "local", "address"), help="one kind of run")
     reader.add_argument("--seed", type=int, default=0)

@@ -21,6 +21,7 @@ from scanloom.cli.console import (
     told,
 )
 from scanloom.cli.exits import exit_of_records
+from scanloom.cli.lean import lean_imports
 from scanloom.cli.progress import progress, silence
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def segment(
 
     For example: scanloom segment study/ --model ct_tissue --out results
     """
-    with speaking(Manner(json, debug)):
+    with speaking(Manner(json, debug)), lean_imports():
         from scanloom.core import Outputs
         from scanloom.engine.segment import SegmentOptions
 

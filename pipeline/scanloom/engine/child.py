@@ -12,7 +12,6 @@ Both ends are this program on this machine, started by one user: nothing else is
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import signal
 import sys
@@ -26,15 +25,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, Clock, ScanError
+from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 
 WAITING = "waiting"
 """The step of a case that waits for models or before the device's door: its time is not its own."""
-
-HEAVY = ("highdicom", "nibabel", "PIL.Image", "scanloom.io.nifti", "scanloom.inference.memory")
-"""What the doors import where they need it: here it is done before the first case."""
 
 Labellers = Callable[[], Sequence[Labeller]]
 
@@ -125,8 +122,7 @@ class Child:
 
     def _make_models(self) -> None:
         try:
-            for name in HEAVY:
-                importlib.import_module(name)
+            import_heavy()
             models = self._setup.labellers()
             made = self._setup
             self._room = Room(models, made.memory_limit, made.in_flight, made.neighbours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from scanloom.cards.card import ModelCard
@@ -41,6 +42,16 @@ def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
     unknown = wanted - {s.label for card in cards for s in card.structures}
     if unknown:
         raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has {', '.join(sorted(unknown))}")
+
+
+HEAVY = ("highdicom", "nibabel", "PIL.Image", "scanloom.io.nifti", "scanloom.inference.memory")
+"""What the doors import where they need it."""
+
+
+def import_heavy() -> None:
+    """Import what reading and writing need, before or beside a case rather than in it."""
+    for name in HEAVY:
+        importlib.import_module(name)
 
 
 def load_predictors(models: Sequence[str], execution: Execution) -> tuple[Labeller, ...]:

@@ -16,7 +16,7 @@ from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, 
 from scanloom.engine.books import Books, Names
 from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
-from scanloom.engine.models import check_structures, load_predictors, unique_cards
+from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
@@ -221,6 +221,7 @@ class _Session:
         # held before is put back when both have ended
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._load_networks)
+            pool.submit(import_heavy)  # while the network runs
             yield coming.result
 
     def _load_networks(self) -> Sequence[Labeller]:
