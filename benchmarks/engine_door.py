@@ -10,9 +10,10 @@ from pathlib import Path
 from engine_sleep import draw, sleepers
 from meter import machine, table
 
+from scanloom.core import Case
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
-from scanloom.engine.pool import LocalPool, Task
+from scanloom.engine.pool import LocalPool
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place
 
@@ -32,13 +33,13 @@ def main() -> None:
         pool = LocalPool([Engine(setup, 600.0)], 3)
         spans: list[tuple[float, float]] = []
 
-        def note(_: Task, outcome: Outcome) -> None:
+        def note(_: Case, outcome: Outcome) -> None:
             assert outcome.record is not None
             assert outcome.record.reason is None
             assert outcome.device is not None
             spans.append(outcome.device)
 
-        pump(map(Task, draw(root / "in", options.cases)), pool, note)
+        pump(draw(root / "in", options.cases), pool, note)
         pool.stop(5.0)
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
     busy = sum(b - a for a, b in spans) / (last - first)

@@ -20,7 +20,6 @@ from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.clusters import local_cluster
 from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
-from scanloom.engine.pool import Task
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place, work_on
 from scanloom.io.casefolder import is_done
@@ -52,16 +51,14 @@ def engine(
     setup = Setup(Place(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
     with local_cluster([""] * workers, IN_FLIGHT) as client:
         book = out.parent / "book"
-        told = EngineSetup(setup, 600.0, float("inf"), book, out.parent / "logs")
+        told = EngineSetup(setup, 600.0, book, out.parent / "logs")
         client.register_plugin(EnginePlugin(told))
 
         def go(cases: Sequence[Case]) -> float:
             pool = DaskPool(client, CaseBook.write(book, cases), IN_FLIGHT)
             ends: list[bool] = []
             start = time.perf_counter()
-            pump(
-                map(Task, cases), pool, lambda _, o: ends.append(bool(o.record and o.record.folder))
-            )
+            pump(cases, pool, lambda _, o: ends.append(bool(o.record and o.record.folder)))
             assert all(ends)
             assert len(ends) == len(cases)
             return time.perf_counter() - start

@@ -15,7 +15,7 @@ from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.history import Course, learn
 from scanloom.engine.models import load_predictors
-from scanloom.engine.pool import LocalPool, Task
+from scanloom.engine.pool import LocalPool
 from scanloom.engine.pump import pump
 from scanloom.engine.rates import Rates
 from scanloom.engine.work import Place
@@ -64,7 +64,7 @@ def calibrate(todo: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, k
         course = Course(time.monotonic())
         pool = LocalPool([Engine(setup, execution.time_limit)], execution.in_flight)
         try:
-            pump([Task(case) for case in cases], pool, partial(_note, course))
+            pump(cases, pool, partial(_note, course))
         finally:
             pool.stop(5.0)
         learn(rates, scratch, course, 1)
@@ -97,5 +97,5 @@ def _scratch(out: Path, fingerprint: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _note(course: Course, task: Task, outcome: Outcome) -> None:
+def _note(course: Course, case: Case, outcome: Outcome) -> None:
     course.note(outcome)

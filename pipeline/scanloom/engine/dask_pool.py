@@ -21,12 +21,12 @@ from typing import Any
 from distributed import Client, WorkerPlugin, get_worker
 from distributed.client import Future as DaskFuture
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.handshake import Answer, Question, answer, find_fault
-from scanloom.engine.pool import LostError, Task
+from scanloom.engine.pool import LostError
 
 LOOKING = 0.5
 """Seconds for which the count of workers is taken as known."""
@@ -39,7 +39,6 @@ class EngineSetup:
 
     child: Setup
     time_limit: float
-    memory: float
     book: Path
     logs: Path
 
@@ -57,7 +56,7 @@ class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
         """Start the engine."""
         made = self._setup
         name = f"engine-{os.getpid()}-{time.time_ns():x}.log"
-        engine = Engine(made.child, made.time_limit, made.memory, made.logs / name)
+        engine = Engine(made.child, made.time_limit, made.logs / name)
         engine.warm_up()
         worker.scanloom_engine = engine
 
@@ -81,7 +80,7 @@ class Doorkeeper(WorkerPlugin):  # type: ignore[misc]
             raise RuntimeError(fault)
 
 
-def run_case(book: str, offset: int, memory: float) -> bytes:
+def run_case(book: str, offset: int) -> bytes:
     """Work on the case at `offset` of the run's book; on a worker.
 
     Returns
@@ -92,7 +91,7 @@ def run_case(book: str, offset: int, memory: float) -> bytes:
     """
     try:
         case = CaseBook.read(Path(book), offset)
-        told: Outcome | str = get_worker().scanloom_engine.run(case, memory)
+        told: Outcome | str = get_worker().scanloom_engine.run(case)
     except Exception as exc:  # noqa: BLE001  # a book out of sight, a worker that is leaving
         told = type(exc).__name__
     return pickle.dumps(told)
@@ -140,7 +139,7 @@ class DaskPool:
             raise ScanError(Reason.CLUSTER, f"no worker was there for {self._patience:.0f} s")
         return max(1, self._workers) * self._in_flight
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, case: Case) -> Future[Outcome]:
         """Have a case worked on by whichever worker is free.
 
         Raises
@@ -150,9 +149,9 @@ class DaskPool:
         """
         self._check_scheduler()  # else what it took with it would be lost again and again
         ours: Future[Outcome] = Future()
-        offset = self._book.offset(task.case.id)
+        offset = self._book.offset(case.id)
         theirs = self._client.submit(
-            run_case, str(self._book.path), offset, task.memory, pure=False, key=_key(task.case.id)
+            run_case, str(self._book.path), offset, pure=False, key=_key(case.id)
         )
         self._given[ours] = theirs
         theirs.add_done_callback(lambda done: self._hand_on(done, ours))

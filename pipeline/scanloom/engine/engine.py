@@ -70,8 +70,6 @@ class Engine:
         For the child.
     time_limit : float
         Seconds that a case may work.
-    memory : float
-        Bytes that all cases in flight may need together, by their estimates.
     log : Path or None
         Where the child's words go.
     environment : mapping
@@ -82,14 +80,13 @@ class Engine:
         self,
         setup: Setup,
         time_limit: float,
-        memory: float = float("inf"),
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._name = secrets.token_hex(4)
         self._setup, self._limit = setup, time_limit
         self._log, self._environment = log, environment
-        self._gate = Gate(setup.in_flight, memory)
+        self._gate = Gate(setup.in_flight)
         self._starting = threading.Lock()
         self._child: EngineProcess | None = None
         self._stopped = threading.Event()
@@ -98,15 +95,13 @@ class Engine:
         """Start the child, so that models are loaded before the first case comes."""
         self._running()
 
-    def run(self, case: Case, need: float = 0.0, on_step: OnStep | None = None) -> Outcome:
+    def run(self, case: Case, on_step: OnStep | None = None) -> Outcome:
         """Work on a case until its end is sure; called by several threads at once.
 
         Parameters
         ----------
         case : Case
             Which.
-        need : float
-            Bytes of memory that it is estimated to take.
         on_step : callable or None
             Is told each step that it begins.
 
@@ -118,7 +113,7 @@ class Engine:
         tries: list[Try] = []
         device = None
         for pause in (*PAUSES, None):
-            with self._gate.among_others(need):
+            with self._gate.among_others():
                 record, device = self._try(case, tries, on_step, alone=False)
             refused = tries[-1].end == REFUSED
             crowded = record is not None and record.reason in _CROWDED and not refused

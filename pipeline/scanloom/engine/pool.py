@@ -6,27 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from scanloom.core import Case
 from scanloom.engine.engine import Engine, Outcome
-
-
-@dataclass(frozen=True)
-class Task:
-    """A case to be worked on, and what it is estimated to take.
-
-    Parameters
-    ----------
-    case : Case
-        Which.
-    memory : float
-        Bytes of host memory.
-    """
-
-    case: Case
-    memory: float = 0.0
 
 
 class LostError(Exception):
@@ -40,7 +23,7 @@ class Pool(Protocol):
     def window(self) -> int:
         """How many cases are worth handing over at once."""
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, case: Case) -> Future[Outcome]:
         """Have a case worked on. The future may raise `LostError`, nothing else."""
 
     def stop(self, patience: float) -> None:
@@ -69,9 +52,9 @@ class LocalPool:
         """As many as the engines take."""
         return len(self._engines) * self._in_flight
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, case: Case) -> Future[Outcome]:
         """Have a case worked on by the engine that has least to do."""
-        return self._threads.submit(self._run, task)
+        return self._threads.submit(self._run, case)
 
     def stop(self, patience: float) -> None:
         """End the engines."""
@@ -82,15 +65,15 @@ class LocalPool:
             ender.join()
         self._threads.shutdown(cancel_futures=True)
 
-    def _run(self, task: Task) -> Outcome:
+    def _run(self, case: Case) -> Outcome:
         with self._lock:
             chosen = min(range(len(self._engines)), key=lambda n: self._busy[n])
             self._busy[chosen] += 1
         try:
-            return self._engines[chosen].run(task.case, task.memory)
+            return self._engines[chosen].run(case)
         finally:
             with self._lock:
                 self._busy[chosen] -= 1
 
 
-OnOutcome = Callable[[Task, Outcome], None]
+OnOutcome = Callable[[Case, Outcome], None]

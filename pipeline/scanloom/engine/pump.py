@@ -8,30 +8,30 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from scanloom.core import CaseRecord, Reason
+from scanloom.core import Case, CaseRecord, Reason
 from scanloom.engine.engine import Outcome
-from scanloom.engine.pool import LostError, Pool, Task
+from scanloom.engine.pool import LostError, Pool
 
 MOST_LOSSES = 10
 """How often a case may lose its worker before it is given up for this run."""
 
-OnOutcome = Callable[[Task, Outcome], None]
+OnOutcome = Callable[[Case, Outcome], None]
 
 
 def pump(
-    tasks: Iterable[Task],
+    cases: Iterable[Case],
     pool: Pool,
     on_outcome: OnOutcome,
     *,
-    on_start: Callable[[Task], None] | None = None,
+    on_start: Callable[[Case], None] | None = None,
     stop: threading.Event | None = None,
     drain: float = 6.0,
 ) -> bool:
-    """Hand tasks to a pool until all have an outcome.
+    """Hand cases to a pool until all have an outcome.
 
     Parameters
     ----------
-    tasks : iterable of Task
+    cases : iterable of Case
         Taken one by one, as there is room.
     pool : Pool
         Where they are worked on.
@@ -46,46 +46,46 @@ def pump(
     Returns
     -------
     bool
-        Whether all tasks were worked on.
+        Whether all cases were worked on.
     """
     stop = stop or threading.Event()
-    ended: queue.SimpleQueue[tuple[Task, Future[Outcome]]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[Case, Future[Outcome]]] = queue.SimpleQueue()
     losses: Counter[str] = Counter()
-    again: list[Task] = []
+    again: list[Case] = []
     flying = 0
-    waiting = iter(tasks)
+    waiting = iter(cases)
     exhausted = False
 
-    def hand_over(task: Task) -> None:
+    def hand_over(case: Case) -> None:
         if on_start is not None:
-            on_start(task)
-        future = pool.submit(task)
-        future.add_done_callback(lambda done: ended.put((task, done)))
+            on_start(case)
+        future = pool.submit(case)
+        future.add_done_callback(lambda done: ended.put((case, done)))
 
     try:
         while True:
             while flying < pool.window and not stop.is_set():
-                task = again.pop() if again else next(waiting, None)
-                if task is None:
+                case = again.pop() if again else next(waiting, None)
+                if case is None:
                     exhausted = True
                     break
-                hand_over(task)
+                hand_over(case)
                 flying += 1
             if flying == 0 or stop.is_set():
                 break
             try:
-                task, future = ended.get(timeout=0.2)
+                case, future = ended.get(timeout=0.2)
             except queue.Empty:
                 continue
             flying -= 1
             outcome = _outcome(future)
             if outcome is None:
-                losses[task.case.id] += 1
-                if losses[task.case.id] < MOST_LOSSES:
-                    again.append(task)
+                losses[case.id] += 1
+                if losses[case.id] < MOST_LOSSES:
+                    again.append(case)
                     continue
-                outcome = _given_up(task)
-            on_outcome(task, outcome)
+                outcome = _given_up(case)
+            on_outcome(case, outcome)
         if flying:
             _drain(pool, ended, flying, drain, on_outcome)
             return False
@@ -97,7 +97,7 @@ def pump(
 
 def _drain(
     pool: Pool,
-    ended: queue.SimpleQueue[tuple[Task, Future[Outcome]]],
+    ended: queue.SimpleQueue[tuple[Case, Future[Outcome]]],
     flying: int,
     patience: float,
     on_outcome: OnOutcome,
@@ -106,14 +106,14 @@ def _drain(
     pool.stop(patience)
     for _ in range(flying):
         try:
-            task, future = ended.get(timeout=1.0)
+            case, future = ended.get(timeout=1.0)
         except queue.Empty:
             return
         if future.cancelled() or future.exception() is not None:
             continue
         outcome = future.result()
         if outcome.record is not None:
-            on_outcome(task, outcome)
+            on_outcome(case, outcome)
 
 
 def _outcome(future: Future[Outcome]) -> Outcome | None:
@@ -125,6 +125,6 @@ def _outcome(future: Future[Outcome]) -> Outcome | None:
     return outcome if outcome.record is not None else None
 
 
-def _given_up(task: Task) -> Outcome:
+def _given_up(case: Case) -> Outcome:
     detail = f"its worker was lost {MOST_LOSSES} times"
-    return Outcome(CaseRecord(task.case.id, Reason.LOST, detail, (), None), ())
+    return Outcome(CaseRecord(case.id, Reason.LOST, detail, (), None), ())

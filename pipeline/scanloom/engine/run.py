@@ -35,7 +35,7 @@ from scanloom.engine.history import Course, conclude
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
 from scanloom.engine.plan import PLAN
-from scanloom.engine.pool import LocalPool, Pool, Task
+from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
 from scanloom.engine.select import Inputs, check_channels, select
@@ -223,24 +223,24 @@ class _Run:
         index = build_index(paths, self.key, self.out)
         chosen, left = select(index.series, self.workflow, self.cards)
         cases = list(self._cases(index, chosen))
-        tasks, before = self._todo(cases)
+        todo, before = self._todo(cases)
         self._remember_sources(cases)
-        book = CaseBook.write(self._private() / "cases.jsonl", (t.case for t in tasks))
+        book = CaseBook.write(self._private() / "cases.jsonl", todo)
         self.board.plan(len(cases), before)
         complete = True
-        if tasks and not stop.is_set():
+        if todo and not stop.is_set():
             self.course.began = time.monotonic()
-            with self._pool(book, len(tasks)) as pool:
+            with self._pool(book, len(todo)) as pool:
                 complete = pump(
-                    tasks,
+                    todo,
                     pool,
                     self._ended,
-                    on_start=lambda task: self.board.start(task.case.id),
+                    on_start=lambda case: self.board.start(case.id),
                     stop=stop,
                 )
         self.board.state("collecting")
-        if self.options.cluster in (LOCAL, NO_CLUSTER) and tasks:
-            self._conclude(tasks[0].case.recipe)
+        if self.options.cluster in (LOCAL, NO_CLUSTER) and todo:
+            self._conclude(todo[0].recipe)
         own = self.out / RUNS / self.name if self.options.shard else None
         files = collect(self.out, index, left, self.books.endings, self.key, own)
         return complete and not stop.is_set(), files
@@ -257,9 +257,9 @@ class _Run:
         part, parts = self.options.shard
         return int.from_bytes(case.encode()[-8:], "big") % parts == part - 1
 
-    def _todo(self, cases: Sequence[Case]) -> tuple[list[Task], int]:
+    def _todo(self, cases: Sequence[Case]) -> tuple[list[Case], int]:
         """Return what is to be done, and how many cases need nothing."""
-        tasks: list[Task] = []
+        todo: list[Case] = []
         before = 0
         for case in cases:
             try:
@@ -275,11 +275,11 @@ class _Run:
                 before += 1
                 self.books.note(case.id, Ending(old.reason.code, old.detail, 0.0))
                 continue
-            tasks.append(Task(case))
-        return tasks, before
+            todo.append(case)
+        return todo, before
 
     @contextmanager
-    def _pool(self, book: CaseBook, tasks: int) -> Iterator[Pool]:
+    def _pool(self, book: CaseBook, todo: int) -> Iterator[Pool]:
         execution = self.workflow.execution
         setup = Setup(
             Place(self.out, self.fingerprint, self.options.replace, self.key),
@@ -300,9 +300,9 @@ class _Run:
         from scanloom.engine.clusters import open_cluster, patience_of
         from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
 
-        engines = EngineSetup(setup, execution.time_limit, float("inf"), book.path, logs)
+        engines = EngineSetup(setup, execution.time_limit, book.path, logs)
         place = (self.out, logs)
-        with open_cluster(self.options.cluster, self.workflow, place, book.path, tasks) as client:
+        with open_cluster(self.options.cluster, self.workflow, place, book.path, todo) as client:
             client.register_plugin(EnginePlugin(engines))
             patience = patience_of(self.options.cluster)
             made = DaskPool(client, book, execution.in_flight, patience)
@@ -311,18 +311,18 @@ class _Run:
             finally:
                 made.stop(5.0)
 
-    def _ended(self, task: Task, outcome: Outcome) -> None:
+    def _ended(self, case: Case, outcome: Outcome) -> None:
         record = outcome.record
         if record is None:
             return  # cut off: it is as if it had not been started
         self.course.note(outcome)
-        self._log(task, outcome)
+        self._log(case, outcome)
         if record.reason in (Reason.DISK_FULL, Reason.KEY_OTHER):
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
             forget_failure(self.out, record.id)
         elif is_failure(record):
-            write_failure(self.out, record, task.case.recipe)
+            write_failure(self.out, record, case.recipe)
         self._finish(record)
 
     def _is_local(self) -> bool:
@@ -340,11 +340,11 @@ class _Run:
         self.books.note(record.id, Ending(code, record.detail, record.seconds))
         self.board.finish(record)
 
-    def _log(self, task: Task, outcome: Outcome) -> None:
+    def _log(self, case: Case, outcome: Outcome) -> None:
         record = outcome.record
         line = {
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "case": task.case.id,
+            "case": case.id,
             "reason": record.reason.code if record and record.reason else None,
             "tries": [
                 {"end": t.end, "alone": t.alone, "seconds": round(t.seconds, 3)}

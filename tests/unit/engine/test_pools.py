@@ -20,13 +20,13 @@ from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.lock import hold_lock
-from scanloom.engine.pool import LocalPool, LostError, Task
+from scanloom.engine.pool import LocalPool, LostError
 from scanloom.engine.pump import MOST_LOSSES, pump
 from scanloom.engine.work import Place
 
 
-def task(name: str) -> Task:
-    return Task(Case(name, Series("nifti", (Path(name),)), Outputs(), "", ""))
+def case(name: str) -> Case:
+    return Case(name, Series("nifti", (Path(name),)), Outputs(), "", "")
 
 
 class Threads:
@@ -38,26 +38,26 @@ class Threads:
         self.most, self._now, self._lock = 0, 0, threading.Lock()
         self.stopped: float | None = None
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, one: Case) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-            self.starts[task.case.id] += 1
-        threading.Thread(target=self._run, args=(task, future)).start()
+            self.starts[one.id] += 1
+        threading.Thread(target=self._run, args=(one, future)).start()
         return future
 
     def stop(self, patience: float) -> None:
         self.stopped = patience
 
-    def _run(self, task: Task, future: Future[Outcome]) -> None:
+    def _run(self, one: Case, future: Future[Outcome]) -> None:
         time.sleep(self._seconds)
         with self._lock:
             self._now -= 1
-        if self.starts[task.case.id] <= self._lose:
+        if self.starts[one.id] <= self._lose:
             future.set_exception(LostError("killed"))
         else:
-            future.set_result(Outcome(CaseRecord(task.case.id, None, "", (), None), ()))
+            future.set_result(Outcome(CaseRecord(one.id, None, "", (), None), ()))
 
 
 def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
@@ -67,9 +67,9 @@ def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
         for n in range(60):
             taken.append(n)
             assert len(taken) - len(ended) <= 5
-            yield task(f"t{n}")
+            yield case(f"t{n}")
 
-    assert pump(tasks(), pool, lambda t, o: ended.append(t.case.id))
+    assert pump(tasks(), pool, lambda t, o: ended.append(t.id))
     assert sorted(ended) == sorted(f"t{n}" for n in range(60))
     assert pool.most <= 4
 
@@ -77,7 +77,7 @@ def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
 def test_who_loses_its_worker_goes_on() -> None:
     pool, records = Threads(3, lose=2), []
 
-    assert pump(map(task, "abc"), pool, lambda t, o: records.append(o.record))
+    assert pump(map(case, "abc"), pool, lambda t, o: records.append(o.record))
 
     assert [r.reason for r in records] == [None] * 3
     assert pool.starts == {"a": 3, "b": 3, "c": 3}
@@ -86,7 +86,7 @@ def test_who_loses_its_worker_goes_on() -> None:
 def test_who_always_loses_its_worker_is_given_up() -> None:
     pool, records = Threads(3, lose=1000), []
 
-    assert pump(map(task, "a"), pool, lambda t, o: records.append(o.record))
+    assert pump(map(case, "a"), pool, lambda t, o: records.append(o.record))
 
     assert [r.reason for r in records] == [Reason.LOST]
     assert pool.starts["a"] == MOST_LOSSES
@@ -97,16 +97,16 @@ def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
     starts: Counter[str] = Counter()
 
     class Leaving(Threads):
-        def submit(self, task: Task) -> Future[Outcome]:
+        def submit(self, one: Case) -> Future[Outcome]:
             future: Future[Outcome] = Future()
-            starts[task.case.id] += 1
-            record = CaseRecord(task.case.id, None, "", (), None) if starts.total() > 3 else None
+            starts[one.id] += 1
+            record = CaseRecord(one.id, None, "", (), None) if starts.total() > 3 else None
             future.set_result(Outcome(record, ()))
             return future
 
     records = []
 
-    assert pump(map(task, "abc"), Leaving(3), lambda t, o: records.append(o.record))
+    assert pump(map(case, "abc"), Leaving(3), lambda t, o: records.append(o.record))
     assert sorted(r.id for r in records if r) == ["a", "b", "c"]
     assert starts == {"a": 2, "b": 2, "c": 2}
 
@@ -114,11 +114,11 @@ def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
 def test_stop_starts_nothing_more() -> None:
     pool, stop, ended = Threads(2, seconds=0.2), threading.Event(), []
 
-    def note(t: Task, o: Outcome) -> None:
-        ended.append(t.case.id)
+    def note(t: Case, o: Outcome) -> None:
+        ended.append(t.id)
         stop.set()
 
-    assert not pump(map(task, "abcdefgh"), pool, note, stop=stop, drain=3.0)
+    assert not pump(map(case, "abcdefgh"), pool, note, stop=stop, drain=3.0)
     assert 1 <= len(ended) <= 2
     assert pool.stopped == 3.0
 
@@ -126,11 +126,11 @@ def test_stop_starts_nothing_more() -> None:
 def test_an_error_of_the_caller_stops_the_pool() -> None:
     pool = Threads(2)
 
-    def full(t: Task, o: Outcome) -> None:
+    def full(t: Case, o: Outcome) -> None:
         raise OSError(28, "full")
 
     with pytest.raises(OSError, match="full"):
-        pump(map(task, "abc"), pool, full)
+        pump(map(case, "abc"), pool, full)
     assert pool.stopped == 0.0
 
 
@@ -138,7 +138,7 @@ def test_the_book_gives_each_case_back_as_it_was(tmp_path: Path) -> None:
     odd = Path("b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
     series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
     one = Case("one", series, Outputs(structures=("liver",), split=True), "s", "r", "RAS", "CT", 2)
-    book = CaseBook.write(tmp_path / "book", [task("zero").case, one])
+    book = CaseBook.write(tmp_path / "book", [case("zero"), one])
 
     assert book.case("one") == one
     assert len(book) == 2
@@ -214,7 +214,7 @@ def test_local_pool(tmp_path: Path) -> None:
     cases = [em.make_case(tmp_path, f"c{n}") for n in range(3)]
     ended = []
 
-    assert pump(map(Task, cases), pool, lambda t, o: ended.append(o.record.reason))
+    assert pump(cases, pool, lambda t, o: ended.append(o.record.reason))
     pool.stop(5.0)
 
     assert ended == [None] * 3
@@ -237,10 +237,10 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
     ended = {}
     with local_cluster(["", ""], 2) as client, Handshake(out) as handshake:
         handshake.check(client)
-        plugin = EnginePlugin(EngineSetup(setup, 60.0, float("inf"), book.path, tmp_path / "logs"))
+        plugin = EnginePlugin(EngineSetup(setup, 60.0, book.path, tmp_path / "logs"))
         client.register_plugin(plugin)
         pool = DaskPool(client, book, 2)
-        assert pump(map(Task, cases), pool, lambda t, o: ended.update({t.case.id: o.record}))
+        assert pump(cases, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
 
     expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
