@@ -10,10 +10,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster_runs import LOOPBACK, ClusterRun, http_answer, listeners
 from formula_run import processes
+from scanloom.engine.clusters import local_cluster
 
 ROUTES = (
     "/",
@@ -94,3 +96,15 @@ def test_nothing_is_left_of_a_run_that_is_killed(run: ClusterRun) -> None:
         began = time.monotonic()
         run.until(lambda: not processes(run.notes), "the end of all processes", 15.0)
         assert time.monotonic() - began < 15.0
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_while_they_start_come_back() -> None:
+    with local_cluster(["", ""], 1) as client:
+        for _ in range(6):
+            for process in psutil.Process().children(recursive=True):
+                if "spawn_main" in " ".join(process.cmdline()):
+                    process.kill()
+            time.sleep(1.0)
+        client.wait_for_workers(2, timeout=120)
+        assert client.submit(os.getpid, pure=False).result(timeout=60) > 0

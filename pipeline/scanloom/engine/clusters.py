@@ -28,7 +28,7 @@ QUIET: dict[str, Any] = {
     "distributed.admin.log-length": 100,
     "distributed.admin.low-level-log-length": 100,
     "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.deploy.lost-worker-timeout": "15s",
+    "distributed.deploy.lost-worker-timeout": "1 day",  # not while its nanny starts it again
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }
 """Thin workers whose memory is the engine child's affair, with the threads they are given."""
@@ -238,7 +238,39 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
         if not pages:
             _close_pages(cluster)
         client.wait_for_workers(len(devices), timeout=JOINING)
-        yield client
+        with _kept_up(cluster):
+            yield client
+
+
+@contextmanager
+def _kept_up(cluster: Any) -> Iterator[None]:
+    """Start workers again whose nanny gave up: one that dies while it starts is not replaced."""
+    from distributed.core import Status
+
+    over = threading.Event()
+
+    def gave_up() -> list[Any]:
+        ended = (Status.closed, Status.failed)
+        return [name for name, nanny in list(cluster.workers.items()) if nanny.status in ended]
+
+    async def replace(names: list[Any]) -> None:
+        for name in names:
+            del cluster.workers[name]
+        await cluster.scale_down([])  # makes what is there what was asked for
+
+    def keep() -> None:
+        while not over.wait(KEEPING):
+            if names := gave_up():
+                with suppress(Exception):  # the next look tries again
+                    cluster.sync(replace, names)
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join(JOINING)
 
 
 @contextmanager
