@@ -18,8 +18,8 @@ from meter import machine, table
 from scanloom.core import Case
 from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
-from scanloom.engine.clusters import local_cluster
 from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place, work_on
 from scanloom.io.casefolder import is_done

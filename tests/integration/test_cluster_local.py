@@ -15,7 +15,7 @@ import pytest
 
 from cluster_runs import LOOPBACK, ClusterRun, http_answer, listeners
 from formula_run import processes
-from scanloom.engine.clusters import local_cluster
+from scanloom.engine.local_cluster import local_cluster
 
 ROUTES = (
     "/",

@@ -6,45 +6,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.gpus import local_devices, worker_environment
+from scanloom.engine.dask_settings import NO_PAGES, QUIET, close_pages, scheduler_spec
+from scanloom.engine.gpus import local_devices
 from scanloom.engine.handshake import Handshake
+from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.workflow import Cluster, Execution, Workflow
 
-QUIET: dict[str, Any] = {
-    "distributed.scheduler.allowed-failures": 0,  # the run counts losses itself
-    "distributed.scheduler.work-stealing": False,
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.log-length": 100,
-    "distributed.admin.low-level-log-length": 100,
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.deploy.lost-worker-timeout": "1 day",  # not while its nanny starts it again
-    "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
-}
-"""Thin workers whose memory is the engine child's affair, with the threads they are given."""
-
-NO_PAGES: dict[str, Any] = {
-    "distributed.scheduler.http.routes": [],
-    "distributed.worker.http.routes": [],
-}
-"""No page and no number over HTTP. `/sitemap.json` would answer still: see `_close_pages`."""
-
-PRELOAD = "scanloom.engine.preload"
-
 LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
-
-ANY_PORT = "127.0.0.1:0"
-PAGES = "127.0.0.1:8787"
 
 KEEPING = 3.0
 """Seconds between two looks at whether all workers that were asked for are there."""
@@ -192,88 +167,6 @@ def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path
 
 
 @contextmanager
-def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) -> Iterator[Any]:
-    """Start workers on this machine: loopback only, TLS with a key of this run, no dashboard.
-
-    Parameters
-    ----------
-    devices : sequence of str
-        One worker each: what its CUDA_VISIBLE_DEVICES says, "" for a CPU worker.
-    threads : int
-        Cases at once in a worker.
-    pages : bool
-        Whether Dask's pages are served on loopback.
-
-    Yields
-    ------
-    distributed.Client
-    """
-    import dask
-    from distributed import Client, Nanny, SpecCluster
-    from distributed.security import Security
-
-    security = Security.temporary()
-    common = {
-        "nthreads": threads,
-        "memory_limit": 0,
-        "host": "127.0.0.1",
-        "security": security,
-        "dashboard_address": ANY_PORT,
-        "preload": [PRELOAD],
-        "silence_logs": 50,
-    }
-    workers = {
-        number: {
-            "cls": Nanny,
-            "options": {**common, "env": worker_environment(device, len(devices))},
-        }
-        for number, device in enumerate(devices)
-    }
-    scheduler = _scheduler(security, {"host": "127.0.0.1"}, pages=pages)
-    with (
-        dask.config.set(QUIET if pages else QUIET | NO_PAGES),
-        SpecCluster(workers, scheduler, security=security, silence_logs=50) as cluster,
-        Client(cluster, security=security, set_as_default=False) as client,
-    ):
-        if not pages:
-            _close_pages(cluster)
-        client.wait_for_workers(len(devices), timeout=JOINING)
-        with _kept_up(cluster):
-            yield client
-
-
-@contextmanager
-def _kept_up(cluster: Any) -> Iterator[None]:
-    """Start workers again whose nanny gave up: one that dies while it starts is not replaced."""
-    from distributed.core import Status
-
-    over = threading.Event()
-
-    def gave_up() -> list[Any]:
-        ended = (Status.closed, Status.failed)
-        return [name for name, nanny in list(cluster.workers.items()) if nanny.status in ended]
-
-    async def replace(names: list[Any]) -> None:
-        for name in names:
-            del cluster.workers[name]
-        await cluster.scale_down([])  # makes what is there what was asked for
-
-    def keep() -> None:
-        while not over.wait(KEEPING):
-            if names := gave_up():
-                with suppress(Exception):  # the next look tries again
-                    cluster.sync(replace, names)
-
-    keeper = threading.Thread(target=keep, daemon=True)
-    keeper.start()
-    try:
-        yield
-    finally:
-        over.set()
-        keeper.join(JOINING)
-
-
-@contextmanager
 def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     """Join a cluster by its address (tls://..., tcp://...) or its scheduler file.
 
@@ -338,7 +231,7 @@ def hosted_cluster(
     options = execution.cluster
     security = Security.temporary()
     listen = {"interface": options.interface} if options.interface else {}
-    scheduler = _scheduler(security, listen, pages=options.dashboard)
+    scheduler = scheduler_spec(security, listen, pages=options.dashboard)
     with (
         dask.config.set(QUIET if options.dashboard else QUIET | NO_PAGES),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
@@ -346,7 +239,7 @@ def hosted_cluster(
         _contact_file(_contact(cluster.scheduler_address, execution), security, private) as path,
     ):
         if not options.dashboard:
-            _close_pages(cluster)
+            close_pages(cluster)
         starter = start(path)
         try:
             _wait_for_first(client, starter, options)
@@ -354,22 +247,6 @@ def hosted_cluster(
                 yield client
         finally:
             starter.close()
-
-
-def _scheduler(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
-    from distributed import Scheduler
-
-    options = {
-        "protocol": "tls://",
-        "security": security,
-        "dashboard": pages,
-        "dashboard_address": PAGES if pages else ANY_PORT,
-    }
-    return {"cls": Scheduler, "options": {**options, **listen}}
-
-
-def _close_pages(cluster: Any) -> None:
-    cluster.loop.add_callback(cluster.scheduler.http_server.stop)
 
 
 def _contact(address: str, execution: Execution) -> Contact:

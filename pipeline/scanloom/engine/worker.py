@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from scanloom.engine.clusters import ANY_PORT, NO_PAGES, PRELOAD, QUIET, Contact
+from scanloom.engine.clusters import Contact
+from scanloom.engine.dask_settings import ANY_PORT, NO_PAGES, PRELOAD, QUIET
 from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
 
 FAREWELL = 60

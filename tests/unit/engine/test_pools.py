@@ -222,9 +222,9 @@ def test_local_pool(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
-    from scanloom.engine.clusters import local_cluster
     from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
     from scanloom.engine.handshake import Handshake
+    from scanloom.engine.local_cluster import local_cluster
 
     out = tmp_path / "out"
     (out / ".work").mkdir(parents=True)

@@ -1,0 +1,61 @@
+"""How Dask is set up for runs: thin workers, no pages, nothing that can be reached unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+QUIET: dict[str, Any] = {
+    "distributed.scheduler.allowed-failures": 0,  # the run counts losses itself
+    "distributed.scheduler.work-stealing": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.log-length": 100,
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.deploy.lost-worker-timeout": "1 day",  # not while its nanny starts it again
+    "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
+}
+"""Thin workers whose memory is the engine child's affair, with the threads they are given."""
+
+NO_PAGES: dict[str, Any] = {
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+}
+"""No page and no number over HTTP. `/sitemap.json` would answer still: see `close_pages`."""
+
+PRELOAD = "scanloom.engine.preload"
+
+ANY_PORT = "127.0.0.1:0"
+PAGES = "127.0.0.1:8787"
+
+
+def scheduler_spec(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
+    """Return what a `SpecCluster` makes its scheduler of.
+
+    Parameters
+    ----------
+    security : distributed.Security
+        With the key of the run.
+    listen : mapping
+        Where: `host` or `interface`.
+    pages : bool
+        Whether Dask's pages are served, on loopback.
+    """
+    from distributed import Scheduler
+
+    options = {
+        "protocol": "tls://",
+        "security": security,
+        "dashboard": pages,
+        "dashboard_address": PAGES if pages else ANY_PORT,
+    }
+    return {"cls": Scheduler, "options": {**options, **listen}}
+
+
+def close_pages(cluster: Any) -> None:
+    """Stop a cluster's scheduler from answering over HTTP."""
+    cluster.loop.add_callback(cluster.scheduler.http_server.stop)

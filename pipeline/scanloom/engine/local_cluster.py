@@ -1,0 +1,106 @@
+"""A cluster on this machine: a nanny and a worker for each device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from scanloom.engine.dask_settings import (
+    ANY_PORT,
+    NO_PAGES,
+    PRELOAD,
+    QUIET,
+    close_pages,
+    scheduler_spec,
+)
+from scanloom.engine.gpus import worker_environment
+
+JOINING = 120.0
+"""Seconds that workers have to come."""
+
+KEEPING = 3.0
+"""Seconds between two looks at whether a nanny gave up."""
+
+
+@contextmanager
+def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) -> Iterator[Any]:
+    """Start workers on this machine: loopback only, TLS with a key of this run, no dashboard.
+
+    Parameters
+    ----------
+    devices : sequence of str
+        One worker each: what its CUDA_VISIBLE_DEVICES says, "" for a CPU worker.
+    threads : int
+        Cases at once in a worker.
+    pages : bool
+        Whether Dask's pages are served on loopback.
+
+    Yields
+    ------
+    distributed.Client
+    """
+    import dask
+    from distributed import Client, Nanny, SpecCluster
+    from distributed.security import Security
+
+    security = Security.temporary()
+    common = {
+        "nthreads": threads,
+        "memory_limit": 0,
+        "host": "127.0.0.1",
+        "security": security,
+        "dashboard_address": ANY_PORT,
+        "preload": [PRELOAD],
+        "silence_logs": 50,
+    }
+    workers = {
+        number: {
+            "cls": Nanny,
+            "options": {**common, "env": worker_environment(device, len(devices))},
+        }
+        for number, device in enumerate(devices)
+    }
+    scheduler = scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
+    with (
+        dask.config.set(QUIET if pages else QUIET | NO_PAGES),
+        SpecCluster(workers, scheduler, security=security, silence_logs=50) as cluster,
+        Client(cluster, security=security, set_as_default=False) as client,
+    ):
+        if not pages:
+            close_pages(cluster)
+        client.wait_for_workers(len(devices), timeout=JOINING)
+        with _kept_up(cluster):
+            yield client
+
+
+@contextmanager
+def _kept_up(cluster: Any) -> Iterator[None]:
+    """Start workers again whose nanny gave up: one that dies while it starts is not replaced."""
+    from distributed.core import Status
+
+    over = threading.Event()
+
+    def gave_up() -> list[Any]:
+        ended = (Status.closed, Status.failed)
+        return [name for name, nanny in list(cluster.workers.items()) if nanny.status in ended]
+
+    async def replace(names: list[Any]) -> None:
+        for name in names:
+            del cluster.workers[name]
+        await cluster.scale_down([])  # makes what is there what was asked for
+
+    def keep() -> None:
+        while not over.wait(KEEPING):
+            if names := gave_up():
+                with suppress(Exception):  # the next look tries again
+                    cluster.sync(replace, names)
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join(JOINING)
