@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from scanloom.io.casefolder import CaseFolder
 FINE, ABORT, HANG, HANG_QUIETLY, GREEDY, SLOW, WRONG = 1000, 1001, 1002, 1003, 1004, 1005, 1006
 FULL = 1007
 """The device is full when it is started for the first time."""
+KILLED = 1008
 
 
 class Threshold:
@@ -59,6 +61,8 @@ def obey(task: int, seconds: float) -> None:
         raise AssertionError(len(kept))
     elif task == SLOW:
         time.sleep(3.0)
+    elif task == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
     elif task == WRONG:
         raise RuntimeError("a fault of the model")
 

@@ -413,8 +413,8 @@ def started_again(place: Place, values: dict[int, str]) -> list[str]:
     faults = []
     for line in (place.notes / "starts").read_text().splitlines():
         value, _, moment = line.split()
-        case = values.get(int(value))
-        if case and (place.out / "cases" / case).stat().st_ctime + 0.01 < float(moment):
+        folder = place.out / "cases" / values.get(int(value), "none")
+        if folder.exists() and folder.stat().st_ctime + 0.01 < float(moment):
             faults.append(f"started when it was published: study {int(value) - FIRST}")
     return faults
 

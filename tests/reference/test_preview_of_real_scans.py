@@ -38,7 +38,7 @@ def test_one_brain_stored_in_many_orders_is_one_picture(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "scan", ["ct/crlm1004_abdomen_dicom", "ct/totalseg_example_dicom", "mr/d2n_hitachi/dicom"]
+    "scan", ["ct/crlm1004_abdomen_dicom", "ct/totalseg_example_dicom/dicom", "mr/d2n_hitachi/dicom"]
 )
 def test_real_scans_are_drawn(scan, tmp_path):
     """Axial stacks and a doubly oblique sagittal one give a page with a picture in it."""

@@ -99,5 +99,5 @@ def test_what_failed_is_told_on_the_page_and_verified(out, manifest):
 
 
 def relative(source: Source, root: Path) -> str:
-    place = Path(source.path).relative_to(root.resolve())
+    place = Path(source.path).resolve().relative_to(root.resolve())
     return "" if place == Path() else place.as_posix()

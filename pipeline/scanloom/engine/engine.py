@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -55,6 +56,10 @@ class Outcome:
     tries: tuple[Try, ...]
     device: tuple[float, float] | None = None
     engine: str = ""
+
+
+KILLED = f"died -{signal.SIGKILL.value}"
+"""How a try ends whose process was killed from outside: that alone is not the case's fault."""
 
 
 class Engine:
@@ -121,6 +126,8 @@ class Engine:
                 with self._gate.alone():
                     self._replace_child()
                     record, device = self._try(case, tries, on_step, alone=True)
+                    if tries[-1].end == KILLED and not self._stopped.is_set():
+                        record, device = self._try(case, tries, on_step, alone=True)
             if record is None and not self._stopped.is_set():
                 record = _verdict(case, tries[-1])
             if record is None or record.reason not in _TRANSIENT or pause is None:
@@ -172,6 +179,9 @@ def _verdict(case: Case, last: Try) -> CaseRecord:
     """Return the record of a case that failed alone."""
     if last.end == "late":
         return CaseRecord(case.id, Reason.TOO_LONG, f"stopped after {last.seconds:.0f} s", (), None)
+    if last.end == KILLED:
+        detail = "its process was killed twice while it was alone: by the system, for memory?"
+        return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
     code = last.end.removeprefix("died ")
     detail = f"its process ended with signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
     return CaseRecord(case.id, Reason.CRASHED, detail, (), None)

@@ -107,6 +107,16 @@ def test_time_before_the_door_does_not_count(tmp_path: Path, weights: Path) -> N
     assert [len(o.tries) for o in outcomes] == [1, 1, 1]
 
 
+def test_who_is_killed_from_outside_is_tried_alone_twice(engine: Engine, tmp_path: Path) -> None:
+    """As the system kills for memory, and a person by mistake."""
+    killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
+    fine = engine.run(em.make_case(tmp_path, "fine"))
+
+    assert reasons([killed, fine]) == [Reason.OUT_OF_MEMORY, None]
+    assert [t.alone for t in killed.tries] == [False, True, True]
+    assert Reason.OUT_OF_MEMORY.retry  # by the next run
+
+
 def test_stop_cuts_off_without_a_verdict(engine: Engine, tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
     with ThreadPoolExecutor(1) as pool:
