@@ -401,7 +401,8 @@ def left_over(place: Place) -> list[str]:
     temporary = place.folder / "tmp"
     known = ("torchinductor_", "dask-scratch-space")  # a cache; a folder with two lock files
     own = [p for p in temporary.glob("*") if not p.name.startswith(known)]
-    own += [p for p in temporary.glob("dask-scratch-space/*") if p.is_dir()]
+    scratch = [p for p in temporary.glob("dask-scratch-space/*") if p.is_dir()]
+    own += [p for p in scratch if not p.name.startswith("scheduler-")]  # of this script's own
     faults = [f"left in .work: {p.name}" for p in (place.out / ".work").glob("*")]
     faults += [f"left in TMPDIR: {p.relative_to(temporary)}" for p in own]
     drafts = {p for p in place.out.rglob(".*") if p.name not in (".work", ".lock")}

@@ -167,11 +167,16 @@ def test_the_same_by_dask(runs: Runs, archive: Path) -> None:
 def test_started_again_nothing_is_done_twice(runs: Runs) -> None:
     runs()
     before, started = runs.cases(), runs.started
+    # As if a run had died after it published what had failed before
+    failed = runs.out / "failed"
+    published = next((runs.out / "cases").iterdir()).name
+    shutil.copy(next(failed.iterdir()), failed / f"{published}.json")
 
     again = runs()
 
     assert again.code == 0 or again.code == 1, again.err
     assert runs.cases() == before
+    assert not (failed / f"{published}.json").exists()
     assert runs.started == started  # nor what failed, since trying again can't help
     assert Counter(row["outcome"] for row in runs.rows("manifest"))["failed"] == 2 * SLICES - 1
     assert again.document["status"]["before"] == 5

@@ -266,6 +266,7 @@ class _Run:
                 if is_done(self.out, case.id, case.recipe, replace=self.options.replace):
                     before += 1
                     self.books.note(case.id, Ending("", "", 0.0))
+                    forget_failure(self.out, case.id)  # a run may have died just before this
                     continue
             except ScanError as error:  # STALE
                 self._finish(CaseRecord(case.id, error.reason, error.detail, (), None))
