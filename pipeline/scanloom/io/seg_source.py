@@ -26,7 +26,6 @@ _TEXT = {
     "AccessionNumber": 16,
     "ReferringPhysicianName": 64,
     "StudyDescription": 64,
-    "DeidentificationMethod": 64,
     "PositionReferenceIndicator": 64,
 }
 """Attributes that a derived object shares with its source (PS3.3 C.7), and how long each may be.
@@ -160,6 +159,7 @@ def _common(source: DicomSource) -> Dataset:
         text = text if len(text) <= longest or keyword == "PatientID" else ""
         if text or keyword in _ALWAYS:
             setattr(common, keyword, text)
+    _add_deidentification(common, first)
     if not all(str(element.value).isascii() for element in common) or not name.isascii():
         common.SpecificCharacterSet = "ISO_IR 192"
     for keyword in ("PatientBirthDate", "StudyDate"):
@@ -175,16 +175,25 @@ def _common(source: DicomSource) -> Dataset:
 
 
 def _add_history(common: Dataset, first: Dataset) -> None:
-    """Take over that pixels were compressed lossily, and that identity was removed."""
+    """Take over that pixels were compressed lossily."""
     if _plain(first, "LossyImageCompression") == "01":
         common.LossyImageCompression = "01"
         for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
             if _plain(first, keyword):
                 setattr(common, keyword, _plain(first, keyword).split("\\"))
-    if _plain(first, "PatientIdentityRemoved") in ("YES", "NO"):
-        common.PatientIdentityRemoved = _plain(first, "PatientIdentityRemoved")
+
+
+def _add_deidentification(common: Dataset, first: Dataset) -> None:
+    """Take over that identity was removed, if the source says how, as it must (PS3.3 C.7.1.1)."""
+    methods = [text for text in _texts(first, "DeidentificationMethod") if 0 < len(text) <= 64]
+    if methods:
+        common.DeidentificationMethod = methods
     if "DeidentificationMethodCodeSequence" in first:
         common.DeidentificationMethodCodeSequence = first.DeidentificationMethodCodeSequence
+    removed = _plain(first, "PatientIdentityRemoved")
+    said_how = methods or "DeidentificationMethodCodeSequence" in common
+    if removed == "NO" or (removed == "YES" and said_how):
+        common.PatientIdentityRemoved = removed
 
 
 def _uid(header: Dataset, keyword: str) -> str:
@@ -218,3 +227,12 @@ def _text(header: Dataset, keyword: str) -> str:
     if plain.isascii() and "\x1b" not in plain:  # ISO 2022 escapes to others by plain bytes
         return plain
     return str(header.get(keyword) or "")
+
+
+def _texts(header: Dataset, keyword: str) -> list[str]:
+    """Return the values of an attribute that may have several, as `_text` does one."""
+    plain = _plain(header, keyword)
+    if plain.isascii() and "\x1b" not in plain:
+        return [value.strip() for value in plain.split("\\")]
+    values = header.get(keyword) or ""
+    return [values] if isinstance(values, str) else [str(value) for value in values]

@@ -376,6 +376,29 @@ def test_lossy_source_stays_lossy() -> None:
     assert first.LossyImageCompressionMethod == "ISO_10918_1"
 
 
+@pytest.mark.parametrize(
+    ("removed", "method", "told", "how"),
+    [
+        ("YES", ["one", "two"], "YES", ["one", "two"]),
+        ("YES", "one", "YES", ["one"]),
+        ("YES", None, None, []),  # the standard wants to know how: half of it is not taken over
+        ("NO", None, "NO", []),
+    ],
+)
+def test_how_identity_was_removed_is_taken_over(
+    removed: str, method: str | list[str] | None, told: str | None, how: list[str]
+) -> None:
+    source = wc.dicom_scan().source
+    assert isinstance(source, DicomSource)
+    source.first.PatientIdentityRemoved = removed
+    if method is not None:
+        source.first.DeidentificationMethod = method
+    first = reference_headers(source, 2.5)[0]
+    found = first.get("DeidentificationMethod", [])
+    assert first.get("PatientIdentityRemoved") == told
+    assert ([found] if isinstance(found, str) else list(found)) == how
+
+
 def test_empty_segments_need_no_frames(tmp_path: Path) -> None:
     """A structure that was not found is described; slices without anything are left out."""
     scan = wc.dicom_scan()
