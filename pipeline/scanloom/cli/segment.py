@@ -21,7 +21,6 @@ from scanloom.cli.console import (
     told,
 )
 from scanloom.cli.exits import exit_of_records
-from scanloom.cli.lean import lean_imports
 from scanloom.cli.progress import progress, silence
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ def segment(
 
     For example: scanloom segment study/ --model ct_tissue --out results
     """
-    with speaking(Manner(json, debug)), lean_imports():
+    with speaking(Manner(json, debug)):
         from scanloom.core import Outputs
         from scanloom.engine.segment import SegmentOptions
 
@@ -191,12 +190,14 @@ def segment(
 
 def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Found:
     """Segment, telling on stderr what is being done unless `quiet`; errors as `segment_paths`."""
+    from scanloom.engine.lean import lean_imports
     from scanloom.engine.segment import segment_each
 
-    if quiet:
-        return list(segment_each(paths, options, silence))
-    with progress(paths) as on_step:
-        return list(segment_each(paths, options, on_step))
+    with lean_imports():
+        if quiet:
+            return list(segment_each(paths, options, silence))
+        with progress(paths) as on_step:
+            return list(segment_each(paths, options, on_step))
 
 
 def document(found: Found) -> dict[str, Any]:

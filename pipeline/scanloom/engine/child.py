@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, Clock, ScanError
+from scanloom.engine.lean import lean_imports
 from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
 from scanloom.engine.steps import Labeller
@@ -122,8 +123,9 @@ class Child:
 
     def _make_models(self) -> None:
         try:
-            import_heavy()
-            models = self._setup.labellers()
+            with lean_imports():
+                import_heavy()
+                models = self._setup.labellers()
             made = self._setup
             self._room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
             self._models.set_result(models)

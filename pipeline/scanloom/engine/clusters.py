@@ -285,7 +285,7 @@ def _wait_for_first(client: Any, starter: Starter, options: Cluster) -> None:
     until = time.monotonic() + options.wait if options.wait else float("inf")
     while True:
         starter.keep(came=False)
-        with suppress(TimeoutError):
+        with suppress(TimeoutError):  # none yet: look after those that start
             client.wait_for_workers(1, timeout=KEEPING)
             return
         if time.monotonic() > until:
@@ -299,7 +299,7 @@ def _keeping(starter: Starter) -> Iterator[None]:
 
     def keep() -> None:
         while not over.wait(KEEPING):
-            with suppress(ScanError, OSError):
+            with suppress(ScanError, OSError):  # the next look tries again
                 starter.keep(came=True)
 
     keeper = threading.Thread(target=keep, name="keeper", daemon=True)

@@ -69,7 +69,7 @@ def _uuids(number: int) -> list[str]:
         cut, _ = pynvml.nvmlDeviceGetMigMode(handle)
     if not cut:
         return [str(pynvml.nvmlDeviceGetUUID(handle))]
-    with suppress(pynvml.NVMLError):
+    with suppress(pynvml.NVMLError):  # the slices found so far are those there are
         for n in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(pynvml.NVMLError):  # a place for a slice that is empty
                 part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n)

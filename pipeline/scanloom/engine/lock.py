@@ -59,7 +59,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
         yield
     finally:
         if _read(path) == mine:
-            with suppress(OSError):
+            with suppress(OSError):  # what stays is cleared by the next run
                 tidy(out, began)
             path.unlink(missing_ok=True)
 

@@ -97,7 +97,7 @@ class EngineProcess:
         self._waiting: dict[int, _Waiting] = {}
         self._number, self._ready, self._began = 0, False, time.monotonic()
         self._code: int | None = None
-        with suppress(OSError):
+        with suppress(OSError):  # it died: the listener will say so
             self._connection.send(list(setup.search_path))
             self._connection.send(setup)
         threading.Thread(target=self._listen, name="engine child", daemon=True).start()
@@ -152,13 +152,13 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        with suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self, patience: float = 5.0) -> None:
         """End it when what it works on is finished, or after `patience` seconds."""
-        with suppress(OSError):
+        with suppress(OSError):  # it has ended
             self._socket.shutdown(SHUT_WR)  # it sees the end of its orders
         try:
             self._process.wait(patience)

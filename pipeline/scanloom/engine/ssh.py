@@ -77,7 +77,7 @@ class SshHosts:
         """End all sessions: their workers see the end of their input."""
         for session in self._sessions.values():
             if session.stdin is not None:
-                with suppress(OSError):
+                with suppress(OSError):  # it has ended
                     session.stdin.close()
         until = time.monotonic() + PATIENCE
         for session in self._sessions.values():

@@ -188,7 +188,7 @@ class Board:
         with suppress(OSError):  # a full disk is told where results are written
             _replace(self._folder / STATUS, json.dumps(asdict(now)))
         if self._metrics is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # a run does not end for want of metrics
                 _replace(self._metrics, metrics_text(now))
 
 

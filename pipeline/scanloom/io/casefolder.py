@@ -276,7 +276,7 @@ class _Owner:
         """Whether it is dead, or of another host and not heard of for a day."""
         if self.host == _host():
             return self.dead
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # somebody took it away
             return time.time() - path.stat().st_mtime > ELSEWHERE_DEAD_AFTER
         return False
 

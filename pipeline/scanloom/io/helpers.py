@@ -158,7 +158,7 @@ def _ask(
 
 
 def _close(stream: IO[bytes] | None) -> None:
-    with suppress(OSError):
+    with suppress(OSError):  # the other end is gone
         if stream is not None:
             stream.close()
 

@@ -105,7 +105,7 @@ def _clear_drafts(folder: Path) -> None:
     """Take away what died half-written; by its age, since there may be no lock."""
     for name in (KEY_FINGERPRINT, CROSSWALK):
         for draft in folder.glob(f".{name}.*"):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # somebody took it away
                 if time.time() - draft.stat().st_mtime > DEAD_AFTER:
                     draft.unlink()
 

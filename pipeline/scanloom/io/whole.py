@@ -56,7 +56,7 @@ def clear_drafts(folder: Path, since: float) -> None:
         Seconds since 1970; who writes needs less time than has gone by since.
     """
     for path in folder.iterdir() if folder.is_dir() else ():
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):  # somebody took it away
             if _DRAFT.fullmatch(path.name) and path.stat().st_mtime < since:
                 path.unlink()
 
