@@ -6,9 +6,11 @@ large archives in other processes (`scanloom.io.helpers`).
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,7 +133,7 @@ def survey(paths: Sequence[str]) -> Surveyed:
     groups: dict[tuple[str, ...], list[int]] = {}
     headers: list[Header | None] = []
     looks = []
-    with quiet():
+    with quiet(), _no_collector():
         for n, path in enumerate(paths):
             look, header = _look(path)
             looks.append(look)
@@ -146,8 +148,20 @@ def survey(paths: Sequence[str]) -> Surveyed:
     return Surveyed(looks, series)
 
 
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Let nobody look for cycles among headers by the thousand: there are none."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 def _look(path: str) -> tuple[Look, Header | None]:
-    name = os.path.basename(path).lower()  # noqa: PTH119
+    name = path.lower()
     if name.endswith(NIFTI_SUFFIXES):
         return Look("nifti"), None
     if name.endswith(ITK_SUFFIXES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SYNTAX = 0x00020010
 MEDIA_CLASS = 0x00020002
@@ -74,16 +74,14 @@ TAGS = frozenset(
 """What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""
 
 
-@dataclass(frozen=True)
-class PixelPlace:
+class PixelPlace(NamedTuple):
     """Where the value of PixelData lies in the file; `length` is None where it is encapsulated."""
 
     offset: int
     length: int | None
 
 
-@dataclass(frozen=True)
-class Elements:
+class Elements(NamedTuple):
     """What one file says, unconverted.
 
     Parameters

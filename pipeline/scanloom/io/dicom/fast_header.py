@@ -235,8 +235,7 @@ def _walk_as_before(
                 return None
             continue
         number += 1
-        for tag, start, end in part.kept:
-            values[tag] = data[place + start : place + end]
+        values.update(zip(part.tags, part.take(data, place), strict=False))
         place += part.size
         head = _step(order, data, place, explicit=explicit)
         if head.kept == STOP:

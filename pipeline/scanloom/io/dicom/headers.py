@@ -10,7 +10,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,7 @@ def read_elements(path: Path | str) -> Elements | None:
     start = read_start(path)
     if starts_gzip(start):
         start = inflated_start(start, len(start))
-        return replace(read_odd(Path(path)), gzipped=True) if is_dicom(start) else None
+        return read_odd(Path(path))._replace(gzipped=True) if is_dicom(start) else None
     if not is_dicom(start):
         return None
     return read_plain(path, start) or read_odd(Path(path))
@@ -206,20 +206,23 @@ def is_dicom(start: bytes) -> bool:
 def make_header(path: Path | str, elements: Elements) -> Header:
     """Return what the elements of a file mean."""
     values = elements.values
-    steady = _steady(elements.little, tuple(map(values.get, _STEADY)))
-    return Header(
+    header = object.__new__(Header)  # its own __init__ takes as long as reading the file
+    header.__dict__.update(
+        _steady(elements.little, tuple(map(values.get, _STEADY))),
         place=str(path),
         elements=elements,
         syntax=elements.syntax,
         pixels=elements.pixels,
         position=_floats(values.get(0x00200032, b""), 3),
         lookup_table=elements.lookup_table,
-        phase=tuple([values.get(tag, b"") for tag in PHASE_TAGS.values()]),
+        phase=tuple(map(values.get, _PHASE, _ABSENT)),
         sop_instance=elements.text(0x00080018),
-        **steady,
     )
+    return header
 
 
+_PHASE = tuple(PHASE_TAGS.values())
+_ABSENT = (b"",) * len(_PHASE)
 _STEADY = (
     *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, 0x00189361, 0x0020000D, 0x0020000E),
     *(0x00200037, 0x00200052, 0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011),
@@ -280,7 +283,7 @@ def _frames(text: str) -> int:
 
 def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:
     try:
-        numbers = tuple(float(part.strip(b" \0")) for part in raw.split(b"\\"))
+        numbers = tuple([float(part.strip(b" \0")) for part in raw.split(b"\\")])
     except ValueError:
         return None
     return numbers if len(numbers) == count else None

@@ -47,14 +47,17 @@ class Part:
         What they must be.
     size : int
         From the first head to the end of the last value.
-    kept : tuple of (tag, start, end)
-        Values, from the first head.
+    tags : tuple of int
+        Of the values that are kept.
+    take : function of (bytes, place)
+        Gives these values.
     """
 
     unpack: Any
     heads: tuple[bytes, ...]
     size: int
-    kept: tuple[tuple[int, int, int], ...]
+    tags: tuple[int, ...]
+    take: Any
 
 
 class Layout:
@@ -107,7 +110,7 @@ class Layout:
     def _part(self, first: int, end: int) -> Part:
         heads = self._heads[first:end]
         if not heads:
-            return Part(_nothing, (), 0, ())
+            return Part(_nothing, (), 0, (), _nothing)
         begin = heads[0].place
         form = "".join(f"{h.start - h.place}s{h.end - h.start}x" for h in heads[:-1])
         form += f"{heads[-1].start - heads[-1].place}s"
@@ -115,8 +118,18 @@ class Layout:
             unpack=struct.Struct(form).unpack_from,
             heads=tuple(self._bytes[first:end]),
             size=heads[-1].end - begin,
-            kept=tuple((h.kept, h.start - begin, h.end - begin) for h in heads if h.kept),
+            tags=tuple(h.kept for h in heads if h.kept),
+            take=_taker([(h.start - begin, h.end - begin) for h in heads if h.kept]),
         )
+
+
+def _taker(spans: Sequence[tuple[int, int]]) -> Any:
+    """Return a function of (bytes, place) that gives what stands at all spans, in one go."""
+    form, place = "", 0
+    for start, end in spans:
+        form += f"{start - place}x{end - start}s"
+        place = end
+    return struct.Struct(form).unpack_from
 
 
 def _nothing(data: bytes, place: int) -> tuple[bytes, ...]:

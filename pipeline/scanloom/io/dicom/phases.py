@@ -8,6 +8,7 @@ frame of reference come in the order of their number of slices, the largest firs
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -131,7 +132,8 @@ def split_volumes(slices: Sequence[Slice]) -> Volumes:
 
 
 def _is_spaced(one: Slice) -> bool:
-    return one.spacing is not None and bool(np.isfinite(one.spacing).all()) and min(one.spacing) > 0
+    spacing = one.spacing
+    return spacing is not None and all(map(math.isfinite, spacing)) and min(spacing) > 0
 
 
 # --- slices that can't be in one stack -----------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scanloom.io.dicom.headers import PHASE_TAGS, Header
 
@@ -92,11 +93,21 @@ def in_hounsfield(header: Header, given: bool, kind: str) -> bool:
 
 def header_phase(header: Header) -> dict[str, str]:
     """Return what a file says of its phase, see `Slice`."""
-    phase = {"ImageType": "\\".join(header.image_type)}
     little = header.syntax != "1.2.840.10008.1.2.2"
-    for name, raw in zip(PHASE_TAGS, header.phase, strict=True):
-        if not raw:
-            continue
+    phase = _shared_phase(header.image_type, header.phase[:-1], little=little).copy()
+    number = plain_text(header.phase[-1])
+    if number:
+        phase["InstanceNumber"] = number
+    return phase
+
+
+@lru_cache(256)
+def _shared_phase(
+    image_type: tuple[str, ...], values: tuple[bytes, ...], *, little: bool
+) -> dict[str, str]:
+    """Return all but InstanceNumber: many slices have it in common, and nobody may change it."""
+    phase = {"ImageType": "\\".join(image_type)}
+    for name, raw in zip(PHASE_TAGS, values, strict=False):
         phase[name] = doubles(raw, little=little) if name in _BINARY else plain_text(raw)
     return {name: value for name, value in phase.items() if value}
 

@@ -147,8 +147,10 @@ def _same(
 
 def is_placed(one: Slice) -> bool:
     """Whether a slice says where it lies and how it is turned."""
-    numbers = (*(one.position or ()), *(one.orientation or ()))
-    return len(numbers) == 9 and all(map(math.isfinite, numbers))
+    position, orientation = one.position or (), one.orientation or ()
+    if len(position) != 3 or len(orientation) != 6:
+        return False
+    return all(map(math.isfinite, position)) and all(map(math.isfinite, orientation))
 
 
 def directions(
