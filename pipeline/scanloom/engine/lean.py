@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-UNWANTED = ("matplotlib", "mpl_toolkits")
-"""MONAI imports them where they are installed, for pictures that nobody here asks for: 0.4 s, and
-on a fresh machine a cache of fonts that takes longer, and says so."""
+UNWANTED = ("matplotlib", "mpl_toolkits", "ignite", "scipy.signal", "skimage")
+"""MONAI imports them where they are installed, for pictures, training and transforms that nobody
+here asks for: 2 s, and on a fresh machine a cache of fonts that takes longer, and says so."""
 
 
 @contextmanager
