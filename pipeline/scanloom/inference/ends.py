@@ -1,21 +1,24 @@
-"""A network in bfloat16 whose ends calculate in float32: where the image comes in, scores go out.
+"""A network in bfloat16 that stays exact at its ends: where the image comes in, scores go out.
 
 bfloat16 keeps 8 bits. Of Hounsfield units that is a step of several, of scores a difference that
-decides labels; in between, each value is a mean of many. The ends are found as the network runs:
-convolutions that are given the very tensor it was given, and the one whose result is its own.
+decides labels; in between, each value is a mean of many. What takes the image takes it in two
+parts, of 8 bits each. From the last convolution that mixes voxels on, all is float32. Which layers
+these are is found by following the network's way on the meta device.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from scanloom.cards.card import NetworkSpec
+from scanloom.inference.geometry import Shape
 
-Exact = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""By the id of a tensor in bfloat16: that tensor, and what it was in float32."""
+HALF = torch.bfloat16
+Convolution = (nn.Conv3d, nn.ConvTranspose3d)
 
 
 class Ends(nn.Module):
@@ -24,61 +27,115 @@ class Ends(nn.Module):
     Parameters
     ----------
     network : Module
-        With its weights in float32, on the CPU. It is changed: cast, and some layers wrapped.
-    spec : NetworkSpec
-        Of which it was built: it says how many channels image and scores have.
+        With its weights in float32, on the CPU or the meta device. It is changed.
+    channels : int
+        Of the image.
+    size : (x, y, z)
+        Of a window.
     """
 
-    def __init__(self, network: nn.Module, spec: NetworkSpec) -> None:
+    def __init__(self, network: nn.Module, channels: int, size: Shape) -> None:
         super().__init__()
-        self._exact: Exact = {}
-        image, scores = spec.args.get("in_channels"), spec.args.get("out_channels")
-        ends = {
-            name: _End(copy.deepcopy(layer), self._exact)
-            for name, layer in network.named_modules()
-            if isinstance(layer, nn.Conv3d)
-            and (layer.in_channels == image or layer.out_channels == scores)
-        }
-        network.to(torch.bfloat16)
-        for values in network.parameters():
-            if values.ndim == 5:  # channels side by side, as units for bfloat16 want them
-                values.data = values.data.contiguous(memory_format=torch.channels_last_3d)
-        for name, end in ends.items():
-            parent, _, leaf = name.rpartition(".")
-            setattr(network.get_submodule(parent), leaf, end)
+        way = _follow(network, torch.empty((1, channels, *size), device="meta"))
+        for name, module in network.named_modules():
+            if name in way.last:
+                module.register_forward_pre_hook(_take_float32)
+                continue
+            if name in way.first and isinstance(module, nn.Conv3d) and module.groups == 1:
+                _take_in_parts(module)
+            elif _is_layer(module) and len(list(module.parameters())):
+                module.register_forward_pre_hook(_take_half)
+            _halve(module)
         self._network = network
 
     def forward(self, window: torch.Tensor) -> torch.Tensor:
         """Return the scores of a window, both float32."""
-        image = window.to(torch.bfloat16)
-        self._exact[id(image)] = image, window
-        try:
-            scores: torch.Tensor = self._network(image)
-            return _exact(scores, self._exact)
-        finally:
-            self._exact.clear()
+        scores: torch.Tensor = self._network(window)
+        return scores.to(torch.float32)
 
 
-class _End(nn.Module):
-    """A convolution in float32 among layers in bfloat16."""
+@dataclass(frozen=True)
+class _Way:
+    """Layers by name: those that are given the image itself, and those at the end."""
 
-    def __init__(self, layer: nn.Module, exact: Exact) -> None:
-        super().__init__()
-        self._layer, self._exact = layer, exact
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Return its result in bfloat16, and remember what it was."""
-        result = self._layer(_exact(image, self._exact))
-        rounded: torch.Tensor = result.to(torch.bfloat16)
-        self._exact[id(rounded)] = rounded, result
-        return rounded
+    first: frozenset[str] = frozenset()
+    last: frozenset[str] = frozenset()
 
 
-def _exact(values: torch.Tensor, exact: Exact) -> torch.Tensor:
-    """Return what a tensor was before it became bfloat16, or else as float32 what it is."""
-    known, before = exact.get(id(values), (None, None))
-    if known is not values or before is None:
-        return values.to(torch.float32)
-    if values.is_meta or torch.equal(values, before.to(torch.bfloat16)):
-        return before  # equal: it was not changed in place since
-    return values.to(torch.float32)
+def _follow(network: nn.Module, image: torch.Tensor) -> _Way:
+    """Return the ends of a network; none for one that can't run without numbers."""
+    shadow = _shadow(network)
+    layers = {name: one for name, one in shadow.named_modules() if _is_layer(one)}
+    seen: list[tuple[str, bool]] = []
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(
+            lambda _, given, name=name: seen.append((name, given[0] is image))
+        )
+    try:
+        with torch.inference_mode():
+            shadow(image)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return _Way()
+    names = [name for name, _ in seen]
+    mixing = [n for n, name in enumerate(names) if _mixes(layers[name])]
+    start = mixing[-1] if mixing else 0
+    last = frozenset(names[start:]) - frozenset(names[:start])
+    return _Way(frozenset(name for name, whole in seen if whole), last)
+
+
+def _shadow(network: nn.Module) -> nn.Module:
+    """Return a network of the same shapes on the meta device; weights are not copied."""
+    values = (*network.parameters(), *network.buffers())
+    return copy.deepcopy(network, {id(value): value.detach().to("meta") for value in values})
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether a module has no others inside."""
+    return next(module.children(), None) is None
+
+
+def _mixes(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution of more than a voxel."""
+    return isinstance(layer, Convolution) and any(n > 1 for n in layer.kernel_size)
+
+
+def _halve(module: nn.Module) -> None:
+    """Make a module's own weights bfloat16; channels side by side, as its units want them."""
+    for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        if value.is_floating_point():
+            value.data = value.data.to(HALF)
+        if value.ndim == 5:
+            value.data = value.data.contiguous(memory_format=torch.channels_last_3d)
+
+
+def _take_in_parts(layer: nn.Conv3d) -> None:
+    """Let a convolution take what bfloat16 leaves of image and weights as further channels."""
+    weight = layer.weight.data
+    upper, lower = _parts(weight)
+    layer.weight.data = torch.cat([upper, upper, lower], dim=1).to(weight.dtype)
+    layer.in_channels *= 3
+    layer.register_forward_pre_hook(_part)
+
+
+def _parts(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values in bfloat16, and what is left of them."""
+    upper = values.to(HALF)
+    return upper, (values - upper.to(values.dtype)).to(HALF)
+
+
+def _part(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    upper, lower = _parts(given[0])
+    return torch.cat([upper, lower, upper], dim=1), *given[1:]
+
+
+def _take_half(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_cast(value, HALF) for value in given)
+
+
+def _take_float32(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_cast(value, torch.float32) for value in given)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if floating else value

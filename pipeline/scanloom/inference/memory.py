@@ -237,12 +237,12 @@ def network_bytes(
 @lru_cache(maxsize=64)
 def _one_window(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
     """Return the bytes of one window in float32, or in bfloat16 with `Ends`."""
-    spec = NetworkSpec(name, json.loads(arguments))
+    spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
     try:
         with torch.device("meta"):
             network = build_network(spec)
-            network = Ends(network, spec) if ends else network
-        window = torch.empty((1, int(_channels(arguments)), *size), device="meta")
+            network = Ends(network, channels, size) if ends else network
+        window = torch.empty((1, channels, *size), device="meta")
         with torch.inference_mode(), _Live() as live:
             network(window)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):

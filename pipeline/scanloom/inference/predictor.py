@@ -19,7 +19,7 @@ from scanloom.inference.device import (
 )
 from scanloom.inference.ends import Ends
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.head import take_off
+from scanloom.inference.head import PROBE, take_off
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.ladder import Rung, fitting, room, rungs
 from scanloom.inference.memory import Budget
@@ -85,7 +85,9 @@ class Predictor:
         load_weights(network, card.weights)
         self._head = take_off(network, card.network, card.window.size)
         if self.precision.dtype is torch.bfloat16:
-            self._network: torch.nn.Module = Ends(network, card.network)
+            self._network: torch.nn.Module = Ends(
+                network, len(card.channels), card.window.size or PROBE
+            )
         else:
             self._network = network.to(self.device.device, self.precision.dtype)
         if (

@@ -39,7 +39,7 @@ def test_scores_come_nearer_to_those_of_float32(name: str) -> None:
     with torch.inference_mode():
         wanted = full(window)
         plain = half(window.to(torch.bfloat16)).float()
-        found = Ends(mixed, spec(name))(window)
+        found = Ends(mixed, 1, (32, 32, 32))(window)
 
     assert found.dtype == torch.float32
     off, before = ((given - wanted).abs().mean() for given in (found, plain))
@@ -53,6 +53,6 @@ def test_a_result_changed_in_place_is_seen() -> None:
     network = nn.Sequential(nn.Conv3d(1, 2, 1), nn.ReLU(inplace=True))
 
     with torch.inference_mode():
-        scores = Ends(network, NetworkSpec("any", {"out_channels": 2}))(torch.randn(1, 1, 8, 8, 8))
+        scores = Ends(network, 1, (8, 8, 8))(torch.randn(1, 1, 8, 8, 8))
 
     assert float(scores.min()) == 0.0
