@@ -37,8 +37,14 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     steps = {name: [s["wall_s"], s["cpu_s"]] for name, s in timing["steps"].items()}
     rest = [total - sum(s[n] for s in steps.values()) for n, total in enumerate((wall, cpu))]
     steps["publish and the rest"] = rest
-    labels = str(record.folder / "segmentation.nii.gz")
-    return {"wall": wall, "cpu": cpu, "steps": steps, "peaks": watch.stages, "labels": labels}
+    return {
+        "wall": wall,
+        "cpu": cpu,
+        "steps": steps,
+        "peaks": watch.stages,
+        "labels": str(record.folder / "segmentation.nii.gz"),
+        "estimate": timing["estimated_memory_bytes"],
+    }
 
 
 def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """How time and memory grow with slices and with structures; a table and a picture.
 
     python benchmarks/growth.py [--picture growth.svg] [--slices 100 300 ...] [--classes 8 25 ...]
+        [--points 1000x118 ...]
 
 Each point is a case from DICOM to results in a new process: one run warms up, one counts. Memory
-is the peak of the whole process. Beside it the bytes that must be there: scan, network-grid copy
-and label map. The picture needs matplotlib.
+is the peak of the whole process, beside it what was estimated from header and card alone, and the
+bytes that must be there: scan, network-grid copy and label map. The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def point(slices: int, structures: int) -> dict[str, Any]:
         "cpu": warm["cpu"] - network[1],
         "network": network[1],
         "peak": spent.peak,
+        "estimate": warm["estimate"],
         "needed": needed(slices),
     }
 
@@ -66,10 +68,16 @@ def draw(by_slices: list[dict[str, Any]], by_classes: list[dict[str, Any]], path
         axes[row, 0].set(xlabel=key, ylabel="cpu s outside the network", ylim=(0, None))
         axes[row, 1].plot(x, [p["peak"] / 2**30 for p in points], "o-", label="peak")
         need = [p["needed"] / 2**30 for p in points]
+        axes[row, 1].plot(x, [p["estimate"] / 2**30 for p in points], ":", label="estimate")
         axes[row, 1].plot(x, need, "--", label="scan, network grid, labels")
         axes[row, 1].set(xlabel=key, ylabel="GiB", ylim=(0, None))
         axes[row, 1].legend()
     figure.savefig(path)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    slices, structures = text.split("x")
+    return int(slices), int(structures)
 
 
 def main() -> None:
@@ -77,17 +85,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slices", type=int, nargs="*", default=[100, 300, 600, 1000])
     parser.add_argument("--classes", type=int, nargs="*", default=[8, 25, 60, 118])
+    parser.add_argument("--points", type=_pair, nargs="*", default=[(100, 118), (1000, 118)])
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     print(machine("scanloom", "torch", "numpy", "numba"), "\n")
     by_slices = [point(n, STRUCTURES) for n in options.slices]
     by_classes = [point(SHAPE[2], n) for n in options.classes]
+    others = [point(n, m) for n, m in options.points]
     keys = ("slices", "structures", "wall", "cpu", "network")
+    bytes_ = ("peak", "estimate", "needed")
     rows = [
-        [*(p[k] for k in keys), p["peak"] / 2**30, p["needed"] / 2**30]
-        for p in by_slices + by_classes
+        [*(p[k] for k in keys), *(p[k] / 2**30 for k in bytes_), p["estimate"] / p["peak"]]
+        for p in by_slices + by_classes + others
     ]
-    head = ["slices", "structures", "wall s", "cpu s", "network, cpu s", "peak GiB", "needed GiB"]
+    head = ["slices", "structures", "wall s", "cpu s", "network, cpu s"]
+    head += ["peak GiB", "estimate GiB", "needed GiB", "estimate / peak"]
     print(table(head, rows))
     if len(by_slices) > 1:
         first, last = by_slices[0], by_slices[-1]
