@@ -23,7 +23,7 @@ from scipy.ndimage import affine_transform
 from scanloom.cards.bundle import read_bundle
 from scanloom.inference.predictor import Predictor
 from scanloom.io.read import load_volume
-from scanloom.training.tissue import PHASES, Drawn, calibrate, train
+from scanloom.training.tissue import LAST, PHASES, Drawn, calibrate, rounded, train
 from scanloom.training.tissue_data import (
     STEP,
     TRAINING,
@@ -98,6 +98,11 @@ def dice(bundle: Path, source: Source, data: Path) -> dict[str, float]:
     return values
 
 
+def told(line: str) -> None:
+    """Say how far it is."""
+    print(line, flush=True)
+
+
 def main() -> None:
     """Gather, train, write."""
     data = data_folder(ROOT)
@@ -107,8 +112,8 @@ def main() -> None:
         examples.append(example(source, data))
     torsos = [drawn(seed) for seed in SEEDS]
     examples += [one.example for one in torsos]
-    state = train(examples, PHASES, lambda line: print(line, flush=True))
-    state = calibrate(state, torsos)
+    state = calibrate(train(examples, PHASES, told), torsos)
+    state = calibrate(rounded(train(examples, [LAST], told, state)), torsos)
     bundle = ROOT / "models" / "ct_tissue"
     write(state, bundle)
     for source in UNSEEN:
