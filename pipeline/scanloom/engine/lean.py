@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-UNWANTED = ("matplotlib", "mpl_toolkits", "ignite", "scipy.signal", "skimage")
+UNWANTED = ("matplotlib", "mpl_toolkits", "ignite", "scipy.signal", "skimage", "cffi")
 """MONAI imports them where they are installed, for pictures, training and transforms that nobody
-here asks for: 2 s, and on a fresh machine a cache of fonts that takes longer, and says so."""
+here asks for: 2 s, and on a fresh machine a cache of fonts that takes longer, and says so. Numba
+reads declarations in C with cffi."""
 
 
 @contextmanager

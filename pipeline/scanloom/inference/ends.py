@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from scanloom.inference.geometry import Shape
+from scanloom.inference.shapes import shapes_only
 
 HALF = torch.bfloat16
 Convolution = (nn.Conv3d, nn.ConvTranspose3d)
@@ -72,7 +73,7 @@ def _follow(network: nn.Module, image: torch.Tensor) -> _Way:
             lambda _, given, name=name: seen.append((name, given[0] is image))
         )
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), shapes_only():
             shadow(image)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return _Way()

@@ -16,6 +16,7 @@ from torch import nn
 
 from scanloom.cards.card import NetworkSpec
 from scanloom.inference.networks import build_network
+from scanloom.inference.shapes import shapes_only
 
 PROBE = (64, 64, 64)
 """Voxels of the window by which a network's way is followed where the card names none."""
@@ -84,7 +85,7 @@ def _last_layer(spec: NetworkSpec, size: tuple[int, int, int]) -> str | None:
     """Return the name of the layer to take off, once a network without it gave its features."""
     window = torch.empty((1, int(spec.args.get("in_channels", 1)), *size), device="meta")
     try:
-        with torch.device("meta"), torch.inference_mode():
+        with torch.device("meta"), torch.inference_mode(), shapes_only():
             network = build_network(spec)
             found = _gives_result(network, window)
             if found is None:

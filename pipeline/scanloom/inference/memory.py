@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -28,6 +28,7 @@ from scanloom.inference.geometry import NetworkPlan, Shape, plan_grid
 from scanloom.inference.networks import build_network
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.restore import CPU_SLAB, GPU_SLAB, label_type
+from scanloom.inference.shapes import Shortcuts
 from scanloom.inference.windows import window_size
 
 FLOAT = 4
@@ -255,31 +256,19 @@ def _channels(arguments: str) -> int:
     return int(json.loads(arguments).get("in_channels", 1))
 
 
-class _Count:
-    """Counts the bytes of all tensors that are alive; `peak` is the most there were.
-
-    No `TorchDispatchMode` itself: what such a class defines makes torch import its compiler (1 s).
-    """
+class _Count(Shortcuts):
+    """Counts the bytes of all tensors that are alive; `peak` is the most there were."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = self.peak = 0
         self._seen: dict[int, int] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        out = _shaped(func, args)
-        out = func(*args, **(kwargs or {})) if out is None else out
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
         for value in tree_leaves(out):
             if isinstance(value, torch.Tensor):
                 self._watch(value.untyped_storage())
         self.peak = max(self.peak, self.live + _workspace(str(func), args, out))
-        return out
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)
@@ -294,25 +283,6 @@ class _Count:
 
 class _Live(_Count, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A `_Count` of all that torch does in the block."""
-
-
-def _shaped(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return what joining, a norm or a function of each value gives; None for all else.
-
-    Only shapes count here, and torch's own way to these imports its compiler.
-    """
-    aten = torch.ops.aten
-    if func is aten.cat.default:
-        joined, axis = args[0], args[1] if len(args) > 1 else 0
-        shape = list(joined[0].shape)
-        shape[axis] = sum(one.shape[axis] for one in joined)
-        return torch.empty(shape, dtype=joined[0].dtype, device=joined[0].device)
-    shapes = {one.shape for one in args if isinstance(one, torch.Tensor)}
-    norm = func in (aten.batch_norm.default, aten.group_norm.default, aten.instance_norm.default)
-    plain = torch.Tag.pointwise in func.tags and len(shapes) == 1
-    if not (norm or plain) or not isinstance(args[0], torch.Tensor):
-        return None
-    return args[0] if func._schema.is_mutable else torch.empty_like(args[0])
 
 
 def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
