@@ -45,13 +45,15 @@ def shapes_only() -> AbstractContextManager[object]:
     return _Shapes()  # type: ignore[no-untyped-call]
 
 
-def _shaped(func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
-    """Return what a convolution, joining, a norm or a function of each value gives, or None."""
+def _shaped(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return what the usual layers give, or None."""
     aten = torch.ops.aten
     if func is aten.conv3d.default:
         return _convolved(*args)
     if func is aten.conv_transpose3d.input:
         return _widened(*args)
+    if func is aten.max_pool3d_with_indices.default and len(args) < 6:  # no ceil_mode
+        return _pooled(*args)
     if func is aten.cat.default:
         joined, axis = args[0], args[1] if len(args) > 1 else 0
         shape = list(joined[0].shape)
@@ -99,6 +101,23 @@ def _widened(
     if image.shape[1] != weight.shape[0]:
         return None
     return _empty(image, weight, bias, [weight.shape[1] * groups, *space])
+
+
+def _pooled(
+    image: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what taking the largest of neighbours gives, and where they were; or None."""
+    numbers = map(_each, (kernel, stride or kernel, padding, dilation))
+    axes = zip(image.shape[-3:], *numbers)  # noqa: B905
+    space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    if min(space) < 1 or image.ndim < 4:
+        return None
+    shape = (*image.shape[:-3], *space)
+    return image.new_empty(shape), image.new_empty(shape, dtype=torch.int64)
 
 
 def _each(numbers: Sequence[int]) -> Sequence[int]:

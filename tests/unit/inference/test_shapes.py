@@ -37,6 +37,22 @@ def test_a_convolution_gives_what_torch_says(layer: type[nn.Module], how: dict[s
     assert found.is_meta
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool3d(2),
+        nn.MaxPool3d(3, stride=(2, 1, 2), padding=1),
+        nn.MaxPool3d(2, dilation=2),
+        nn.MaxPool3d(2, ceil_mode=True),
+    ],
+)
+def test_pooling_gives_what_torch_says(pool: nn.Module) -> None:
+    image = torch.zeros(2, 4, 9, 10, 11)
+    with torch.inference_mode(), shapes_only():
+        found = pool(image.to("meta"))
+    assert found.shape == pool(image).shape
+
+
 @pytest.mark.parametrize("image", [torch.zeros(1, 3, 9, 9, 9), torch.zeros(1, 4, 2, 9, 9)])
 def test_what_does_not_fit_is_refused_as_torch_refuses_it(image: torch.Tensor) -> None:
     layer = nn.Conv3d(4, 6, kernel_size=3).to("meta")
