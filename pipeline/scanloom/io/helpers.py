@@ -6,6 +6,7 @@ main module. What goes to and fro is JSON and bytes; nothing is unpickled.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from threading import Thread
+from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeVar
 
@@ -24,11 +25,15 @@ from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 MOST = 16
 """More gain nothing: the process that collects is the limit."""
 
+PIPE = 1 << 20
+"""Bytes that may wait to be read while their sender goes on."""
+
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from scanloom.io.helpers import serve; serve()"
 )
 _HEAD = struct.Struct("<QQ")
+_SMALL_PIPE = 1 << 13
 
 
 Done = TypeVar("Done")
@@ -45,19 +50,27 @@ class ToDescribe(NamedTuple):
 class Helpers:
     """Some processes, for the time of a `with` block, that work beside this one.
 
+    Each is given its next task before it ends the one before; this process looks after them
+    between two tasks of its own. No threads: they would slow down what is done here.
+
     Parameters
     ----------
     count : int
-        How many work, this one among them; with fewer than 2 all is done here.
+        How many work once they are started, this one among them; with fewer than 2, and before,
+        all is done here.
     """
 
     def __init__(self, count: int) -> None:
         self._count = min(count, MOST) - 1 if sys.executable else 0
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._helpers: list[_Helper] = []
 
     def __enter__(self) -> Self:
-        self._processes = [_started() for _ in range(self._count)]
         return self
+
+    def start(self) -> None:
+        """Start them, unless they are there: it takes a fifth of a second, in which one goes on."""
+        if not self._helpers:
+            self._helpers = [_Helper() for _ in range(self._count)]
 
     def __exit__(
         self,
@@ -65,102 +78,136 @@ class Helpers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._processes:
-            if kind is not None:
-                process.kill()
-            _close(process.stdin)
-        for process in self._processes:
-            process.wait()
-            _close(process.stdout)
+        for helper in self._helpers:
+            helper.stop()
 
-    def survey(self, chunks: Sequence[Sequence[str]]) -> list[Surveyed]:
-        """Return what `survey` gives for each list of paths."""
-        return self._each(survey, _survey_there, chunks)
+    def survey(self, chunks: Sequence[Sequence[tuple[str, int]]]) -> list[Surveyed]:
+        """Return what `survey` gives for each list of files."""
+        return self._each(survey, _survey_question, _survey_answer, chunks)
 
     def describe(self, chunks: Sequence[Sequence[ToDescribe]]) -> list[list[Description]]:
         """Return what `describe` gives for each series of each list."""
-        return self._each(_describe_all, _describe_there, chunks)
+        return self._each(_describe_all, _describe_question, _describe_answer, chunks)
 
     def _each(
         self,
         here: Callable[[Any], Done],
-        there: Callable[[subprocess.Popen[bytes], Any], Done | None],
+        question: Callable[[Any], bytes],
+        answer: Callable[[Any, bytes], Done],
         tasks: Sequence[Any],
     ) -> list[Done]:
         """Do each task once, wherever somebody is idle."""
         done: dict[int, Done] = {}
         waiting = deque(range(len(tasks)))
-
-        def feed(process: subprocess.Popen[bytes]) -> None:
-            while True:
-                try:
-                    number = waiting.popleft()
-                except IndexError:
-                    return
-                result = there(process, tasks[number])
-                if result is None:  # it died: this process does it, and what else there is
-                    waiting.append(number)
-                    return
-                done[number] = result
-
-        feeders = [Thread(target=feed, args=(process,)) for process in self._processes]
-        for feeder in feeders:
-            feeder.start()
-        try:
-            _work_off(waiting, lambda number: done.__setitem__(number, here(tasks[number])))
-        except BaseException:
-            waiting.clear()
-            raise
-        finally:
-            for feeder in feeders:
-                feeder.join()
-        _work_off(waiting, lambda number: done.__setitem__(number, here(tasks[number])))
+        while len(done) < len(tasks):
+            for helper in self._helpers:
+                while waiting and helper.ask(waiting[0], lambda: question(tasks[waiting[0]])):
+                    waiting.popleft()
+            if waiting:
+                number = waiting.popleft()
+                done[number] = here(tasks[number])
+            for helper in self._answering(wait=not waiting):
+                number, told = helper.answer()
+                if told is None:  # it died: others do what it was asked
+                    waiting.extend(helper.given_up())
+                else:
+                    done[number] = answer(*told)
         return [done[number] for number in range(len(tasks))]
 
+    def _answering(self, *, wait: bool) -> list[_Helper]:
+        """Return those that have something to say, if need be once they have."""
+        asked = [helper for helper in self._helpers if helper.asked]
+        if not asked:
+            return []
+        with DefaultSelector() as selector:
+            for helper in asked:
+                selector.register(helper.answers, EVENT_READ, helper)
+            return [key.data for key, _ in selector.select(None if wait else 0)]
 
-def _work_off(waiting: deque[int], work: Callable[[int], None]) -> None:
-    while True:
-        try:
-            number = waiting.popleft()
-        except IndexError:
-            return
-        work(number)
+
+class _Helper:
+    """One process, and the numbers of what it was asked and has not answered yet."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 this program itself
+            [sys.executable, "-c", _START, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,  # what was read ahead would be seen by nobody who waits
+        )
+        if self._process.stdin is None or self._process.stdout is None:
+            raise ValueError("a process without pipes")
+        self._questions, self.answers = self._process.stdin, self._process.stdout
+        self._room = _widened(self._questions)
+        _widened(self.answers)
+        self.asked: deque[int] = deque()
+        self._alive = True
+
+    def ask(self, number: int, question: Callable[[], bytes]) -> bool:
+        """Ask something, unless there is enough to do; return whether it will be answered.
+
+        What is asked ahead must fit into the pipe: who waits for it to be read, while an answer
+        waits for being read, would wait for ever.
+        """
+        if not self._alive or len(self.asked) > 1:
+            return False
+        message = question()
+        if self.asked and len(message) > self._room:
+            return False
+        self.asked.append(number)
+        with suppress(OSError):  # it is gone: so says what it answers
+            _write(self._questions, message)
+        return True
+
+    def answer(self) -> tuple[int, tuple[Any, bytes] | None]:
+        """Return the number of what was asked first, and the answer; None if it died."""
+        told = None
+        with suppress(OSError, ValueError):
+            told = _receive(self.answers)
+        return self.asked.popleft() if told else self.asked[0], told
+
+    def given_up(self) -> Sequence[int]:
+        """Return what it will not answer."""
+        self._alive, given_up = False, list(self.asked)
+        self.asked.clear()
+        return given_up
+
+    def stop(self) -> None:
+        """End it: it has nothing to keep."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._questions, self.answers):
+            with suppress(OSError):
+                stream.close()
 
 
-def _survey_there(process: subprocess.Popen[bytes], paths: Sequence[str]) -> Surveyed | None:
-    answer = _ask(process, {"survey": list(paths)}, b"")
-    if answer is None:
-        return None
-    (heads, which, lengths, series), packed = answer
+def _widened(pipe: IO[bytes]) -> int:
+    """Let a pipe hold much where that is possible; return how many bytes it holds at least."""
+    try:
+        return fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
+    except (OSError, AttributeError):  # Linux alone has it
+        return _SMALL_PIPE
+
+
+def _survey_question(files: Sequence[tuple[str, int]]) -> bytes:
+    return _message({"survey": files})
+
+
+def _survey_answer(told: Any, packed: bytes) -> Surveyed:
+    heads, which, lengths, series = told
     parts = _cut(lengths, packed)
     looks = [Look._make((*heads[n], part)) for n, part in zip(which, parts, strict=True)]
     return Surveyed(looks, [(tuple(places), _description(row)) for places, row in series])
 
 
-def _describe_there(
-    process: subprocess.Popen[bytes], series: Sequence[ToDescribe]
-) -> list[Description] | None:
+def _describe_question(series: Sequence[ToDescribe]) -> bytes:
     rows = [(s.kind, list(s.paths), list(map(len, s.packed))) for s in series]
-    packed = b"".join(part for s in series for part in s.packed)
-    answer = _ask(process, {"describe": rows}, packed)
-    return None if answer is None else [_description(row) for row in answer[0]]
+    return _message({"describe": rows}, b"".join(part for s in series for part in s.packed))
 
 
-def _ask(
-    process: subprocess.Popen[bytes], request: dict[str, Any], packed: bytes
-) -> tuple[Any, bytes] | None:
-    """Return what a process answers; None if it died."""
-    with suppress(OSError, ValueError):  # its pipe is closed
-        if process.stdin and process.stdout:
-            _send(process.stdin, request, packed)
-            return _receive(process.stdout)
-    return None
-
-
-def _close(stream: IO[bytes] | None) -> None:
-    with suppress(OSError):  # the other end is gone
-        if stream is not None:
-            stream.close()
+def _describe_answer(told: Any, packed: bytes) -> list[Description]:
+    return [_description(row) for row in told]
 
 
 def serve() -> None:
@@ -170,9 +217,11 @@ def serve() -> None:
     while (asked := _receive(sys.stdin.buffer)) is not None:
         request, packed = asked
         if "survey" in request:
-            _send(answers, *_plain(survey(request["survey"])))
+            answer = _message(*_plain(survey(request["survey"])))
         else:
-            _send(answers, _describe_all(_series(request["describe"], packed)), b"")
+            answer = _message(_describe_all(_series(request["describe"], packed)))
+        _write(answers, answer)
+        answers.flush()
 
 
 def _series(rows: Sequence[Any], packed: bytes) -> Iterator[ToDescribe]:
@@ -204,30 +253,33 @@ def _cut(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
         start += length
 
 
-def _started() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(  # noqa: S603 this program itself
-        [sys.executable, "-c", _START, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+def _message(told: Any, packed: bytes = b"") -> bytes:
+    text = json.dumps(told).encode("ascii")
+    return b"".join((_HEAD.pack(len(text), len(packed)), text, packed))
 
 
-def _send(stream: IO[bytes], message: Any, packed: bytes) -> None:
-    text = json.dumps(message).encode("ascii")
-    stream.write(_HEAD.pack(len(text), len(packed)))
-    stream.write(text)
-    stream.write(packed)
-    stream.flush()
+def _write(stream: IO[bytes], message: bytes) -> None:
+    left = memoryview(message)
+    while left:
+        left = left[stream.write(left) :]
 
 
 def _receive(stream: IO[bytes]) -> tuple[Any, bytes] | None:
     """Return a message and its bytes; None at the end of the stream."""
-    head = stream.read(_HEAD.size)
+    head = _read(stream, _HEAD.size)
     if len(head) < _HEAD.size:
         return None
     text_size, size = _HEAD.unpack(head)
-    text, packed = stream.read(text_size), stream.read(size)
+    text, packed = _read(stream, text_size), _read(stream, size)
     if len(text) < text_size or len(packed) < size:
         return None
     return json.loads(text), packed
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    """Return so many bytes, fewer where the stream ends."""
+    parts = []
+    while size > 0 and (part := stream.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -29,7 +29,7 @@ from scanloom.io.index_file import (
     write_index,
 )
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
-from scanloom.io.survey import Description, Look
+from scanloom.io.survey import Description, Look, no_collector
 from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files
 
@@ -39,7 +39,7 @@ INDEX = "index.parquet"
 MANY = 3000
 """Files that have to be opened, above which other processes help: they take half a second."""
 
-_CHUNK = 256  # files, or slices of series, that a process gets at once
+_CHUNK = 512  # files, or slices of series, that a process gets at once
 _LARGEST = 4096  # files of one folder that stay together
 
 
@@ -123,15 +123,16 @@ def build_index(
     fingerprint = key_fingerprint(key)
     if out is not None:
         check_key(out, fingerprint)
-    entries = list_files(paths)
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
-    same = None if old is None else old.rows_of(entries)
-    if same is not None:
-        return Index(same, _in_order(same), 0)
-    if old is not None and not old.is_whole():
-        old = None
-    rows, opened = _build(entries, key, old, processes or _cores())
+    with Helpers(processes or _cores()) as helpers, no_collector():
+        entries = list_files(paths, MANY, helpers.start if old is None else None)
+        same = None if old is None else old.rows_of(entries)
+        if same is not None:
+            return Index(same, _in_order(same), 0)
+        if old is not None and not old.is_whole():
+            old = None
+        rows, opened = _build(entries, key, old, helpers)
     if out is None:
         _keep_in_cache(rows, place, fingerprint)
     else:
@@ -154,7 +155,7 @@ def _cores() -> int:
 
 
 def _build(
-    entries: list[Entry], key: bytes, old: StoredRows | None, processes: int
+    entries: list[Entry], key: bytes, old: StoredRows | None, helpers: Helpers
 ) -> tuple[Rows, int]:
     """Return a row for each entry, and how many files were opened for it."""
     looks: list[Look | None] = [look_result(entry) for entry in entries]
@@ -165,23 +166,24 @@ def _build(
                 looks[n] = old.looks[row]
     missing = [n for n, look in enumerate(looks) if look is None]
     told: dict[tuple[int, ...], Description] = {}
-    with Helpers(processes if len(missing) > MANY else 0) as helpers:
-        chunks = list(_chunks(missing, entries))
-        paths = [[SCRATCH.place(entries[n].path) for n in chunk] for chunk in chunks]
-        for chunk, done in zip(chunks, helpers.survey(paths), strict=True):
-            for n, look in zip(chunk, done.looks, strict=True):
-                looks[n] = look
-            for places, what in done.series:
-                told[tuple([chunk[n] for n in places])] = what
-        whole = [look for look in looks if look is not None]
-        groups = group_files(entries, whole)
-        known = [_known(_files(group), before, old) for group in groups]
-        todo = [
-            told.get(_files(group)) or _to_describe(group, entries, whole)
-            for group, one in zip(groups, known, strict=True)
-            if one is None
-        ]
-        described = iter(list(_described(todo, helpers)))
+    if len(missing) > MANY:
+        helpers.start()
+    chunks = list(_chunks(missing, entries))
+    files = [[(SCRATCH.place(entries[n].path), entries[n].size) for n in chunk] for chunk in chunks]
+    for chunk, done in zip(chunks, helpers.survey(files), strict=True):
+        for n, look in zip(chunk, done.looks, strict=True):
+            looks[n] = look
+        for places, what in done.series:
+            told[tuple([chunk[n] for n in places])] = what
+    whole = [look for look in looks if look is not None]
+    groups = group_files(entries, whole)
+    known = [_known(_files(group), before, old) for group in groups]
+    todo = [
+        told.get(_files(group)) or _to_describe(group, entries, whole)
+        for group, one in zip(groups, known, strict=True)
+        if one is None
+    ]
+    described = iter(list(_described(todo, helpers)))
     series = []
     for group, one in zip(groups, known, strict=True):
         if one is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,16 +126,20 @@ def look_at(paths: Sequence[str]) -> list[Look]:
         return [_look(path)[0] for path in paths]
 
 
-def survey(paths: Sequence[str]) -> Surveyed:
+def survey(files: Sequence[tuple[str, int]]) -> Surveyed:
     """Return what files are, and describe series while their headers are at hand.
 
-    Files of a folder should come together: a series of which some are elsewhere is described anew.
+    Parameters
+    ----------
+    files : sequence of (path, bytes)
+        Those of a folder should come together: a series of which some are elsewhere is described
+        anew.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     headers: list[Header | None] = []
     looks = []
-    with quiet(), _no_collector():
-        for n, path in enumerate(paths):
+    with quiet(), no_collector():
+        for n, (path, _) in enumerate(files):
             look, header = _look(path)
             looks.append(look)
             headers.append(header)
@@ -142,14 +147,19 @@ def survey(paths: Sequence[str]) -> Surveyed:
                 place = "" if look.series else os.path.dirname(path)  # noqa: PTH120
                 groups.setdefault((look.study, look.series, place), []).append(n)
         series = [
-            (tuple(places), _describe_headers([h for n in places if (h := headers[n])]))
+            (
+                tuple(places),
+                _describe_headers(
+                    [h for n in places if (h := headers[n])], [files[n][1] for n in places]
+                ),
+            )
             for places in groups.values()
         ]
     return Surveyed(looks, series)
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """Let nobody look for cycles among headers by the thousand: there are none."""
     before = gc.isenabled()
     gc.disable()
@@ -236,8 +246,11 @@ def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
     return read_outline(Series("nifti" if kind == "nifti" else "itk", files))[0]
 
 
-def _describe_headers(headers: Sequence[Header]) -> Description:
-    """Return what a DICOM series is like; a fault in one must not stop the others."""
+def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> Description:
+    """Return what a DICOM series is like; a fault in one must not stop the others.
+
+    `sizes` are those of the files, bytes; without them they are asked for.
+    """
     from scanloom.io.dicom.series import headers_outline
 
     words = _words(headers[0])
@@ -251,11 +264,13 @@ def _describe_headers(headers: Sequence[Header]) -> Description:
     except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index
         logger.debug("series not described", exc_info=True)
         return words._replace(reason=Reason.INTERNAL.code, detail=type(error).__name__)
-    return _judged(words, headers, grid)
+    return _judged(words, headers, grid, sizes)
 
 
-def _judged(words: Description, headers: Sequence[Header], grid: Grid) -> Description:
-    cut = sum(map(_is_cut, headers))
+def _judged(
+    words: Description, headers: Sequence[Header], grid: Grid, sizes: Sequence[int] = ()
+) -> Description:
+    cut = sum(map(_is_cut, headers, sizes or map(_size, headers)))
     if cut:
         detail = f"{cut} of {len(headers)} files end in the middle of their pixels"
         return words._replace(reason=Reason.TRUNCATED.code, detail=detail)
@@ -264,19 +279,23 @@ def _judged(words: Description, headers: Sequence[Header], grid: Grid) -> Descri
     return _described(words, grid)
 
 
-def _is_cut(header: Header) -> bool:
+def _is_cut(header: Header, size: int) -> bool:
     """Whether a file has fewer pixels than it describes, as far as its size tells."""
     place = header.pixels
     if place is None or place.length is None or header.syntax not in NATIVE:
         return False
     if header.elements.gzipped:
         return False
-    try:
-        size = os.stat(header.place).st_size  # noqa: PTH116
-    except OSError:
-        return False  # reading it says so
     bits = header.frames * header.rows * header.columns * header.format.allocated
     return 8 * min(place.length, size - place.offset) < bits
+
+
+def _size(header: Header) -> int:
+    """Return the bytes of a file; one that can't be asked is whole until it is read."""
+    try:
+        return os.stat(header.place).st_size  # noqa: PTH116
+    except OSError:
+        return sys.maxsize
 
 
 def _described(words: Description, grid: Grid) -> Description:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -46,11 +46,20 @@ class Entry(NamedTuple):
     reason: Reason | None = None
 
 
-def list_files(paths: Sequence[Path | str]) -> list[Entry]:
+def list_files(
+    paths: Sequence[Path | str], many: int = 0, on_many: Callable[[], None] | None = None
+) -> list[Entry]:
     """Return all files at paths: files, folders with all below, zips, DICOMDIRs, glob patterns.
 
     Links to files and folders are followed, each folder being entered once. What can't be looked
     at is an entry too, with its reason.
+
+    Parameters
+    ----------
+    paths : sequence of Path or str
+    many, on_many
+        What is called as soon as there are more files than that: who helps with them can come
+        while the others are listed.
 
     Raises
     ------
@@ -63,6 +72,9 @@ def list_files(paths: Sequence[Path | str]) -> list[Entry]:
     for place in sorted(places, key=len, reverse=True):  # what was named is never left out
         for entry in _at(place, walk):
             found.setdefault(entry.path, entry)
+            if on_many and len(found) > many:
+                on_many()
+                on_many = None
     for entry in walk.linked():
         found.setdefault(entry.path, entry)
     return _links_once(list(found.values()), walk.links)

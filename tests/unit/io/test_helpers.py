@@ -19,6 +19,10 @@ NONSENSE = "import sys; sys.stdout.write('nonsense'); sys.stdout.flush(); sys.st
 NOISE = module._START.replace("serve()", "import os; os.write(2, b'x' * 100000); serve()")
 
 
+def size_of(path: str) -> int:
+    return Path(path).stat().st_size if Path(path).exists() else 0
+
+
 @pytest.fixture
 def chunks(tmp_path: Path) -> list[list[str]]:
     made = []
@@ -42,7 +46,8 @@ def test_all_is_surveyed_and_described(
     if count < 2 and start:
         pytest.skip("nothing is started")
     nifti(tmp_path / "scan.nii")
-    here = [survey(chunk) for chunk in chunks]
+    files = [[(path, size_of(path)) for path in chunk] for chunk in chunks]
+    here = [survey(chunk) for chunk in files]
     tasks = [
         [ToDescribe("dicom", chunk, [look.packed for look in done.looks])]
         for chunk, done in zip(chunks[:6], here, strict=False)
@@ -50,18 +55,32 @@ def test_all_is_surveyed_and_described(
     tasks += [[ToDescribe("nifti", [str(tmp_path / "scan.nii")], [])], []]
     monkeypatch.setattr(module, "_START", start or module._START)
     with Helpers(count) as helpers:
-        assert helpers.survey(chunks) == here
+        helpers.start()
+        assert helpers.survey(files) == here
         assert helpers.describe(tasks) == [_describe_all(task) for task in tasks]
 
 
 def test_no_process_is_left_after_a_fault(chunks: list[list[str]]) -> None:
     def interrupted() -> None:
         with helpers:
-            helpers.survey(chunks)
+            helpers.start()
+            helpers.survey([[(path, size_of(path)) for path in chunk] for chunk in chunks])
             raise KeyboardInterrupt
 
     helpers = Helpers(3)
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert len(helpers._processes) == 2
-    assert all(process.returncode is not None for process in helpers._processes)
+    assert len(helpers._helpers) == 2
+    assert all(helper._process.returncode is not None for helper in helpers._helpers)
+
+
+def test_what_does_not_fit_into_a_pipe_is_not_asked_ahead(
+    chunks: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions and answers larger than the pipes: nobody waits for ever."""
+    monkeypatch.setattr(module, "PIPE", 4096)
+    files = [[(path, size_of(path)) for path in chunk] * 40 for chunk in chunks[:6]] * 3
+    with Helpers(3) as helpers:
+        helpers.start()
+        assert max(map(len, map(module._survey_question, files))) > helpers._helpers[0]._room
+        assert helpers.survey(files) == [survey(chunk) for chunk in files]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
 from scanloom.io.dicom.byte_order import BIG, LITTLE, LOOKUP, ODD, STOP, UNDEFINED, ByteOrder
@@ -45,6 +45,8 @@ _SEVERAL = 8  # files unlike the layout until another one is made
 _usual = [READS[0]]
 _layouts: dict[tuple[bool, bool], Layout] = {}
 _misses: dict[tuple[bool, bool], int] = {}
+_encodings: dict[bytes, tuple[ByteOrder, bool, str]] = {}
+_MOST_ENCODINGS = 64
 
 
 def read_start(path: Path | str, size: int = 0) -> bytes:
@@ -108,24 +110,30 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     """Walk over meta header and data set; struct.error where `data` ends too early."""
     values: dict[int, bytes] = {}
     place = _walk_meta(data, values)
-    syntax = values.pop(SYNTAX, b"").rstrip(b"\0 ").decode("latin-1")
-    order, explicit = LITTLE, True
-    if not syntax:
-        explicit = _looks_explicit(data, place)
-        syntax = EXPLICIT if explicit else IMPLICIT
-    elif syntax == DEFLATED:
+    named = values.pop(SYNTAX, b"")
+    order, explicit, syntax = _encodings.get(named) or _encoding(named, data, place)
+    if syntax == DEFLATED:
         return _deflated_elements(read_start(path, PACKED)[place:], values)
-    elif syntax == IMPLICIT:
-        explicit = False
-    elif syntax == EXPLICIT_BIG:
-        order = BIG
-    elif syntax not in (EXPLICIT, RLE) and (not syntax.startswith(JPEG) or syntax in _NOT_PLAIN):
-        raise NotPlainError
     if place == len(data) or explicit != _has_vr(data, place):
         raise NotPlainError
-    pixels = _walk(order, data, place, values, explicit=explicit, whole=whole)
+    values, pixels = _walk(order, data, place, values, explicit=explicit, whole=whole)
     table = bool(values.pop(LOOKUP, b""))
     return Elements(values, syntax, order.little, table, pixels)
+
+
+def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, str]:
+    """Return byte order, whether VRs are written, and the transfer syntax."""
+    syntax = named.rstrip(b"\0 ").decode("latin-1")
+    if not syntax:
+        explicit = _looks_explicit(data, place)
+        return LITTLE, explicit, EXPLICIT if explicit else IMPLICIT
+    jpeg = syntax.startswith(JPEG) and syntax not in _NOT_PLAIN
+    if not jpeg and syntax not in (EXPLICIT, RLE, EXPLICIT_BIG, IMPLICIT, DEFLATED):
+        raise NotPlainError
+    encoding = BIG if syntax == EXPLICIT_BIG else LITTLE, syntax != IMPLICIT, syntax
+    if len(_encodings) < _MOST_ENCODINGS:
+        _encodings[named] = encoding
+    return encoding
 
 
 def _deflated_elements(packed: bytes, values: dict[int, bytes]) -> Elements:
@@ -133,9 +141,8 @@ def _deflated_elements(packed: bytes, values: dict[int, bytes]) -> Elements:
     for size in READS:
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         data = unpacker.decompress(packed, size)
-        found = dict(values)
         try:
-            pixels = _walk(LITTLE, data, 0, found, explicit=True, whole=unpacker.eof)
+            found, pixels = _walk(LITTLE, data, 0, values, explicit=True, whole=unpacker.eof)
         except struct.error:
             if len(data) < size:
                 raise NotPlainError from None
@@ -172,7 +179,7 @@ def _walk_meta(data: bytes, values: dict[int, bytes]) -> int:
 
 def _has_vr(data: bytes, place: int) -> bool:
     """Whether a VR seems to be written: some files are explicit, whatever their syntax says."""
-    return all(0x40 < letter < 0x5B for letter in data[place + 4 : place + 6])
+    return data[place + 4 : place + 6].isupper() and data[place + 4 : place + 6].isalpha()
 
 
 def _looks_explicit(data: bytes, place: int) -> bool:
@@ -187,33 +194,34 @@ def _walk(
     order: ByteOrder,
     data: bytes,
     place: int,
-    values: dict[int, bytes],
+    meta: Mapping[int, bytes],
     *,
     explicit: bool,
     whole: bool,
-) -> PixelPlace | None:
-    """Take what is wanted and return where the pixels lie; None at the end of the file."""
+) -> tuple[dict[int, bytes], PixelPlace | None]:
+    """Return what is wanted, with what the meta header said, and where the pixels lie, if any."""
     key = (order.little, explicit)
     layout = _layouts.get(key)
     if layout is not None:
-        found: dict[int, bytes] = {}
-        last = None
-        with suppress(struct.error):  # a file without pixels, or more has to be read
-            last = _walk_as_before(order, data, place, found, layout, explicit=explicit)
+        values = dict(meta)
+        try:
+            last = _walk_as_before(order, data, place, values, layout, explicit=explicit)
+        except struct.error:  # a file without pixels, or more has to be read
+            last = None
         if last is not None:
             _misses[key] = 0
-            values.update(found)
-            return _pixels(order, data, last, explicit=explicit)
+            return values, _pixels(order, data, last, explicit=explicit)
         _misses[key] = _misses.get(key, 0) + 1
     heads: list[Head] | None = None
     if layout is None or _misses[key] % _SEVERAL == 0:
         heads = []
+    values = dict(meta)
     last = _walk_through(order, data, place, values, heads, explicit=explicit, whole=whole)
     if last is None:
-        return None
+        return values, None
     if heads:
         _layouts[key] = Layout(data, heads, 6 if explicit else 4)
-    return _pixels(order, data, last, explicit=explicit)
+    return values, _pixels(order, data, last, explicit=explicit)
 
 
 def _walk_as_before(
@@ -229,7 +237,7 @@ def _walk_as_before(
     parts, number = layout.parts, 0
     while number < len(parts):
         part = parts[number]
-        if part.unpack(data, place) != part.heads:
+        if not part.stands_at(data, place):
             parts = layout.split(number, data, place)
             if not parts:
                 return None

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 MOST_PARTS = 64
 """Elements of changing length; a file with more is like no other."""
 
@@ -41,23 +44,33 @@ class Part:
 
     Parameters
     ----------
-    unpack : function of (bytes, place)
-        Gives the bytes of all heads.
-    heads : tuple of bytes
+    reach, size : int
+        Bytes from the first head to the end of the last head, and of the last value.
+    places : (N,) array
+        Of all bytes of heads, from the first head.
+    heads : bytes
         What they must be.
-    size : int
-        From the first head to the end of the last value.
     tags : tuple of int
         Of the values that are kept.
     take : function of (bytes, place)
         Gives these values.
     """
 
-    unpack: Any
-    heads: tuple[bytes, ...]
+    reach: int
     size: int
+    places: NDArray[np.intp]
+    heads: bytes
     tags: tuple[int, ...]
     take: Any
+
+    def stands_at(self, data: bytes, place: int) -> bool:
+        """Whether the same heads stand there; struct.error if `data` ends before."""
+        if not self.reach:
+            return True
+        if len(data) < place + self.reach:
+            raise struct.error
+        found = np.frombuffer(data, np.uint8, self.reach, place).take(self.places)
+        return found.tobytes() == self.heads
 
 
 class Layout:
@@ -95,13 +108,16 @@ class Layout:
         tuple of Part
             Empty if it is another element, or if too many values change.
         """
-        part, (first, end) = self.parts[number], self._spans[number]
-        both = zip(part.unpack(data, place), part.heads, strict=True)
-        differs, (here, before) = next((n, p) for n, p in enumerate(both) if p[0] != p[1])
+        first, end = self._spans[number]
+        moved = place - self._heads[first].place
+        for differs in range(first, end):
+            head, before = self._heads[differs], self._bytes[differs]
+            here = data[head.place + moved : head.start + moved]
+            if here != before:
+                break
         if here[: self._size] != before[: self._size] or len(self.parts) >= MOST_PARTS:
             return ()
-        middle = first + differs
-        spans = ((first, middle), (middle + 1, end))
+        spans = ((first, differs), (differs + 1, end))
         self._spans = (*self._spans[:number], *spans, *self._spans[number + 1 :])
         made = tuple(self._part(*span) for span in spans)
         self.parts = (*self.parts[:number], *made, *self.parts[number + 1 :])
@@ -109,17 +125,16 @@ class Layout:
 
     def _part(self, first: int, end: int) -> Part:
         heads = self._heads[first:end]
-        if not heads:
-            return Part(_nothing, (), 0, (), _nothing)
-        begin = heads[0].place
-        form = "".join(f"{h.start - h.place}s{h.end - h.start}x" for h in heads[:-1])
-        form += f"{heads[-1].start - heads[-1].place}s"
+        begin = heads[0].place if heads else 0
+        places = [n - begin for head in heads for n in range(head.place, head.start)]
+        kept = [head for head in heads if head.kept]
         return Part(
-            unpack=struct.Struct(form).unpack_from,
-            heads=tuple(self._bytes[first:end]),
-            size=heads[-1].end - begin,
-            tags=tuple(h.kept for h in heads if h.kept),
-            take=_taker([(h.start - begin, h.end - begin) for h in heads if h.kept]),
+            reach=heads[-1].start - begin if heads else 0,
+            size=heads[-1].end - begin if heads else 0,
+            places=np.array(places, np.intp),
+            heads=b"".join(self._bytes[first:end]),
+            tags=tuple(head.kept for head in kept),
+            take=_taker([(head.start - begin, head.end - begin) for head in kept]),
         )
 
 
@@ -130,7 +145,3 @@ def _taker(spans: Sequence[tuple[int, int]]) -> Any:
         form += f"{start - place}x{end - start}s"
         place = end
     return struct.Struct(form).unpack_from
-
-
-def _nothing(data: bytes, place: int) -> tuple[bytes, ...]:
-    return ()
