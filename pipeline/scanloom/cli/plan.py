@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scanloom.cli.asked import ReplaceOption, RetryOption, ShardOption, find_workflow, parse_shard
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ def plan(
         list[Path], typer.Argument(metavar="PATH...", help="Folders, files, zips, patterns.")
     ],
     out: Annotated[Path, typer.Option(metavar="OUT", help="The output folder of the run.")],
+    shard: ShardOption = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
     ] = None,
+    replace: ReplaceOption = False,
+    retry_failed: RetryOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -36,10 +40,11 @@ def plan(
     are worked on to see how long they take; their results are thrown away.
     """
     with speaking(Manner(as_json, debug)):
-        from scanloom.cli.run import find_workflow
         from scanloom.engine.plan import keep_plan, make_plan
+        from scanloom.engine.scope import Scope
 
-        made = make_plan(find_workflow(workflow), paths, out, key)
+        scope = Scope(replace, retry_failed, parse_shard(shard))
+        made = make_plan(find_workflow(workflow), paths, out, key, scope)
         keep_plan(made, out)
         if as_json:
             print_json({"schema": 1, "plan": document(made)})
@@ -56,6 +61,8 @@ def table(made: Plan) -> RenderableType:
     """Return a plan as a person reads it."""
     from rich.table import Table
 
+    from scanloom.core import duration
+
     totals, todo = made.totals, made.todo
     rows = Table.grid(padding=(0, 2))
     rows.add_row("workflow", made.workflow)
@@ -64,7 +71,7 @@ def table(made: Plan) -> RenderableType:
     rows.add_row("device", f"{made.device}, {made.precision}; {made.workers} workers")
     if totals.seconds is not None and todo:
         each = totals.seconds / len(todo)
-        rows.add_row("time", f"{_time(totals.seconds)} in all, {_time(each)} a case")
+        rows.add_row("time", f"{duration(totals.seconds)} in all, {duration(each)} a case")
     if totals.written is not None:
         rows.add_row("results", _bytes(totals.written))
     rows.add_row("memory", f"{_bytes(totals.host)} a worker")
@@ -83,20 +90,19 @@ def table(made: Plan) -> RenderableType:
 
 def compared_rows(compared: dict[str, Any]) -> list[tuple[str, str]]:
     """Return how a run went beside its plan, in words."""
+    from scanloom.core import duration
+
     happened, planned = compared["happened"], compared["planned"]
-    words = {"seconds": ("time", _time), "written": ("results", _bytes), "host": ("memory", _bytes)}
+    words = {
+        "seconds": ("time", duration),
+        "written": ("results", _bytes),
+        "host": ("memory", _bytes),
+    }
     return [
         (name, f"{tell(happened[part])}, {tell(planned[part])} planned")
         for part, (name, tell) in words.items()
         if planned[part]
     ]
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def _bytes(count: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scanloom.cli.asked import (
+    ReplaceOption,
+    RetryOption,
+    ShardOption,
+    find_workflow,
+    parse_shard,
+)
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 from scanloom.cli.exits import Exit
 from scanloom.cli.plan import compared_rows
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
 
     from scanloom.engine.run import RunResult
     from scanloom.engine.status import Board, Status
-    from scanloom.engine.workflow import Workflow
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
 """Seconds that a run has to end after the first and the second Ctrl-C."""
@@ -43,19 +48,12 @@ def run(
             help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or its file.",
         ),
     ] = "local",
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="K/N", help="Only the K-th of N parts: for job arrays."),
-    ] = None,
+    shard: ShardOption = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
     ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace results of another recipe.")
-    ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try all failed cases again.")
-    ] = False,
+    replace: ReplaceOption = False,
+    retry_failed: RetryOption = False,
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the lock of a run on another host that is dead."),
@@ -81,15 +79,14 @@ def run(
     with speaking(Manner(as_json, debug)):
         from scanloom.engine.run import RunOptions
         from scanloom.engine.run import run as run_workflow
+        from scanloom.engine.scope import Scope
 
         options = RunOptions(
             out=out,
             key=key,
             cluster=cluster,
-            replace=replace,
-            retry_failed=retry_failed,
+            scope=Scope(replace, retry_failed, parse_shard(shard)),
             take_over=take_over,
-            shard=_shard(shard),
             metrics=metrics,
             price=price,
             bids=bids,
@@ -103,17 +100,6 @@ def run(
         else:
             _print_end(result, out)
     raise typer.Exit(_exit(result, stop))
-
-
-def find_workflow(name: str) -> Workflow:
-    """Return the workflow of a file, or the one of that name that ships."""
-    from scanloom.cards.shipped import shipped
-    from scanloom.engine.workflow import read_workflow
-
-    path = Path(name)
-    if not path.exists() and re.fullmatch(r"[a-z0-9_-]+", name):
-        path = shipped("workflows") / f"{name}.yaml"
-    return read_workflow(path)
 
 
 def document(result: RunResult) -> dict[str, Any]:
@@ -185,15 +171,6 @@ def totals_table(totals: dict[str, Any]) -> RenderableType:
 def _clock(seconds: float | None) -> str:
     whole = int(seconds or 0)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise typer.BadParameter("two numbers such as 1/4, the first from 1 to the second")
-    return int(match[1]), int(match[2])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The nouns: NumPy only, no files."""
 
 from scanloom.core.case import Case, CaseRecord, Gaps, Outputs, Series
-from scanloom.core.clock import Clock, Seconds
+from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
 from scanloom.core.measurement import Measurement
@@ -28,5 +28,6 @@ __all__ = [
     "Series",
     "Structure",
     "Volume",
+    "duration",
     "is_slug",
 ]

@@ -47,3 +47,11 @@ class Clock:
         finally:
             spent = Seconds(time.perf_counter() - wall, time.process_time() - cpu)
             self.steps[name] = self.steps.get(name, Seconds(0, 0)) + spent
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -24,13 +24,13 @@ from scanloom.core import Case, Grid, Reason, ScanError
 from scanloom.engine.cases import make_cases
 from scanloom.engine.estimate import Placement, check_memory, estimate_case
 from scanloom.engine.models import check_structures, unique_cards
+from scanloom.engine.pays import elsewhere, verdict
 from scanloom.engine.rates import Rates
 from scanloom.engine.record import card_digest
 from scanloom.engine.room import SHARE
+from scanloom.engine.scope import Scope
 from scanloom.engine.select import select
 from scanloom.engine.workflow import Workflow
-from scanloom.io.casefolder import is_done
-from scanloom.io.failures import failed_before
 from scanloom.io.identity import load_key
 from scanloom.io.index import build_index
 from scanloom.io.index_file import IndexedSeries
@@ -155,7 +155,11 @@ class Site:
 
 
 def make_plan(
-    workflow: Workflow, paths: Sequence[Path], out: Path, key_file: Path | None = None
+    workflow: Workflow,
+    paths: Sequence[Path],
+    out: Path,
+    key_file: Path | None = None,
+    scope: Scope | None = None,
 ) -> Plan:
     """Plan a run over an archive; the index is kept, nothing else is written but rates.
 
@@ -169,31 +173,52 @@ def make_plan(
         The output folder, which may have results already.
     key_file : Path or None
         The file with the key of the ids.
+    scope : Scope, optional
+        Which cases.
 
     Raises
     ------
     ScanError
         For what concerns all: models, key, output folder.
     """
+    scope = scope or Scope()
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.outputs.outputs())
     key = load_key(key_file)
     index = build_index(paths, key, out)
     chosen, left = select(index.series, workflow, cards)
     site = find_site(workflow, cards)
-    pairs = list(make_cases(index, chosen, workflow, cards, key))
-    todo = [(inputs[0], case) for inputs, case in pairs if _is_open(out, case)]
+    pairs = [
+        (inputs[0], case)
+        for inputs, case in make_cases(index, chosen, workflow, cards, key)
+        if scope.holds(case.id)
+    ]
+    ends = [scope.before(out, case) for _, case in pairs]
+    todo = [pair for pair, end in zip(pairs, ends, strict=True) if end is None]
     planned = [_planned(one, case, workflow, cards, site) for one, case in todo]
-    name = rates_name(cards, site.placement.device, site.placement.precision, workflow)
-    rates = Rates.load(name)
-    if not rates.known:
-        from scanloom.engine.calibrate import calibrate
+    stale = [end for end in ends if end and end.reason is Reason.STALE]
+    cases = {case.id: case for _, case in todo}
+    small = [(p.voxels, cases[p.case]) for p in planned if not p.reason]
 
-        cases = {case.id: case for _, case in todo}
-        small = [(p.voxels, cases[p.case]) for p in planned if not p.reason]
-        rates = calibrate(small, workflow, out, key)
-        rates.save(name)
+    def known_rates(on: Workflow, where: Site) -> Rates:
+        name = rates_name(cards, where.placement.device, where.placement.precision, on)
+        rates = Rates.load(name)
+        if not rates.known:
+            from scanloom.engine.calibrate import calibrate
+
+            rates = calibrate(small, on, out, key)
+            rates.save(name)
+        return rates
+
+    rates = known_rates(workflow, site)
     planned = [_with_rates(one, rates) for one in planned]
+    other = elsewhere(workflow, site.placement.device)
+    pays = "there is no GPU here"
+    if other is not None:
+        there = known_rates(other, find_site(other, cards))
+        gpu, cpu = (there, rates) if site.placement.device == "cpu" else (rates, there)
+        pays = verdict([p for p in planned if not p.reason], gpu, cpu, site.workers)
+    planned += [PlannedCase(end.id, reason=Reason.STALE.code, detail=end.detail) for end in stale]
     return Plan(
         workflow=workflow.name,
         recipe=todo[0][1].recipe if todo else "",
@@ -202,12 +227,12 @@ def make_plan(
         workers=site.workers,
         in_flight=site.in_flight,
         files=index.counts(),
-        before=len(pairs) - len(todo),
+        before=len(pairs) - len(todo) - len(stale),
         left_out=dict(sorted(Counter(one.reason.code for one in left).items())),
         left=tuple((one.series.id, one.reason.code, one.detail) for one in left),
         cases=tuple(planned),
         totals=sum_up([p for p in planned if not p.reason], rates, site),
-        notes=tuple(_notes(planned, site, workflow, out)),
+        notes=(*_notes(planned, site, out), pays),
     )
 
 
@@ -261,17 +286,6 @@ def rates_name(cards: Sequence[ModelCard], device: str, precision: str, workflow
         "fused": execution.fused_restore,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _is_open(out: Path, case: Case) -> bool:
-    """Whether a run would work on a case."""
-    try:
-        if is_done(out, case.id, case.recipe, replace=False):
-            return False
-    except ScanError:  # STALE: it is kept as it is
-        return False
-    old = failed_before(out, case.id, case.recipe)
-    return old is None or old.reason.retry
 
 
 def _planned(
@@ -353,9 +367,7 @@ def parallel(site: Site) -> int:
     return 1 if site.placement.device == "cpu" else site.workers
 
 
-def _notes(
-    planned: Sequence[PlannedCase], site: Site, workflow: Workflow, out: Path
-) -> Iterator[str]:
+def _notes(planned: Sequence[PlannedCase], site: Site, out: Path) -> Iterator[str]:
     refused = sum(bool(one.reason) for one in planned)
     if refused:
         yield f"{refused} cases would be refused: see their reasons"
@@ -376,5 +388,3 @@ def _notes(
     free = shutil.disk_usage(folder).free
     if written > free:
         yield f"the disk has {free / 1e9:.1f} GB free, results take {written / 1e9:.1f} GB"
-    if site.placement.device == "cpu":
-        yield "no GPU is used: whether one would pay was not measured here"

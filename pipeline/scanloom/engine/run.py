@@ -38,15 +38,16 @@ from scanloom.engine.plan import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
+from scanloom.engine.scope import Scope
 from scanloom.engine.select import Inputs, check_channels, select
 from scanloom.engine.status import Board, Status
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
-from scanloom.io.casefolder import claim_out, is_done
+from scanloom.io.casefolder import claim_out
 from scanloom.io.crosswalk import add_sources, find_sources, source_of
-from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
+from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.private import private_folder
@@ -74,11 +75,10 @@ class RunOptions:
     cluster : str
         "local" (Dask on this machine), "none" (without Dask), "slurm", "ssh:HOSTS",
         "kubernetes", or the address or scheduler file of a cluster that is there.
-    replace, retry_failed, take_over : bool
-        Whether results of another recipe are replaced, cases that failed are tried again, and
-        the lock of another host is taken.
-    shard : (k, n) or None
-        Only the k-th of n parts of the cases, from 1.
+    scope : Scope
+        Which cases.
+    take_over : bool
+        Whether the lock of another host is taken.
     metrics : Path or None
         A file that is kept up to date for Prometheus.
     price : float or None
@@ -90,10 +90,8 @@ class RunOptions:
     out: Path
     key: Path | None = None
     cluster: str = "local"
-    replace: bool = False
-    retry_failed: bool = False
+    scope: Scope = field(default_factory=Scope)
     take_over: bool = False
-    shard: tuple[int, int] | None = None
     metrics: Path | None = None
     price: float | None = None
     bids: bool = False
@@ -179,7 +177,7 @@ def run(
     key = load_key(options.key)
     fingerprint = key_fingerprint(key)
     claim_out(options.out, fingerprint)
-    shard = "{}-of-{}".format(*options.shard) if options.shard else ""
+    shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
     with hold_lock(options.out, shard=shard, take_over=options.take_over):
         name = _new_run(options.out, workflow)
         board = Board(name, options.out / RUNS / name, metrics=options.metrics)
@@ -241,49 +239,39 @@ class _Run:
         self.board.state("collecting")
         if self.options.cluster in (LOCAL, NO_CLUSTER) and todo:
             self._conclude(todo[0].recipe)
-        own = self.out / RUNS / self.name if self.options.shard else None
+        own = self.out / RUNS / self.name if self.options.scope.shard else None
         files = collect(self.out, index, left, self.books.endings, self.key, own)
         return complete and not stop.is_set(), files
 
     def _cases(self, index: Index, chosen: Sequence[Inputs]) -> Iterator[Case]:
         for inputs, case in make_cases(index, chosen, self.workflow, self.cards, self.key):
-            if self._is_ours(case.id):
+            if self.options.scope.holds(case.id):
                 self.books.series[case.id] = tuple(one.id for one in inputs)
                 yield case
-
-    def _is_ours(self, case: str) -> bool:
-        if self.options.shard is None:
-            return True
-        part, parts = self.options.shard
-        return int.from_bytes(case.encode()[-8:], "big") % parts == part - 1
 
     def _todo(self, cases: Sequence[Case]) -> tuple[list[Case], int]:
         """Return what is to be done, and how many cases need nothing."""
         todo: list[Case] = []
         before = 0
         for case in cases:
-            try:
-                if is_done(self.out, case.id, case.recipe, replace=self.options.replace):
-                    before += 1
-                    self.books.note(case.id, Ending("", "", 0.0))
-                    forget_failure(self.out, case.id)  # a run may have died just before this
-                    continue
-            except ScanError as error:  # STALE
-                self._finish(CaseRecord(case.id, error.reason, error.detail, (), None))
-                continue
-            old = failed_before(self.out, case.id, case.recipe)
-            if old is not None and not old.reason.retry and not self.options.retry_failed:
+            end = self.options.scope.before(self.out, case)
+            if end is None:
+                todo.append(case)
+            elif end.reason is Reason.STALE:
+                self._finish(end)
+            else:
                 before += 1
-                self.books.note(case.id, Ending(old.reason.code, old.detail, 0.0))
-                continue
-            todo.append(case)
+                code = end.reason.code if end.reason else ""
+                self.books.note(case.id, Ending(code, end.detail, 0.0))
+                if end.reason is None:
+                    forget_failure(self.out, case.id)  # a run may have died just before this
         return todo, before
 
     @contextmanager
     def _pool(self, book: CaseBook, todo: int) -> Iterator[Pool]:
         execution = self.workflow.execution
         setup = Setup(
-            Place(self.out, self.fingerprint, self.options.replace, self.key),
+            Place(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(load_predictors, self.workflow.models, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,

@@ -11,12 +11,15 @@ import pytest
 
 from dicom_maker import Words, noise, write_series
 from scanloom.cards.shipped import shipped
-from scanloom.core import Case, Outputs, Series
+from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
 from scanloom.engine import plan as planning
 from scanloom.engine.calibrate import MOST_VOXELS, choose
+from scanloom.engine.pays import verdict
 from scanloom.engine.plan import keep_plan, make_plan
 from scanloom.engine.rates import Curve, Measured, Rates, rates_file
+from scanloom.engine.scope import Scope
 from scanloom.engine.workflow import Workflow, make_workflow
+from scanloom.io.failures import write_failure
 
 
 def test_between_and_beyond_what_was_measured() -> None:
@@ -125,3 +128,62 @@ def known() -> Rates:
     for curve in (rates.network, rates.rest, rates.written):
         curve.add(1e12, next(iter(curve.points.values())).amount)
     return rates
+
+
+def test_whether_a_gpu_pays_is_told_by_what_was_measured() -> None:
+    """A GPU of a hundred times the speed, with half a second more around each case."""
+    gpu, cpu = Rates(), Rates()
+    for size in (1e5, 1e9):
+        gpu.learn([Measured(size, size, 1e-8 * size, 1.5, 1.0)], 1e-8 * size + 1.5, 1.0)
+        cpu.learn([Measured(size, size, 1e-6 * size, 1.0, 1.0)], 1e-6 * size + 1.0, 1.0)
+    small, large = (planning.PlannedCase("c", int(size), int(size)) for size in (1e5, 1e9))
+
+    assert verdict([large], gpu, cpu).startswith("a GPU pays: 12 s on it, 17 min on the CPU")
+    assert verdict([small] * 3, gpu, cpu).startswith("a GPU does not pay: ")
+    assert "1 small cases are done sooner on the CPU" in verdict([small, large], gpu, cpu)
+    assert "could not be measured" in verdict([large], Rates(), cpu)
+
+
+def test_a_plan_measures_the_other_device_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
+) -> None:
+    """Here another precision stands for the other device: the flow is the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    slow = workflow.execution.model_copy(update={"precision": "float32", "fused_restore": False})
+    other = workflow.model_copy(update={"execution": slow})
+    monkeypatch.setattr(planning, "elsewhere", lambda *_: other)
+    asked: list[str] = []
+    load = Rates.load
+    monkeypatch.setattr(planning.Rates, "load", lambda name: [asked.append(name), load(name)][1])
+
+    made = make_plan(workflow, [shipped("data") / "torso_ct"], tmp_path / "out")
+
+    assert len(set(asked)) == 2
+    assert any("on it" in note and "on the CPU" in note for note in made.notes)
+
+
+def test_a_plan_counts_what_a_run_with_its_options_would_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    monkeypatch.setattr(planning.Rates, "load", lambda _: known())
+    out, scans = tmp_path / "out", [shipped("data") / "torso_ct"]
+
+    def planned(**how: object) -> tuple[int, int, list[str]]:
+        made = make_plan(workflow, scans, out, scope=Scope(**how))  # type: ignore[arg-type]
+        return len(made.todo), made.before, [one.reason for one in made.cases if one.reason]
+
+    assert planned() == (1, 0, [])
+    assert sorted(planned(shard=(k, 2))[0] for k in (1, 2)) == [0, 1]
+    [case] = make_plan(workflow, scans, out).cases
+    recipe = make_plan(workflow, scans, out).recipe
+    write_failure(out, CaseRecord(case.case, Reason.DAMAGED, "", (), None), recipe)
+    assert planned() == (0, 1, [])
+    assert planned(retry_failed=True) == (1, 0, [])
+    folder = out / "cases" / case.case
+    folder.mkdir(parents=True)
+    (folder / "case.json").write_text('{"recipe": "another"}')
+    assert planned() == (0, 0, ["STALE"])
+    assert planned(replace=True, retry_failed=True) == (1, 0, [])

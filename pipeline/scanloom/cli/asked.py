@@ -1,0 +1,41 @@
+"""What `run` and `plan` are both asked: which workflow, and which of its cases."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from scanloom.engine.workflow import Workflow
+
+ShardOption = Annotated[
+    str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts: for job arrays.")
+]
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="Replace results of another recipe.")
+]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try all failed cases again.")]
+
+
+def find_workflow(name: str) -> Workflow:
+    """Return the workflow of a file, or the one of that name that ships."""
+    from scanloom.cards.shipped import shipped
+    from scanloom.engine.workflow import read_workflow
+
+    path = Path(name)
+    if not path.exists() and re.fullmatch(r"[a-z0-9_-]+", name):
+        path = shipped("workflows") / f"{name}.yaml"
+    return read_workflow(path)
+
+
+def parse_shard(text: str | None) -> tuple[int, int] | None:
+    """Return the numbers that "K/N" says."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter("two numbers such as 1/4, the first from 1 to the second")
+    return int(match[1]), int(match[2])

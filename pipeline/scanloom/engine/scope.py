@@ -1,0 +1,51 @@
+"""Which cases of a selection a run works on, and which it has behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.core import Case, CaseRecord, ScanError
+from scanloom.io.casefolder import is_done
+from scanloom.io.failures import failed_before
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a run is asked to do again, and its share of a job array.
+
+    Parameters
+    ----------
+    replace, retry_failed : bool
+        Whether results of another recipe are replaced, and cases that failed are tried again.
+    shard : (k, n) or None
+        Only the k-th of n parts of the cases, from 1.
+    """
+
+    replace: bool = False
+    retry_failed: bool = False
+    shard: tuple[int, int] | None = None
+
+    def holds(self, case_id: str) -> bool:
+        """Whether a case is in this run's part."""
+        if self.shard is None:
+            return True
+        part, parts = self.shard
+        return int.from_bytes(case_id.encode()[-8:], "big") % parts == part - 1
+
+    def before(self, out: Path, case: Case) -> CaseRecord | None:
+        """Return how a case ended before, None if it is to be worked on.
+
+        A reason of None stands for a result; STALE for one of another recipe that may not be
+        replaced.
+        """
+        folder = out / "cases" / case.id
+        try:
+            if is_done(out, case.id, case.recipe, replace=self.replace):
+                return CaseRecord(case.id, None, "", (), folder)
+        except ScanError as error:
+            return CaseRecord(case.id, error.reason, error.detail, (), None)
+        old = failed_before(out, case.id, case.recipe)
+        if old is None or old.reason.retry or self.retry_failed:
+            return None
+        return CaseRecord(case.id, old.reason, old.detail, (), None)
