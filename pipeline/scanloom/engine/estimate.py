@@ -21,12 +21,9 @@ from scanloom.core import Grid, Outputs, Reason, ScanError
 if TYPE_CHECKING:
     from scanloom.inference.memory import MemoryEstimate
 
-LIBRARIES = 440 * 1024**2
-"""Interpreter, torch and a small network, measured with torch 2.13 for CPU."""
-MIB = 1024**2
-LATER = {"load": 0, "clean": 110, "measure": 130, "write": 220, "readback": 300}
-"""MiB of libraries that come in later: kernels (110, also for all other steps), writers, ITK."""
-KERNELS = 110
+LIBRARIES = 720 * 1024**2
+"""Interpreter, torch, a small network, compiled kernels, writers and readers: measured with torch
+2.13 for CPU in a process that has a case behind it."""
 DECODING = 96 * 1024**2
 """Of a scan being read: headers, and what decoders and gunzip hold."""
 MEASURING = 128 * 1024**2
@@ -67,8 +64,7 @@ class CaseEstimate:
 
     def beside(self, *not_in: str) -> int:
         """Return the most it holds beside what all cases of a process share, out of some stages."""
-        kept = (n - _libraries(name) for name, n in self.host.items() if name not in not_in)
-        return max(kept, default=0)
+        return max((n for name, n in self.host.items() if name not in not_in), default=0)
 
     @property
     def stage(self) -> str:
@@ -128,13 +124,7 @@ def estimate_case(
     host["measure"] = scan + held + MEASURING
     host["write"] = scan + held + written + PICTURE
     host["readback"] = scan + held + written + PICTURE
-    host = {stage: n + _libraries(stage) for stage, n in host.items()}
     return CaseEstimate(host, device, base_bytes(cards))
-
-
-def _libraries(stage: str) -> int:
-    """Return the bytes of libraries that have come in when a stage ends."""
-    return MIB * LATER.get(stage, KERNELS)
 
 
 def base_bytes(cards: Sequence[ModelCard]) -> int:

@@ -9,12 +9,15 @@ once for each window that covers it.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import nn
 
 from scanloom.cards.card import NetworkSpec
+from scanloom.inference.geometry import Shape
 from scanloom.inference.networks import build_network
 from scanloom.inference.shapes import shapes_only
 
@@ -51,9 +54,7 @@ class Head:
         return scores
 
 
-def take_off(
-    network: nn.Module, spec: NetworkSpec, size: tuple[int, int, int] | None = None
-) -> Head | None:
+def take_off(network: nn.Module, spec: NetworkSpec, size: Shape | None = None) -> Head | None:
     """Take the last layer off a network where that makes what it gives smaller.
 
     Parameters
@@ -71,18 +72,26 @@ def take_off(
     Head or None
         None where the last layer is another one, or has no more classes than features.
     """
-    name = _last_layer(spec, size or PROBE)
-    if name is None:
+    last = last_layer(spec, size or PROBE)
+    if last is None:
         return None
+    name, _ = last
     numbers = network.get_submodule(name).state_dict()
     weight = numbers["weight"].flatten(1).clone()
     bias = numbers.get("bias", weight.new_zeros(len(weight))).clone()
-    _leave_out(network, name)
+    leave_out(network, name)
     return Head(weight, bias[:, None])
 
 
-def _last_layer(spec: NetworkSpec, size: tuple[int, int, int]) -> str | None:
-    """Return the name of the layer to take off, once a network without it gave its features."""
+def last_layer(spec: NetworkSpec, size: Shape) -> tuple[str, int] | None:
+    """Return the name of the layer that `take_off` takes off, and its features; None if none."""
+    return _last_layer(spec.name, json.dumps(dict(spec.args), sort_keys=True), size)
+
+
+@lru_cache(maxsize=64)
+def _last_layer(name: str, arguments: str, size: Shape) -> tuple[str, int] | None:
+    """Find the layer, once a network without it gave its features."""
+    spec = NetworkSpec(name, json.loads(arguments))
     window = torch.empty((1, int(spec.args.get("in_channels", 1)), *size), device="meta")
     try:
         with torch.device("meta"), torch.inference_mode(), shapes_only():
@@ -90,12 +99,12 @@ def _last_layer(spec: NetworkSpec, size: tuple[int, int, int]) -> str | None:
             found = _gives_result(network, window)
             if found is None:
                 return None
-            features = network.get_submodule(found).in_channels
-            _leave_out(network, found)
+            features: int = network.get_submodule(found).in_channels  # type: ignore[assignment]
+            leave_out(network, found)
             shape = tuple(network(window).shape)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError):
         return None  # it can't run without numbers
-    return found if shape == (1, features, *size) else None
+    return (found, features) if shape == (1, features, *size) else None
 
 
 def _gives_result(network: nn.Module, window: torch.Tensor) -> str | None:
@@ -125,7 +134,7 @@ def _is_matrix(module: nn.Module) -> bool:
     )
 
 
-def _leave_out(network: nn.Module, name: str) -> None:
+def leave_out(network: nn.Module, name: str) -> None:
     """Put a layer that changes nothing in the place of another."""
     parent, _, leaf = name.rpartition(".")
     setattr(network.get_submodule(parent), leaf, nn.Identity())

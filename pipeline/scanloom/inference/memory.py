@@ -25,11 +25,12 @@ from scanloom.core import Grid
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.ends import Ends
 from scanloom.inference.geometry import NetworkPlan, Shape, plan_grid
+from scanloom.inference.head import PROBE, last_layer, leave_out
 from scanloom.inference.networks import build_network
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.restore import CPU_SLAB, GPU_SLAB, label_type
 from scanloom.inference.shapes import Shortcuts
-from scanloom.inference.windows import window_size
+from scanloom.inference.windows import HEAD_SLABS, window_size
 
 FLOAT = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
@@ -109,8 +110,8 @@ class _Sizes:
     open: int  # sums of scores and weights of the planes that windows touch
     plane: int  # scores of one plane
     block: int  # scores that are handed on together
+    made: int  # of which a head makes so many at once
     window: int  # values of the windows that go in together
-    scores: int  # and of what comes out
     maps: int  # label maps, all layers
 
 
@@ -149,7 +150,7 @@ def estimate_network(
     forward = network_bytes(card.network, _window(card, plan), dtype, budget.windows)
     image = sizes.image + sizes.padded
     # planes between two blocks; what is activated at a time; bounds of the classes by blocks
-    handed = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16
+    handed = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16 + sizes.made
     if budget.scores == "host":
         handed += sizes.block
     slab = CPU_SLAB if device.type == "cpu" else GPU_SLAB
@@ -242,6 +243,9 @@ def _one_window(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
     try:
         with torch.device("meta"):
             network = build_network(spec)
+            last = last_layer(spec, size)
+            if last is not None:
+                leave_out(network, last[0])
             network = Ends(network, channels, size) if ends else network
         window = torch.empty((1, channels, *size), device="meta")
         with torch.inference_mode(), _Live() as live:
@@ -308,16 +312,19 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     voxels, window = math.prod(plan.network.shape), math.prod(size)
     beside = math.prod(n for x, n in enumerate(padded) if x != axis)
     plane = FLOAT * beside * card.n_outputs
+    last = last_layer(card.network, card.window.size or PROBE)
+    summed = FLOAT * beside * (last[1] if last else card.n_outputs)
+    made = min(max(HEAD_SLABS * budget.slab, plane), size[axis] * plane)
     values = window * budget.windows
     return _Sizes(
         scan=math.prod(plan.source.shape),
         image=FLOAT * voxels,
         padded=FLOAT * math.prod(padded) if math.prod(padded) > voxels else 0,
-        open=size[axis] * (plane + FLOAT * beside),
+        open=size[axis] * (summed + FLOAT * beside),
         plane=plane,
-        block=min(max(budget.slab, plane), size[axis] * plane),
+        block=min(max(budget.slab, summed), size[axis] * summed),
+        made=made if last else 0,
         window=FLOAT * window + values * (FLOAT + dtype.itemsize),
-        scores=values * card.n_outputs * dtype.itemsize,
         maps=math.prod(plan.source.shape) * _maps(card) * _label_bytes(card),
     )
 
