@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 from scanloom.core import Case
 from scanloom.engine.child import Setup
@@ -23,9 +24,12 @@ from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.private import private_folder
 
-MOST_CASES = 12
+MOST_CASES = 60
+MOST_SECONDS = 30.0
 MOST_VOXELS = 60e6
 """Of all cases that are worked on: some minutes for a large network on a CPU."""
+WARM_UP = 4
+"""A fourth of the cases, and no more than these, only warm up: first ones take longer."""
 
 
 def calibrate(todo: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, key: bytes) -> Rates:
@@ -61,10 +65,11 @@ def calibrate(todo: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, k
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
         )
-        course = Course(time.monotonic())
+        course, stop = Course(time.monotonic()), Event()
         pool = LocalPool([Engine(setup, execution.time_limit)], execution.in_flight)
+        warm_up = min(WARM_UP, len(cases) // 4)
         try:
-            pump(cases, pool, partial(_note, course))
+            pump(cases, pool, partial(_note, course, warm_up, stop), stop=stop)
         finally:
             pool.stop(5.0)
         learn(rates, scratch, course, 1)
@@ -97,5 +102,12 @@ def _scratch(out: Path, fingerprint: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _note(course: Course, case: Case, outcome: Outcome) -> None:
+def _note(course: Course, warm_up: int, stop: Event, case: Case, outcome: Outcome) -> None:
+    """Take in how a case ended; begin anew when it is warm, and end when it took long enough."""
+    began = course.began
     course.note(outcome)
+    if course.ended == warm_up and course.first is not None and course.last is not None:
+        course.began, course.first = began + course.last - course.first, course.last
+        course.done.clear()
+    if course.last is not None and course.last - began > MOST_SECONDS:
+        stop.set()

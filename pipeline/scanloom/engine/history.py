@@ -32,6 +32,8 @@ class Course:
         When its workers were asked for.
     first, last : float or None
         When the first case held the device, and when the last one ended.
+    ended : int
+        How many cases ended, well or not.
     done : list of str
         The cases that were published.
     """
@@ -39,11 +41,13 @@ class Course:
     began: float
     first: float | None = None
     last: float | None = None
+    ended: int = 0
     done: list[str] = field(default_factory=list)
 
     def note(self, outcome: Outcome) -> None:
         """Take in how a case ended."""
         self.last = time.monotonic()
+        self.ended += 1
         if outcome.device is not None and (self.first is None or outcome.device[0] < self.first):
             self.first = outcome.device[0]
         if outcome.record is not None and outcome.record.reason is None:
