@@ -39,7 +39,7 @@ INDEX = "index.parquet"
 MANY = 3000
 """Files that have to be opened, above which other processes help: they take half a second."""
 
-_CHUNK = 512  # files, or slices of series, that a process gets at once
+_CHUNK = 256  # files, or slices of series, that a process gets at once
 _LARGEST = 4096  # files of one folder that stay together
 
 

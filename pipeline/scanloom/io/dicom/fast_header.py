@@ -19,8 +19,8 @@ from scanloom.io.dicom.elements import MEDIA_CLASS, SYNTAX, Elements, PixelPlace
 from scanloom.io.dicom.layout import Head, Layout
 from scanloom.io.dicom.sequences import NotPlainError, explicit_end, implicit_end
 
-READS = (1 << 15, 1 << 18, 1 << 22)
-"""Bytes that are read: most headers are shorter than the first, private data need the others."""
+READS = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
+"""Bytes that are read: most headers fit into the first two, private data need the others."""
 PACKED = 1 << 18
 """Bytes of a deflated file that are read: its header takes fewer."""
 

@@ -8,7 +8,7 @@ import struct
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -77,6 +77,9 @@ class Header:
     phase : tuple of bytes
         What may tell volumes of one series apart: the values of `PHASE_TAGS` as they stand in the
         file, empty where absent.
+    shared : mapping
+        All that files of a series mostly have in common: one object for headers in which it is
+        the same.
     """
 
     place: str
@@ -108,6 +111,7 @@ class Header:
     multi_energy: bool
     phase: tuple[bytes, ...]
     sop_instance: str
+    shared: Mapping[str, Any]
 
     @cached_property
     def path(self) -> Path:
@@ -207,8 +211,10 @@ def make_header(path: Path | str, elements: Elements) -> Header:
     """Return what the elements of a file mean."""
     values = elements.values
     header = object.__new__(Header)  # its own __init__ takes as long as reading the file
+    shared = _steady(elements.little, tuple(map(values.get, _STEADY)))
     header.__dict__.update(
-        _steady(elements.little, tuple(map(values.get, _STEADY))),
+        shared,
+        shared=shared,
         place=str(path),
         elements=elements,
         syntax=elements.syntax,

@@ -62,6 +62,7 @@ def mosaic_slices(header: Header) -> list[Slice]:
             whole,
             position=tuple(map(float, first + n * step)),
             tile=Tile(n // across * rows, n % across * columns, rows, columns),
+            shared=None,
         )
         for n in range(count)
     ]

@@ -42,7 +42,7 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
         Its elements.
     """
     whole = single_slice(header)
-    lost = replace(whole, position=None, multiframe=header.frames > 1)
+    lost = replace(whole, position=None, multiframe=header.frames > 1, shared=None)
     vectors = {name: _vector(header, dataset, tag) for name, tag in _VECTORS.items()}
     depths = _vector(header, dataset, _SLICES)
     if header.frames == 1 and not depths:

@@ -160,9 +160,11 @@ def _corner(one: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int
 
 
 def _fits(one: Slice, other: Slice) -> bool:
+    if one.shared is other.shared and one.shared is not None:
+        return True  # as nearly always
     sizes, theirs = ((s.rows, s.columns, s.header.frame_of_reference) for s in (one, other))
     if sizes == theirs and (one.orientation, one.spacing) == (other.orientation, other.spacing):
-        return True  # as nearly always, and a tenth of the time
+        return True
     turn = np.subtract(one.orientation or (), other.orientation or ())
     spacing = np.divide(one.spacing or (), other.spacing or ()) - 1
     return bool(

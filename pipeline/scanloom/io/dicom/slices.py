@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,6 +46,9 @@ class Slice:
         Whether the file is of a class that holds several frames.
     tile : Tile or None
         Which part of the frame it is; None for all of it.
+    shared : object or None
+        What slices have in common that have the same object here: size, directions, spacing and
+        frame of reference among it. None where that is not known.
     """
 
     header: Header
@@ -59,6 +62,7 @@ class Slice:
     phase: Mapping[str, str]
     multiframe: bool = False
     tile: Tile | None = None
+    shared: object = None
 
     @property
     def rows(self) -> int:
@@ -73,7 +77,8 @@ class Slice:
 
 def single_slice(header: Header) -> Slice:
     """Return the one slice of a file that holds one."""
-    return Slice(
+    one = object.__new__(Slice)  # as with headers: there are as many
+    one.__dict__.update(
         header=header,
         frame=0,
         position=header.position,
@@ -83,7 +88,17 @@ def single_slice(header: Header) -> Slice:
         intercept=header.intercept,
         hounsfield=in_hounsfield(header, header.rescale_given, header.rescale_type),
         phase=header_phase(header),
+        multiframe=False,
+        tile=None,
+        shared=header.shared,
     )
+    return one
+
+
+def one_of_each(slices: Sequence[Slice]) -> Sequence[Slice]:
+    """Return one of those that have all in common with others but their place and phase."""
+    kinds = {id(one.shared): one for one in slices}
+    return slices if id(None) in kinds else tuple(kinds.values())
 
 
 def in_hounsfield(header: Header, given: bool, kind: str) -> bool:

@@ -13,7 +13,7 @@ from scanloom.core import Flag, Gaps, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
-from scanloom.io.dicom.slices import Slice
+from scanloom.io.dicom.slices import Slice, one_of_each
 
 MIN_SLICES = 3
 """Two slices have one distance: nothing would tell that it is regular."""
@@ -113,36 +113,37 @@ def check_alike(slices: Sequence[Slice]) -> None:
     ScanError
         By the code of the first thing that is wrong.
     """
-    _same(slices, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
+    some, count = one_of_each(slices), len(slices)
+    _same(some, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
     cut = sum(s.header.pixels is None for s in slices)
     if cut:
-        raise ScanError(Reason.TRUNCATED, f"{cut} of {len(slices)} files have no pixels")
-    _same(
-        slices,
-        lambda s: s.header.frame_of_reference,
-        Reason.FRAME_OF_REFERENCE,
-        "frames of reference",
-    )
+        raise ScanError(Reason.TRUNCATED, f"{cut} of {count} files have no pixels")
+    frame = Reason.FRAME_OF_REFERENCE
+    _same(some, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
     lost = sum(not is_placed(s) for s in slices)
     if lost:
-        detail = f"{lost} of {len(slices)} slices have no valid position or orientation"
+        detail = f"{lost} of {count} slices have no valid position or orientation"
         raise ScanError(Reason.NO_POSITION, detail)
-    spacing = np.array([s.spacing or (np.nan, np.nan) for s in slices])
+    spacing = np.array([s.spacing or (np.nan, np.nan) for s in some])
     if not (np.isfinite(spacing).all() and spacing.min() > 0):
         raise ScanError(Reason.BAD_GEOMETRY, "the pixel spacing is missing or not positive")
     if (np.abs(spacing / spacing[0] - 1) > SAME_SPACING).any():
         raise ScanError(Reason.SLICE_SPACING, "slices differ in pixel spacing")
-    orientation = np.array([s.orientation for s in slices])
+    orientation = np.array([s.orientation for s in some])
     if (np.abs(orientation - orientation[0]) > SAME_COSINE).any():
         raise ScanError(Reason.SLICE_ORIENTATION, "slices differ in orientation")
 
 
 def _same(
-    slices: Sequence[Slice], what: Callable[[Slice], object], reason: Reason, name: str
+    slices: Sequence[Slice],
+    count: int,
+    what: Callable[[Slice], object],
+    reason: Reason,
+    name: str,
 ) -> None:
     kinds = {what(s) for s in slices}
     if len(kinds) > 1:
-        raise ScanError(reason, f"{len(slices)} slices have {len(kinds)} {name}")
+        raise ScanError(reason, f"{count} slices have {len(kinds)} {name}")
 
 
 def is_placed(one: Slice) -> bool:
