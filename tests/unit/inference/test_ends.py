@@ -17,6 +17,22 @@ SPECS: Mapping[str, Mapping[str, Any]] = {
     "BasicUNet": {"features": [4, 4, 8, 8, 8, 4]},
     "SegResNet": {"init_filters": 8, "blocks_down": [1, 1], "blocks_up": [1]},
     "UNet": {"channels": [4, 8], "strides": [2], "num_res_units": 2, "norm": "batch"},
+    "AttentionUnet": {"channels": [4, 8], "strides": [2]},
+    "DynUNet": {
+        "kernel_size": [3, 3, 3],
+        "strides": [1, 2, 2],
+        "upsample_kernel_size": [2, 2],
+        "filters": [4, 8, 16],
+    },
+    "SwinUNETR": {"feature_size": 12},
+    "UNETR": {
+        "img_size": [64, 32, 32],
+        "feature_size": 4,
+        "hidden_size": 24,
+        "mlp_dim": 48,
+        "num_heads": 2,
+    },
+    "VNet": {},
 }
 
 
@@ -29,7 +45,7 @@ def spec(name: str) -> NetworkSpec:
 def test_scores_come_nearer_to_those_of_float32(name: str) -> None:
     """Than those of the same network in bfloat16 from end to end."""
     torch.manual_seed(4)
-    window = torch.randn(1, 1, 32, 32, 32)
+    window = torch.randn(1, 1, 64, 32, 32)
     full = build_network(spec(name))
     half, mixed = build_network(spec(name)), build_network(spec(name))
     for network in (half, mixed):
@@ -39,7 +55,7 @@ def test_scores_come_nearer_to_those_of_float32(name: str) -> None:
     with torch.inference_mode():
         wanted = full(window)
         plain = half(window.to(torch.bfloat16)).float()
-        found = Ends(mixed, 1, (32, 32, 32))(window)
+        found = Ends(mixed, 1, (64, 32, 32))(window)
 
     assert found.dtype == torch.float32
     off, before = ((given - wanted).abs().mean() for given in (found, plain))
