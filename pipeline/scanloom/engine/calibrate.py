@@ -24,10 +24,10 @@ from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.private import private_folder
 
-MOST_CASES = 60
-MOST_SECONDS = 30.0
+MOST_CASES, MOST_SECONDS = 60, 30.0
+"""When either is reached, no more cases are begun."""
 MOST_VOXELS = 60e6
-"""Of all cases that are worked on: some minutes for a large network on a CPU."""
+"""Of all cases that are chosen: some minutes for a large network on a CPU."""
 WARM_UP = 4
 """A fourth of the cases, and no more than these, only warm up: first ones take longer."""
 

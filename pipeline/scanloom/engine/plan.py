@@ -11,8 +11,9 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,25 +200,10 @@ def make_plan(
     stale = [end for end in ends if end and end.reason is Reason.STALE]
     cases = {case.id: case for _, case in todo}
     small = [(p.voxels, cases[p.case]) for p in planned if not p.reason]
-
-    def known_rates(on: Workflow, where: Site) -> Rates:
-        name = rates_name(cards, where.placement.device, where.placement.precision, on)
-        rates = Rates.load(name)
-        if not rates.known:
-            from scanloom.engine.calibrate import calibrate
-
-            rates = calibrate(small, on, out, key)
-            rates.save(name)
-        return rates
-
-    rates = known_rates(workflow, site)
+    known = partial(_known_rates, cards=cards, todo=small, out=out, key=key)
+    rates = known(workflow, site)
     planned = [_with_rates(one, rates) for one in planned]
-    other = elsewhere(workflow, site.placement.device)
-    pays = "there is no GPU here"
-    if other is not None:
-        there = known_rates(other, find_site(other, cards))
-        gpu, cpu = (there, rates) if site.placement.device == "cpu" else (rates, there)
-        pays = verdict([p for p in planned if not p.reason], gpu, cpu, site.workers)
+    pays = _pays([p for p in planned if not p.reason], workflow, site, cards, known)
     planned += [PlannedCase(end.id, reason=Reason.STALE.code, detail=end.detail) for end in stale]
     return Plan(
         workflow=workflow.name,
@@ -234,6 +220,47 @@ def make_plan(
         totals=sum_up([p for p in planned if not p.reason], rates, site),
         notes=(*_notes(planned, site, out), pays),
     )
+
+
+def _known_rates(
+    workflow: Workflow,
+    site: Site,
+    *,
+    cards: Sequence[ModelCard],
+    todo: Sequence[tuple[int, Case]],
+    out: Path,
+    key: bytes,
+) -> Rates:
+    """Return what is known of a workflow at a place; where nothing is, a few cases are tried."""
+    name = rates_name(cards, site.placement.device, site.placement.precision, workflow)
+    rates = Rates.load(name)
+    if not rates.known:
+        from scanloom.engine.calibrate import calibrate
+
+        rates = calibrate(todo, workflow, out, key)
+        rates.save(name)
+    return rates
+
+
+def _pays(
+    cases: Sequence[PlannedCase],
+    workflow: Workflow,
+    site: Site,
+    cards: Sequence[ModelCard],
+    known: Callable[[Workflow, Site], Rates],
+) -> str:
+    """Say whether a GPU pays for itself, by what cases take on both devices."""
+    other = elsewhere(workflow, site.placement.device)
+    if other is None:
+        return "there is no GPU here"
+    try:
+        there = find_site(other, cards)
+    except ScanError as error:  # such as half precision on a CPU that has none
+        return f"whether a GPU pays is not known: {error.detail}"
+    here, beyond = known(workflow, site), known(other, there)
+    if site.placement.device == "cpu":
+        return verdict(cases, beyond, here, there.workers)
+    return verdict(cases, here, beyond, site.workers)
 
 
 def keep_plan(plan: Plan, out: Path) -> None:

@@ -76,7 +76,7 @@ def _follow(network: nn.Module, image: torch.Tensor) -> _Way:
         with torch.inference_mode(), shapes_only():
             shadow(image)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return _Way()
+        return _Way()  # it can't run without numbers: bfloat16 from end to end
     names = [name for name, _ in seen]
     mixing = [n for n, name in enumerate(names) if _mixes(layers[name])]
     start = mixing[-1] if mixing else 0

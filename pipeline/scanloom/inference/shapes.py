@@ -36,23 +36,24 @@ class Shortcuts:
         """Do something about an operation and its result."""
 
 
-class _Shapes(Shortcuts, TorchDispatchMode):  # type: ignore[no-untyped-call]
-    pass
+class _Shapes(Shortcuts, TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has none
+    """The mode itself; see `Shortcuts` for why it is apart."""
 
 
 def shapes_only() -> AbstractContextManager[object]:
     """Return a context in which what torch does on the meta device takes the short way."""
-    return _Shapes()  # type: ignore[no-untyped-call]
+    return _Shapes()  # type: ignore[no-untyped-call]  # torch has none
 
 
 def _shaped(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return what the usual layers give, or None."""
+    """Return what the usual layers give; None for all else, which goes torch's way."""
     aten = torch.ops.aten
-    if func is aten.conv3d.default:
+    batched = isinstance(args[0], torch.Tensor) and args[0].ndim == 5
+    if func is aten.conv3d.default and batched:
         return _convolved(*args)
-    if func is aten.conv_transpose3d.input:
+    if func is aten.conv_transpose3d.input and batched:
         return _widened(*args)
-    if func is aten.max_pool3d_with_indices.default and len(args) < 6:  # no ceil_mode
+    if func is aten.max_pool3d_with_indices.default and batched and len(args) < 6:  # no ceil_mode
         return _pooled(*args)
     if func is aten.cat.default:
         joined, axis = args[0], args[1] if len(args) > 1 else 0
@@ -77,7 +78,8 @@ def _convolved(
     groups: int = 1,
 ) -> torch.Tensor | None:
     """Return what a convolution gives; None for what does not fit, so that torch says so."""
-    axes = zip(image.shape[2:], weight.shape[2:], *map(_each, (stride, padding, dilation)))  # noqa: B905
+    numbers = map(_each, (stride, padding, dilation))
+    axes = zip(image.shape[2:], weight.shape[2:], *numbers, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
     if image.shape[1] != weight.shape[1] * groups:
         return None
@@ -96,7 +98,7 @@ def _widened(
 ) -> torch.Tensor | None:
     """Return what a transposed convolution gives, or None."""
     numbers = map(_each, (stride, padding, more, dilation))
-    axes = zip(image.shape[2:], weight.shape[2:], *numbers)  # noqa: B905
+    axes = zip(image.shape[2:], weight.shape[2:], *numbers, strict=True)
     space = [(n - 1) * s - 2 * p + d * (k - 1) + m + 1 for n, k, s, p, m, d in axes]
     if image.shape[1] != weight.shape[0]:
         return None
@@ -112,11 +114,11 @@ def _pooled(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return what taking the largest of neighbours gives, and where they were; or None."""
     numbers = map(_each, (kernel, stride or kernel, padding, dilation))
-    axes = zip(image.shape[-3:], *numbers)  # noqa: B905
+    axes = zip(image.shape[2:], *numbers, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
-    if min(space) < 1 or image.ndim < 4:
+    if min(space) < 1:
         return None
-    shape = (*image.shape[:-3], *space)
+    shape = (*image.shape[:2], *space)
     return image.new_empty(shape), image.new_empty(shape, dtype=torch.int64)
 
 
@@ -129,6 +131,6 @@ def _empty(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: Sequence[int]
 ) -> torch.Tensor | None:
     alike = {one.dtype for one in (image, weight, bias) if one is not None}
-    if image.ndim != weight.ndim or len(alike) > 1 or min(shape) < 1:
+    if len(alike) > 1 or min(shape) < 1:
         return None
     return image.new_empty((image.shape[0], *shape))

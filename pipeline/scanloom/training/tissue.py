@@ -68,7 +68,7 @@ PHASES = (
     Phase(seed=2, steps=400, patch=64, rate=7e-4, dice=0.1),
 )
 LAST = Phase(seed=3, steps=500, patch=64, rate=1e-3, dice=0.1, noise=0.03)
-"""bfloat16 is off by 0.004 at most."""
+"""Of 3 %: rounding to bfloat16 changes a value by 0.4 % at most."""
 
 
 @dataclass(frozen=True, eq=False)

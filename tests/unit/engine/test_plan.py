@@ -187,3 +187,19 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     (folder / "case.json").write_text('{"recipe": "another"}')
     assert planned() == (0, 0, ["STALE"])
     assert planned(replace=True, retry_failed=True) == (1, 0, [])
+
+
+def test_another_device_that_can_not_do_it_stops_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
+) -> None:
+    """Such as half precision, asked for on a GPU, on a CPU that has none."""
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    monkeypatch.setattr(planning.Rates, "load", lambda _: known())
+    absent = workflow.execution.model_copy(update={"device": "cuda:99"})
+    other = workflow.model_copy(update={"execution": absent})
+    monkeypatch.setattr(planning, "elsewhere", lambda *_: other)
+
+    made = make_plan(workflow, [shipped("data") / "torso_ct"], tmp_path / "out")
+
+    assert len(made.todo) == 1
+    assert any(note.startswith("whether a GPU pays is not known") for note in made.notes)

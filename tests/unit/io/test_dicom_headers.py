@@ -27,6 +27,7 @@ from scanloom.io.dicom.elements import MEDIA_CLASS, Elements, PixelPlace, unpack
 from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.headers import Header, is_dicom, make_header, quiet, read_headers
 from scanloom.io.dicom.odd_header import read_odd
+from scanloom.io.dicom.slices import Slice, single_slice
 from scans import scans
 
 
@@ -282,3 +283,14 @@ def test_bytes_behind_the_pixels_are_not_read(tmp_path):
 def test_elements_are_kept_whatever_a_damaged_file_says_of_its_syntax(length):
     elements = Elements({MEDIA_CLASS: b"1.2"}, "ÿ" * length, True, False, PixelPlace(1 << 40, 7))
     assert unpack_elements(elements.packed()) == elements
+
+
+def test_headers_and_slices_made_without_their_constructors_lack_nothing(tmp_path: Path) -> None:
+    """What is made by the thousand is filled in one go: a new field must be filled too."""
+    for path in write_series(tmp_path / "in", noise()):
+        [header] = read_headers([path])
+        assert isinstance(header, Header)
+        one = single_slice(header)
+
+        assert vars(header).keys() == {field.name for field in fields(Header)}
+        assert vars(one).keys() == {field.name for field in fields(Slice)}
