@@ -2,7 +2,8 @@
 
     python validate_precision.py MODEL SCAN... [--device cpu]
 
-A precision is valid where the Dice of every structure above 1 ml is at least 0.998 in every scan.
+A precision is valid where the Dice of every structure above 1 ml is at least 0.998 in every scan; a
+scan that can't be used is not passed over.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ def main() -> int:
     card = find_model(given.model)
     full = Predictor(card, device=given.device, precision="float32")
     half = Predictor(card, device=given.device, precision="half")
-    rows, worst = [], 1.0
+    rows, worst, unused = [], 1.0, 0
     for number, path in enumerate(given.scans, start=1):
         try:
-            volume = scanloom.load_volume(path)
+            volume = scanloom.load_volume(path, series="best")
         except ScanError as exc:
             print(f"scan {number} can't be used: {exc.reason.name}")
+            unused += 1
             continue
         clocks = Clock(), Clock()
         labels = [p.predict(volume, c) for p, c in zip((full, half), clocks, strict=True)]
@@ -65,11 +67,11 @@ def main() -> int:
             rows.append((number, label, ml, f"{dice:.5f}"))
             worst = min(worst, dice)
     print(table(("scan", "structure", "ml", "Dice"), rows))
-    valid = worst >= LEAST and bool(rows)
+    valid = worst >= LEAST and bool(rows) and not unused  # one left out might be the worst
     print(
         f'card: add "{half.precision_name}" to "precisions" of metadata.json'
         if valid
-        else f"card: {half.precision_name} is not valid (worst Dice {worst:.5f})"
+        else f"card: {half.precision_name} is not valid (worst Dice {worst:.5f}, {unused} unused)"
     )
     return 0 if valid else 1
 
