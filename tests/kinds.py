@@ -776,6 +776,11 @@ def cut(share: float) -> Maker:
     return make
 
 
+def two_patients(k: int, ds: Dataset) -> None:
+    """Give what lies above the middle to another patient, under the same UIDs."""
+    ds.PatientID = "above" if k >= MIDDLE else "below"
+
+
 def two_slices(folder: Path) -> None:
     for path in stack(folder)[2:]:
         path.unlink()
@@ -827,6 +832,8 @@ REFUSED: dict[str, Kind] = {
     "two numbers for three": Kind(one(ImagePositionPatient=_spoiled("1")[:2]), "NO_POSITION"),
     "no pixel spacing": Kind(every(PixelSpacing=None), "BAD_GEOMETRY"),
     "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
+    "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
+    "two patients": Kind(changed(two_patients), "DUPLICATE_SLICES"),
     "slope 0": Kind(every(RescaleSlope="0"), "RESCALE"),
     "sideways": Kind(changed(sideways), "BAD_GEOMETRY"),
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),

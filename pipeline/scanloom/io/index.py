@@ -2,7 +2,8 @@
 
 It is kept in a file, `index.parquet`, so that a file that did not change (size, time of change,
 inode) is not opened again.
-It holds paths and UIDs: in an output folder it lies in `private/`, else in the user's cache.
+It holds paths, UIDs and patient ids: in an output folder it lies in `private/`, else in the
+user's cache.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ TAGS = frozenset(
         0x00080033,  # ContentTime
         0x00080060,  # Modality
         0x0008103E,  # SeriesDescription
+        0x00100020,  # PatientID
         0x00180010,  # ContrastBolusAgent
         0x00180015,  # BodyPartExamined
         0x00180050,  # SliceThickness

@@ -69,6 +69,8 @@ class Header:
         Transfer syntax UID.
     pixels : PixelPlace or None
         None where the file has no PixelData, or ends before it.
+    patient : bytes
+        PatientID as it stands in the file, without padding.
     position, orientation, spacing : tuple of float or None
         ImagePositionPatient and ImageOrientationPatient (LPS mm), PixelSpacing (between rows,
         between columns; mm). None where absent or not made of that many numbers.
@@ -90,6 +92,7 @@ class Header:
     study_uid: str
     series_uid: str
     frame_of_reference: str
+    patient: bytes
     modality: str
     image_type: tuple[str, ...]
     position: tuple[float, ...] | None
@@ -230,7 +233,8 @@ def make_header(path: Path | str, elements: Elements) -> Header:
 _PHASE = tuple(PHASE_TAGS.values())
 _ABSENT = (b"",) * len(_PHASE)
 _STEADY = (
-    *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, 0x00189361, 0x0020000D, 0x0020000E),
+    *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, 0x00100020, 0x00189361),
+    *(0x0020000D, 0x0020000E),
     *(0x00200037, 0x00200052, 0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011),
     *(0x00280030, 0x00280100, 0x00280101, 0x00280102, 0x00280103, 0x00280120, 0x00280301),
     *(0x00281052, 0x00281053, 0x00281054),
@@ -253,6 +257,7 @@ def _steady(little: bool, found: tuple[bytes | None, ...]) -> dict[str, Any]:
         "study_uid": text(0x0020000D),
         "series_uid": text(0x0020000E),
         "frame_of_reference": text(0x00200052),
+        "patient": raw(0x00100020).strip(b" \0"),
         "modality": text(0x00080060).upper(),
         "image_type": tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
         "orientation": _floats(raw(0x00200037), 6),

@@ -29,6 +29,8 @@ SPACING_SHARE = 0.02
 """The same of SpacingBetweenSlices, as a share of the distance of slices."""
 GAPS_SHARE = 1 / 3
 """Share of the steps from slice to slice that may be gaps; of more, the spacing changes."""
+MOST_STRETCHED = 300
+"""Distance of slices over that of pixels: more is PixelSpacing in another unit than mm."""
 _TILT, _BETWEEN = 0x00181120, 0x00180088
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -93,6 +95,8 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     index = _indices(places.depth, gaps)
     step, straightened = _step(places.positions, index, normal)
     between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
+    if np.linalg.norm(step) > MOST_STRETCHED * min(between_rows, between_columns):
+        raise ScanError(Reason.BAD_GEOMETRY, "pixels lie far nearer to each other than slices")
     affine = np.eye(4)
     affine[:3, 0] = row * between_columns
     affine[:3, 1] = column * between_rows
@@ -115,6 +119,9 @@ def check_alike(slices: Sequence[Slice]) -> None:
     """
     some, count = one_of_each(slices), len(slices)
     _same(some, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
+    patients = {s.header.patient for s in some} - {b""}
+    if len(patients) > 1:
+        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices are of {len(patients)} patients")
     cut = sum(s.header.pixels is None for s in slices)
     if cut:
         raise ScanError(Reason.TRUNCATED, f"{cut} of {count} files have no pixels")
