@@ -186,6 +186,24 @@ def test_nothing_hostile_gets_out_of_its_place(tmp_path: Path) -> None:
     assert "<img" not in svg
 
 
+def test_runs_are_summed_up(tmp_path: Path) -> None:
+    add_failure(tmp_path, id_of(1), Reason.DAMAGED)
+    for n in range(60):
+        run = tmp_path / "runs" / f"20260101T0000{n:02}-000000"
+        run.mkdir(parents=True)
+        device = {"workers": 1, "busy_s": 30.0, "span_s": 40.0} if n % 2 else None
+        told = {"run": run.name, "state": "done", "cases": {"done": 3, "failed": 1, "before": 0}}
+        told |= {"elapsed_s": 60.0, "device": device and {**device, "busy_share": 0.75}}
+        told |= {"joules_a_scan": 8.0, "cost": {"amount": 0.5}}
+        write_json(run / "totals.json", told)
+
+    page = page_of(tmp_path)
+
+    assert "All 60 together 180 1 1:00:00 75% 30.00" in " ".join(page.words.split())
+    assert "20260101T000059-000000" in page.words  # the newest
+    assert "20260101T000009-000000" not in page.words
+
+
 def test_no_results(tmp_path: Path) -> None:
     (tmp_path / "cases").mkdir()
 

@@ -17,8 +17,6 @@ from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
 OUTCOMES = ("used", "skipped", "failed", "open")
-MOST_RUNS = 50
-"""Of more, the newest are shown."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def gather(out: Path) -> Gathered:
     cases += [failed for failed in _failures(out) if failed.id not in there]
     left_out, files = _manifest(out)
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
-    runs = [_json(p / "totals.json") or _json(p / "status.json") for p in folders[:MOST_RUNS]]
+    runs = [_json(p / "totals.json") or _json(p / "status.json") for p in folders]
     return Gathered(
         tuple(sorted(cases, key=lambda case: case.id)),
         left_out,

@@ -23,6 +23,8 @@ FAILED_RISK = DOUBTFUL - 0.005
 """Failed cases stand after doubtful ones, where there is a result to look at."""
 MOST_NAMES = 4
 """Structures that are named of which the same is said."""
+MOST_RUNS = 50
+"""Of more, the newest are shown."""
 _HERE = Path(__file__).parent
 
 
@@ -100,7 +102,8 @@ def _render(
         models=found.models,
         versions=found.versions,
         workflow=json.dumps(found.workflow, indent=2) if found.workflow else "",
-        runs=[_run(run) for run in found.runs],
+        runs=[_run(run) for run in found.runs[:MOST_RUNS]],
+        all_runs=_together(found.runs),
     )
 
 
@@ -175,6 +178,23 @@ def _run(told: dict[str, Any]) -> dict[str, Any]:
         "busy": f"{device['busy_share']:.0%}" if device else "",
         "joules": f"{joules:.0f}" if joules is not None else "",
         "cost": f"{cost['amount']:.2f}" if cost else "",
+    }
+
+
+def _together(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what several runs, shards for example, took together; None where there is one."""
+    if len(runs) < 2:
+        return None
+    devices = [told for run in runs if (told := run.get("device"))]
+    busy, span = (sum(told[name] for told in devices) for name in ("busy_s", "span_s"))
+    costs = [told["amount"] for run in runs if (told := run.get("cost"))]
+    rows = [_run(run) for run in runs]
+    return {
+        "count": len(runs),
+        "done": sum(row["done"] for row in rows),
+        "time": str(timedelta(seconds=round(sum(run["elapsed_s"] for run in runs)))),
+        "busy": f"{busy / span:.0%}" if span else "",
+        "cost": f"{sum(costs):.2f}" if costs else "",
     }
 
 
