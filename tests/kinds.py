@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,14 @@ def step_and_shoot(k: int, ds: Dataset) -> None:
     ds.AcquisitionNumber, ds.AcquisitionTime = 1 + k // 4, f"1015{k // 4:02d}"
 
 
+def called_implicit(folder: Path) -> None:
+    """Write a series of which each meta header says another encoding than that of the data."""
+    for path in stack(folder):
+        data = path.read_bytes()
+        named, other = (f"{uid}".encode() for uid in ("1.2.840.10008.1.2.1\0", "1.2.840.10008.1.2"))
+        path.write_bytes(data.replace(named, other.ljust(len(named), b"\0"), 1))
+
+
 def odd_and_even_times(k: int, ds: Dataset) -> None:
     ds.AcquisitionTime = f"1015{k % 2:02d}"
 
@@ -323,6 +332,7 @@ READ: dict[str, Kind] = {
     "16 bit unsigned": Kind(plain(coding=Coding(16, 16, False, "0.01", "-400"))),
     "implicit": Kind(plain(coding=Coding(syntax=ImplicitVRLittleEndian))),
     "big endian": Kind(rewritten(plain(), ExplicitVRBigEndian)),
+    "explicit, called implicit": Kind(called_implicit),
     "deflated": Kind(rewritten(plain(), DeflatedExplicitVRLittleEndian)),
     "empty UIDs": Kind(changed(without_uids)),
     "one SOP UID for all": Kind(every(SOPInstanceUID=uid("one"))),
@@ -391,6 +401,11 @@ def in_parts(uid_of_all: bool, lost: int | None = None, total: int = 3) -> Maker
                 write_enhanced(folder / f"{n}.dcm", frames[n::total], edit=edit, number=n)
 
     return make
+
+
+def a_part_twice(folder: Path) -> None:
+    in_parts(True, 1)(folder)
+    shutil.copy(min(folder.iterdir()), folder / "again.dcm")
 
 
 def last_part_lost(folder: Path) -> None:
@@ -538,13 +553,18 @@ def enhanced_phases(
     groups: Sequence[dict[str, dict[str, Any]]] = ({}, {}),
     names: Sequence[str] = ("axial", "axial"),
     files: bool = False,
+    shift: float = 0,
 ) -> Maker:
-    """Return the maker of two volumes in one enhanced object, or in one each."""
+    """Return the maker of two volumes in one enhanced object, or in one each.
+
+    The second is moved by `shift` of the distance of slices.
+    """
 
     def make(folder: Path) -> None:
         frames: list[Frame] = []
         for n, ball in enumerate((BALL, LATE)):
             geometry = around(names[n])
+            geometry = replace(geometry, origin=tuple(geometry.position(n * shift)))
             samples = stored(geometry, ball)
             drop = n if names[0] != names[1] else 0  # the order of stacks is that of their size
             some = frames_of(samples, geometry, content=contents[n], groups=groups[n])[drop:]
@@ -565,6 +585,19 @@ def two_mosaics(folder: Path) -> None:
 def in_series(folder: Path) -> None:
     for name, ball in (("one", BALL), ("two", LATE)):
         write_series(folder / name, stored(AXIAL, ball), AXIAL, words=Words(name=name))
+
+
+def night(begin: int) -> dict[str, Any]:
+    """Return the times of a pass, a slice a second; the first pass begins half a minute to 12."""
+
+    def moment(k: int) -> datetime:
+        return datetime(2025, 1, 2, 23, 59, 30) + timedelta(seconds=begin + k)
+
+    return {
+        "AcquisitionDate": lambda k: f"{moment(k):%Y%m%d}",
+        "AcquisitionTime": lambda k: f"{moment(k):%H%M%S}",
+        "InstanceNumber": lambda k: mixed(begin // 20)(k),
+    }
 
 
 def mixed(n: int) -> Callable[[int], int]:
@@ -638,7 +671,35 @@ CHOSEN: dict[str, Kind] = {
             "InversionTime": ("50", "400"),
             "FlipAngle": ("5", "26"),
             "SeriesNumber": (2, 11),
+            "SeriesDescription": ("CT 0 %", "CT 50 %"),
+            "ImageComments": ("0 %", "50 %"),
+            "SequenceName": ("ep_b0", "ep_b1000"),
+            "NominalPercentageOfCardiacPhase": (30.0, 70.0),
         }.items()
+    },
+    **{
+        f"one within the other, by {keyword}": Kind(values(keyword, *each, shift=0.5), PHASES, _TWO)
+        for keyword, each in {
+            "ConvolutionKernel": ("B30f", "B70f"),
+            "KVP": ("80", "140"),
+            "SeriesNumber": (2, 11),
+            "SeriesDescription": ("CT 0 %", "CT 50 %"),
+        }.items()
+    },
+    "passes over midnight": Kind(phases(*map(night, (0, 20))), PHASES, _TWO),
+    **{
+        f"enhanced, {way} by {keyword}": Kind(
+            enhanced_phases([{}, {}], [{group: {keyword: value}} for value in each], shift=shift),
+            PHASES,
+            _TWO,
+        )
+        for way, shift in (("both", 0.0), ("one within the other", 0.5))
+        for group, keyword, *each in (
+            ("CTReconstructionSequence", "ConvolutionKernel", "B30f", "B70f"),
+            ("CTXRayDetailsSequence", "KVP", 80.0, 140.0),
+            ("CardiacSynchronizationSequence", "NominalPercentageOfCardiacPhase", 30.0, 70.0),
+            ("MRArterialSpinLabelingSequence", "ASLContext", "CONTROL", "LABEL"),
+        )
     },
     **{
         f"by the b-value of {name}": Kind(private(*words), PHASES, _TWO)
@@ -834,6 +895,22 @@ REFUSED: dict[str, Kind] = {
     "two slices": Kind(two_slices, "TOO_FEW_SLICES"),
     "pixel spacing in metres": Kind(every(PixelSpacing=["0.002", "0.002"]), "BAD_GEOMETRY"),
     "two patients": Kind(changed(two_patients), "DUPLICATE_SLICES"),
+    "a name that changes": Kind(one(PatientName="Other^One"), "DUPLICATE_SLICES"),
+    "no sign": Kind(every(PixelRepresentation=None), "DAMAGED"),
+    "no intercept": Kind(every(RescaleIntercept=None), "RESCALE"),
+    "no slope in one": Kind(one(RescaleSlope=None), "RESCALE"),
+    "no rescale in one": Kind(one(RescaleSlope=None, RescaleIntercept=None), "RESCALE"),
+    "a column less than there are": Kind(every(Columns=SHAPE[0] - 1), "DAMAGED"),
+    "rows less than there are": Kind(every(Rows=SHAPE[1] - 6), "DAMAGED"),
+    "numbers and times disagree": Kind(
+        phases(
+            *(
+                {"InstanceNumber": mixed(n), "ContentTime": lambda k, n=n: f"1015{2 * k + n:02d}"}
+                for n in (0, 1)
+            )
+        ),
+        PHASES,
+    ),
     "slope 0": Kind(every(RescaleSlope="0"), "RESCALE"),
     "sideways": Kind(changed(sideways), "BAD_GEOMETRY"),
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
@@ -854,6 +931,7 @@ REFUSED: dict[str, Kind] = {
         ),
         "SPACING_CHANGES",
     ),
+    "concatenation, a part is missing, another there twice": Kind(a_part_twice, "TRUNCATED"),
     "concatenation, a part is missing": Kind(in_parts(True, 1), "TRUNCATED"),
     "concatenation, the last part is missing": Kind(last_part_lost, "TRUNCATED"),
     "nuclear, no spacing": Kind(nuclear(1, SpacingBetweenSlices=None), "NO_POSITION"),

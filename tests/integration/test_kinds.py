@@ -40,6 +40,9 @@ PIXELS_TELL = {
     "all slices sent again": "PHASES",
     "slices contradict each other": "",
     "enhanced, frames contradict each other": "",
+    "numbers and times disagree": "",
+    "a column less than there are": "",
+    "rows less than there are": "",
     "two series": "",
 }
 """What an index says, which looks at no pixels and chooses no series, where reading says more."""

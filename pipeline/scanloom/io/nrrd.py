@@ -257,9 +257,9 @@ def _place(
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """Return the affine to RAS and the spacing, None where the header does not say."""
     for name in ("spaceunits", "units"):
-        if set(_QUOTED.findall(fields.get(name, ""))) - {"mm", "", "???", "none"} and (
-            name == "spaceunits" or steps is None
-        ):
+        text = fields.get(name, "")
+        units = {*_QUOTED.findall(text), *_QUOTED.sub("", text).split()}
+        if units - {"mm", "", "???", "none"} and (name == "spaceunits" or steps is None):
             raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
     if len(axes) != 3:
         return None, None

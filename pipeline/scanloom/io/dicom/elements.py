@@ -20,13 +20,16 @@ TAGS = frozenset(
         0x00080020,  # StudyDate
         0x00080021,  # SeriesDate
         0x00080022,  # AcquisitionDate
+        0x00080023,  # ContentDate
         0x0008002A,  # AcquisitionDateTime
         0x00080031,  # SeriesTime
         0x00080032,  # AcquisitionTime
         0x00080033,  # ContentTime
         0x00080060,  # Modality
         0x0008103E,  # SeriesDescription
+        0x00100010,  # PatientName
         0x00100020,  # PatientID
+        0x00100030,  # PatientBirthDate
         0x00180010,  # ContrastBolusAgent
         0x00180015,  # BodyPartExamined
         0x00180050,  # SliceThickness

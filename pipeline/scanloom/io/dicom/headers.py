@@ -44,12 +44,17 @@ PHASE_TAGS = {
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """How a sample is stored (DICOM PS3.3 C.7.6.3.1)."""
+    """How a sample is stored (DICOM PS3.3 C.7.6.3.1): `representation` is 0, or 1 for signed."""
 
     allocated: int
     stored: int
     high_bit: int
-    signed: bool
+    representation: int
+
+    @property
+    def signed(self) -> bool:
+        """Whether samples are in two's complement."""
+        return self.representation == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +74,13 @@ class Header:
         Transfer syntax UID.
     pixels : PixelPlace or None
         None where the file has no PixelData, or ends before it.
-    patient : bytes
-        PatientID as it stands in the file, without padding.
+    patient : tuple of bytes
+        PatientName, PatientID and PatientBirthDate as they stand in the file, without padding.
     position, orientation, spacing : tuple of float or None
         ImagePositionPatient and ImageOrientationPatient (LPS mm), PixelSpacing (between rows,
         between columns; mm). None where absent or not made of that many numbers.
     slope, intercept : float
-        1 and 0 where absent; NaN where they are no numbers.
+        1 and 0 where both are absent; NaN where they are no numbers, or the other one is alone.
     phase : tuple of bytes
         What may tell volumes of one series apart: the values of `PHASE_TAGS` as they stand in the
         file, empty where absent.
@@ -92,7 +97,7 @@ class Header:
     study_uid: str
     series_uid: str
     frame_of_reference: str
-    patient: bytes
+    patient: tuple[bytes, ...]
     modality: str
     image_type: tuple[str, ...]
     position: tuple[float, ...] | None
@@ -232,12 +237,26 @@ def make_header(path: Path | str, elements: Elements) -> Header:
 
 _PHASE = tuple(PHASE_TAGS.values())
 _ABSENT = (b"",) * len(_PHASE)
+_PATIENT = (0x00100010, 0x00100020, 0x00100030)
+MADE_BY = {
+    "KVP": (0x00180060,),
+    "ConvolutionKernel": (0x00181210,),
+    "SliceThickness": (0x00180050,),
+    "InversionTime": (0x00180082, 0x00189079),
+    "FlipAngle": (0x00181314,),
+    "the makers' b-values": (0x0019100C, 0x00431039, 0x20011003),
+    "SeriesNumber": (0x00200011,),
+    "SeriesDescription": (0x0008103E,),
+    "ContrastBolusAgent": (0x00180010,),
+}
+"""Attributes that slices of one volume share: how it was made. Of frames, the same in groups."""
 _STEADY = (
-    *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, 0x00100020, 0x00189361),
+    *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, *_PATIENT, 0x00189361),
     *(0x0020000D, 0x0020000E),
     *(0x00200037, 0x00200052, 0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011),
     *(0x00280030, 0x00280100, 0x00280101, 0x00280102, 0x00280103, 0x00280120, 0x00280301),
     *(0x00281052, 0x00281053, 0x00281054),
+    *(tag for tags in MADE_BY.values() for tag in tags),
 )
 """What is mostly the same in all files of a series."""
 
@@ -248,7 +267,7 @@ def _steady(little: bool, found: tuple[bytes | None, ...]) -> dict[str, Any]:
     values = {tag: value for tag, value in zip(_STEADY, found, strict=True) if value is not None}
     elements = Elements(values, "", little, False, None)
     raw, text, number = elements.raw, elements.text, elements.number
-    signed = number(0x00280103, 0) == 1
+    representation = number(0x00280103, -1)
     allocated = number(0x00280100, 0)
     stored = number(0x00280101, allocated)
     slope, intercept = raw(0x00281053), raw(0x00281052)
@@ -257,7 +276,7 @@ def _steady(little: bool, found: tuple[bytes | None, ...]) -> dict[str, Any]:
         "study_uid": text(0x0020000D),
         "series_uid": text(0x0020000E),
         "frame_of_reference": text(0x00200052),
-        "patient": raw(0x00100020).strip(b" \0"),
+        "patient": tuple(raw(tag).strip(b" \0") for tag in _PATIENT),
         "modality": text(0x00080060).upper(),
         "image_type": tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
         "orientation": _floats(raw(0x00200037), 6),
@@ -267,12 +286,12 @@ def _steady(little: bool, found: tuple[bytes | None, ...]) -> dict[str, Any]:
         "samples": number(0x00280002, 1),
         "frames": _frames(text(0x00280008)),
         "photometric": text(0x00280004).upper(),
-        "format": PixelFormat(allocated, stored, number(0x00280102, stored - 1), signed),
-        "slope": _float(slope, 1.0),
-        "intercept": _float(intercept, 0.0),
-        "rescale_given": bool(slope.strip() or intercept.strip()),
+        "format": PixelFormat(allocated, stored, number(0x00280102, stored - 1), representation),
+        "slope": _float(slope, math.nan if _said(intercept) else 1.0),
+        "intercept": _float(intercept, math.nan if _said(slope) else 0.0),
+        "rescale_given": _said(slope) or _said(intercept),
         "rescale_type": text(0x00281054).upper(),
-        "padding": _padding(elements, signed),
+        "padding": _padding(elements, representation == 1),
         "burned_in": text(0x00280301).upper() == "YES",
         "multi_energy": text(0x00189361).upper() == "YES",
     }
@@ -293,11 +312,17 @@ def _frames(text: str) -> int:
 
 
 def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:
+    if b"_" in raw:
+        return None  # Python allows it, DICOM does not (PS3.5 6.2, DS)
     try:
         numbers = tuple([float(part.strip(b" \0")) for part in raw.split(b"\\")])
     except ValueError:
         return None
     return numbers if len(numbers) == count else None
+
+
+def _said(raw: bytes) -> bool:
+    return bool(raw.strip(b" \0"))
 
 
 def _float(raw: bytes, default: float) -> float:

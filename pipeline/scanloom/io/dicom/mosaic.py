@@ -12,7 +12,7 @@ import numpy as np
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import Header, quiet
-from scanloom.io.dicom.slices import Slice, Tile, single_slice
+from scanloom.io.dicom.slices import Slice, Tile, single_slice, to_float
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -104,7 +104,7 @@ def _only(items: Sequence[Any], count: int) -> list[float]:
 def _distance(header: Header) -> float:
     text = header.elements.text(_BETWEEN)
     try:
-        distance = float(text)
+        distance = to_float(text)
     except ValueError:
         distance = math.nan
     if not (math.isfinite(distance) and distance > 0):

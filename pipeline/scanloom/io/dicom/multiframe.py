@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import Header, quiet
 from scanloom.io.dicom.nuclear import vector_slices
-from scanloom.io.dicom.slices import Slice, doubles, header_phase, in_hounsfield, plain_text
+from scanloom.io.dicom.slices import (
+    Slice,
+    doubles,
+    header_phase,
+    in_hounsfield,
+    plain_text,
+    to_float,
+)
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -69,7 +76,7 @@ _INDICES = 0x00209157
 _IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113)
 """Dimensions along which places change: position in stack, position, location."""
 
-_CONCATENATION, _PARTS = 0x00209161, 0x00209163
+_CONCATENATION, _PART, _PARTS = 0x00209161, 0x00209162, 0x00209163
 
 _PARSE_ERRORS = (
     ArithmeticError,
@@ -96,7 +103,7 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
         concatenation are missing.
     """
     slices: list[Slice] = []
-    parts: dict[bytes, list[int]] = defaultdict(list)
+    parts: dict[bytes, dict[int, int]] = defaultdict(dict)
     for header in headers:
         dataset = header.read_dataset()
         try:
@@ -104,13 +111,15 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
                 slices += _frames(header, dataset)
                 uid = _raw(dataset, _CONCATENATION).strip(b" \0")
                 if uid:
-                    parts[uid].append(_whole(header, _raw(dataset, _PARTS)))
+                    number, total = (_whole(header, _raw(dataset, t)) for t in (_PART, _PARTS))
+                    parts[uid][number] = total
         except _PARSE_ERRORS as exc:
             detail = f"the functional groups can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
-    for totals in parts.values():  # PS3.3 C.7.6.16.1
-        if max(totals) > len(totals):
-            detail = f"{len(totals)} of the {max(totals)} parts of a concatenation"
+    for numbers in parts.values():  # PS3.3 C.7.6.16.1
+        total = max(*numbers.values(), *numbers)
+        if total > len(numbers):
+            detail = f"{len(numbers)} of the {total} parts of a concatenation"
             raise ScanError(Reason.TRUNCATED, detail)
     return slices
 
@@ -125,27 +134,34 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
     shared = _attributes(_items(dataset, _SHARED)[:1])
     others = _other_dimensions(dataset)
     slices = [
-        _slice(header, n, shared | _attributes([group]), others) for n, group in enumerate(groups)
+        _slice(header, n, shared | _attributes([group]), others, group)
+        for n, group in enumerate(groups)
     ]
     return [s for s in slices if "LOCALIZER" not in s.phase.get("ImageType", "").split("\\")[2:]]
 
 
-def _slice(header: Header, n: int, attributes: Attributes, others: Sequence[int]) -> Slice:
+def _slice(
+    header: Header, n: int, attributes: Attributes, others: Sequence[int], group: Dataset
+) -> Slice:
     """Return one frame; `others` are the dimensions that are no places."""
     slope, intercept = (_number(attributes, tag) for tag in (_SLOPE, _INTERCEPT))
     kind = plain_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
-    given = slope is not None or intercept is not None or header.rescale_given
+    given = slope is not None or intercept is not None
+    if not given:
+        slope, intercept, given = header.slope, header.intercept, header.rescale_given
     return Slice(
         header=header,
         frame=n,
         position=_numbers(attributes.get(_POSITION, b""), 3),
         orientation=_numbers(attributes.get(_ORIENTATION, b""), 6) or header.orientation,
         spacing=_numbers(attributes.get(_SPACING, b""), 2) or header.spacing,
-        slope=header.slope if slope is None else slope,
-        intercept=header.intercept if intercept is None else intercept,
+        slope=math.nan if slope is None else slope,
+        intercept=math.nan if intercept is None else intercept,
+        rescaled=kind if given else None,
         hounsfield=in_hounsfield(header, given, kind),
         phase=_phase(header, attributes, others),
         multiframe=True,
+        group=group,
     )
 
 
@@ -215,7 +231,7 @@ def _numbers(raw: bytes, count: int) -> tuple[float, ...] | None:
     if not raw.strip(b" \0"):
         return None
     try:
-        numbers = tuple(float(part) for part in plain_text(raw).split("\\"))
+        numbers = tuple(map(to_float, plain_text(raw).split("\\")))
     except ValueError:
         numbers = ()
     # What is there and makes no sense is not to be replaced by what stands elsewhere

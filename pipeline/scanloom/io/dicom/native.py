@@ -34,6 +34,8 @@ def read_native(plane: Plane, source: Source, out: NDArray[Any]) -> None:
     total = -(-plane.frames * plane.count * bits // 8)
     if plane.length >= 2 * max(total, 1):
         raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
+    if plane.frame == 0:
+        _check_rest(plane, source, total)
     if -(-(plane.frame + 1) * plane.count * bits // 8) > plane.length:
         raise _cut()
     if bits == 8 * out.itemsize and not _has_swapped_bytes(plane, source):
@@ -44,6 +46,15 @@ def read_native(plane: Plane, source: Source, out: NDArray[Any]) -> None:
             out.byteswap(inplace=True)
         return
     _read_packed(plane, source, out.reshape(-1))
+
+
+def _check_rest(plane: Plane, source: Source, total: int) -> None:
+    """Refuse a line and more behind the pixels, but for zeros: rows or columns are not as said."""
+    rest = (plane.length or 0) - total
+    if 8 * rest < min(plane.rows, plane.columns) * plane.format.allocated:
+        return
+    if any(source.read(plane.offset + total, rest)):
+        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
 
 
 def _read_packed(plane: Plane, source: Source, out: NDArray[Any]) -> None:

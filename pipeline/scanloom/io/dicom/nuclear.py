@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scanloom.io.dicom.headers import Header
-from scanloom.io.dicom.slices import Slice, plain_text, single_slice
+from scanloom.io.dicom.slices import Slice, plain_text, single_slice, to_float
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -94,7 +94,7 @@ def _raw(dataset: Dataset, tag: int) -> bytes:
 
 def _numbers(raw: bytes) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(part) for part in plain_text(raw).split("\\"))
+        numbers = tuple(map(to_float, plain_text(raw).split("\\")))
     except ValueError:
         return ()
     return numbers if all(map(math.isfinite, numbers)) else ()

@@ -175,7 +175,8 @@ def _pixel_place(file: BinaryIO, dataset: Dataset) -> PixelPlace | None:
     if group << 16 | element != _PIXELS:
         return None
     offset, form, field = offset + 8, "I", start[4:8]
-    if not implicit and start[4:6] in _LONG_VRS:
+    written = start[6:8] == b"\0\0" or not implicit  # an implicit length would be even
+    if start[4:6] in _LONG_VRS and written:
         offset, field = offset + 4, start[8:12]
     elif not implicit:
         form, field = "H", start[6:8]

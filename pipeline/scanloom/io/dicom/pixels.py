@@ -88,7 +88,10 @@ def check_values(slices: Sequence[Slice]) -> None:
         raise ScanError(Reason.RESCALE, "its values need a lookup table")
     for slope, intercept in {(one.slope, one.intercept) for one in slices}:
         if not (math.isfinite(slope) and math.isfinite(intercept)) or slope == 0:
-            raise ScanError(Reason.RESCALE, "a rescale slope or intercept is no number, or 0")
+            detail = "a rescale slope or intercept is missing, no number, or a slope of 0"
+            raise ScanError(Reason.RESCALE, detail)
+    if len({one.rescaled for one in slices}) > 1:
+        raise ScanError(Reason.RESCALE, "some slices have no rescale, or one of another type")
     for form in {one.header.format for one in slices}:
         stored_dtype(form)
     if any(one.rows * one.columns < 1 for one in slices):

@@ -14,6 +14,8 @@ SAME_PLACE_MM = 0.01
 """Slices nearer than this are at one place; scanners write two decimals or more."""
 JITTER_MM = 0.05
 """How far a slice may lie off its regular place: rounding to one decimal, table movement."""
+SIDE_BY_SIDE = 32
+"""Places in one plane among which others are sought; slices of a volume have one."""
 JITTER_STEPS = 0.1
 """The same as a share of the distance between slices, for very thin ones."""
 
@@ -66,7 +68,7 @@ def _known_place(
     near: float,
 ) -> int | None:
     """Return the place of slice `n` among those found, None if it lies elsewhere."""
-    for place in range(len(found) - 1, -1, -1):
+    for place in range(len(found) - 1, max(-1, len(found) - 1 - SIDE_BY_SIDE), -1):
         first = found[place]
         if depth[n] - depth[first] > near:
             return None

@@ -141,6 +141,8 @@ def stored_dtype(form: PixelFormat) -> np.dtype[Any]:
         raise ScanError(Reason.PIXEL_TYPE, f"{form.allocated} bits for a sample")
     if not 1 <= form.stored <= form.high_bit + 1 <= form.allocated:
         raise ScanError(Reason.DAMAGED, "the numbers of bits contradict each other")
+    if form.representation not in (0, 1):
+        raise ScanError(Reason.DAMAGED, "whether samples have a sign is not said")
     if form.signed and form.stored == 1:
         raise ScanError(Reason.DAMAGED, "one bit can't have a sign")
     size = next(n for n in (1, 2, 4) if form.allocated <= 8 * n)

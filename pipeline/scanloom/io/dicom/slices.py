@@ -5,10 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 from scanloom.io.dicom.headers import PHASE_TAGS, Header
 
+LONGEST = 256
+"""Bytes of a value that may tell volumes apart."""
+DEEPEST = 4
+"""Sequences in sequences that are looked into."""
 _BINARY = ("DiffusionBValue", "DiffusionGradientOrientation")
 """Doubles (FD) in the file; the others are text."""
 
@@ -37,6 +42,8 @@ class Slice:
         As in `Header`, but of this plane.
     slope, intercept : float
         Stored sample to value.
+    rescaled : str or None
+        RescaleType in capitals; None where there is no rescale.
     hounsfield : bool
         Whether a CT's rescale gives Hounsfield units.
     phase : mapping of str to str
@@ -49,6 +56,8 @@ class Slice:
     shared : object or None
         What slices have in common that have the same object here: size, directions, spacing and
         frame of reference among it. None where that is not known.
+    group : pydicom.Dataset or None
+        A frame's own functional groups; None for a file of one slice.
     """
 
     header: Header
@@ -58,11 +67,24 @@ class Slice:
     spacing: tuple[float, ...] | None
     slope: float
     intercept: float
+    rescaled: str | None
     hounsfield: bool
     phase: Mapping[str, str]
     multiframe: bool = False
     tile: Tile | None = None
     shared: object = None
+    group: Any = None
+
+    @cached_property
+    def attributes(self) -> dict[tuple[int, ...], bytes]:
+        """All that is said of it, by tags from the outermost sequence on; it may hold identity.
+
+        Raises
+        ------
+        ScanError
+            UNREADABLE or DAMAGED, if its file was changed since.
+        """
+        return leaves(self.header.read_dataset() if self.group is None else self.group)
 
     @property
     def rows(self) -> int:
@@ -86,6 +108,7 @@ def single_slice(header: Header) -> Slice:
         spacing=header.spacing,
         slope=header.slope,
         intercept=header.intercept,
+        rescaled=header.rescale_type if header.rescale_given else None,
         hounsfield=in_hounsfield(header, header.rescale_given, header.rescale_type),
         phase=header_phase(header),
         multiframe=False,
@@ -130,6 +153,50 @@ def _shared_phase(
 def plain_text(raw: bytes) -> str:
     """Return ASCII text without padding."""
     return raw.decode("ascii", "replace").strip(" \0")
+
+
+def leaves(dataset: Any, depth: int = 0) -> dict[tuple[int, ...], bytes]:
+    """Return the short values of a data set and of the sequences in it, as they stand there."""
+    found: dict[tuple[int, ...], bytes] = {}
+    for tag in dataset.keys():  # noqa: SIM118 a data set gives elements, converted
+        element = dataset.get_item(tag)
+        value = element.value
+        if isinstance(value, bytes) and element.VR != "SQ":
+            if len(value) <= LONGEST:
+                found[int(tag),] = value
+        elif element.VR == "SQ" and depth < DEEPEST:
+            for item in dataset[tag].value or ():
+                for place, inner in leaves(item, depth + 1).items():
+                    place = (int(tag), *place)
+                    found[place] = found.get(place, b"") + inner
+    return found
+
+
+def as_text(raw: bytes, *, little: bool) -> str:
+    """Return a value whose type nobody names as text: words, doubles, or a float or number."""
+    text = raw.rstrip(b" \0")
+    if (text or not raw) and text.isascii() and text.decode("ascii").isprintable():
+        return text.decode("ascii").strip()
+    order = "<" if little else ">"
+    if len(raw) % 8 == 0:
+        return doubles(raw, little=little)
+    if len(raw) == 4:
+        return f"{struct.unpack(f'{order}f', raw)[0]:g}"
+    return str(int.from_bytes(raw, "little" if little else "big")) if len(raw) == 2 else raw.hex()
+
+
+def keyword(tag: int) -> str:
+    """Return the standard's name of an attribute."""
+    from pydicom.datadict import keyword_for_tag
+
+    return keyword_for_tag(tag) or "a private attribute"
+
+
+def to_float(text: str) -> float:
+    """Return a decimal string's number; ValueError for what Python alone takes for one (1_0)."""
+    if "_" in text:
+        raise ValueError("no decimal string")
+    return float(text)
 
 
 def doubles(raw: bytes, *, little: bool) -> str:

@@ -13,7 +13,7 @@ from scanloom.core import Flag, Gaps, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
-from scanloom.io.dicom.slices import Slice, one_of_each
+from scanloom.io.dicom.slices import Slice, one_of_each, to_float
 
 MIN_SLICES = 3
 """Two slices have one distance: nothing would tell that it is regular."""
@@ -119,7 +119,7 @@ def check_alike(slices: Sequence[Slice]) -> None:
     """
     some, count = one_of_each(slices), len(slices)
     _same(some, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
-    patients = {s.header.patient for s in some} - {b""}
+    patients = {s.header.patient for s in some}
     if len(patients) > 1:
         raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices are of {len(patients)} patients")
     cut = sum(s.header.pixels is None for s in slices)
@@ -312,7 +312,7 @@ def contradicts(header: Header, step: NDArray[np.float64], normal: NDArray[np.fl
 
 def _said(header: Header, tag: int) -> float | None:
     try:
-        number = float(header.elements.text(tag))
+        number = to_float(header.elements.text(tag))
     except ValueError:
         return None
     return number if np.isfinite(number) else None
