@@ -33,6 +33,8 @@ class Series:
         For the person who has to choose. It may hold identity: never written to results or logs.
     derived : bool
         Whether it was computed from other slices (a reformat): taken only if it is named.
+    lost : int
+        Files in its folders that can't be read, of which nobody knows whether they are slices.
     """
 
     kind: Literal["dicom", "nifti", "itk"]
@@ -42,6 +44,7 @@ class Series:
     modality: str | None = None
     description: str = ""
     derived: bool = False
+    lost: int = 0
 
 
 @dataclass(frozen=True)

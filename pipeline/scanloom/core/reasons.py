@@ -145,6 +145,7 @@ class Flag(Enum):
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
     GAPS_INTERPOLATED = "Missing slices were filled in from those around them, as was asked for"
     SLICES_SET_ASIDE = "A few slices that cross the others, as localisers do, were left out"
+    FILES_LOST = "Files beside its slices can't be read: slices at its ends may be missing"
     DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     BURNED_IN = "The image says that it has identifying text burned in; no picture was made"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -21,6 +21,8 @@ from scanloom.io.survey import Look, look_at, series_description
 from scanloom.io.unpack import IN_ZIP, SCRATCH
 from scanloom.io.walk import Entry, is_zip, list_files
 
+SHORTEST = 132
+"""Bytes of a DICOM file: its preamble."""
 SHOWN_DIGITS = 8
 """How much of a UID is shown where a person has to choose."""
 
@@ -83,8 +85,16 @@ def find_series(path: Path | str) -> tuple[Series, ...]:
         entries = list_files([part for part in parts if os.path.lexists(part)])
         looks = _looks(entries)
     groups = group_files(entries, looks)
+    lost = lost_files(
+        entries,
+        lambda n: (
+            looks[n].reason == Reason.UNREADABLE.code
+            or bool(looks[n].kind == "dicom" and looks[n].reason and not looks[n].packed)
+        ),
+        lambda n: bool(looks[n].packed),
+    )
     found = [
-        make_series(group, entries, looks)
+        lost_beside(make_series(group, entries, looks), lost)
         for group in groups
         if group.members and (not wanted or _holds(group, entries, wanted))
     ]
@@ -115,6 +125,40 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
         group = groups.setdefault(key, Group("dicom", look.study, look.series))
         (group.skipped if look.packed and look.reason else group.members).append(n)
     return list(groups.values())
+
+
+def lost_files(
+    entries: Sequence[Entry], is_lost: Callable[[int], bool], is_dicom: Callable[[int], bool]
+) -> Counter[str]:
+    """Return how many files of each folder may be slices and can't be read.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    is_lost, is_dicom : function of int
+        Whether the file with that number can't be read, or is of a DICOM series. What is too short
+        for DICOM is lost if a file of the same suffix beside it is one.
+    """
+    short = [n for n, entry in enumerate(entries) if entry.size < SHORTEST and not is_lost(n)]
+    lost = [n for n in range(len(entries)) if is_lost(n)]
+    if short:
+        kinds = {_kind(entry) for n, entry in enumerate(entries) if is_dicom(n)}
+        lost += [n for n in short if _kind(entries[n]) in kinds]
+    return Counter(os.path.dirname(entries[n].path) for n in lost)  # noqa: PTH120
+
+
+def _kind(entry: Entry) -> tuple[str, str]:
+    """Return the folder and the suffix of a file."""
+    folder, name = os.path.split(entry.path)
+    return folder, os.path.splitext(name)[1].lower()  # noqa: PTH122
+
+
+def lost_beside(series: Series, lost: Mapping[str, int]) -> Series:
+    """Return the series with the count of lost files in the folders of its slices."""
+    if series.kind != "dicom" or not lost:
+        return series
+    folders = {str(file.parent) for file in series.files}
+    return replace(series, lost=sum(lost.get(folder, 0) for folder in folders))
 
 
 def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:

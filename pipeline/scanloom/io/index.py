@@ -15,10 +15,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series
-from scanloom.io.find import Group, group_files, look_result
+from scanloom.io.find import Group, group_files, look_result, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index_file import (
@@ -40,6 +41,7 @@ INDEX = "index.parquet"
 MANY = 3000
 """Files that have to be opened, above which other processes help: they take half a second."""
 
+_LOST = (Reason.DAMAGED, Reason.TRUNCATED)
 _CHUNK = 256  # files, or slices of series, that a process gets at once
 _LARGEST = 4096  # files of one folder that stay together
 
@@ -80,9 +82,24 @@ class Index:
         for reason, group in zip(self.rows.reasons, self.rows.groups, strict=True):
             yield became[reason or (of_groups[group] if group >= 0 else "")]
 
+    @cached_property
+    def _lost(self) -> Counter[str]:
+        """How many files of each folder may be slices and can't be read."""
+        rows = self.rows
+        damaged = {
+            n
+            for n, one in enumerate(rows.series)
+            if one.kind == "dicom" and not one.series_uid and one.reason in _LOST
+        }
+        return lost_files(
+            rows.entries,
+            lambda n: rows.reasons[n] == Reason.UNREADABLE.code or rows.groups[n] in damaged,
+            lambda n: rows.groups[n] >= 0,
+        )
+
     def as_series(self, one: IndexedSeries) -> Series:
         """Return a series as readers take it; what is packed is unpacked for it."""
-        return Series(
+        series = Series(
             kind=one.kind,
             files=tuple(
                 SCRATCH.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
@@ -93,6 +110,7 @@ class Index:
             modality=one.what.modality or None,
             description=one.what.description,
         )
+        return lost_beside(series, self._lost)
 
 
 def build_index(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from scanloom.core import Gaps, Series, Volume
+from scanloom.core import Flag, Gaps, ScanError, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
 from scanloom.io.ranking import ALL, Preference, Reading, series_meant
@@ -102,7 +103,17 @@ def read_scan(
     if series.kind == "dicom":
         from scanloom.io.dicom.series import read_dicom
 
-        return read_dicom(series.files, modality=modality, phase=phase, gaps=gaps, limit=limit)
+        try:
+            scan = read_dicom(series.files, modality=modality, phase=phase, gaps=gaps, limit=limit)
+        except ScanError as error:
+            if not series.lost:
+                raise
+            detail = f"{error.detail}; {series.lost} files beside its slices can't be read"
+            raise ScanError(error.reason, detail) from error
+        if series.lost:
+            flags = (*scan.volume.flags, Flag.FILES_LOST)
+            scan = replace(scan, volume=replace(scan.volume, flags=flags))
+        return scan
     if series.kind == "nifti":
         from scanloom.io.nifti import read_nifti as read
     else:

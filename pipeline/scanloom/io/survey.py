@@ -21,7 +21,7 @@ from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series
 from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
-from scanloom.io.dicom.kinds import is_derived, skip_reason
+from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.itk import ITK_SUFFIXES
 from scanloom.io.nifti import NIFTI_SUFFIXES
@@ -63,6 +63,7 @@ class Look(NamedTuple):
 
 
 _NO_IMAGE = Look("", reason=Reason.NOT_AN_IMAGE.code)
+_CUT = Look("dicom", reason=Reason.TRUNCATED.code, detail="a file ends before its header does")
 
 
 class Description(NamedTuple):
@@ -186,6 +187,8 @@ def _look(path: str) -> tuple[Look, Header | None]:
     if elements is None:
         return _NO_IMAGE, None
     header = make_header(path, elements)
+    if ends_early(header):
+        return _CUT, None
     reason = skip_reason(header)
     look = Look(
         kind="dicom",

@@ -12,8 +12,9 @@ from pydicom.uid import ExplicitVRLittleEndian
 
 import scanloom
 from dicom_maker import Coding, Words, noise, uid, write_series
-from scanloom.core import ScanError, Series
+from scanloom.core import Flag, ScanError, Series
 from scanloom.io.find import choose_series, find_series
+from scanloom.io.index import build_index
 from scanloom.io.read import read_scan
 
 
@@ -177,3 +178,27 @@ def test_errors_say_nothing_of_the_patient(tmp_path):
         with pytest.raises(ScanError) as caught:
             scanloom.load_volume(tmp_path, series=series)
         assert "Doe" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 100, 140, 400, 700])
+def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, monkeypatch):
+    """The scan may be longer: a flag says so where it is read, in an index too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    *_, last = write_series(tmp_path / "scan", noise())
+    last.write_bytes(last.read_bytes()[:size])
+
+    volume = scanloom.load_volume(tmp_path / "scan", series="best")
+
+    assert volume.array.shape[2] == 5
+    assert Flag.FILES_LOST in volume.flags
+    index = build_index([tmp_path / "scan"], bytes(32))
+    [whole] = (one for one in index.series if not one.what.reason)
+    assert index.as_series(whole).lost == 1
+
+
+def test_small_files_of_other_kinds_are_not_taken_for_slices(tmp_path):
+    write_series(tmp_path, noise())
+    (tmp_path / "done.txt").touch()
+    (tmp_path / "README").write_text("five slices")
+
+    assert Flag.FILES_LOST not in scanloom.load_volume(tmp_path).flags

@@ -68,6 +68,13 @@ def skip_reason(header: Header) -> Reason | None:
     return Reason.NOT_AN_IMAGE
 
 
+def ends_early(header: Header) -> bool:
+    """Whether a file ended before it said of which series it is, or what it is at all."""
+    if header.pixels is not None or (header.modality and header.series_uid):
+        return False
+    return any(f"{_STORAGE}{tail}".startswith(header.sop_class) for tail in _VOLUMES)
+
+
 def is_multiframe(header: Header) -> bool:
     """Whether a file holds several frames, or is of a class that may."""
     return header.frames != 1 or header.sop_class.removeprefix(_STORAGE) in _ENHANCED
