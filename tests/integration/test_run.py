@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -153,6 +154,22 @@ def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
     check_whole_archive(runs, archive)
     files = ended.document["files"]
     assert files == {"found": 24, "used": 16, "skipped": 5, "failed": 7, "open": 0, **files}
+
+
+def test_every_series_of_the_manifest_is_brought_back_to_its_source(
+    runs: Runs, archive: Path
+) -> None:
+    """Also what was left out by its headers; a file of no series has no id to ask for."""
+    runs()
+    joined = scanloom("join", runs.out / "manifest.csv", "--out", runs.out)
+    rows = list(csv.DictReader(io.StringIO(joined.out)))
+
+    assert joined.code == 0, joined.err
+    places = {row["source_path"]: row["reason"] for row in rows if row["case"]}
+    assert places.pop(str(archive / "gap")) == "SLICE_GAP"
+    assert places.pop(str(archive / "mr")) == "NOT_SELECTED"
+    assert len(places) == 5
+    assert [row["source_path"] for row in rows if not row["case"]] == [""]
 
 
 @pytest.mark.slow

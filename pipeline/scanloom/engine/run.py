@@ -46,7 +46,7 @@ from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
 from scanloom.io.casefolder import claim_out
-from scanloom.io.crosswalk import add_sources, find_sources, source_of
+from scanloom.io.crosswalk import add_sources, known_ids, remember_series, source_of
 from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
@@ -240,6 +240,8 @@ class _Run:
         if self.options.cluster in (LOCAL, NO_CLUSTER) and todo:
             self._conclude(todo[0].recipe)
         own = self.out / RUNS / self.name if self.options.scope.shard else None
+        ids = (one.id for one in index.series if self.options.scope.holds(one.id))
+        remember_series(self.out, self.fingerprint, index, ids)
         files = collect(self.out, index, left, self.books.endings, self.key, own)
         return complete and not stop.is_set(), files
 
@@ -354,7 +356,7 @@ class _Run:
 
     def _remember_sources(self, cases: Sequence[Case]) -> None:
         """Add the cases that are new to the crosswalk, all at once."""
-        known = {source.id for source in find_sources(self.out, [case.id for case in cases])}
+        known = known_ids(self.out)
         new = [source_of(case.series, case.id) for case in cases if case.id not in known]
         if new:
             with private_folder(self.out, self.fingerprint) as private:

@@ -65,7 +65,9 @@ def ids_of(path: Path, column: str | None = None) -> set[str]:
 def join_csv(
     path: Path, sources: Mapping[str, Source], file: TextIO, column: str | None = None
 ) -> int:
-    """Write a table as CSV, each row with its source; return how many rows have none.
+    """Write a table as CSV, each row with its source; return how many ids have none.
+
+    A row without an id, such as that of a file of no series, stays as it is.
 
     Cells that a spreadsheet would take for a formula get an apostrophe before them; numbers are
     left as they are.
@@ -85,7 +87,7 @@ def join_csv(
 def join_parquet(
     path: Path, sources: Mapping[str, Source], draft: Path, column: str | None = None
 ) -> int:
-    """Write a table as Parquet, each row with its source; return how many rows have none.
+    """Write a table as Parquet, each row with its source; return how many ids have none.
 
     Nothing is defused: no spreadsheet opens it.
 
@@ -99,13 +101,14 @@ def join_parquet(
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
     columns = _columns(table.column_names, column)
-    found = [sources.get(str(value)) for value in table.column(columns.ids).to_pylist()]
+    ids = [_plain(value) for value in table.column(columns.ids).to_pylist()]
+    found = [sources.get(text) for text in ids]
     joined = table.select(list(columns.kept))
     for name in SOURCE_COLUMNS:
         values = [None if source is None else getattr(source, name) for source in found]
         joined = joined.append_column(f"source_{name}", pa.array(values, pa.string()))
     parquet.write_table(joined, draft)
-    return found.count(None)
+    return sum(text != "" and source is None for text, source in zip(ids, found, strict=True))
 
 
 def defused(cell: str) -> str:
@@ -131,7 +134,7 @@ def _write_csv(
     unknown = 0
     for row in rows:
         source = sources.get(row[columns.ids])
-        unknown += source is None
+        unknown += source is None and row[columns.ids] != ""
         cells = [row[name] for name in columns.kept]
         cells += ["" if source is None else getattr(source, name) for name in SOURCE_COLUMNS]
         table.writerow([defused(cell) for cell in cells])

@@ -21,9 +21,13 @@ from scanloom.io.crosswalk import (
     case_folders,
     find_sources,
     newest,
+    remember_series,
     source_of,
+    source_of_indexed,
 )
 from scanloom.io.find import find_series
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.index import build_index
 from scanloom.io.private import private_folder
 
 KEY = "abc"
@@ -74,6 +78,49 @@ def test_a_case_keeps_its_folder(tmp_path: Path) -> None:
 
     assert case_folders(tmp_path) == {"a": "Name"}
     assert {s.folder for s in find_sources(tmp_path, ["a"])} == {"Name"}
+
+
+@pytest.mark.parametrize("pack", ["none", "gzip", "zip"])
+def test_a_series_of_an_index_is_told_packed_or_not(pack: str, tmp_path: Path) -> None:
+    words = Words(more={"PatientID": "4711", "AccessionNumber": "A1"})
+    scans = tmp_path / "scans"
+    for file in write_series(scans, noise(), words=words):
+        if pack == "gzip":
+            file.write_bytes(gzip.compress(file.read_bytes()))
+    if pack == "zip":
+        scans = Path(shutil.make_archive(str(scans), "zip", scans))
+    index = build_index([scans], b"k" * 32, tmp_path / "out")
+    [one] = index.series
+    found = source_of_indexed(index, one)
+
+    assert (found.path, found.files, found.series_uid) == (
+        str(scans),
+        len(one.files),
+        uid("series"),
+    )
+    assert (found.patient_id, found.accession_number) == ("4711", "A1")
+
+
+def test_series_of_an_index_are_remembered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as fit; those that are known are not read again."""
+    for name in "abc":
+        write_series(tmp_path / "scans" / name, noise(), words=Words(name=name))
+    key, out = b"k" * 32, tmp_path / "out"
+    index = build_index([tmp_path / "scans"], key, out)
+    ids = [one.id for one in index.series]
+    monkeypatch.setattr("scanloom.io.crosswalk.AT_ONCE", 2)
+
+    remember_series(out, key_fingerprint(key), index, ids[:1])
+    assert [s.id for s in find_sources(out, ids)] == ids[:1]
+    remember_series(out, key_fingerprint(key), index, ids)
+    shutil.rmtree(tmp_path / "scans")
+    remember_series(out, key_fingerprint(key), index, ids)
+
+    found = find_sources(out, ids)
+    assert [s.id for s in found] == ids
+    assert {Path(s.path).name for s in found} == set("abc")
 
 
 def test_nothing_new_writes_nothing(tmp_path: Path) -> None:

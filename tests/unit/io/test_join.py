@@ -47,6 +47,12 @@ def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
     assert {rows[2][name] for name in ADDED} == {""}
 
 
+def test_a_row_without_an_id_is_not_unknown(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", "file,case\nf1,aaa\nf2,\nf3,zzz\n")
+
+    assert joined(table)[1] == join_parquet(table, SOURCES, tmp_path / "t.parquet") == 1
+
+
 def test_a_table_may_be_joined_twice(tmp_path: Path) -> None:
     first, second = io.StringIO(), io.StringIO()
     join_csv(written(tmp_path / "t.csv"), SOURCES, first)
