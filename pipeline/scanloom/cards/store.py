@@ -10,7 +10,7 @@ from pathlib import Path
 from scanloom.cards.bundle import read_bundle, slug
 from scanloom.cards.card import ModelCard
 from scanloom.cards.shipped import shipped
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, home
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def user_models() -> Path:
     Directory Specification: a relative path there is to be ignored).
     """
     named = Path(os.environ.get("XDG_DATA_HOME", ""))
-    data = named if named.is_absolute() else Path.home() / ".local" / "share"
+    data = named if named.is_absolute() else home() / ".local" / "share"
     return data / "scanloom" / "models"
 
 

@@ -1,8 +1,11 @@
-"""What `run` and `plan` are both asked: which workflow, and which of its cases."""
+"""What several commands are asked: which workflow, which of its cases, whose key."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +32,20 @@ def find_workflow(name: str) -> Workflow:
     if not path.exists() and re.fullmatch(r"[a-z0-9_-]+", name):
         path = shipped("workflows") / f"{name}.yaml"
     return read_workflow(path)
+
+
+@contextmanager
+def telling_new_key(key: Path | None) -> Iterator[None]:
+    """Say on stderr that a key was made in the block, and where: a wrong name is noticed."""
+    from scanloom.io.identity import usual_key_file
+
+    file = key or usual_key_file()
+    there = os.path.exists(file)  # noqa: PTH110 says no where Path raises
+    try:
+        yield
+    finally:
+        if not there and os.path.exists(file):  # noqa: PTH110
+            typer.echo(f"scanloom: made a new key in {file}: keep it, ids hang on it.", err=True)
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:

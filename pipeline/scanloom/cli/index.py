@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scanloom.cli.asked import telling_new_key
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 from scanloom.cli.exits import Exit
 
@@ -46,7 +47,8 @@ def index(
         from scanloom.io.identity import load_key
         from scanloom.io.index import build_index
 
-        found = build_index(paths, load_key(key), out)
+        with telling_new_key(key):
+            found = build_index(paths, load_key(key), out)
         if json:
             print_json(document(found))
         else:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.asked import ReplaceOption, RetryOption, ShardOption, find_workflow, parse_shard
+from scanloom.cli.asked import (
+    ReplaceOption,
+    RetryOption,
+    ShardOption,
+    find_workflow,
+    parse_shard,
+    telling_new_key,
+)
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 
 if TYPE_CHECKING:
@@ -44,7 +51,8 @@ def plan(
         from scanloom.engine.scope import Scope
 
         scope = Scope(replace, retry_failed, parse_shard(shard))
-        made = make_plan(find_workflow(workflow), paths, out, key, scope)
+        with telling_new_key(key):
+            made = make_plan(find_workflow(workflow), paths, out, key, scope)
         keep_plan(made, out)
         if as_json:
             print_json({"schema": 1, "plan": document(made)})

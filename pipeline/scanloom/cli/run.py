@@ -18,6 +18,7 @@ from scanloom.cli.asked import (
     ShardOption,
     find_workflow,
     parse_shard,
+    telling_new_key,
 )
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 from scanloom.cli.exits import Exit
@@ -92,7 +93,7 @@ def run(
             bids=bids,
         )
         wanted = find_workflow(workflow)
-        with _interruptible() as stop:
+        with telling_new_key(key), _interruptible() as stop:
             shown = _silent if as_json else _shown
             result = run_workflow(wanted, paths, options, stop=stop, on_board=shown)
         if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from scanloom.cli.asked import telling_new_key
 from scanloom.cli.console import (
     DebugOption,
     JsonOption,
@@ -193,7 +194,7 @@ def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) 
     from scanloom.engine.lean import lean_imports
     from scanloom.engine.segment import segment_each
 
-    with lean_imports():
+    with lean_imports(), telling_new_key(options.key):
         if quiet:
             return list(segment_each(paths, options, silence))
         with progress(paths) as on_step:

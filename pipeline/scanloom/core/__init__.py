@@ -4,6 +4,7 @@ from scanloom.core.case import Case, CaseRecord, Gaps, Outputs, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
+from scanloom.core.home import home
 from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
@@ -29,5 +30,6 @@ __all__ = [
     "Structure",
     "Volume",
     "duration",
+    "home",
     "is_slug",
 ]

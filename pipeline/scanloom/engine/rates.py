@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
+from scanloom.core import home
+
 logger = logging.getLogger(__name__)
 
 FORM = 1
@@ -191,7 +193,7 @@ def _curve(told: dict[str, Any]) -> Curve:
 def rates_file(name: str) -> Path:
     """Return where rates of a name are kept."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "scanloom" / "rates" / f"{name}.json"
+    return (Path(base) if base else home() / ".cache") / "scanloom" / "rates" / f"{name}.json"
 
 
 def folder_bytes(folder: Path) -> int:

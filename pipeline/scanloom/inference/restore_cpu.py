@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.core import home
 
 PARTS = 4
 """Pieces of work a thread: some parts of a scan hold more edges than others."""
@@ -81,7 +82,7 @@ def cache_folder() -> Path:
     OSError
         If it can't be written, or belongs to somebody else: code is loaded from it.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     folder = Path(base, "scanloom", "numba")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scanloom.core import Reason, ScanError, Series
+from scanloom.core import Reason, ScanError, Series, home
 
 KEY_BYTES = 32
 ID_BYTES = 16
@@ -31,14 +31,19 @@ def load_key(file: Path | None = None) -> bytes:
     ----------
     file : Path or None
         Where it is kept; None for the path in SCANLOOM_KEY, or else `scanloom/key` in the user's
-        configuration folder (XDG_CONFIG_HOME, or ~/.config).
+        configuration folder (XDG_CONFIG_HOME, or ~/.config), which is made with the key.
 
     Raises
     ------
     ScanError
+        NOT_FOUND if the folder of a file that was named is not there: it may be mistyped;
         UNREADABLE if it can't be read or made; DAMAGED if it is no key.
     """
-    path = file or usual_key_file()
+    named = file or _named_by_environment()
+    path = named or usual_key_file()
+    if named and not named.parent.is_dir():
+        detail = "the folder of the key file is not there: a key is made in a folder that is"
+        raise ScanError(Reason.NOT_FOUND, detail)
     try:
         key = path.read_bytes() if path.exists() else _make_key(path)
     except OSError as exc:
@@ -141,11 +146,15 @@ def keyed_hash_of_file(path: Path, key: bytes) -> str:
 
 def usual_key_file() -> Path:
     """Return where the key is kept if no file is named; it need not be there yet."""
-    named = os.environ.get("SCANLOOM_KEY")
-    if named:
-        return Path(named)
+    if named := _named_by_environment():
+        return named
     folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder) if folder else Path.home() / ".config") / "scanloom" / "key"
+    return (Path(folder) if folder else home() / ".config") / "scanloom" / "key"
+
+
+def _named_by_environment() -> Path | None:
+    named = os.environ.get("SCANLOOM_KEY")
+    return Path(named) if named else None
 
 
 def _make_key(path: Path) -> bytes:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scanloom.core import Reason, ScanError, Series
+from scanloom.core import Reason, ScanError, Series, home
 from scanloom.io.find import Group, group_files, look_result, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -162,7 +162,7 @@ def build_index(
 def cache_file(paths: Sequence[Path | str]) -> Path:
     """Return where the index of some paths is kept for who names no output folder."""
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "scanloom" / "index"
+    folder = (Path(base) if base else home() / ".cache") / "scanloom" / "index"
     named = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # noqa: PTH100 links stay
     digest = hashlib.blake2b(os.fsencode(named), digest_size=16).hexdigest()
     return folder / f"{digest}.parquet"

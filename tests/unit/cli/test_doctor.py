@@ -63,13 +63,13 @@ def test_a_warning_says_what_to_do() -> None:
 def test_every_requirement_is_looked_at() -> None:
     names = {finding.name for finding in check_software()}
 
-    assert {r.name for r in requirements()} <= names
+    assert {r.name for r in requirements()} | {"jinja2", "distributed", "pyarrow"} <= names
     assert "pytest" not in names
 
 
 def test_a_missing_and_an_old_library_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["numpy>=99", "torch!=2.*", "no-such-library>=1", "typer>=0.1", "pytest; extra == 'x'"]
-    monkeypatch.setattr("importlib.metadata.requires", lambda _: lines)
+    monkeypatch.setattr("scanloom.cli.checks.software.requirement_lines", lambda: lines)
 
     levels = {f.name: f.level for f in check_software()}
     expected = {"numpy": "bad", "torch": "bad", "no-such-library": "bad", "typer": "ok"}
@@ -205,6 +205,19 @@ def test_a_folder_that_cannot_be_synced_is_bad(
     [_, finding] = check_out(tmp_path)
 
     assert finding.level == "bad"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_cannot_be_made_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SCANLOOM_KEY", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # root may not write there either
+    [home] = check_key()
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "nope" / "key"))
+    [named] = check_key()
+
+    assert (home.level, named.level) == ("bad", "bad")
+    assert "can't be made" in home.seen
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pwd
 import re
 import stat
 from pathlib import Path
@@ -18,6 +20,7 @@ from scanloom.io.identity import (
     load_key,
     read_key,
     source_hash,
+    usual_key_file,
 )
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -80,12 +83,32 @@ def test_small_and_empty_files_have_ids(tmp_path):
 
 
 def test_a_key_is_made_on_first_use_for_its_owner_only(tmp_path):
-    path = tmp_path / "new" / "key"
+    path = tmp_path / "key"
     key = load_key(path)
     assert len(key) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_key(path) == key
     assert [p.name for p in path.parent.iterdir()] == ["key"]
+
+
+def test_a_mistyped_key_makes_no_folders(tmp_path, monkeypatch):
+    named = tmp_path / "nope" / "key"
+    monkeypatch.setenv("SCANLOOM_KEY", str(named))
+    for file in (named, None):
+        with pytest.raises(ScanError) as caught:
+            load_key(file)
+        assert caught.value.code == "NOT_FOUND"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_home_is_not_the_root_folder(monkeypatch):
+    """It is taken for none: the user's own one counts."""
+    for name in ("SCANLOOM_KEY", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    own = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    for value in ("", str(own)):
+        monkeypatch.setenv("HOME", value)
+        assert usual_key_file() == own / ".config" / "scanloom" / "key"
 
 
 def test_where_the_key_is_looked_for(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,14 +77,14 @@ def _publishing(place: Path, name: str) -> Finding:
 
 
 def check_key() -> Iterator[Finding]:
-    """Look at the key of the case ids; it is not made here."""
+    """Look at the key of the case ids, or whether it can be made; it is not made here."""
     from scanloom.io.identity import load_key, usual_key_file
 
     file = usual_key_file()
     try:
         mode = file.stat().st_mode
     except FileNotFoundError:
-        yield Finding("key", "key of the ids", "ok", "not there yet: made on first use")
+        yield _key_to_be(file)
         return
     except OSError as exc:
         seen = f"can't be read ({type(exc).__name__})"
@@ -100,6 +101,20 @@ def check_key() -> Iterator[Finding]:
         yield Finding("key", "key of the ids", "warn", seen, f"chmod 600 {file}")
         return
     yield Finding("key", "key of the ids", "ok", "there, readable for you only")
+
+
+def _key_to_be(file: Path) -> Finding:
+    """Look whether a key can be made: in a folder that was named, or one that is made with it."""
+    folder = file.parent
+    if "SCANLOOM_KEY" not in os.environ:
+        folder = next(place for place in (folder, *folder.parents) if place.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return Finding("key", "key of the ids", "ok", "not there yet: made on first use")
+    except OSError as exc:
+        seen = f"not there, and can't be made ({type(exc).__name__})"
+        advice = "set HOME to a folder that can be written, or name a key by SCANLOOM_KEY"
+        return Finding("key", "key of the ids", "bad", seen, advice)
 
 
 def check_models() -> Iterator[Finding]:
