@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scanloom.cli.exits import Exit, exit_of_reason
+from scanloom.cli.streams import stdout_lost
 from scanloom.cli.tracebacks import libraries_withheld, told_traceback
 
 if TYPE_CHECKING:
@@ -50,8 +52,14 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document on stdout."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print a document on stdout: UTF-8, or ASCII where that has another encoding.
+
+    Bytes of a path that are no UTF-8 stand as escapes.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    if codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8":
+        text = json.dumps(document, indent=2, allow_nan=False)
+    typer.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def told(reason: Reason, detail: str) -> dict[str, Any]:
@@ -91,6 +99,8 @@ def speaking(manner: Manner) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
     except Exception as error:  # the last border: foreign text goes no further
+        if isinstance(error, OSError) and stdout_lost():  # `steady_streams` ends it
+            raise
         _fail(manner, error, Reason.INTERNAL, f"something unforeseen, {type(error).__name__}")
         raise typer.Exit(Exit.SOME_FAILED) from error
 

@@ -23,6 +23,7 @@ from scanloom.cli import (
     verify,
     where,
 )
+from scanloom.cli.streams import steady_streams
 
 app = typer.Typer(
     name="scanloom",
@@ -73,4 +74,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         What stands behind the program's name; by default what it was started with.
     """
     atexit.register(gc.freeze)  # else Python looks through all of torch before it ends: 1.5 s
-    app(None if arguments is None else list(arguments), prog_name="scanloom")
+    with steady_streams():
+        app(None if arguments is None else list(arguments), prog_name="scanloom")

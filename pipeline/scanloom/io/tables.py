@@ -28,13 +28,15 @@ COLUMNS = (
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write plain data as JSON: UTF-8, keys in the order given, a newline at the end.
 
+    Bytes of a path that are no UTF-8 stand as escapes.
+
     Raises
     ------
     ValueError
         If a number is not finite: JSON has no word for it.
     """
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+    path.write_bytes(f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
