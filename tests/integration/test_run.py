@@ -341,4 +341,9 @@ def test_what_is_not_there(runs: Runs, tmp_path: Path) -> None:
     assert [e.code for e in (unknown, nowhere, nothing)] == [65, 65, 65]
     assert "MODEL_UNKNOWN" in unknown.out
     assert "NOT_FOUND" in nowhere.err
-    assert "WORKFLOW" in nothing.err
+    assert "WORKFLOW_UNKNOWN" in nothing.err
+    for name in ("ct_tisue", str(tmp_path)):
+        ended = scanloom("plan", name, runs.archive, "--out", runs.out)
+        assert "WORKFLOW_UNKNOWN" in ended.err
+        assert "expected one of ct_tissue, ct_tissue_research" in ended.err
+        assert ("did you mean ct_tissue?" in ended.err) == (name == "ct_tisue")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from scanloom.cards.bundle import read_bundle, slug
 from scanloom.cards.card import ModelCard
 from scanloom.cards.shipped import shipped
-from scanloom.core import Reason, ScanError, home
+from scanloom.core import Reason, ScanError, home, nearest
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,15 @@ def find_model(name_or_folder: str) -> ModelCard:
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN where it is neither, with the nearest name; or as `read_bundle`.
+        MODEL_UNKNOWN where it is neither, with the names there are; or as `read_bundle`.
     """
     known = _bundles()
     if name_or_folder in known:
         return read_bundle(known[name_or_folder])
     if os.path.isdir(name_or_folder):  # noqa: PTH112 - says no where Path raises
         return read_bundle(Path(name_or_folder))
-    near = difflib.get_close_matches(name_or_folder.lower(), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ScanError(Reason.MODEL_UNKNOWN, f"there is no model {name_or_folder!r}{hint}")
+    hint = nearest(name_or_folder, sorted(known))
+    raise ScanError(Reason.MODEL_UNKNOWN, f"there is no model {name_or_folder!r}; {hint}")
 
 
 def list_models() -> tuple[ModelEntry, ...]:

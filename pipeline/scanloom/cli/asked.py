@@ -24,14 +24,27 @@ RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try all faile
 
 
 def find_workflow(name: str) -> Workflow:
-    """Return the workflow of a file, or the one of that name that ships."""
+    """Return the workflow of a file, or the one of that name that ships.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW_UNKNOWN where it is neither, with those that ship; WORKFLOW for mistakes in it.
+    """
     from scanloom.cards.shipped import shipped
+    from scanloom.core import Reason, ScanError, nearest
     from scanloom.engine.workflow import read_workflow
 
-    path = Path(name)
-    if not path.exists() and re.fullmatch(r"[a-z0-9_-]+", name):
-        path = shipped("workflows") / f"{name}.yaml"
-    return read_workflow(path)
+    known = {path.stem: path for path in sorted(shipped("workflows").glob("*.yaml"))}
+    if os.path.isdir(name):  # noqa: PTH112 says no where Path raises
+        seen = "a folder is no workflow"
+    elif os.path.exists(name):  # noqa: PTH110
+        return read_workflow(Path(name))
+    elif name in known:
+        return read_workflow(known[name])
+    else:
+        seen = f"there is no workflow {name!r}"
+    raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{seen}; {nearest(name, known)}")
 
 
 @contextmanager

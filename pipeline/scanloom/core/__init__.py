@@ -9,6 +9,7 @@ from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
 from scanloom.core.volume import MODALITIES, Volume
+from scanloom.core.words import nearest
 
 __all__ = [
     "MODALITIES",
@@ -32,4 +33,5 @@ __all__ = [
     "duration",
     "home",
     "is_slug",
+    "nearest",
 ]

@@ -96,6 +96,7 @@ class Reason(Enum):
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = ("failed", False, "Correct the workflow at the lines that are named")
+    WORKFLOW_UNKNOWN = ("failed", False, "Name a YAML or JSON file, or a workflow that ships")
     NOT_SELECTED = ("skipped", False, "The workflow's selection leaves it out")
     LOCKED = ("failed", True, "Another run holds this output folder: wait for it")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,20 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from scanloom.core import nearest
+
+_EXPECTED = (
+    ("int_", "a whole number"),
+    ("float_", "a number"),
+    ("bool_", "yes or no"),
+    ("string_type", "text, in quotes where YAML sees yes, no or a number"),
+    ("tuple_type", "a word, or a list of them, in quotes where YAML sees yes, no or a number"),
+    ("model_type", "keys and values"),
+    ("dict_type", "keys and values"),
+)
+"""What is said for pydantic's kinds of mistakes, by their beginning."""
 
 
 def repeated(node: yaml.Node | None) -> list[str]:
@@ -47,16 +60,29 @@ def mistake(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, 
     section = _section(model, names[:-1])
     if error["type"] == "extra_forbidden" and section is not None:
         known = sorted(section.model_fields)
-        return f"{where} is no key here; {_nearest(names[-1], known)}"
+        return f"{where} is no key here; {nearest(names[-1], known)}"
     if error["type"] == "missing":
         return f"{where} is missing"
-    allowed = _words(_annotation(model, names))
+    field = _field(model, names)
+    allowed = _words(field.annotation if field else None)
     value = error.get("input")
+    if allowed and error["type"] == "tuple_type":
+        return f"{where}: expected one or several of {', '.join(allowed)}"
     if allowed and isinstance(value, str):
-        return f"{where}: {_nearest(value, allowed)}"
-    expected = str(error["msg"]).removeprefix("Value error, ")
-    expected = expected[:1].lower() + expected[1:]
-    return f"{where}: expected {expected.removeprefix('input should be ')}"
+        return f"{where}: {nearest(value, allowed)}"
+    return f"{where}: expected {_expected(error, field)}"
+
+
+def _expected(error: Mapping[str, Any], field: FieldInfo | None) -> str:
+    kind = str(error["type"])
+    if kind == "string_pattern_mismatch" and field is not None and field.description:
+        words = f"{field.description[:1].lower()}{field.description[1:]}"
+        return f"{words}, such as {field.examples[0]}" if field.examples else words
+    for start, words in _EXPECTED:
+        if kind.startswith(start):
+            return words
+    words = str(error["msg"]).removeprefix("Value error, ")
+    return f"{words[:1].lower()}{words[1:]}".removeprefix("input should be ")
 
 
 def _is_key(part: str) -> bool:
@@ -100,10 +126,9 @@ def _is_section(kind: object) -> typing.TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _annotation(model: type[BaseModel], names: Sequence[str]) -> object:
+def _field(model: type[BaseModel], names: Sequence[str]) -> FieldInfo | None:
     section = _section(model, names[:-1])
-    field = section.model_fields.get(names[-1]) if section and names else None
-    return field.annotation if field else None
+    return section.model_fields.get(names[-1]) if section and names else None
 
 
 def _words(annotation: object) -> list[str]:
@@ -114,11 +139,3 @@ def _words(annotation: object) -> list[str]:
     if annotation is None or isinstance(annotation, types.NoneType):
         return []
     return [word for part in parts for word in _words(part)]
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    lower = {k.lower(): k for k in known}
-    near = lower.get(word.lower()) or (close[0] if close else None)
-    listed = f"expected one of {', '.join(known)}"
-    return f"did you mean {near}? {listed}" if near else listed

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Outputs, Reason, ScanError
+from scanloom.core import Outputs, Reason, ScanError, nearest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.workflow import Execution
 
@@ -38,10 +38,17 @@ def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
     wanted = set(outputs.structures)
     for card in cards:
         if not wanted & {s.label for s in card.structures}:
-            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{card.name} has none of {sorted(wanted)}")
+            detail = f"{card.name} has no {' and no '.join(sorted(wanted))}"
+            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{detail}; {_meant(wanted, [card])}")
     unknown = wanted - {s.label for card in cards for s in card.structures}
     if unknown:
-        raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has {', '.join(sorted(unknown))}")
+        detail = f"no model has {', '.join(sorted(unknown))}; {_meant(unknown, cards)}"
+        raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
+
+
+def _meant(unknown: Iterable[str], cards: Sequence[ModelCard]) -> str:
+    """Return the nearest label to the first word that is unknown, and all labels."""
+    return nearest(min(unknown), dict.fromkeys(s.label for card in cards for s in card.structures))
 
 
 HEAVY = ("highdicom", "nibabel", "PIL.Image", "scanloom.io.nifti", "scanloom.inference.memory")

@@ -35,7 +35,7 @@ def _listed(value: object) -> object:
 
 
 def _seconds(value: object) -> object:
-    return _quantity(value, ("s", "min", "h"))
+    return _quantity(value, ("s", "min", "h"), "20 min")
 
 
 def _walltime(value: object) -> object:
@@ -48,17 +48,19 @@ def _walltime(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    number = _quantity(value, ("MB", "GB", "MiB", "GiB"))
+    number = _quantity(value, ("MB", "GB", "MiB", "GiB"), "16 GiB")
     return int(number) if isinstance(number, float) else number
 
 
-def _quantity(value: object, units: Sequence[str]) -> object:
-    """Return a number with its unit as a plain number; what has another form is left as it is."""
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+def _quantity(value: object, units: Sequence[str], example: str) -> object:
+    """Return a number with its unit as a plain number; plain numbers are left as they are."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    if match[2] not in units:
-        raise ValueError(f"a number with one of the units {', '.join(units)}")
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None and not match[2]:
+        return value
+    if match is None or match[2] not in units:
+        raise ValueError(f"a number with one of the units {', '.join(units)}, such as {example}")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -142,6 +144,7 @@ class Policy(_Section):
     orientation: str | None = Field(
         default=None,
         pattern="^[RLAPSI]{3}$",
+        examples=["RAS"],
         description="Axis codes for files that do not say theirs",
     )
     modality: Modality | None = Field(
@@ -223,7 +226,10 @@ class Execution(_Section):
     )
     in_flight: int = Field(default=3, ge=1, le=8, description="Cases at once in a worker, at most")
     device: str = Field(
-        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:N"
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        examples=["cuda:0"],
+        description="auto, cpu, cuda, cuda:N",
     )
     precision: Literal["auto", "float32", "half"] = Field(
         default="auto", description="Of the networks"
@@ -242,7 +248,9 @@ class Execution(_Section):
 class Workflow(_Section):
     """A run over an archive: which series, which models, what is written, and how."""
 
-    name: str = Field(pattern="^[a-z0-9][a-z0-9_-]{0,63}$", description="A slug")
+    name: str = Field(
+        pattern="^[a-z0-9][a-z0-9_-]{0,63}$", examples=["chest_ct"], description="A slug"
+    )
     models: Annotated[Words, Field(min_length=1)] = Field(
         description="Models from the store, or bundle folders; all run on each case"
     )
@@ -294,14 +302,17 @@ def parse_workflow(text: bytes | str) -> Workflow:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        mistakes = repeated(node)
+    except RecursionError as exc:
+        detail = "no valid YAML: it is nested too deep, or an alias holds itself"
+        raise ScanError(Reason.WORKFLOW, detail) from exc
+    except (yaml.YAMLError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(exc, "problem", None) or "it can't be parsed"
         raise ScanError(Reason.WORKFLOW, f"{where}no valid YAML: {problem}") from exc
     if not isinstance(found, dict):
         raise ScanError(Reason.WORKFLOW, "a workflow is a list of keys and values")
-    mistakes = repeated(node)
     try:
         workflow = Workflow.model_validate(found)
     except ValidationError as exc:
