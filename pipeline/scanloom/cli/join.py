@@ -88,5 +88,5 @@ def _write(table: Path, sources: Mapping[str, Source], to: Path, column: str | N
     try:
         write_private(to, fill)
     except OSError as exc:
-        raise output_error(exc) from exc
+        raise output_error(exc, "the joined table") from exc
     return unknown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import inspect
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -33,18 +34,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("segment")(segment.segment)
-app.command("index")(index.index)
-app.command("plan")(plan.plan)
-app.command("run")(run.run)
-app.command("status")(status.status)
-app.command("report")(report.report)
-app.command("verify")(verify.verify)
+
+
+def _flowing(text: str | None) -> str:
+    """Return a docstring whose paragraphs are as wide as the terminal, not as the source."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+for _command in (
+    segment.segment,
+    index.index,
+    plan.plan,
+    run.run,
+    status.status,
+    report.report,
+    verify.verify,
+    doctor.doctor,
+    demo.demo,
+    where.where,
+    join.join,
+):
+    app.command(_command.__name__, help=_flowing(_command.__doc__))(_command)
 app.add_typer(models.app, name="models")
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.command("where")(where.where)
-app.command("join")(join.join)
 
 
 def _show_version(wanted: bool) -> None:

@@ -253,6 +253,8 @@ def show_case(path: Path, record: CaseRecord) -> None:
     screen.print(table)
     for flag in record.flags:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
+    if record.recalled:
+        screen.print("The result of this recipe was there already: nothing was done.")
     screen.print(f"Results: {record.folder}", soft_wrap=True)
     if record.folder is not None and (picture := record.folder / "preview.png").exists():
         screen.print(f"Look at: {picture}", soft_wrap=True)

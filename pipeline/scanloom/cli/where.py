@@ -55,7 +55,7 @@ def where(
         found = find_sources(out, wanted)
         unknown = [text for text in wanted if text not in {source.id for source in found}]
         if not found:
-            raise ScanError(Reason.NOT_FOUND, "its crosswalk has none of these ids")
+            raise ScanError(Reason.ID_UNKNOWN, "its crosswalk has none of these ids")
         if json:
             sources = [asdict(source) for source in found]
             print_json({"schema": 1, "sources": sources, "unknown": unknown})

@@ -9,7 +9,7 @@ from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
 from scanloom.core.volume import MODALITIES, Volume
-from scanloom.core.words import nearest
+from scanloom.core.words import byte_words, nearest
 
 __all__ = [
     "MODALITIES",
@@ -30,6 +30,7 @@ __all__ = [
     "Series",
     "Structure",
     "Volume",
+    "byte_words",
     "duration",
     "home",
     "is_slug",

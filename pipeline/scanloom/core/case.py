@@ -118,7 +118,10 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """What became of a case. `reason` is None where it was published whole."""
+    """What became of a case. `reason` is None where it was published whole.
+
+    `recalled` says that its result was there already, and that nothing was done.
+    """
 
     id: str
     reason: Reason | None
@@ -127,3 +130,4 @@ class CaseRecord:
     folder: Path | None
     measurements: tuple[Measurement, ...] = ()
     seconds: float = 0.0
+    recalled: bool = False

@@ -35,6 +35,8 @@ class Reason(Enum):
     # --- finding and reading -------------------------------------------------------------------
     NO_IMAGES = ("skipped", False, "Name a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
+    ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they are from")
+    COLUMN_UNKNOWN = ("failed", False, "Name the column of the ids with --column")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
@@ -102,13 +104,17 @@ class Reason(Enum):
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
     LOST = ("failed", True, "Its workers were lost again and again: see the cluster's own log")
     # --- running -------------------------------------------------------------------------------
-    OUT_OF_MEMORY = ("failed", True, "Use a machine or device with more memory, or crop the scan")
+    OUT_OF_MEMORY = (
+        "failed",
+        True,
+        "Raise the limit, use more memory, or crop the scan",
+    )
     DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
     TOO_LONG = ("failed", False, "Give a case more time, or leave this scan out")
     CRASHED = ("failed", False, "It brings its process down, even alone: please report it")
     WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
     DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
-    OUTPUT = ("failed", True, "Check that the output folder can be written")
+    OUTPUT = ("failed", True, "Check that the folder is there and can be written")
     KEY_OTHER = ("failed", False, "This output folder belongs to another key: give it with --key")
     STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
     INTERNAL = ("failed", False, "A fault of scanloom: run with --debug and report it")

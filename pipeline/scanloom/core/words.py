@@ -1,9 +1,17 @@
-"""What was meant by a word that nobody knows."""
+"""Words that messages are made of."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+
+def byte_words(count: int) -> str:
+    """Return a number of bytes in the unit that fits it."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -148,10 +148,9 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
         OUT_OF_MEMORY with both figures.
     """
     if limit is not None and estimate.peak > limit:
-        figures = (
-            f"needs {estimate.peak / 1e9:.1f} GB to {estimate.stage}, limit {limit / 1e9:g} GB"
-        )
-        raise ScanError(Reason.OUT_OF_MEMORY, figures)
+        need = f"needs {estimate.peak / 1e9:.1f} GB to {estimate.stage}"
+        detail = f"{need}, limit {limit / 1e9:g} GB by --memory-limit or memory_limit"
+        raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
 
 def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> MemoryEstimate:

@@ -20,6 +20,21 @@ def local_devices(execution: Execution) -> list[str]:
     return [gpus[n % len(gpus)] for n in range(count)]
 
 
+def check_device(name: str) -> None:
+    """Refuse a CUDA device that is not here; torch is asked only where the driver shows too few.
+
+    Raises
+    ------
+    ScanError
+        DEVICE.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "cuda" and int(number or 0) >= len(visible_gpus()):
+        from scanloom.inference.device import choose_device
+
+        choose_device(name)
+
+
 def worker_environment(device: str, workers: int) -> dict[str, str]:
     """Return the variables of one of `workers` on this machine: its GPU, its share of the cores.
 

@@ -16,11 +16,12 @@ from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, 
 from scanloom.engine.books import Books, Names
 from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
+from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
-from scanloom.io.casefolder import claim_out, is_done
+from scanloom.io.casefolder import check_writable, claim_out, is_done
 from scanloom.io.crosswalk import source_of
 from scanloom.io.find import find_series
 from scanloom.io.identity import case_id, key_fingerprint, load_key
@@ -150,6 +151,7 @@ class _Session:
         self.options, self.workflow = options, options.workflow()
         self.cards = unique_cards([find_model(name) for name in options.models])
         check_structures(self.cards, options.outputs)
+        check_device(options.device)
         self.key = load_key(options.key)
         fingerprint = key_fingerprint(self.key)
         claim_out(options.out, fingerprint)
@@ -196,6 +198,7 @@ class _Session:
         out, folder = self.options.out, self.books.folder_name(case)
         if is_done(out, folder, case.recipe, replace=self.options.replace):
             return _recall(case, out / "cases" / folder)
+        check_writable(out)
         self._check_fits(case)
         source = source_of(case.series, case.id)
         with self._networks() as labellers:
@@ -235,7 +238,8 @@ def _recall(case: Case, folder: Path) -> CaseRecord:
     try:
         told = json.loads((folder / CASE).read_text(encoding="utf-8"))
         flags = tuple(Flag[flag["code"]] for flag in told["flags"])
-        return CaseRecord(case.id, None, "", flags, folder, read_measurements(folder))
+        rows = read_measurements(folder)
+        return CaseRecord(case.id, None, "", flags, folder, rows, recalled=True)
     except (OSError, ValueError, KeyError) as exc:
         detail = f"the result of case {case.id} can't be read"
         raise ScanError(Reason.OUTPUT, detail) from exc

@@ -68,6 +68,18 @@ def claim_out(out: Path, fingerprint: str) -> None:
         raise output_error(exc) from exc
 
 
+def check_writable(out: Path) -> None:
+    """Check that a case could be built in `out`, which is left as it was.
+
+    Raises
+    ------
+    ScanError
+        DISK_FULL or OUTPUT.
+    """
+    with CaseFolder(out, "check"):
+        pass
+
+
 def tidy(out: Path, since: float) -> None:
     """Take away what processes that died left in `out`; its published cases are not touched.
 
@@ -233,12 +245,12 @@ class CaseFolder:
                 folder.rmdir()
 
 
-def output_error(exc: OSError) -> ScanError:
+def output_error(exc: OSError, what: str = "the results") -> ScanError:
     """Return the error of the closed list for one of the system, without its text."""
     if exc.errno in FULL:
-        return ScanError(Reason.DISK_FULL, "no space left for the results")
+        return ScanError(Reason.DISK_FULL, f"no space left for {what}")
     name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    return ScanError(Reason.OUTPUT, f"the results can't be written ({name})")
+    return ScanError(Reason.OUTPUT, f"{what} can't be written ({name})")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def ids_of(path: Path, column: str | None = None) -> set[str]:
     Raises
     ------
     ScanError
-        NOT_FOUND, UNREADABLE or DAMAGED; NOT_FOUND also where it has no such column.
+        NOT_FOUND, UNREADABLE or DAMAGED; COLUMN_UNKNOWN where it has no such column.
     """
     if _is_parquet(path):
         table = _read_parquet(path)
@@ -149,7 +149,7 @@ def _columns(names: Sequence[str], wanted: str | None) -> Columns:
     found = next((name for name in looked_for if name in names), None)
     if found is None:
         detail = f"the table has no column {' or '.join(looked_for)}"
-        raise ScanError(Reason.NOT_FOUND, detail)
+        raise ScanError(Reason.COLUMN_UNKNOWN, detail)
     added = {f"source_{name}" for name in SOURCE_COLUMNS}
     return Columns(found, tuple(name for name in names if name not in added or name == found))
 

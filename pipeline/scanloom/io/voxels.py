@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, byte_words
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
 
 Coding = Literal["raw", "gzip", "zlib", "bzip2", "text"]
@@ -173,7 +173,8 @@ def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
     if layout.coding == "text":
         most = max(most, layout.total)
     if most > limit or (layout.coding != "raw" and layout.total > FILE_LIMIT * limit):
-        raise ScanError(Reason.TOO_LARGE, f"{most >> 20} MiB of voxels, the limit is {limit >> 20}")
+        detail = f"{byte_words(most)} of voxels, the limit is {byte_words(limit)}"
+        raise ScanError(Reason.TOO_LARGE, detail)
 
 
 def _least(layout: Layout) -> int:

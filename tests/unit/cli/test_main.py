@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,16 @@ def test_help_names_every_command() -> None:
     for command in ("segment", "models", "doctor", "demo", "where", "join"):
         assert re.search(rf"\b{command}\b", ended.out)
     assert "not a medical device" in ended.out
+
+
+def test_paragraphs_of_help_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line breaks of the source, at 100 columns, are none of the help."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("plan", "report", "join"):
+        text = scanloom(command, "--help").out.split("\u256d")[0]
+        for line, after in pairwise(text.strip().splitlines()):
+            if line.strip() and after.strip():
+                assert len(line.rstrip()) + len(after.split()[0]) >= 78, line
 
 
 def test_version_is_that_of_the_package() -> None:

@@ -305,3 +305,31 @@ def test_interrupted_is_130_and_leaves_nothing(tiny_model: Path, tmp_path: Path)
     assert "Interrupted" in rest
     assert "Traceback" not in rest
     assert not out.exists()
+
+
+def test_what_cannot_work_is_told_before_a_voxel_is_read(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output folder that can't be made, a device that is not here; nothing is left behind."""
+    write_series(tmp_path / "study", noise())
+    (tmp_path / "file").touch()
+    command = ["segment", tmp_path / "study", "--model", tiny_model, "--out"]
+    nowhere = scanloom(*command, tmp_path / "file" / "out")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    no_gpu = scanloom(*command, tmp_path / "out", "--device", "cuda")
+
+    assert (nowhere.code, no_gpu.code) == (74, 65)
+    assert "(DEVICE)" in no_gpu.err
+    assert ": reading" not in nowhere.err + no_gpu.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "study"]
+
+
+@pytest.mark.parametrize(("limit", "words"), [("1kB", "1000 bytes"), ("2KiB", "2 KiB")])
+def test_a_size_is_told_in_units_that_fit(
+    limit: str, words: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    write_series(tmp_path / "study", noise())
+    command = ["segment", tmp_path / "study", "--model", tiny_model, "--out", tmp_path / "out"]
+
+    assert f"the limit is {words} (TOO_LARGE)" in scanloom(*command, "--max-size", limit).err

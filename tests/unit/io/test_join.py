@@ -130,8 +130,8 @@ def test_what_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (b"label,mean\nliver,1\n", "NOT_FOUND"),
-        (b"", "NOT_FOUND"),
+        (b"label,mean\nliver,1\n", "COLUMN_UNKNOWN"),
+        (b"", "COLUMN_UNKNOWN"),
         (b"case,case\na,b\n", "DAMAGED"),
         (b"case,label\na\n", "DAMAGED"),
         (b'case\n"a', "DAMAGED"),

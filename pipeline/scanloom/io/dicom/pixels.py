@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, byte_words
 from scanloom.io.dicom.codecs import read_plane, tables_of
 from scanloom.io.dicom.encapsulated import SLACK, Frames
 from scanloom.io.dicom.headers import Header
@@ -112,7 +112,7 @@ def check_size(planes: Sequence[Plane], limit: int = VOXEL_LIMIT, count: int = 0
     whole = max(p.count * p.dtype.itemsize for p in planes)  # a frame of which it is a tile
     size = max(one * max(count, len(planes)), whole)
     if size > limit:
-        detail = f"{size >> 20} MiB of voxels, the limit is {limit >> 20}"
+        detail = f"{byte_words(size)} of voxels, the limit is {byte_words(limit)}"
         raise ScanError(Reason.TOO_LARGE, detail)
 
 
