@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import write_tiny_bundle
+from scanloom.io.identity import load_key
 
 
 @pytest.fixture(scope="session")
@@ -17,5 +18,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     key = tmp_path_factory.getbasetemp() / "key-of-the-tests"
+    load_key(key)  # made once, so that no command has to tell of it
     monkeypatch.setenv("SCANLOOM_KEY", str(key))
     return key
