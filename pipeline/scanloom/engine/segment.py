@@ -176,7 +176,7 @@ class _Session:
     def _meant(self, path: Path) -> tuple[Series, ...]:
         options = self.options
         reading = Reading(options.phase, options.gaps, options.orientation)
-        found = find_series(path)
+        found = find_series(path, options.out)
         return series_meant(found, options.series, preference_of(self.cards), reading)
 
     def _run(self, series: Series, clock: Clock) -> CaseRecord:

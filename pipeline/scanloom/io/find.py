@@ -54,7 +54,7 @@ class Group:
     skipped: list[int] = field(default_factory=list)
 
 
-def find_series(path: Path | str) -> tuple[Series, ...]:
+def find_series(path: Path | str, out: Path | None = None) -> tuple[Series, ...]:
     """Find the scans at a path.
 
     Parameters
@@ -63,6 +63,8 @@ def find_series(path: Path | str) -> tuple[Series, ...]:
         A folder (searched with all folders below it), a DICOM file (it stands for its series in
         its folder), a volume file (.nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha, .mhd), a zip archive,
         a DICOMDIR, or a glob pattern.
+    out : Path or None
+        The output folder of who asks, whose results are no scans.
 
     Returns
     -------
@@ -75,7 +77,7 @@ def find_series(path: Path | str) -> tuple[Series, ...]:
         NOT_FOUND, UNREADABLE; where there is no scan NO_IMAGES, or the reason why all that is
         there was skipped, if it is one.
     """
-    entries = list_files([path])
+    entries = list_files([path], out=out)
     looks = _looks(entries)
     wanted = ""
     if _is_one_file(path) and looks[0].kind and not looks[0].reason:

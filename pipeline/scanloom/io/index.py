@@ -145,7 +145,7 @@ def build_index(
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
     with Helpers(processes or _cores()) as helpers, no_collector():
-        entries = list_files(paths, MANY, helpers.start if old is None else None)
+        entries = list_files(paths, MANY, helpers.start if old is None else None, out)
         same = None if old is None else old.rows_of(entries)
         if same is not None:
             return Index(same, _in_order(same), 0)

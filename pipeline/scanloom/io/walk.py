@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.outfolder import FIRST_WRITTEN, WRITTEN, is_output
 from scanloom.io.unpack import IN_ZIP, zip_members
 
 BIDS_MARK = "dataset_description.json"
@@ -47,12 +48,16 @@ class Entry(NamedTuple):
 
 
 def list_files(
-    paths: Sequence[Path | str], many: int = 0, on_many: Callable[[], None] | None = None
+    paths: Sequence[Path | str],
+    many: int = 0,
+    on_many: Callable[[], None] | None = None,
+    out: Path | None = None,
 ) -> list[Entry]:
     """Return all files at paths: files, folders with all below, zips, DICOMDIRs, glob patterns.
 
     Links to files and folders are followed, each folder being entered once. What can't be looked
-    at is an entry too, with its reason.
+    at is an entry too, with its reason. What scanloom wrote into an output folder is none, unless
+    that folder, or something in it, was named.
 
     Parameters
     ----------
@@ -60,6 +65,8 @@ def list_files(
     many, on_many
         What is called as soon as there are more files than that: who helps with them can come
         while the others are listed.
+    out : Path or None
+        The output folder of who asks: what scanloom writes there is no entry, even if it was named.
 
     Raises
     ------
@@ -67,8 +74,9 @@ def list_files(
         NOT_FOUND if there is nothing at a path.
     """
     found: dict[str, Entry] = {}
-    walk = _Walk()
-    places = [place for path in paths for place in _places(os.path.abspath(path))]  # noqa: PTH100
+    named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
+    places = [place for path in named for place in _places(path)]
+    walk = _Walk(named, out)
     for place in sorted(places, key=len, reverse=True):  # what was named is never left out
         for entry in _at(place, walk):
             found.setdefault(entry.path, entry)
@@ -90,8 +98,27 @@ def _places(path: str) -> list[str]:
     if os.path.lexists(path):
         return [path]
     if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):  # noqa: PTH207
-        return matching
+        return _outside_outputs(matching, path)
     raise ScanError(Reason.NOT_FOUND, "nothing at a path that was given")
+
+
+def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
+    """Return what a pattern matches, without what lies in output folders that it does not name."""
+    named = next(n for n, part in enumerate(Path(pattern).parts) if glob.has_magic(part))
+    known: dict[str, bool] = {}
+
+    def written(place: str) -> bool:
+        parts = Path(place).parts
+        for n in range(named, len(parts)):
+            if parts[n] in WRITTEN:
+                folder = str(Path(*parts[:n]))
+                if folder not in known:
+                    known[folder] = is_output(folder, os.listdir(folder))  # noqa: PTH208
+                if known[folder]:
+                    return True
+        return False
+
+    return [place for place in matching if not written(place)]
 
 
 def _at(path: str, walk: _Walk) -> Iterable[Entry]:
@@ -116,10 +143,19 @@ class _Walk:
     """Goes through folders; those behind links come last, so that a link never hides the real one.
 
     `links` are the entries that are links to files.
+
+    Parameters
+    ----------
+    named : iterable of str
+        The folders that are not left out, whatever they are.
+    out : Path or None
+        The output folder of who asks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named: Iterable[str] = (), out: Path | None = None) -> None:
         self.links: set[str] = set()
+        self._named = frozenset(named)
+        self._out = _identity(out)
         self._entered: set[tuple[int, int]] = set()
         self._linked: list[tuple[str, Reason | None]] = []
 
@@ -135,10 +171,14 @@ class _Walk:
             except OSError:
                 yield Entry(place, 0, 0, 0, Reason.UNREADABLE)
                 continue
-            if (state.st_dev, state.st_ino) in self._entered:
+            identity = state.st_dev, state.st_ino
+            if identity in self._entered:
                 continue
-            self._entered.add((state.st_dev, state.st_ino))
-            bids = any(item.name == BIDS_MARK for item in inside)
+            self._entered.add(identity)
+            names = [item.name for item in inside]
+            bids = BIDS_MARK in names
+            if ours := self._written(place, identity, names):
+                inside = [item for item in inside if item.name not in ours]
             folders: list[tuple[str, Reason | None]] = []
             for item in inside:
                 left_out = bids and item.name in BIDS_LEFT_OUT
@@ -154,6 +194,13 @@ class _Walk:
         """Give the files of the folders that links led to, unless they were given already."""
         while self._linked:
             yield from self.below(*self._linked.pop(0))
+
+    def _written(self, place: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
+        """Return what scanloom wrote, or is about to write, into a folder that was not named."""
+        own = identity == self._out
+        if (own or place not in self._named) and is_output(place, names):
+            return WRITTEN
+        return FIRST_WRITTEN if own else frozenset()
 
     def _look(
         self,
@@ -177,6 +224,15 @@ class _Walk:
             reason = Reason.PACKED
         state = item.stat()
         return Entry(item.path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
+
+
+def _identity(folder: Path | None) -> tuple[int, int] | None:
+    """Return what tells a folder from all others, None where it is not there."""
+    try:
+        state = folder.stat() if folder else None
+    except OSError:
+        return None
+    return (state.st_dev, state.st_ino) if state else None
 
 
 def _links_once(entries: list[Entry], links: set[str]) -> list[Entry]:

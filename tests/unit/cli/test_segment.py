@@ -54,6 +54,19 @@ def test_a_study_becomes_a_case(study: Path, tiny_model: Path, tmp_path: Path) -
     assert (folder / "dicom" / "segmentation.dcm").exists()
 
 
+def test_the_same_command_again_in_the_study_itself_finds_the_result(
+    study: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(study)
+    command = ["segment", ".", "--model", tiny_model, "--output", "image", "--json"]
+    [first] = scanloom(*command).document["cases"]
+    again = scanloom(*command)
+
+    assert again.code == 0, again.out
+    [case] = again.document["cases"]
+    assert (case["case"], case["folder"]) == (first["case"], first["folder"])
+
+
 def test_json_is_one_document_without_identity(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,55 @@ def test_a_glob_pattern_names_files_and_what_is_called_like_one_is_itself(tmp_pa
     assert caught.value.code == "NOT_FOUND"
 
 
+OUTPUT = (
+    "out/private/key.fingerprint",
+    "out/cases/a/image.nii.gz",
+    "out/.work/b.new/image.nii.gz",
+    "out/runs/1/log.jsonl",
+    "out/manifest.csv",
+)
+
+
+def test_what_scanloom_wrote_is_no_input_unless_it_is_named(tmp_path: Path) -> None:
+    touch(tmp_path, "scan", "z/private/scan", "z/cases/scan", "out/scan", *OUTPUT)
+    (tmp_path / "link").symlink_to("out", target_is_directory=True)
+    ours = {"scan": "", "z/private/scan": "", "z/cases/scan": "", "out/scan": ""}
+
+    assert names(list_files([tmp_path]), tmp_path) == ours
+    named = names(list_files([tmp_path, tmp_path / "out"]), tmp_path)
+    assert named == {**ours, **dict.fromkeys(OUTPUT, "")}
+    inside = tmp_path / "out" / "cases"
+    assert names(list_files([inside]), tmp_path) == {"out/cases/a/image.nii.gz": ""}
+
+
+def test_what_scanloom_wrote_is_matched_by_no_pattern_that_does_not_name_it(tmp_path: Path) -> None:
+    touch(tmp_path, "scan.nii.gz", *OUTPUT)
+    for pattern in ("*", "**", "**/*.nii.gz"):
+        assert names(list_files([tmp_path / pattern]), tmp_path) == {"scan.nii.gz": ""}, pattern
+    inside = names(list_files([tmp_path / "out/cases/*/*"]), tmp_path)
+    assert inside == {"out/cases/a/image.nii.gz": ""}
+
+
+def test_an_output_folder_is_no_input_of_itself(tmp_path: Path) -> None:
+    touch(tmp_path, "out/scan", "out/cases/mine")
+    out = tmp_path / "out"
+    touch(tmp_path, "out/runs/1/log.jsonl")  # of a first run, which has just begun
+    first = names(list_files([out], out=out), tmp_path)
+    touch(tmp_path, *OUTPUT)
+
+    assert first == {"out/scan": "", "out/cases/mine": ""}
+    assert names(list_files([out], out=out), tmp_path) == {"out/scan": ""}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into all folders")
+def test_what_scanloom_wrote_for_somebody_else_is_no_input(tmp_path: Path) -> None:
+    touch(tmp_path, "scan", *OUTPUT)
+    (tmp_path / "out" / "private").chmod(0)
+    found = names(list_files([tmp_path]), tmp_path)
+    (tmp_path / "out" / "private").chmod(0o700)
+    assert found == {"scan": ""}
+
+
 # --- DICOMDIR -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,85 @@
+"""Runs over folders as they are in the field: results among the scans, strays, damage, no disk."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+import engine_models as em
+from commands import Ended, scanloom, write_tiny_bundle
+from dicom_maker import Words, noise, write_series
+from formula_run import formula_environment
+
+SLICES = 4
+GOOD = (3000, 3001)
+"""The brightest voxels of the scans."""
+
+
+class Field:
+    """An archive of two CTs, and runs by formula over it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.archive, self.workflow = folder / "archive", folder / "workflow.yaml"
+        self.out = folder / "out"
+        self.workflow.write_text(f"name: test\nmodels: [{model}]\n")
+        for brightest in GOOD:
+            stored = noise((12, 10, SLICES), brightest) % 900
+            stored[3:6, 3:6, 1:3] = brightest + 1024
+            name = f"study {brightest}"
+            write_series(self.archive / name, stored, words=Words(name=name, study=name))
+
+    def run(self, *options: str | Path) -> Ended:
+        where = ("--out", self.out, "--cluster", "none", "--json")
+        return scanloom("run", self.workflow, self.archive, *where, *options)
+
+    def rows(self, table: str) -> list[dict[str, str]]:
+        with (self.out / f"{table}.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def cases(self) -> list[Path]:
+        return sorted((self.out / "cases").iterdir())
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an archive and the results of a run over it."""
+    folder = tmp_path_factory.mktemp("field")
+    made = Field(folder, write_tiny_bundle(folder / "bundles"))
+    with pytest.MonkeyPatch.context() as patch:
+        by_formula(patch, folder)
+        ended = made.run()
+    assert ended.code == 0, ended.out
+    return folder
+
+
+def by_formula(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    environment = formula_environment(folder / "notes")
+    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
+        patch.setenv(name, environment[name])
+    patch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+
+
+@pytest.fixture
+def field(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Field:
+    """A copy of that folder."""
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    by_formula(monkeypatch, tmp_path)
+    return Field(tmp_path, tmp_path / "bundles" / "tiny")
+
+
+@pytest.mark.parametrize("place", ["results", "."])
+def test_results_among_the_scans_are_no_scans(field: Field, place: str) -> None:
+    field.out = field.archive / place
+    field.workflow.write_text(field.workflow.read_text() + "outputs: {image: true}\n")
+
+    first = field.run()
+    tables = [field.rows(table) for table in ("manifest", "measurements")]
+    again = field.run()
+
+    assert (first.code, again.code) == (0, 0), again.out
+    assert first.document["files"]["found"] == again.document["files"]["found"] == 2 * SLICES
+    assert [field.rows(table) for table in ("manifest", "measurements")] == tables
+    assert len(field.cases()) == len(GOOD)
