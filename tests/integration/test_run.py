@@ -331,14 +331,17 @@ def test_a_mistake_in_a_workflow_is_told_with_line_key_and_nearest_word(runs: Ru
 
 
 def test_what_is_not_there(runs: Runs, tmp_path: Path) -> None:
-    """No model, no archive, no workflow: told before anything is made."""
+    """No model, no archive, no workflow, no cluster: told before anything is made."""
     runs.workflow.write_text("name: test\nmodels: [no_such_model]\n")
     unknown = runs()
     runs.write()
     nowhere = scanloom("run", runs.workflow, tmp_path / "none", "--out", runs.out)
     nothing = scanloom("run", tmp_path / "none.yaml", runs.archive, "--out", runs.out)
+    cluster = runs("--cluster", "nope")
 
-    assert [e.code for e in (unknown, nowhere, nothing)] == [65, 65, 65]
+    assert [e.code for e in (unknown, nowhere, nothing, cluster)] == [65, 65, 65, 65]
+    assert not runs.out.exists()
+    assert "CLUSTER" in cluster.out
     assert "MODEL_UNKNOWN" in unknown.out
     assert "NOT_FOUND" in nowhere.err
     assert "WORKFLOW_UNKNOWN" in nothing.err

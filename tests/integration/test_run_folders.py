@@ -83,3 +83,30 @@ def test_results_among_the_scans_are_no_scans(field: Field, place: str) -> None:
     assert first.document["files"]["found"] == again.document["files"]["found"] == 2 * SLICES
     assert [field.rows(table) for table in ("manifest", "measurements")] == tables
     assert len(field.cases()) == len(GOOD)
+
+
+def test_a_disk_that_is_not_mounted_changes_nothing(field: Field) -> None:
+    def files() -> dict[str, bytes]:
+        return {str(p): p.read_bytes() for p in field.out.rglob("*") if p.is_file()}
+
+    before = files()
+    shutil.rmtree(field.archive)
+    (field.archive / "empty").mkdir(parents=True)
+    run, plan = field.run(), scanloom("plan", field.workflow, field.archive, "--out", field.out)
+
+    assert (run.code, plan.code) == (65, 65)
+    assert run.document["error"]["code"] == "NO_IMAGES"
+    assert "NO_IMAGES" in plan.err
+    assert files() == before
+
+
+def test_status_says_why_a_run_failed(field: Field) -> None:
+    (field.out / "manifest.csv").unlink()
+    (field.out / "manifest.csv").mkdir()
+
+    ended = field.run()
+
+    assert ended.code != 0
+    told = scanloom("status", field.out, "--json").document["status"]
+    assert (told["state"], told["reason"]) == ("failed", ended.document["error"]["code"])
+    assert told["reason"] in scanloom("status", field.out).out

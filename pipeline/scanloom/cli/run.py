@@ -124,7 +124,8 @@ def status_table(status: Status) -> RenderableType:
 
     table = Table.grid(padding=(0, 2))
     over = status.before + status.done + status.skipped + status.failed
-    table.add_row("run", f"{status.run}: {status.state}")
+    why = f" ({status.reason})" if status.reason else ""
+    table.add_row("run", f"{status.run}: {status.state}{why}")
     table.add_row(
         "cases",
         f"{over} of {status.cases}: {status.done} done, {status.skipped} skipped, "

@@ -20,6 +20,8 @@ from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.workflow import Cluster, Execution, Workflow
 
 LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
+HOSTED = (SLURM, SSH, KUBERNETES)
+"""Clusters whose workers are started for the run."""
 
 KEEPING = 3.0
 """Seconds between two looks at whether all workers that were asked for are there."""
@@ -125,13 +127,29 @@ def open_cluster(
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]
         opened = local_cluster(devices, execution.in_flight, pages=cluster.dashboard)
-    elif kind.partition(":")[0] in (SLURM, SSH, KUBERNETES):
+    elif kind.partition(":")[0] in HOSTED:
         opened = hosted_cluster(starter_of(kind, execution, private), execution, private)
     else:
         opened = joined_cluster(kind, cluster.wait or JOINING)
     with opened as client, Handshake(out, workflow.models, book) as handshake:
         handshake.check(client)
         yield client
+
+
+def check_cluster(kind: str, execution: Execution) -> None:
+    """Refuse what is no cluster, before anything is made for it.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if it is none, or if the workflow lacks what it needs.
+    """
+    if kind == LOCAL:
+        return
+    if kind.partition(":")[0] in HOSTED:
+        starter_of(kind, execution, Path())
+    else:
+        _named(kind)
 
 
 def patience_of(kind: str) -> float:
@@ -178,13 +196,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     import dask
     from distributed import Client
 
-    if "://" in address:
-        named = {"address": address}
-    elif Path(address).is_file():
-        named = {"scheduler_file": address}
-    else:
-        known = ", ".join((LOCAL, SLURM, SSH, KUBERNETES))
-        raise ScanError(Reason.CLUSTER, f"neither {known}, nor an address, nor a scheduler file")
+    named = _named(address)
     with dask.config.set(QUIET):
         try:
             client = Client(**named, timeout=ANSWERING, set_as_default=False)
@@ -198,6 +210,16 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
                 detail = f"it had no worker for {patience:.0f} s"
                 raise ScanError(Reason.CLUSTER, detail) from exc
             yield client
+
+
+def _named(address: str) -> dict[str, str]:
+    """Return how Dask's client is told where a cluster is."""
+    if "://" in address:
+        return {"address": address}
+    if Path(address).is_file():
+        return {"scheduler_file": address}
+    known = ", ".join((LOCAL, *HOSTED))
+    raise ScanError(Reason.CLUSTER, f"neither {known}, nor an address, nor a scheduler file")
 
 
 @contextmanager

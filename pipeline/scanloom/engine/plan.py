@@ -38,6 +38,7 @@ from scanloom.io.index_file import IndexedSeries
 from scanloom.io.outline import read_outline
 from scanloom.io.tables import write_json
 from scanloom.io.voxels import VOXEL_LIMIT
+from scanloom.io.walk import check_paths
 from scanloom.io.whole import write_whole
 
 PLAN = "plan.json"
@@ -180,11 +181,12 @@ def make_plan(
     Raises
     ------
     ScanError
-        For what concerns all: models, key, output folder.
+        For what concerns all: models, paths, key, output folder.
     """
     scope = scope or Scope()
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.outputs.outputs())
+    check_paths(paths, out)
     key = load_key(key_file)
     index = build_index(paths, key, out)
     chosen, left = select(index.series, workflow, cards)

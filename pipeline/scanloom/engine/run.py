@@ -40,7 +40,7 @@ from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
 from scanloom.engine.scope import Scope
 from scanloom.engine.select import Inputs, check_channels, select
-from scanloom.engine.status import Board, Status
+from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
@@ -52,6 +52,7 @@ from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
+from scanloom.io.walk import check_paths
 from scanloom.review.report.page import write_report
 
 logger = logging.getLogger(__name__)
@@ -168,12 +169,10 @@ def run(
     Raises
     ------
     ScanError
-        For what concerns all: models, key, output folder, lock, cluster, a full disk.
+        For what concerns all: models, paths, key, output folder, lock, cluster, a full disk.
     """
     stop = stop or threading.Event()
-    cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.outputs.outputs())
-    check_channels(workflow, cards)
+    cards = _check(workflow, paths, options)
     key = load_key(options.key)
     fingerprint = key_fingerprint(key)
     claim_out(options.out, fingerprint)
@@ -182,14 +181,10 @@ def run(
         name = _new_run(options.out, workflow)
         board = Board(name, options.out / RUNS / name, metrics=options.metrics)
         meter = Meter() if options.cluster in HERE else None
-        state = "failed"
-        try:
-            with on_board(board) if on_board else _nothing():
-                made = _Run(workflow, options, cards, key, name, board)
-                complete, files = made.go(paths, stop)
-                state = "done" if complete else "stopped"
-        finally:
-            board.close(state)
+        with closing(board), on_board(board) if on_board else _nothing():
+            made = _Run(workflow, options, cards, key, name, board)
+            complete, files = made.go(paths, stop)
+            board.state("done" if complete else "stopped")
         status = board.now()
         joules = meter.joules() if meter else None
         totals = write_totals(options.out, status, joules=joules, price=options.price)
@@ -197,6 +192,21 @@ def run(
             write_bids(options.out, metadata.version("scanloom"))
         write_report(options.out)
         return RunResult(name, status, files, complete, totals, made.compared)
+
+
+def _check(
+    workflow: Workflow, paths: Sequence[Path], options: RunOptions
+) -> tuple[ModelCard, ...]:
+    """Return the cards of a run's models; what can't be is refused before anything is made."""
+    cards = unique_cards([find_model(name) for name in workflow.models])
+    check_structures(cards, workflow.outputs.outputs())
+    check_channels(workflow, cards)
+    check_paths(paths, options.out)
+    if options.cluster not in HERE:
+        from scanloom.engine.clusters import check_cluster
+
+        check_cluster(options.cluster, workflow.execution)
+    return cards
 
 
 class _Run:

@@ -6,13 +6,13 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import CaseRecord
+from scanloom.core import CaseRecord, Reason, ScanError
 
 STATUS = "status.json"
 RECENT_SECONDS = 300.0
@@ -47,6 +47,8 @@ class Status:
         Busy share, memory, temperature and power of each GPU.
     moment : float
         When this was written (seconds since 1970).
+    reason : str
+        The code of why the run failed as a whole; empty where it did not.
     """
 
     run: str
@@ -63,6 +65,7 @@ class Status:
     per_hour: float | None = None
     devices: list[dict[str, Any]] = field(default_factory=list)
     moment: float = 0.0
+    reason: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -101,7 +104,7 @@ class Board:
         self._run, self._folder, self._period = run, folder, period
         self._metrics = metrics
         self._began = time.monotonic()
-        self._state, self._cases, self._before = "indexing", 0, 0
+        self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
         self._ends: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._flying: dict[str, float] = {}
@@ -160,11 +163,13 @@ class Board:
                 per_hour=round(3600 * rate, 1) if rate else None,
                 devices=gpu_state(),
                 moment=round(time.time(), 1),
+                reason=self._reason,
             )
 
-    def close(self, state: str) -> None:
-        """Write the last word."""
-        self.state(state)
+    def close(self, state: str | None = None, reason: str = "") -> None:
+        """Write the last word: how the run ended unless that was said, and why it failed."""
+        with self._lock:
+            self._state, self._reason = state or self._state, reason
         self._over.set()
         self._writer.join()
         self._write()
@@ -190,6 +195,18 @@ class Board:
         if self._metrics is not None:
             with suppress(OSError):  # a run does not end for want of metrics
                 _replace(self._metrics, metrics_text(now))
+
+
+@contextmanager
+def closing(board: Board) -> Iterator[None]:
+    """Let a board say the last word, whatever ends its run."""
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, ScanError) else Reason.INTERNAL.code
+        board.close("failed", code if isinstance(error, Exception) else "")
+        raise
+    board.close()
 
 
 def _replace(path: Path, text: str) -> None:

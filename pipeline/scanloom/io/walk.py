@@ -6,6 +6,7 @@ Nothing is opened here but a DICOMDIR and the directory of a zip archive.
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -86,6 +87,25 @@ def list_files(
     for entry in walk.linked():
         found.setdefault(entry.path, entry)
     return _links_once(list(found.values()), walk.links)
+
+
+def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
+    """Refuse paths at which there is no file; told before anything is done about them.
+
+    Parameters are those of `list_files`.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if there is nothing at a path; NO_IMAGES if there is no file at any, such as at
+        the place of a disk that is not mounted.
+    """
+    named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
+    walk = _Walk(named, out)
+    places = [place for path in named for place in _places(path)]
+    files = (entry for place in places for entry in _at(place, walk))
+    if next(itertools.chain(files, walk.linked()), None) is None:
+        raise ScanError(Reason.NO_IMAGES, "there is no file at any of these paths")
 
 
 def is_zip(path: Path | str) -> bool:
