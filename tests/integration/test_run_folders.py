@@ -110,3 +110,48 @@ def test_status_says_why_a_run_failed(field: Field) -> None:
     told = scanloom("status", field.out, "--json").document["status"]
     assert (told["state"], told["reason"]) == ("failed", ended.document["error"]["code"])
     assert told["reason"] in scanloom("status", field.out).out
+
+
+def test_strays_among_the_cases_are_nobodys(field: Field) -> None:
+    (field.out / "cases" / "@eaDir").mkdir()
+    (field.out / "cases" / ".DS_Store").touch()
+    (field.out / "failed").mkdir(exist_ok=True)
+    (field.out / "failed" / "._a.json").write_bytes(b"\0\5\x16\7")
+    tables = [field.rows(table) for table in ("manifest", "measurements")]
+
+    ended = field.run("--bids")
+
+    assert (ended.code, ended.document["damaged"]) == (0, []), ended.out
+    assert [field.rows(table) for table in ("manifest", "measurements")] == tables
+    assert [scanloom(word, field.out).code for word in ("report", "verify")] == [0, 0]
+
+
+@pytest.mark.parametrize("file", ["measurements.json", "case.json", "preview.png"])
+def test_a_damaged_case_is_named_and_stops_neither_run_nor_report(field: Field, file: str) -> None:
+    bad, good = field.cases()
+    path = bad / file
+    path.write_bytes(path.read_bytes()[:100])
+
+    ended = field.run("--bids")
+    report = scanloom("report", field.out)
+
+    assert (ended.code, ended.document["damaged"]) == (1, [bad.name]), ended.out
+    assert report.code == 1
+    for said in (ended.err, report.err):
+        assert bad.name in said
+        assert "scanloom verify" in said
+    assert good.name not in report.err
+    if file != "preview.png":
+        assert {row["case"] for row in field.rows("measurements")} == {good.name}
+        page = (field.out / "report" / "index.html").read_text()
+        assert (bad.name in page, good.name in page) == (False, True)
+    assert len(field.rows("manifest")) == 2 * SLICES
+    assert any(f"cases/{bad.name}/{file}" in line for line in verified(field.out))
+    shutil.rmtree(bad)
+    assert field.run().code == 0
+
+
+def verified(out: Path) -> list[str]:
+    """Return the findings of `verify`."""
+    found = scanloom("verify", out, "--json").document["findings"]
+    return [f"{one['fault']}: {one['file']}" for one in found]

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,8 @@ from scanloom.cli.streams import stdout_lost
 from scanloom.cli.tracebacks import libraries_withheld, told_traceback
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from scanloom.core import Reason
@@ -76,6 +78,16 @@ def told(reason: Reason, detail: str) -> dict[str, Any]:
 def message(reason: Reason, detail: str) -> str:
     """Return what a person reads: what happened, the code, what to do."""
     return f"{detail} ({reason.code}). {reason.advice}."
+
+
+def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
+    """Name published cases that can't be read, on stderr."""
+    for case in cases:
+        typer.echo(
+            f"scanloom: case {case} is damaged: `scanloom verify {out}` names its files. Take "
+            "its folder away and run again.",
+            err=True,
+        )
 
 
 @contextmanager

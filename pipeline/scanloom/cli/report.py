@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    Manner,
+    console,
+    print_json,
+    speaking,
+    warn_of_damaged,
+)
+from scanloom.cli.exits import Exit
 
 
 def report(
@@ -18,7 +27,7 @@ def report(
     """Write the page to look through all results, the doubtful cases first.
 
     Where shards worked on parts of an archive, the tables are put together first; a BIDS derivative
-    that is there is written anew.
+    that is there is written anew. Cases that are damaged are named and left out.
     """
     with speaking(Manner(as_json, debug)):
         from importlib import metadata
@@ -31,14 +40,17 @@ def report(
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
             raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
+        damaged: set[str] = set()
         try:
-            collect_shards(out)
+            collect_shards(out, damaged)
             if (out / BIDS).is_dir():
-                write_bids(out, metadata.version("scanloom"))
-            page = write_report(out)
+                write_bids(out, metadata.version("scanloom"), damaged)
+            page = write_report(out, damaged)
         except OSError as exc:
             raise output_error(exc) from exc
         if as_json:
-            print_json({"schema": 1, "report": str(page)})
+            print_json({"schema": 1, "report": str(page), "damaged": sorted(damaged)})
         else:
             console().print(f"Look at {page}")
+        warn_of_damaged(out, sorted(damaged))
+    raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)

@@ -20,7 +20,15 @@ from scanloom.cli.asked import (
     parse_shard,
     telling_new_key,
 )
-from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    Manner,
+    console,
+    print_json,
+    speaking,
+    warn_of_damaged,
+)
 from scanloom.cli.exits import Exit
 from scanloom.cli.plan import compared_rows
 
@@ -100,6 +108,7 @@ def run(
             print_json(document(result))
         else:
             _print_end(result, out)
+        warn_of_damaged(out, result.damaged)
     raise typer.Exit(_exit(result, stop))
 
 
@@ -115,6 +124,7 @@ def document(result: RunResult) -> dict[str, Any]:
         "status": asdict(result.status),
         "totals": result.totals,
         "plan": result.compared,
+        "damaged": list(result.damaged),
     }
 
 

@@ -16,6 +16,7 @@ from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.identity import file_id
 from scanloom.io.index import Index
 from scanloom.io.join import defused
+from scanloom.io.outfolder import each_case, read_case
 from scanloom.io.tables import COLUMNS, flat_measurement, read_plain_measurements
 from scanloom.io.whole import write_whole
 
@@ -52,6 +53,7 @@ def collect(
     endings: Mapping[str, Sequence[Ending]],
     key: bytes,
     shard: Path | None = None,
+    damaged: set[str] | None = None,
 ) -> dict[str, int]:
     """Write `manifest` and `measurements`, each as Parquet and CSV.
 
@@ -71,6 +73,8 @@ def collect(
     shard : Path or None
         The run's own folder if it works on a part of the cases: its manifest goes there, and that
         of `out` is then put together from those of all parts.
+    damaged : set of str, optional
+        Gets the names of published cases that can't be read: `measurements` has no row of them.
 
     Returns
     -------
@@ -84,6 +88,7 @@ def collect(
         If the tables can't be written.
     """
     counts: Counter[str] = Counter()
+    damaged = set() if damaged is None else damaged
 
     def manifest() -> Iterator[dict[str, Any]]:
         for row in _manifest_rows(index, left, endings, key):
@@ -92,15 +97,22 @@ def collect(
 
     _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, manifest)
     if shard is None:
-        _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: measurement_rows(out))
+        _write_measurements(out, damaged)
     else:
-        _collect_shards(out, shard)
+        _collect_shards(out, shard, damaged)
     files = {name: counts[name] for name in ("used", "skipped", "failed", "open")}
     return {"found": sum(files.values()), **files}
 
 
-def collect_shards(out: Path) -> bool:
+def collect_shards(out: Path, damaged: set[str] | None = None) -> bool:
     """Write both tables over all shards; return whether the last one to end was one.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    damaged : set of str, optional
+        As in `collect`.
 
     Raises
     ------
@@ -110,11 +122,11 @@ def collect_shards(out: Path) -> bool:
     over = sorted(path.parent for path in (out / "runs").glob("*/totals.json"))
     if not over or not _manifest_of(over[-1]).exists():
         return False
-    _collect_shards(out, over[-1])
+    _collect_shards(out, over[-1], set() if damaged is None else damaged)
     return True
 
 
-def _collect_shards(out: Path, newest: Path) -> None:
+def _collect_shards(out: Path, newest: Path, damaged: set[str]) -> None:
     """Write both tables over the runs that did the same as `newest`, each a part of the cases."""
     same = (newest / "workflow.json").read_bytes()
     shards = [
@@ -123,7 +135,7 @@ def _collect_shards(out: Path, newest: Path) -> None:
         if _manifest_of(run).exists() and (run / "workflow.json").read_bytes() == same
     ]
     _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(shards))
-    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: measurement_rows(out))
+    _write_measurements(out, damaged)
 
 
 def _manifest_of(run: Path) -> Path:
@@ -146,16 +158,24 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     return rows.values()
 
 
-def measurement_rows(out: Path) -> Iterator[dict[str, Any]]:
-    """Give a row for each case, model and structure that was published, in the order of ids."""
-    cases = out / "cases"
-    for folder in sorted(cases.iterdir()) if cases.is_dir() else ():
-        try:
-            rows = read_plain_measurements(folder)
-        except (OSError, ValueError) as exc:
-            raise ScanError(Reason.OUTPUT, "a published case has no measurements") from exc
-        for row in rows:
-            yield {"case": folder.name, **flat_measurement(row)}
+def _write_measurements(out: Path, damaged: set[str]) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        return itertools.chain.from_iterable(each_case(out, measurement_rows, damaged))
+
+    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, rows)
+
+
+def measurement_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a published case: one a model and structure.
+
+    Raises
+    ------
+    OSError, ValueError, LookupError, TypeError
+        If it is damaged.
+    """
+    read_case(folder)  # what the report can't show is not in the table either
+    rows = read_plain_measurements(folder)
+    return [{"case": folder.name, **flat_measurement(row)} for row in rows]
 
 
 def _manifest_rows(

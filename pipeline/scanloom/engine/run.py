@@ -116,6 +116,8 @@ class RunResult:
         What `totals.json` of the run holds.
     compared : dict or None
         What was planned beside what happened, as `scanloom.engine.history.conclude` gives it.
+    damaged : tuple of str
+        Published cases that can't be read, and are missing from tables and report.
     """
 
     run: str
@@ -124,11 +126,12 @@ class RunResult:
     complete: bool
     totals: dict[str, Any]
     compared: dict[str, Any] | None = None
+    damaged: tuple[str, ...] = ()
 
     @property
     def any_failed(self) -> bool:
-        """Whether a file, a series or a case failed."""
-        return bool(self.status.failed or self.files["failed"])
+        """Whether a file, a series or a case failed, or a published case is damaged."""
+        return bool(self.status.failed or self.files["failed"] or self.damaged)
 
 
 @dataclass
@@ -189,14 +192,13 @@ def run(
         joules = meter.joules() if meter else None
         totals = write_totals(options.out, status, joules=joules, price=options.price)
         if options.bids:
-            write_bids(options.out, metadata.version("scanloom"))
-        write_report(options.out)
-        return RunResult(name, status, files, complete, totals, made.compared)
+            write_bids(options.out, metadata.version("scanloom"), made.damaged)
+        write_report(options.out, made.damaged)
+        damaged = tuple(sorted(made.damaged))
+        return RunResult(name, status, files, complete, totals, made.compared, damaged)
 
 
-def _check(
-    workflow: Workflow, paths: Sequence[Path], options: RunOptions
-) -> tuple[ModelCard, ...]:
+def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
     """Return the cards of a run's models; what can't be is refused before anything is made."""
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.outputs.outputs())
@@ -225,6 +227,7 @@ class _Run:
         self.books = _Books()
         self.course = Course(time.monotonic())
         self.compared: dict[str, Any] | None = None
+        self.damaged: set[str] = set()
 
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Do the whole run; return whether it was completed, and the count of files."""
@@ -252,7 +255,8 @@ class _Run:
         own = self.out / RUNS / self.name if self.options.scope.shard else None
         ids = (one.id for one in index.series if self.options.scope.holds(one.id))
         remember_series(self.out, self.fingerprint, index, ids)
-        files = collect(self.out, index, left, self.books.endings, self.key, own)
+        ends = self.books.endings
+        files = collect(self.out, index, left, ends, self.key, own, self.damaged)
         return complete and not stop.is_set(), files
 
     def _cases(self, index: Index, chosen: Sequence[Inputs]) -> Iterator[Case]:

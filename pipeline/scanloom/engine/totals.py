@@ -134,8 +134,8 @@ def _times(
             continue
         try:
             told = json.loads((cases / case / TIMING).read_text(encoding="utf-8"))["steps"]
-        except FileNotFoundError:
-            continue  # taken away since
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # taken away since, or damaged
         for name, step in told.items():
             so_far = steps.get(name, {})
             steps[name] = {kind: so_far.get(kind, 0.0) + value for kind, value in step.items()}

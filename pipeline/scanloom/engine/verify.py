@@ -10,6 +10,7 @@ from typing import Literal
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.names import SUMS, TIMING
+from scanloom.io.outfolder import published_cases
 
 Fault = Literal["changed", "missing", "extra", "unreadable"]
 
@@ -39,11 +40,8 @@ def verify(out: Path) -> Iterator[Finding]:
     cases = out / "cases"
     if not cases.is_dir():
         raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
-    for folder in sorted(cases.iterdir()):
-        if folder.is_dir():
-            yield from _verify_case(folder, f"cases/{folder.name}")
-        else:
-            yield Finding("extra", f"cases/{folder.name}")
+    for folder in published_cases(out):
+        yield from _verify_case(folder, f"cases/{folder.name}")
 
 
 def _verify_case(folder: Path, name: str) -> Iterator[Finding]:

@@ -14,10 +14,12 @@ import re
 import secrets
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scanloom.io.names import CASE, SEGMENTS
+from scanloom.io.names import SEGMENTS
+from scanloom.io.outfolder import each_case, read_case
 from scanloom.io.tables import write_json
 
 BIDS = "bids"
@@ -30,7 +32,7 @@ not for diagnosis or treatment.
 """
 
 
-def write_bids(out: Path, version: str) -> Path:
+def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path:
     """Write `OUT/bids` anew from what was published.
 
     Parameters
@@ -39,6 +41,8 @@ def write_bids(out: Path, version: str) -> Path:
         The output folder.
     version : str
         Scanloom's.
+    damaged : set of str, optional
+        Gets the names of published cases that can't be read, and are left out.
 
     Returns
     -------
@@ -48,18 +52,18 @@ def write_bids(out: Path, version: str) -> Path:
 
     Raises
     ------
-    OSError, ValueError
-        If a published case can't be read, or the derivative can't be written.
+    OSError
+        If the derivative can't be written.
     """
     folder, word = out / BIDS, secrets.token_hex(4)
     draft, old = out / ".work" / f"bids-{word}", out / ".work" / f"bids-{word}-old"
     try:
         draft.mkdir(parents=True)
-        cases = sorted((out / "cases").iterdir()) if (out / "cases").is_dir() else []
-        subjects = {case: f"sub-{_alphanumeric(case.name)}" for case in cases}
-        _write_dataset(draft, list(subjects.values()), version)
-        for case, subject in subjects.items():
-            _write_subject(draft / subject / "anat", subject, case)
+        subjects = []
+        for one in each_case(out, _read_subject, set() if damaged is None else damaged):
+            subjects.append(f"sub-{_alphanumeric(one.case.name)}")
+            _write_subject(draft / subjects[-1] / "anat", subjects[-1], one)
+        _write_dataset(draft, subjects, version)
         if folder.exists():
             folder.rename(old)
         draft.rename(folder)
@@ -83,20 +87,37 @@ def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
     write_json(folder / "participants.json", told)
 
 
-def _write_subject(folder: Path, subject: str, case: Path) -> None:
+@dataclass(frozen=True)
+class _Subject:
+    """A published case: what it says of itself, and which label maps it has."""
+
+    case: Path
+    told: dict[str, Any]
+    models: dict[str, dict[str, Any]]
+    files: list[dict[str, Any]]
+
+
+def _read_subject(case: Path) -> _Subject:
+    told = read_case(case)
+    files = json.loads((case / SEGMENTS).read_text(encoding="utf-8"))["files"]
+    for file in files:
+        (case / file["file"]).stat()
+    return _Subject(case, told, {model["name"]: model for model in told["models"]}, files)
+
+
+def _write_subject(folder: Path, subject: str, one: _Subject) -> None:
     folder.mkdir(parents=True)
-    told = json.loads((case / CASE).read_text(encoding="utf-8"))
-    models = {model["name"]: model for model in told["models"]}
     taken: set[str] = set()
-    for file in json.loads((case / SEGMENTS).read_text(encoding="utf-8"))["files"]:
+    for file in one.files:
         layer = re.search(r"segmentation-(\d+)\.nii\.gz$", file["file"])
         name = _alphanumeric(file["model"]) + (f"layer{layer[1]}" if layer else "")
         while name in taken:
             name += "x"  # two models whose names differ by a dash
         taken.add(name)
         stem = folder / f"{subject}_seg-{name}_dseg"
-        _link(case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
-        write_json(stem.with_name(f"{stem.name}.json"), _sidecar(models[file["model"]], told))
+        _link(one.case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
+        sidecar = _sidecar(one.models[file["model"]], one.told)
+        write_json(stem.with_name(f"{stem.name}.json"), sidecar)
         _write_tsv(
             stem.with_name(f"{stem.name}.tsv"),
             ("index", "name", "color"),

@@ -125,11 +125,13 @@ def is_done(out: Path, name: str, recipe: str, *, replace: bool) -> bool:
     folder = out / "cases" / name
     if not folder.is_dir():
         return False
-    if _recipe(folder) == recipe:
+    found = _recipe(folder)
+    if found == recipe:
         return True
     if replace:
         return False
-    raise ScanError(Reason.STALE, "its result was made by another recipe")
+    what = "is damaged, see `scanloom verify`" if found is None else "was made by another recipe"
+    raise ScanError(Reason.STALE, f"its result {what}")
 
 
 class CaseFolder:

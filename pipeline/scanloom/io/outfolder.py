@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
 
+from scanloom.io.names import CASE
 from scanloom.io.private import KEY_FINGERPRINT, PRIVATE
 
 CASES = "cases"
@@ -17,6 +24,12 @@ WRITTEN = FIRST_WRITTEN | {
     *(f"{table}.{kind}" for table in ("manifest", "measurements") for kind in ("csv", "parquet")),
 }
 """All that scanloom writes into an output folder."""
+
+_CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and what `scanloom.io.source_names` makes
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+"""What reading a file that is not as it was published ends with."""
+
+T = TypeVar("T")
 
 
 def is_output(folder: str, inside: list[str]) -> bool:
@@ -37,3 +50,52 @@ def is_output(folder: str, inside: list[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def published_cases(out: Path) -> list[Path]:
+    """Return the folders of the published cases, by name; what others put beside them is none."""
+    try:
+        with os.scandir(out / CASES) as items:
+            names = [item.name for item in items if _is_case_name(item.name) and item.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [out / CASES / name for name in sorted(names)]
+
+
+def each_case(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Iterator[T]:
+    """Give what `read` makes of the folder of each published case.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    read : function of a case's folder
+        Opens files of it and no others.
+    damaged : set of str
+        Gets the names of the cases whose files are not as they were published: `read` raised.
+    """
+    for folder in published_cases(out):
+        try:
+            made = read(folder)
+        except _DAMAGE:
+            damaged.add(folder.name)
+        else:
+            yield made
+
+
+def read_case(folder: Path) -> dict[str, Any]:
+    """Return what `case.json` of a published case says.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it is not there, or not ours.
+    """
+    told = json.loads((folder / CASE).read_text(encoding="utf-8"))
+    if not isinstance(told, dict):
+        raise ValueError("case.json has another form")  # noqa: TRY004
+    return told
+
+
+def _is_case_name(name: str) -> bool:
+    return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None

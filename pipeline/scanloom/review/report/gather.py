@@ -6,13 +6,15 @@ import csv
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scanloom.core import Flag, Measurement, Reason
 from scanloom.io.failures import FAILED
-from scanloom.io.names import CASE, TIMING
+from scanloom.io.names import TIMING
+from scanloom.io.outfolder import each_case, read_case
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
@@ -94,66 +96,80 @@ class Gathered:
     runs: tuple[dict[str, Any], ...]
 
 
-def gather(out: Path) -> Gathered:
+def gather(out: Path, damaged: set[str]) -> Gathered:
     """Read what an output folder holds.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    damaged : set of str
+        Gets the names of published cases that can't be read, and are left out.
 
     Raises
     ------
     OSError, ValueError
-        If a published case can't be read.
+        If the manifest can't be read.
     """
     models: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
     cases = []
-    for shown, told in _published(out):
-        cases.append(shown)
-        versions = told["versions"]
-        for model in told["models"]:
-            models[model["card_sha256"] + model["device"] + model["precision"]] = model
+    for one in each_case(out, _published, damaged):
+        cases.append(one.shown)
+        models.update(one.models)
+        versions = one.versions
     there = {case.id for case in cases}
     cases += [failed for failed in _failures(out) if failed.id not in there]
     left_out, files = _manifest(out)
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
     runs = [_json(p / "totals.json") or _json(p / "status.json") for p in folders]
+    workflows = (told for p in folders if (told := _json(p / "workflow.json")) is not None)
     return Gathered(
         tuple(sorted(cases, key=lambda case: case.id)),
         left_out,
         files,
         tuple(models.values()),
         versions,
-        _json(folders[0] / "workflow.json") if folders else None,
+        next(workflows, None),
         tuple(run for run in runs if run is not None),
     )
 
 
-def _published(out: Path) -> Iterator[tuple[Shown, dict[str, Any]]]:
-    cases = out / "cases"
-    for folder in sorted(cases.iterdir()) if cases.is_dir() else ():
-        told = _json(folder / CASE)
-        if told is None:
-            continue
-        timing = _json(folder / TIMING) or {"steps": {}}
-        preview = folder / PREVIEW
-        shown = Shown(
-            id=folder.name,
-            status="done",
-            models=tuple(model["name"] for model in told["models"]),
-            flags=tuple(flag["code"] for flag in told["flags"]),
-            measurements=read_measurements(folder),
-            modality=told["source"]["modality"] or "",
-            axes=told["grid"]["axes"],
-            seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
-            preview=preview if preview.exists() else None,
-        )
-        yield shown, told
+@dataclass(frozen=True)
+class _Published:
+    """A published case, its models by what tells them apart, and the versions of libraries."""
+
+    shown: Shown
+    models: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+
+
+def _published(folder: Path) -> _Published:
+    told = read_case(folder)
+    timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
+    preview = folder / PREVIEW
+    shown = Shown(
+        id=folder.name,
+        status="done",
+        models=tuple(model["name"] for model in told["models"]),
+        flags=tuple(flag["code"] for flag in told["flags"]),
+        measurements=read_measurements(folder),
+        modality=told["source"]["modality"] or "",
+        axes=told["grid"]["axes"],
+        seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
+        preview=preview if preview.exists() else None,
+    )
+    models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in told["models"]}
+    return _Published(shown, models, told["versions"])
 
 
 def _failures(out: Path) -> Iterator[Shown]:
     for path in sorted((out / FAILED).glob("*.json")):
         told = _json(path)
-        if told is not None:
-            flags = tuple(flag["code"] for flag in told["flags"])
-            yield Shown(told["case"], "failed", told["reason"], told["detail"], flags=flags)
+        with suppress(LookupError, TypeError):  # not ours: the case is tried again
+            if told is not None:
+                flags = tuple(flag["code"] for flag in told["flags"])
+                yield Shown(told["case"], "failed", told["reason"], told["detail"], flags=flags)
 
 
 def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
@@ -184,8 +200,9 @@ def advice(code: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
+    """Return what a file says; None where it is not there, or says nothing that is ours."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) else None

@@ -28,8 +28,15 @@ MOST_RUNS = 50
 _HERE = Path(__file__).parent
 
 
-def write_report(out: Path) -> Path:
+def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     """Write the report of an output folder, anew.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    damaged : set of str, optional
+        Gets the names of published cases that can't be read, and are left out.
 
     Returns
     -------
@@ -39,13 +46,15 @@ def write_report(out: Path) -> Path:
     Raises
     ------
     OSError, ValueError
-        If what was published can't be read, or the report can't be written.
+        If the manifest can't be read, or the report can't be written.
     """
-    found = gather(out)
+    damaged = set() if damaged is None else damaged
+    found = gather(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
     previews = [(case.id, case.preview) for case in found.cases if case.preview]
     thumbs = draw_thumbs(previews, folder / THUMBS)
+    damaged.update(case for case, _ in previews if case not in thumbs)
     structures = _structures(found.cases)
     charts = draw_charts(found.cases, structures, folder)
     html = _render(found, structures, thumbs, charts)

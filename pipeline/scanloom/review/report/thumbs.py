@@ -38,29 +38,34 @@ def draw_thumbs(
     Returns
     -------
     dict
-        Case to the size of its picture, for the page to leave room.
+        Case to the size of its picture, for the page to leave room; no case whose preview can't be
+        read.
 
     Raises
     ------
     OSError
-        If a preview can't be read, or a thumbnail can't be written.
+        If a thumbnail can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {f"{case}.webp" for case, _ in previews}
     for old in folder.iterdir():
-        if old.name not in wanted:
+        if old.name not in wanted and not old.is_dir():
             old.unlink(missing_ok=True)
     with ThreadPoolExecutor(threads) as pool:
         sizes = pool.map(lambda item: _draw(item[1], folder / f"{item[0]}.webp"), previews)
-        return {case: size for (case, _), size in zip(previews, sizes, strict=True)}
+        drawn = zip(previews, sizes, strict=True)
+        return {case: size for (case, _), size in drawn if size is not None}
 
 
-def _draw(preview: Path, thumb: Path) -> tuple[int, int]:
+def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
     if thumb.exists() and thumb.stat().st_mtime_ns >= preview.stat().st_mtime_ns:
         with Image.open(thumb) as drawn:
             return drawn.size
-    with Image.open(preview) as page:
-        small = page.convert("RGB")
+    try:
+        with Image.open(preview) as page:
+            small = page.convert("RGB")
+    except (OSError, ValueError, SyntaxError):  # Pillow's for damaged chunks
+        return None
     if small.width == WIDTH:
         small = small.crop((_LEFT, _TOP, _RIGHT, min(small.height, _TOP + _TALLEST)))
     small.thumbnail(SIZE, Image.Resampling.LANCZOS, reducing_gap=2.0)
