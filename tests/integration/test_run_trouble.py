@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import engine_models as em
-from commands import write_tiny_bundle
+from commands import scanloom, write_tiny_bundle
 from formula_run import PROGRAM, formula_environment, processes, start
 
 pytestmark = pytest.mark.slow
@@ -148,7 +148,7 @@ def test_the_guilty_fail_and_their_neighbours_are_published_once(runs: Runs, wor
 
 
 @pytest.mark.parametrize("cluster", ["none", "local"])
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_asked_to_end_what_is_being_worked_on_is_finished(
     runs: Runs, cluster: str, asked: signal.Signals
 ) -> None:
@@ -198,6 +198,9 @@ def test_a_parent_that_dies_leaves_no_orphan(runs: Runs, cluster: str) -> None:
     process.kill()
 
     assert runs.ends(process) == -signal.SIGKILL
+    told = scanloom("status", runs.out, "--json")
+    assert (told.code, told.document["status"]["state"]) == (1, "died")
+    assert "last heard" in scanloom("status", runs.out).out
 
 
 def test_a_device_that_is_full_is_tried_in_a_fresh_process(runs: Runs) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -145,6 +146,9 @@ def status_table(status: Status) -> RenderableType:
         left = f", {_clock(status.left_s)} left" if status.left_s else ""
         table.add_row("rate", f"{status.per_hour:.0f} scans an hour{left}")
     table.add_row("time", _clock(status.elapsed_s))
+    if status.state == "died":
+        heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))
+        table.add_row("last heard", f"{heard}: start it again with the same words")
     for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
         table.add_row("", f"{case}  {seconds:.0f} s")
     for device in status.devices:
@@ -189,10 +193,12 @@ def _clock(seconds: float | None) -> str:
 def _interruptible() -> Iterator[threading.Event]:
     """Let the first Ctrl-C ask for the end; the second one is the usual one.
 
-    Whatever the run is at, it ends in time: what it leaves undone, the next one does.
+    So do SIGTERM and the end of the terminal, SIGHUP, unless nohup(1) had that ignored. Whatever
+    the run is at, it ends in time: what it leaves undone, the next one does.
     """
     stop = threading.Event()
     ends: list[threading.Timer] = []
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def asked(number: int, frame: object) -> None:
         again = stop.is_set()
@@ -200,9 +206,14 @@ def _interruptible() -> Iterator[threading.Event]:
         if again:
             raise KeyboardInterrupt
         stop.set()
+        if number == signal.SIGHUP:
+            _silence(terminals)
         console(stderr=True).print("Ending: what is being written is finished. Ctrl-C: at once.")
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        wanted.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, asked) for number in wanted}
     try:
         yield stop
     finally:
@@ -210,6 +221,14 @@ def _interruptible() -> Iterator[threading.Event]:
             end.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _silence(terminals: Sequence[int]) -> None:
+    """Let what is written to terminals that are gone go nowhere: it would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in terminals:
+        os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def _end_within(seconds: float) -> threading.Timer:

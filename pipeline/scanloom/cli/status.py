@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+from scanloom.cli.exits import Exit
 
 
 def status(
@@ -16,22 +17,23 @@ def status(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show where the newest run of an output folder stands."""
+    """Show where the newest run of an output folder stands; 1 if it failed or died."""
     with speaking(Manner(as_json, debug)):
         from scanloom.cli.run import status_table
         from scanloom.core import Reason, ScanError
         from scanloom.engine.run import RUNS
         from scanloom.engine.status import Status
+        from scanloom.io.living import DIED
 
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         for folder in reversed(folders):
             try:
-                now = Status.read(folder)
+                now = Status.read(folder).seen()
             except (OSError, ValueError):
                 continue  # it has not said anything yet
             if as_json:
                 print_json({"schema": 1, "status": asdict(now)})
             else:
                 console().print(status_table(now))
-            return
+            raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         raise ScanError(Reason.NOT_FOUND, "no run has said anything in this folder")

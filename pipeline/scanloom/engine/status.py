@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.io.living import DIED, process_start, state_seen, this_host
 
 STATUS = "status.json"
 RECENT_SECONDS = 300.0
@@ -28,7 +30,8 @@ class Status:
     run : str
         Its id.
     state : str
-        "indexing", "running", "stopping", "collecting", "done", "stopped" or "failed".
+        "indexing", "running", "collecting", "done", "stopped" or "failed"; "died" where it ended
+        without a last word, as `seen` finds.
     cases : int
         All that were planned.
     before : int
@@ -49,6 +52,8 @@ class Status:
         When this was written (seconds since 1970).
     reason : str
         The code of why the run failed as a whole; empty where it did not.
+    host, process, start : str, int, str
+        Who wrote this: to know whether it still runs.
     """
 
     run: str
@@ -66,6 +71,9 @@ class Status:
     devices: list[dict[str, Any]] = field(default_factory=list)
     moment: float = 0.0
     reason: str = ""
+    host: str = ""
+    process: int = 0
+    start: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -81,6 +89,12 @@ class Status:
             return cls(**told)
         except TypeError as exc:
             raise ValueError("status.json has another form") from exc
+
+    def seen(self) -> Self:
+        """Return it as it is now, when the run may have died since."""
+        if state_seen(asdict(self)) != DIED:
+            return self
+        return replace(self, state=DIED, left_s=None, per_hour=None, devices=[])
 
 
 class Board:
@@ -103,6 +117,8 @@ class Board:
     ) -> None:
         self._run, self._folder, self._period = run, folder, period
         self._metrics = metrics
+        self._process = os.getpid()
+        self._start = process_start(self._process)
         self._began = time.monotonic()
         self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
         self._ends: Counter[str] = Counter()
@@ -164,6 +180,9 @@ class Board:
                 devices=gpu_state(),
                 moment=round(time.time(), 1),
                 reason=self._reason,
+                host=this_host(),
+                process=self._process,
+                start=self._start,
             )
 
     def close(self, state: str | None = None, reason: str = "") -> None:

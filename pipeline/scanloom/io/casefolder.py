@@ -25,7 +25,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,7 +35,7 @@ from typing import Literal, Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source, add_sources
-from scanloom.io.living import process_start
+from scanloom.io.living import process_start, this_host
 from scanloom.io.names import CASE, SUMS, TIMING
 from scanloom.io.private import PRIVATE, check_key, private_folder
 from scanloom.io.whole import clear_drafts, sync
@@ -269,7 +268,7 @@ class _Owner:
     @classmethod
     def here(cls, name: str) -> Self:
         process = os.getpid()
-        return cls(name, _host(), process, process_start(process), secrets.token_hex(4), "new")
+        return cls(name, this_host(), process, process_start(process), secrets.token_hex(4), "new")
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -284,11 +283,11 @@ class _Owner:
     @property
     def dead(self) -> bool:
         """Whether it surely runs no more: of another host, that can't be known from here."""
-        return self.host == _host() and process_start(self.process) != self.start
+        return self.host == this_host() and process_start(self.process) != self.start
 
     def given_up(self, path: Path) -> bool:
         """Whether it is dead, or of another host and not heard of for a day."""
-        if self.host == _host():
+        if self.host == this_host():
             return self.dead
         with suppress(FileNotFoundError):  # somebody took it away
             return time.time() - path.stat().st_mtime > ELSEWHERE_DEAD_AFTER
@@ -296,11 +295,6 @@ class _Owner:
 
     def __str__(self) -> str:
         return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
-
-
-def _host() -> str:
-    """Return eight characters that tell this host from others without naming it."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
 
 
 def _recover(out: Path) -> None:

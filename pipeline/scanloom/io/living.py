@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+SILENT = 60.0
+"""Seconds after which a run of another host, which says something each second, counts as dead."""
+ENDED = ("done", "stopped", "failed")
+"""The states that are a run's last word."""
+DIED = "died"
 
 
 def process_start(process: int) -> str:
@@ -14,3 +25,26 @@ def process_start(process: int) -> str:
         return "1" if process == os.getpid() else "0"  # no /proc: only this process is known
     words = stat.rpartition(")")[2].split()  # the name before may hold anything
     return "0" if words[0] in "ZX" else words[19]  # fields 3 and 22; a zombie runs no more
+
+
+def this_host() -> str:
+    """Return eight characters that tell this host from others without naming it."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+
+
+def state_seen(told: Mapping[str, Any]) -> str:
+    """Return the state of a run: "died" where it runs no more and had no last word.
+
+    Parameters
+    ----------
+    told : mapping
+        What its `status.json` says.
+    """
+    state = str(told["state"])
+    if state in ENDED:
+        return state
+    if told.get("host") == this_host():
+        gone = process_start(told["process"]) != told["start"]
+    else:
+        gone = time.time() - told.get("moment", 0.0) > SILENT
+    return DIED if gone else state

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scanloom.core import CaseRecord, Reason
 from scanloom.engine.status import Board, Status
+from scanloom.io.living import process_start, this_host
 
 
 def test_it_counts_what_happens(tmp_path: Path) -> None:
@@ -46,3 +51,24 @@ def test_it_is_never_half_written(tmp_path: Path) -> None:
 
     assert seen > 10
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start = process_start(process.pid)
+        told = Status("run", "running", host=this_host(), process=process.pid, start=start)
+        alive = told.seen().state
+        process.communicate(b"\n")
+
+    assert (alive, told.seen().state) == ("running", "died")
+    mine = replace(told, process=os.getpid(), start="1")  # the number was given away again
+    assert mine.seen().state == "died"
+    assert replace(told, state="stopped").seen().state == "stopped"
+
+
+@pytest.mark.parametrize(("silent", "state"), [(30, "collecting"), (90, "died")])
+def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
+    silent: float, state: str
+) -> None:
+    told = Status("run", "collecting", host="elsewher", process=os.getpid())
+    assert replace(told, moment=time.time() - silent).seen().state == state

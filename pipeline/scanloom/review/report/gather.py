@@ -13,6 +13,7 @@ from typing import Any
 
 from scanloom.core import Flag, Measurement, Reason
 from scanloom.io.failures import FAILED
+from scanloom.io.living import state_seen
 from scanloom.io.names import TIMING
 from scanloom.io.outfolder import each_case, read_case
 from scanloom.io.tables import read_measurements
@@ -122,7 +123,7 @@ def gather(out: Path, damaged: set[str]) -> Gathered:
     cases += [failed for failed in _failures(out) if failed.id not in there]
     left_out, files = _manifest(out)
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
-    runs = [_json(p / "totals.json") or _json(p / "status.json") for p in folders]
+    runs = [_json(p / "totals.json") or _status(p) for p in folders]
     workflows = (told for p in folders if (told := _json(p / "workflow.json")) is not None)
     return Gathered(
         tuple(sorted(cases, key=lambda case: case.id)),
@@ -133,6 +134,15 @@ def gather(out: Path, damaged: set[str]) -> Gathered:
         next(workflows, None),
         tuple(run for run in runs if run is not None),
     )
+
+
+def _status(run: Path) -> dict[str, Any] | None:
+    """Return what a run that did not come to its totals last said."""
+    told = _json(run / "status.json")
+    try:
+        return told and {**told, "state": state_seen(told)}
+    except (LookupError, TypeError):
+        return None  # not ours
 
 
 @dataclass(frozen=True)
