@@ -6,7 +6,9 @@ import csv
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import compute, parquet
 
 import engine_models as em
 from commands import Ended, scanloom, write_tiny_bundle
@@ -155,3 +157,46 @@ def verified(out: Path) -> list[str]:
     """Return the findings of `verify`."""
     found = scanloom("verify", out, "--json").document["findings"]
     return [f"{one['fault']}: {one['file']}" for one in found]
+
+
+def test_verify_notices_whole_cases_that_are_gone(field: Field) -> None:
+    gone, _ = field.cases()
+    shutil.rmtree(gone)
+    assert verified(field.out) == [f"missing: cases/{gone.name}"]
+
+    shutil.rmtree(field.out / "cases")
+    assert len(verified(field.out)) == 2
+
+
+@pytest.mark.parametrize("name", ["measurements.csv", "manifest.csv"])
+def test_verify_notices_a_csv_that_was_altered(field: Field, name: str) -> None:
+    table = field.out / name
+    lines = table.read_text().splitlines(keepends=True)
+    changed = [*lines[:-1], lines[-1].replace("1", "2").replace("used", "open")]
+    for other in (changed, lines[:-1], [*lines, lines[-1]], [lines[0]]):
+        table.write_text("".join(other))
+        assert verified(field.out) == [f"changed: {name}"]
+    table.write_bytes(b"\xff\0")
+    assert verified(field.out) == [f"unreadable: {name}"]
+    table.unlink()
+    assert verified(field.out) == [f"missing: {name}"]
+
+
+def test_verify_notices_a_parquet_table_that_was_altered(field: Field) -> None:
+    table = field.out / "measurements.parquet"
+    whole = parquet.read_table(table)
+    number = whole.schema.get_field_index("volume_ml")
+    larger = compute.add(whole["volume_ml"], 0.001)
+    reordered = pa.concat_tables([whole.slice(1), whole.slice(0, 1)])
+    for other in (whole.set_column(number, "volume_ml", larger), whole.slice(1), reordered):
+        parquet.write_table(other, table)
+        assert verified(field.out) == ["changed: measurements.parquet"]
+    table.write_bytes(table.read_bytes()[:-9])
+    assert verified(field.out) == ["unreadable: measurements.parquet"]
+
+
+def test_verify_does_not_blame_tables_for_a_case(field: Field) -> None:
+    bad, _ = field.cases()
+    path = bad / "measurements.json"
+    path.write_text(path.read_text().replace("1", "2"))
+    assert verified(field.out) == [f"changed: cases/{bad.name}/measurements.json"]

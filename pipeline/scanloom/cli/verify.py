@@ -17,7 +17,10 @@ def verify(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Name every published file that was changed, is missing, or was added."""
+    """Name every published file that was changed, is missing, or was added.
+
+    Tables are compared with the cases, and CSV with Parquet.
+    """
     with speaking(Manner(as_json, debug)):
         from scanloom.engine.verify import verify as find_faults
 

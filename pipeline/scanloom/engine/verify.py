@@ -1,47 +1,69 @@
-"""Whether an output folder still holds what was published, byte for byte."""
+"""Whether an output folder still holds what was published: cases by their sums, tables by cases."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.verify_tables import (
+    TableUnreadableError,
+    altered_manifest,
+    altered_measurements,
+    known_cases,
+    missing_tables,
+)
 from scanloom.io.names import SUMS, TIMING
-from scanloom.io.outfolder import published_cases
+from scanloom.io.outfolder import CASES, published_cases
 
 Fault = Literal["changed", "missing", "extra", "unreadable"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One file that is not as it was published; `file` is relative to OUT."""
+    """One file, or whole case, that is not as it was published; `file` is relative to OUT."""
 
     fault: Fault
     file: str
 
 
 def verify(out: Path) -> Iterator[Finding]:
-    """Compare every published case with its SHA256SUMS.
+    """Compare every published case with its SHA256SUMS, and the tables with the cases.
 
     Yields
     ------
     Finding
-        Case by case, sorted; nothing where all is well. `timing.json` has no sum: it must only be
-        there.
+        Case by case, sorted, then cases that are gone, then tables; nothing where all is well.
+        `timing.json` has no sum: it must only be there. Cases that were published after the
+        tables were written are no finding.
 
     Raises
     ------
     ScanError
         NOT_FOUND if there are no results at `out`.
     """
-    cases = out / "cases"
-    if not cases.is_dir():
+    folders, known = published_cases(out), known_cases(out)
+    if not known and not (out / CASES).is_dir():
         raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
-    for folder in published_cases(out):
-        yield from _verify_case(folder, f"cases/{folder.name}")
+    sound = set()
+    for folder in folders:
+        found = list(_verify_case(folder, f"{CASES}/{folder.name}"))
+        yield from found
+        if not found:
+            sound.add(folder.name)
+    gone = known - {folder.name for folder in folders}
+    yield from (Finding("missing", f"{CASES}/{name}") for name in sorted(gone))
+    yield from (Finding("missing", name) for name in missing_tables(out))
+    measurements = partial(altered_measurements, out, sound)
+    for altered in (measurements, partial(altered_manifest, out)):
+        try:
+            yield from (Finding("changed", name) for name in sorted(altered()))
+        except TableUnreadableError as error:
+            yield Finding("unreadable", error.file)
 
 
 def _verify_case(folder: Path, name: str) -> Iterator[Finding]:

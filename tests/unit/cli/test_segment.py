@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,6 +66,18 @@ def test_the_same_command_again_in_the_study_itself_finds_the_result(
     assert again.code == 0, again.out
     [case] = again.document["cases"]
     assert (case["case"], case["folder"]) == (first["case"], first["folder"])
+
+
+def test_verify_notices_that_a_case_is_gone(study: Path, tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    scanloom("segment", study, "--model", tiny_model, "--out", out)
+    [folder] = (out / "cases").iterdir()
+    assert scanloom("verify", out).code == 0
+    shutil.rmtree(folder)
+
+    ended = scanloom("verify", out)
+
+    assert (ended.code, ended.out) == (1, f"missing: cases/{folder.name}\n")
 
 
 def test_json_is_one_document_without_identity(
