@@ -2,8 +2,9 @@
 
 bfloat16 keeps 8 bits. Of Hounsfield units that is a step of several, of scores a difference that
 decides labels; in between, each value is a mean of many. What takes the image takes it in two
-parts, of 8 bits each. From the last convolution that mixes voxels on, all is float32. Which layers
-these are is found by following the network's way on the meta device.
+parts, of 8 bits each. From the last convolution that mixes voxels on, all is float32, and so are
+narrow layers at the image's own resolution, where few channels even out what rounding does. Which
+layers these are is found by following the network's way on the meta device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from scanloom.inference.geometry import Shape
 from scanloom.inference.shapes import shapes_only
 
 HALF = torch.bfloat16
+NARROW = 16
+"""Channels of a layer that gains little by bfloat16: half of its units stay empty."""
 Convolution = (nn.Conv3d, nn.ConvTranspose3d)
 
 
@@ -39,7 +42,7 @@ class Ends(nn.Module):
         super().__init__()
         way = _follow(network, torch.empty((1, channels, *size), device="meta"))
         for name, module in network.named_modules():
-            if name in way.last:
+            if name in way.exact:
                 module.register_forward_pre_hook(_take_float32)
                 continue
             if name in way.first and isinstance(module, nn.Conv3d) and module.groups == 1:
@@ -57,31 +60,49 @@ class Ends(nn.Module):
 
 @dataclass(frozen=True)
 class _Way:
-    """Layers by name: those that are given the image itself, and those at the end."""
+    """Layers by name: those that are given the image itself, and those that are kept exact."""
 
     first: frozenset[str] = frozenset()
-    last: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
 
 
 def _follow(network: nn.Module, image: torch.Tensor) -> _Way:
     """Return the ends of a network; none for one that can't run without numbers."""
     shadow = _shadow(network)
     layers = {name: one for name, one in shadow.named_modules() if _is_layer(one)}
-    seen: list[tuple[str, bool]] = []
+    seen: list[_Passed] = []
     for name, layer in layers.items():
-        layer.register_forward_pre_hook(
-            lambda _, given, name=name: seen.append((name, given[0] is image))
+        layer.register_forward_hook(
+            lambda _, given, out, name=name: seen.append(_passed(name, given[0], out, image))
         )
     try:
         with torch.inference_mode(), shapes_only():
             shadow(image)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return _Way()  # it can't run without numbers: bfloat16 from end to end
-    names = [name for name, _ in seen]
+    names = [one.name for one in seen]
     mixing = [n for n, name in enumerate(names) if _mixes(layers[name])]
     start = mixing[-1] if mixing else 0
+    first = frozenset(one.name for one in seen if one.takes_image)
+    narrow = frozenset(one.name for one in seen if one.narrow) - first
+    wide = frozenset(one.name for one in seen if not one.narrow)
     last = frozenset(names[start:]) - frozenset(names[:start])
-    return _Way(frozenset(name for name, whole in seen if whole), last)
+    return _Way(first, last | (narrow - wide))
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A layer on a network's way: whether it took the image, whether it is narrow and as fine."""
+
+    name: str
+    takes_image: bool
+    narrow: bool
+
+
+def _passed(name: str, given: Any, out: Any, image: torch.Tensor) -> _Passed:
+    both = [one for one in (given, out) if isinstance(one, torch.Tensor)]
+    narrow = all(one.shape[2:] == image.shape[2:] and one.shape[1] <= NARROW for one in both)
+    return _Passed(name, given is image, narrow)
 
 
 def _shadow(network: nn.Module) -> nn.Module:

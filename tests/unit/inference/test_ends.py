@@ -72,3 +72,19 @@ def test_a_result_changed_in_place_is_seen() -> None:
         scores = Ends(network, 1, (8, 8, 8))(torch.randn(1, 1, 8, 8, 8))
 
     assert float(scores.min()) == 0.0
+
+
+@pytest.mark.parametrize(("width", "exact"), [(8, True), (32, False)])
+def test_narrow_layers_at_full_resolution_stay_exact(width: int, exact: bool) -> None:
+    """Wide ones, and those at a coarser resolution, are where the time goes."""
+    features = [width, width, 16, 16, 16, width]
+    args = {"spatial_dims": 3, "in_channels": 1, "out_channels": 3, "features": features}
+    network = build_network(NetworkSpec("BasicUNet", args))
+
+    Ends(network, 1, (32, 32, 32))
+
+    kept = {name for name, value in network.named_parameters() if value.dtype == torch.float32}
+    assert ("conv_0.conv_1.conv.weight" in kept) == exact
+    assert ("upcat_1.convs.conv_0.conv.weight" in kept) == exact
+    assert "final_conv.weight" in kept
+    assert "down_2.convs.conv_0.conv.weight" not in kept
