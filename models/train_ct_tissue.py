@@ -23,7 +23,7 @@ from scipy.ndimage import affine_transform
 from scanloom.cards.bundle import read_bundle
 from scanloom.inference.predictor import Predictor
 from scanloom.io.read import load_volume
-from scanloom.training.tissue import LAST, PHASES, Drawn, calibrate, rounded, train
+from scanloom.training.tissue import NOISY, PHASES, Drawn, calibrate, mean_of, rounded, train
 from scanloom.training.tissue_data import (
     STEP,
     TRAINING,
@@ -112,8 +112,10 @@ def main() -> None:
         examples.append(example(source, data))
     torsos = [drawn(seed) for seed in SEEDS]
     examples += [one.example for one in torsos]
-    state = calibrate(train(examples, PHASES, told), torsos)
-    state = calibrate(rounded(train(examples, [LAST], told, state)), torsos)
+    states = [train(examples, PHASES, told)]
+    for phase in NOISY:
+        states.append(train(examples, [phase], told, states[-1]))
+    state = calibrate(rounded(mean_of(states[-2:])), torsos)
     bundle = ROOT / "models" / "ct_tissue"
     write(state, bundle)
     for source in UNSEEN:

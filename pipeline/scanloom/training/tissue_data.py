@@ -63,7 +63,7 @@ TRAINING = (
         ),
         weight=2.0,
     ),
-    Source("scans/ct/totalseg_example_dicom/dicom", Hints(bone=250), weight=2.0),
+    Source("scans/ct/totalseg_example_dicom/dicom", Hints(bone=250), weight=5.0),
     Source("train/labelled_ct/sts001_thigh/image.nii.gz", Hints(lung=False)),
     Source("train/labelled_ct/sts002_thigh/image.nii.gz", Hints(lung=False), weight=0.5),
 )  # fmt: skip
