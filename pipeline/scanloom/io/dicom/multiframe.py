@@ -7,7 +7,6 @@ C.7.6.16). The order of frames says nothing.
 from __future__ import annotations
 
 import math
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import Header, quiet
 from scanloom.io.dicom.nuclear import vector_slices
+from scanloom.io.dicom.odd_header import PARSE_ERRORS
 from scanloom.io.dicom.slices import (
     Slice,
     doubles,
@@ -78,18 +78,6 @@ _IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113)
 
 _CONCATENATION, _PART, _PARTS = 0x00209161, 0x00209162, 0x00209163
 
-_PARSE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
-
 Attributes = Mapping[int, bytes]
 
 
@@ -113,7 +101,7 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
                 if uid:
                     number, total = (_whole(header, _raw(dataset, t)) for t in (_PART, _PARTS))
                     parts[uid][number] = total
-        except _PARSE_ERRORS as exc:
+        except PARSE_ERRORS as exc:
             detail = f"the functional groups can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
     for numbers in parts.values():  # PS3.3 C.7.6.16.1

@@ -31,7 +31,7 @@ _PIXELS = 0x7FE00010
 _ALL_PIXELS = frozenset((_PIXELS, 0x7FE00009, 0x7FE00008))
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
-_PARSE_ERRORS = (
+PARSE_ERRORS = (
     ArithmeticError,
     AttributeError,
     EOFError,
@@ -43,6 +43,7 @@ _PARSE_ERRORS = (
     struct.error,
     zlib.error,
 )
+"""What pydicom raises for damaged data sets."""
 
 
 def read_odd(path: Path) -> Elements:
@@ -109,7 +110,7 @@ def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | N
             file.seek(0)
             dataset = read_partial(file, _at_pixels, LONGEST_VALUE, True, wanted)
             return dataset, _pixel_place(file, dataset)
-    except (InvalidDicomError, BytesLengthException, *_PARSE_ERRORS, OSError) as exc:
+    except (InvalidDicomError, BytesLengthException, *PARSE_ERRORS, OSError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise  # the disk's; pydicom raises OSError without a number where a file is cut off
         detail = f"the header of a DICOM file can't be parsed ({type(exc).__name__})"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from scanloom.io.dicom.headers import PHASE_TAGS, Header
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom.headers import PHASE_TAGS, Header, quiet
+from scanloom.io.dicom.odd_header import PARSE_ERRORS
 
 LONGEST = 256
 """Bytes of a value that may tell volumes apart."""
@@ -84,7 +86,13 @@ class Slice:
         ScanError
             UNREADABLE or DAMAGED, if its file was changed since.
         """
-        return leaves(self.header.read_dataset() if self.group is None else self.group)
+        dataset = self.header.read_dataset() if self.group is None else self.group
+        try:
+            with quiet():
+                return leaves(dataset)
+        except PARSE_ERRORS as exc:
+            detail = f"a header's sequences can't be parsed ({type(exc).__name__})"
+            raise ScanError(Reason.DAMAGED, detail) from exc
 
     @property
     def rows(self) -> int:
