@@ -122,6 +122,7 @@ def single_slice(header: Header) -> Slice:
         multiframe=False,
         tile=None,
         shared=header.shared,
+        group=None,
     )
     return one
 
