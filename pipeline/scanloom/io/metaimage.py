@@ -13,6 +13,7 @@ from scanloom.io.text_header import (
     LPS_TO_RAS,
     TextHeader,
     affine_of,
+    check_even,
     damaged,
     floats,
     integers,
@@ -89,6 +90,7 @@ def parse_metaimage(start: bytes, *, whole: bool) -> TextHeader:
         raise ScanError(reason, "the file has no whole MetaImage header")
     if fields.get("ObjectType", "Image").lower() != "image":
         raise ScanError(Reason.NOT_AN_IMAGE, "the MetaIO file holds another object than an image")
+    check_even(start[: last.start()])
     count = integers(_needed(fields, "NDims"), "NDims", 1)[0]
     if not 1 <= count <= 10:
         raise damaged("its NDims is no number from 1 to 10")

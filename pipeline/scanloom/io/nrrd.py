@@ -13,6 +13,7 @@ from scanloom.io.text_header import (
     LPS_TO_RAS,
     TextHeader,
     affine_of,
+    check_even,
     damaged,
     floats,
     integers,
@@ -130,6 +131,7 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
     if end is None and not whole:
         raise damaged("the header has no end")
     fields = _fields(start[: end.start()] if end else start)
+    check_even(start[: end.start()] if end else start)
     if end is None and "datafile" not in fields:
         raise ScanError(Reason.TRUNCATED, "the file ends in its header")
     dimension = integers(_needed(fields, "dimension"), "dimension", 1)[0]

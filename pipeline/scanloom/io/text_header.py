@@ -18,6 +18,12 @@ HEADER_LIMIT = 1 << 20
 LPS_TO_RAS = np.array([-1.0, -1.0, 1.0])
 """Signs of the patient axes."""
 
+EVEN_MM = 0.05
+"""How far slices may have been off their places, as in a DICOM series."""
+_UNEVEN = re.compile(
+    rb"^[ \t]*ITK_non_uniform_sampling_deviation[ \t]*:?=[ \t]*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)",
+    re.MULTILINE,
+)
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _FLOAT = re.compile(
     r"[+-]?(?:(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][+-]?\d{1,3})?|nan|inf)", re.I
@@ -72,6 +78,19 @@ class TextHeader:
 def damaged(detail: str) -> ScanError:
     """Return the error for a header that breaks its format's rules; it never holds its text."""
     return ScanError(Reason.DAMAGED, detail)
+
+
+def check_even(header: bytes) -> None:
+    """Refuse a scan of which ITK wrote that its slices were not equally spaced, by mm.
+
+    Raises
+    ------
+    ScanError
+        SPACING_CHANGES.
+    """
+    found = _UNEVEN.search(header)
+    if found and float(found[1]) > EVEN_MM:
+        raise ScanError(Reason.SPACING_CHANGES, "its writer says that its slices were uneven")
 
 
 def integers(text: str, what: str, count: int | None = None) -> tuple[int, ...]:

@@ -163,3 +163,18 @@ def test_voxels_that_are_not_finite_are_refused(tmp_path):
     array[1, 2, 3] = np.nan
     SimpleITK.WriteImage(SimpleITK.GetImageFromArray(array), str(tmp_path / "a.mha"))
     assert code_of(tmp_path / "a.mha") == "PIXEL_TYPE"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("mm", "code"), [("0.9", "SPACING_CHANGES"), ("0.001", None)])
+def test_slices_that_were_uneven_are_refused(tmp_path, name, mm, code):
+    """ITK writes so into what it made of a series with gaps."""
+    image, _ = drawn()
+    image.SetMetaData("ITK_non_uniform_sampling_deviation", mm)
+    SimpleITK.WriteImage(image, str(tmp_path / name))
+    assert b"ITK_non_uniform_sampling_deviation" in (tmp_path / name).read_bytes()
+
+    if code:
+        assert code_of(tmp_path / name) == code
+    else:
+        assert scanloom.load_volume(tmp_path / name).array.shape == noise().shape
