@@ -41,6 +41,7 @@ def test_two_shards_are_one_run(tmp_path: Path, archive: Path) -> None:
     model = write_tiny_bundle(tmp_path / "bundles")
     workflow.write_text(f"name: test\nmodels: [{model}]\nselect: {{modality: CT}}\n")
     environment = formula_environment(notes)
+    Path(environment["SCANLOOM_KEY"]).write_bytes(bytes(range(32)))  # with it both have cases
     whole, parts = tmp_path / "whole", tmp_path / "parts"
 
     def begin(out: Path, *options: str):  # type: ignore[no-untyped-def]
