@@ -1,0 +1,215 @@
+"""What tells volumes apart where the attributes that are meant for it don't."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scanloom.io.dicom.headers import MADE_BY
+from scanloom.io.dicom.parts import Part, members_of, rank, same_places, whole_stacks
+from scanloom.io.dicom.slices import Slice, as_text, keyword, one_of_each
+from scanloom.io.dicom.stack import MIN_SLICES
+
+TIMES = ("TriggerTime", "AcquisitionTime", "ContentTime", "InstanceNumber")
+"""Attributes that differ between slices of one volume too: they count only where places repeat."""
+_DATES = {"AcquisitionTime": (0x00080022, 0x0008002A), "ContentTime": (0x00080023,)}
+"""The days of times: of those that pass midnight too."""
+_CHANGING = re.compile(
+    "private|Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
+)
+"""Names of what differs between slices of one volume too, that were made in several passes."""
+_HALF_A_DAY = 12 * 3600.0
+
+Split = tuple[list[Part], tuple[str, ...]]
+"""Parts, and what tells them apart; none where nothing does."""
+_NONE: Split = ([], ())
+
+
+def split_by_the_rest(part: Part) -> Split:
+    """Split slices of which each place has equally many, by what the other attributes say."""
+    if not part.repeats or not part.even or len(part.ids) < MIN_SLICES:
+        return [part], ()
+    for way in (_by_making, _by_times, _by_passes, _by_anything, _by_turns):
+        parts, told = way(part)
+        if parts:
+            finer = [split_by_the_rest(one) for one in parts]
+            told = (*told, *(by for _, more in finer for by in more))
+            return [one for some, _ in finer for one in some], tuple(dict.fromkeys(told))
+    return [part], ()
+
+
+def _by_making(part: Part) -> Split:
+    """Split by how slices were made; without it times would be asked, which may be in any order."""
+    if len(one_of_each(part.slices)) < 2:
+        return _NONE
+    for name, tags in MADE_BY.items():
+        found = part.split(lambda one, tags=tags: _made_by(one, tags))  # type: ignore[misc]
+        if len(found) > 1 and same_places(part, found):
+            return list(found.values()), (name,)
+    return _NONE
+
+
+def interlocked(part: Part) -> Split:
+    """Split stacks that lie one within the other, no slice at the place of another's."""
+    if part.repeats or len(one_of_each(part.slices)) < 2:
+        return _NONE
+    for name, tags in MADE_BY.items():
+        found = part.split(lambda one, tags=tags: _made_by(one, tags))  # type: ignore[misc]
+        if len(found) > 1 and whole_stacks(part, found):
+            return list(found.values()), (name,)
+    return _NONE if part.slices[0].group is None else _interlocked_frames(part)
+
+
+def _interlocked_frames(part: Part) -> Split:
+    """Do the same by all that functional groups say, but for what changes in a volume too."""
+    little = part.slices[0].header.elements.little
+    for at, values in _columns(part).items():
+        name = keyword(at[-1])
+        if not 1 < len(set(values)) <= len(values) // MIN_SLICES or _CHANGING.search(name):
+            continue
+        texts = {
+            one: as_text(value, little=little)
+            for one, value in zip(part.slices, values, strict=True)
+        }
+        found = part.split(texts.__getitem__)
+        if whole_stacks(part, found):
+            return list(found.values()), (name,)
+    return _NONE
+
+
+def _made_by(one: Slice, tags: Sequence[int]) -> str:
+    little = one.header.elements.little
+    for tag in tags:
+        raw = one.header.elements.raw(tag)
+        if one.group is not None:
+            raw = next((v for at, v in one.attributes.items() if at[-1] == tag and v), raw)
+        if raw:
+            return as_text(raw, little=little)
+    return ""
+
+
+def _by_times(part: Part) -> Split:
+    """Split by a time that all slices of a volume have."""
+    for name in TIMES:
+        found = part.split(lambda one, name=name: one.phase.get(name, ""))  # type: ignore[misc]
+        if len(found) == part.most and same_places(part, found):
+            return list(found.values()), (name,)
+    return _NONE
+
+
+def _by_passes(part: Part) -> Split:
+    """Split by a time or number that is later in all of one volume than in all of another."""
+    for name in TIMES:
+        order = _Order.of(part, name)
+        if order is not None and order.in_passes:
+            return order.parts(), (name,)
+    return _NONE
+
+
+def _by_anything(part: Part) -> Split:
+    """Split by all attributes of which each value has every place equally often.
+
+    None of them may contradict another: then nothing is known.
+    """
+    little = part.slices[0].header.elements.little
+    telling = {}
+    for at, values in _columns(part).items():
+        if 1 < len(set(values)) <= part.most and _are_volumes(part, members_of(values)):
+            telling[at] = [as_text(value, little=little) for value in values]
+    names, keys, groups = [], [()] * len(part.slices), 1
+    for at, texts in telling.items():
+        finer = [(*key, *rank(text)) for key, text in zip(keys, texts, strict=True)]
+        if len(set(finer)) > groups:
+            names.append(keyword(at[-1]))
+            keys, groups = finer, len(set(finer))  # type: ignore[assignment]
+    members = members_of(keys)
+    if groups < 2 or not _are_volumes(part, members):
+        return _NONE
+    return [part.pick(members[key]) for key in sorted(members)], tuple(dict.fromkeys(names))
+
+
+def _columns(part: Part) -> dict[tuple[int, ...], list[bytes]]:
+    """Return the values of each attribute that any slice has."""
+    places = sorted({at for one in part.slices for at in one.attributes})
+    return {at: [one.attributes.get(at, b"") for one in part.slices] for at in places}
+
+
+def _are_volumes(part: Part, members: Mapping[Any, Sequence[int]]) -> bool:
+    """Whether each of the groups has every place equally often."""
+    found = [part.pick(some) for some in members.values()]
+    return all(one.even and one.ids == part.ids for one in found)
+
+
+def _by_turns(part: Part) -> Split:
+    """Split by what comes first, second, third at each place, if nothing says otherwise."""
+    orders = {name: order for name in TIMES if (order := _Order.of(part, name)) is not None}
+    if len({order.ranks for order in orders.values()}) != 1:
+        return _NONE
+    name, order = next(iter(orders.items()))
+    return order.parts(), (name,)
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """Which slice of its place each is, by a time or number; and that itself, to be compared."""
+
+    part: Part
+    ranks: tuple[int, ...]
+    when: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, part: Part, name: str) -> _Order | None:
+        """Return the order; None where the attribute does not tell."""
+        when = _when(part.slices, name)
+        if when is None:
+            return None
+        ranks = [0] * len(when)
+        for members in members_of([int(n) for n in part.places.ids]).values():
+            if len({when[n] for n in members}) < len(members):
+                return None
+            for turn, n in enumerate(sorted(members, key=lambda n: when[n])):
+                ranks[n] = turn
+        return cls(part, tuple(ranks), tuple(when))
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether all firsts come before all seconds, and so on."""
+        members = members_of(self.ranks)
+        times = [[self.when[n] for n in members[turn]] for turn in sorted(members)]
+        return all(max(one) < min(other) for one, other in itertools.pairwise(times))
+
+    def parts(self) -> list[Part]:
+        """Return the slices by their turns."""
+        members = members_of(self.ranks)
+        return [self.part.pick(members[turn]) for turn in sorted(members)]
+
+
+def _when(slices: Sequence[Slice], name: str) -> list[Any] | None:
+    """Return what can be compared; None where it lacks, or where days are not known."""
+    values = [one.phase.get(name, "") for one in slices]
+    if not all(values):
+        return None
+    dates = [_date(one, name) for one in slices]
+    times = [rank(value) for value in values]
+    clock = [_seconds(value) for value in values] if name in _DATES else []
+    if len(set(dates)) == 1 and clock and max(clock) - min(clock) > _HALF_A_DAY:
+        return None  # it passed midnight, or seems so
+    return list(zip(dates, times, strict=True))
+
+
+def _date(one: Slice, name: str) -> str:
+    if one.multiframe:
+        return ""  # FrameAcquisitionDateTime has it
+    texts = (one.header.elements.text(tag)[:8] for tag in _DATES.get(name, ()))
+    return next((text for text in texts if text), "")
+
+
+def _seconds(value: str) -> float:
+    """Return the seconds of a day that a time is, 0 for what is none."""
+    text = value[8:] if len(value.split(".")[0]) > 8 else value
+    if not text[:6].isdigit():
+        return 0.0
+    return int(text[:2]) * 3600.0 + int(text[2:4] or 0) * 60 + int(text[4:6] or 0)
