@@ -325,6 +325,9 @@ READ: dict[str, Kind] = {
     "no rescale": Kind(
         plain(coding=Coding(intercept="0"), RescaleSlope=None, RescaleIntercept=None)
     ),
+    "a rescale type in one only": Kind(
+        changed(lambda k, ds: assign(ds, RescaleType="HU" if k == MIDDLE else None))
+    ),
     "MONOCHROME1": Kind(every(PhotometricInterpretation="MONOCHROME1")),
     "8 bit": Kind(plain(coding=Coding(8, 8, False, "2", "-200"))),
     "12 bit": Kind(plain(coding=Coding(16, 12, False))),

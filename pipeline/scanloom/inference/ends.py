@@ -21,7 +21,7 @@ from scanloom.inference.shapes import shapes_only
 
 HALF = torch.bfloat16
 NARROW = 16
-"""Channels of a layer that gains little by bfloat16: half of its units stay empty."""
+"""Channels of a layer that averages over few values, so that rounding shows in labels."""
 Convolution = (nn.Conv3d, nn.ConvTranspose3d)
 
 

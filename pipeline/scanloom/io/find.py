@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -96,7 +96,10 @@ def find_series(path: Path | str, out: Path | None = None) -> tuple[Series, ...]
         lambda n: bool(looks[n].packed),
     )
     found = [
-        lost_beside(make_series(group, entries, looks), lost)
+        replace(
+            make_series(group, entries, looks),
+            lost=lost_beside((entries[n].path for n in group.members), lost),
+        )
         for group in groups
         if group.members and (not wanted or _holds(group, entries, wanted))
     ]
@@ -146,21 +149,20 @@ def lost_files(
     if short:
         kinds = {_kind(entry) for n, entry in enumerate(entries) if is_dicom(n)}
         lost += [n for n in short if _kind(entries[n]) in kinds]
-    return Counter(os.path.dirname(entries[n].path) for n in lost)  # noqa: PTH120
+    return Counter(os.path.dirname(entries[n].path) for n in lost)  # noqa: PTH120 of zips too
 
 
 def _kind(entry: Entry) -> tuple[str, str]:
     """Return the folder and the suffix of a file."""
     folder, name = os.path.split(entry.path)
-    return folder, os.path.splitext(name)[1].lower()  # noqa: PTH122
+    return folder, os.path.splitext(name)[1].lower()  # noqa: PTH122 of zips too
 
 
-def lost_beside(series: Series, lost: Mapping[str, int]) -> Series:
-    """Return the series with the count of lost files in the folders of its slices."""
-    if series.kind != "dicom" or not lost:
-        return series
-    folders = {str(file.parent) for file in series.files}
-    return replace(series, lost=sum(lost.get(folder, 0) for folder in folders))
+def lost_beside(paths: Iterable[str], lost: Mapping[str, int]) -> int:
+    """Return how many lost files there are in the folders of these files."""
+    if not lost:
+        return 0
+    return sum(lost.get(folder, 0) for folder in set(map(os.path.dirname, paths)))
 
 
 def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:

@@ -86,20 +86,19 @@ class Index:
     def _lost(self) -> Counter[str]:
         """How many files of each folder may be slices and can't be read."""
         rows = self.rows
+        dicom = {n for n, one in enumerate(rows.series) if one.kind == "dicom"}
         damaged = {
-            n
-            for n, one in enumerate(rows.series)
-            if one.kind == "dicom" and not one.series_uid and one.reason in _LOST
+            n for n in dicom if not rows.series[n].series_uid and rows.series[n].reason in _LOST
         }
         return lost_files(
             rows.entries,
             lambda n: rows.reasons[n] == Reason.UNREADABLE.code or rows.groups[n] in damaged,
-            lambda n: rows.groups[n] >= 0,
+            lambda n: rows.groups[n] in dicom,
         )
 
     def as_series(self, one: IndexedSeries) -> Series:
         """Return a series as readers take it; what is packed is unpacked for it."""
-        series = Series(
+        return Series(
             kind=one.kind,
             files=tuple(
                 SCRATCH.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
@@ -109,8 +108,8 @@ class Index:
             series_uid=one.series_uid,
             modality=one.what.modality or None,
             description=one.what.description,
+            lost=lost_beside((self.rows.entries[n].path for n in one.files), self._lost),
         )
-        return lost_beside(series, self._lost)
 
 
 def build_index(

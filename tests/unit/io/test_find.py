@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
 import warnings
+from pathlib import Path
 
 import nibabel
 import numpy as np
@@ -180,18 +183,25 @@ def test_errors_say_nothing_of_the_patient(tmp_path):
         assert "Doe" not in str(caught.value)
 
 
+@pytest.mark.parametrize("packed", ["", "zip", "gzip"])
 @pytest.mark.parametrize("size", [0, 100, 140, 400, 700])
-def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, monkeypatch):
+def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, packed, monkeypatch):
     """The scan may be longer: a flag says so where it is read, in an index too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    *_, last = write_series(tmp_path / "scan", noise())
+    scan = tmp_path / "scan"
+    *whole, last = write_series(scan, noise())
     last.write_bytes(last.read_bytes()[:size])
+    if packed == "zip":
+        scan = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", scan))
+    elif packed:
+        for path in whole:
+            path.write_bytes(gzip.compress(path.read_bytes()))
 
-    volume = scanloom.load_volume(tmp_path / "scan", series="best")
+    volume = scanloom.load_volume(scan, series="best")
 
     assert volume.array.shape[2] == 5
     assert Flag.FILES_LOST in volume.flags
-    index = build_index([tmp_path / "scan"], bytes(32))
+    index = build_index([scan], bytes(32))
     [whole] = (one for one in index.series if not one.what.reason)
     assert index.as_series(whole).lost == 1
 

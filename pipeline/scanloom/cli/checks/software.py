@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
-import tomllib
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scanloom.cli.checks.finding import Finding
@@ -26,19 +24,11 @@ def check_software() -> Iterator[Finding]:
 
 
 def requirements() -> list[Requirement]:
-    """Return what scanloom asks for, without the extras."""
+    """Return what scanloom's own metadata asks for, without the extras."""
     from packaging.requirements import Requirement
 
-    listed = [Requirement(line) for line in requirement_lines()]
+    listed = [Requirement(line) for line in metadata.requires("scanloom") or []]
     return [r for r in listed if r.marker is None or r.marker.evaluate({"extra": ""})]
-
-
-def requirement_lines() -> list[str]:
-    """Return what the metadata ask for; in a checkout, where they age, what its project does."""
-    project = Path(__file__).parents[4] / "pyproject.toml"
-    if not project.is_file():
-        return metadata.requires("scanloom") or []
-    return list(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"])
 
 
 def _platform() -> Finding:

@@ -21,6 +21,7 @@ from scanloom.io.dicom.slices import (
     header_phase,
     in_hounsfield,
     plain_text,
+    rescale_kind,
     to_float,
 )
 
@@ -145,7 +146,7 @@ def _slice(
         spacing=_numbers(attributes.get(_SPACING, b""), 2) or header.spacing,
         slope=math.nan if slope is None else slope,
         intercept=math.nan if intercept is None else intercept,
-        rescaled=kind if given else None,
+        rescaled=rescale_kind(given, kind),
         hounsfield=in_hounsfield(header, given, kind),
         phase=_phase(header, attributes, others),
         multiframe=True,

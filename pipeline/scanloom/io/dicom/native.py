@@ -12,7 +12,7 @@ from scanloom.io.dicom.planes import EXPLICIT_BIG, Plane
 from scanloom.io.dicom.sources import Source
 
 _AT_ONCE = 1 << 17
-"""Packed samples that are unpacked together; each bit takes a byte meanwhile."""
+"""Packed samples that are unpacked together, each bit taking a byte; bytes that are looked at."""
 
 
 def read_native(plane: Plane, source: Source, out: NDArray[Any]) -> None:
@@ -53,8 +53,9 @@ def _check_rest(plane: Plane, source: Source, total: int) -> None:
     rest = (plane.length or 0) - total
     if 8 * rest < min(plane.rows, plane.columns) * plane.format.allocated:
         return
-    if any(source.read(plane.offset + total, rest)):
-        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
+    for start in range(total, total + rest, _AT_ONCE):
+        if source.read(plane.offset + start, min(_AT_ONCE, total + rest - start)).strip(b"\0"):
+            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
 
 
 def _read_packed(plane: Plane, source: Source, out: NDArray[Any]) -> None:

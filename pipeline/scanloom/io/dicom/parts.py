@@ -65,9 +65,7 @@ class Part:
 
     def split(self, key: Callable[[Slice], str]) -> dict[str, Part]:
         """Return the parts with one value each, in the order of values."""
-        members: dict[str, list[int]] = defaultdict(list)
-        for n, one in enumerate(self.slices):
-            members[key(one)].append(n)
+        members = members_of([key(one) for one in self.slices])
         ordered = sorted(members.items(), key=lambda item: rank(item[0]))
         return {value: self.pick(indices) for value, indices in ordered}
 

@@ -45,7 +45,7 @@ class Slice:
     slope, intercept : float
         Stored sample to value.
     rescaled : str or None
-        RescaleType in capitals; None where there is no rescale.
+        What a rescale gives, see `rescale_kind`; None where there is none.
     hounsfield : bool
         Whether a CT's rescale gives Hounsfield units.
     phase : mapping of str to str
@@ -116,7 +116,7 @@ def single_slice(header: Header) -> Slice:
         spacing=header.spacing,
         slope=header.slope,
         intercept=header.intercept,
-        rescaled=header.rescale_type if header.rescale_given else None,
+        rescaled=rescale_kind(header.rescale_given, header.rescale_type),
         hounsfield=in_hounsfield(header, header.rescale_given, header.rescale_type),
         phase=header_phase(header),
         multiframe=False,
@@ -131,6 +131,11 @@ def one_of_each(slices: Sequence[Slice]) -> Sequence[Slice]:
     """Return one of those that have all in common with others but their place and phase."""
     kinds = {id(one.shared): one for one in slices}
     return slices if id(None) in kinds else tuple(kinds.values())
+
+
+def rescale_kind(given: bool, kind: str) -> str | None:
+    """Return RescaleType, empty for its usual values, of which some slices may lack the word."""
+    return ("" if kind in ("HU", "US") else kind) if given else None
 
 
 def in_hounsfield(header: Header, given: bool, kind: str) -> bool:

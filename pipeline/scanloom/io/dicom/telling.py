@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from scanloom.io.dicom.headers import MADE_BY
@@ -43,24 +44,27 @@ def split_by_the_rest(part: Part) -> Split:
 
 def _by_making(part: Part) -> Split:
     """Split by how slices were made; without it times would be asked, which may be in any order."""
-    if len(one_of_each(part.slices)) < 2:
-        return _NONE
-    for name, tags in MADE_BY.items():
-        found = part.split(lambda one, tags=tags: _made_by(one, tags))  # type: ignore[misc]
-        if len(found) > 1 and same_places(part, found):
-            return list(found.values()), (name,)
-    return _NONE
+    return _made_apart(part, same_places)
 
 
 def interlocked(part: Part) -> Split:
     """Split stacks that lie one within the other, no slice at the place of another's."""
-    if part.repeats or len(one_of_each(part.slices)) < 2:
+    if part.repeats:
+        return _NONE
+    found = _made_apart(part, whole_stacks)
+    if found[0] or part.slices[0].group is None:
+        return found
+    return _interlocked_frames(part)
+
+
+def _made_apart(part: Part, accept: Callable[[Part, dict[str, Part]], bool]) -> Split:
+    if len(one_of_each(part.slices)) < 2:
         return _NONE
     for name, tags in MADE_BY.items():
-        found = part.split(lambda one, tags=tags: _made_by(one, tags))  # type: ignore[misc]
-        if len(found) > 1 and whole_stacks(part, found):
+        found = part.split(partial(_made_by, tags=tags))
+        if len(found) > 1 and accept(part, found):
             return list(found.values()), (name,)
-    return _NONE if part.slices[0].group is None else _interlocked_frames(part)
+    return _NONE
 
 
 def _interlocked_frames(part: Part) -> Split:
@@ -91,10 +95,14 @@ def _made_by(one: Slice, tags: Sequence[int]) -> str:
     return ""
 
 
+def _phase(one: Slice, name: str) -> str:
+    return one.phase.get(name, "")
+
+
 def _by_times(part: Part) -> Split:
     """Split by a time that all slices of a volume have."""
     for name in TIMES:
-        found = part.split(lambda one, name=name: one.phase.get(name, ""))  # type: ignore[misc]
+        found = part.split(partial(_phase, name=name))
         if len(found) == part.most and same_places(part, found):
             return list(found.values()), (name,)
     return _NONE
@@ -119,12 +127,13 @@ def _by_anything(part: Part) -> Split:
     for at, values in _columns(part).items():
         if 1 < len(set(values)) <= part.most and _are_volumes(part, members_of(values)):
             telling[at] = [as_text(value, little=little) for value in values]
-    names, keys, groups = [], [()] * len(part.slices), 1
+    keys: list[tuple[Any, ...]] = [()] * len(part.slices)
+    names, groups = [], 1
     for at, texts in telling.items():
         finer = [(*key, *rank(text)) for key, text in zip(keys, texts, strict=True)]
         if len(set(finer)) > groups:
             names.append(keyword(at[-1]))
-            keys, groups = finer, len(set(finer))  # type: ignore[assignment]
+            keys, groups = finer, len(set(finer))
     members = members_of(keys)
     if groups < 2 or not _are_volumes(part, members):
         return _NONE
