@@ -224,7 +224,7 @@ def _file_id(path: str, packed: bytes, key: bytes) -> str:
     """Return the id of a file; of one that can't be read, that of its path."""
     instance = ""
     if packed:
-        instance = unpack_elements(packed).values.get(_INSTANCE, b"").decode("ascii", "replace")
+        instance = unpack_elements(packed).raw(_INSTANCE).decode("ascii", "replace")
     try:
         return file_id(Path(path), instance.strip(" \0"), key)
     except (ScanError, ValueError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-FORM = "4"
+FORM = "5"
 """Of the file; with the version of scanloom, since another one may judge otherwise."""
 
 _FORM, _KEY = b"scanloom.index", b"scanloom.key"

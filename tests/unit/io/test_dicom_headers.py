@@ -23,7 +23,13 @@ from pydicom.valuerep import EXPLICIT_VR_LENGTH_16, EXPLICIT_VR_LENGTH_32
 from dicom_maker import MR, Coding, Words, noise, write_series
 from scanloom.core import ScanError
 from scanloom.io.dicom import byte_order
-from scanloom.io.dicom.elements import MEDIA_CLASS, Elements, PixelPlace, unpack_elements
+from scanloom.io.dicom.elements import (
+    MEDIA_CLASS,
+    Elements,
+    PixelPlace,
+    elements_of,
+    unpack_elements,
+)
 from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.headers import Header, is_dicom, make_header, quiet, read_headers
 from scanloom.io.dicom.odd_header import read_odd
@@ -143,7 +149,7 @@ def test_other_encodings_mean_the_same(tmp_path, syntax):
     assert both(other)[0] == both(other)[1]
     ours, theirs = read_headers([plain, other])
     for field in fields(Header):
-        if field.name not in ("place", "elements", "syntax", "pixels"):
+        if field.name not in ("place", "elements", "shared", "syntax", "pixels"):
             assert getattr(ours, field.name) == getattr(theirs, field.name)
     assert theirs.syntax == syntax
 
@@ -281,7 +287,9 @@ def test_bytes_behind_the_pixels_are_not_read(tmp_path):
 
 @pytest.mark.parametrize("length", [64, 256, 70_000])
 def test_elements_are_kept_whatever_a_damaged_file_says_of_its_syntax(length):
-    elements = Elements({MEDIA_CLASS: b"1.2"}, "ÿ" * length, True, False, PixelPlace(1 << 40, 7))
+    place = PixelPlace(1 << 40, 7)
+    values = {MEDIA_CLASS: b"1.2"}
+    elements = elements_of(values, "ÿ" * length, little=True, lookup_table=False, pixels=place)
     assert unpack_elements(elements.packed()) == elements
 
 

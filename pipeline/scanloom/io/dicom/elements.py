@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 SYNTAX = 0x00020010
 MEDIA_CLASS = 0x00020002
 LOOKUP_TABLE = 0x00283000
 
-_HEAD = struct.Struct("<HBIQQ")
+_HEAD, _COMMON = struct.Struct("<IBQQ"), struct.Struct("<I?")
+_COUNT = struct.Struct("<H")
 
 TAGS = frozenset(
     (
@@ -76,6 +78,28 @@ TAGS = frozenset(
     )
 )
 """What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""
+CHANGING = frozenset(
+    (
+        0x00080018,  # SOPInstanceUID
+        0x00080022,  # AcquisitionDate
+        0x00080023,  # ContentDate
+        0x0008002A,  # AcquisitionDateTime
+        0x00080032,  # AcquisitionTime
+        0x00080033,  # ContentTime
+        0x00180081,  # EchoTime
+        0x00180086,  # EchoNumbers
+        0x00181060,  # TriggerTime
+        0x00189087,  # DiffusionBValue
+        0x00189089,  # DiffusionGradientOrientation
+        0x00200012,  # AcquisitionNumber
+        0x00200013,  # InstanceNumber
+        0x00200032,  # ImagePositionPatient
+        0x00200100,  # TemporalPositionIdentifier
+    )
+)
+"""Of these, what mostly differs between slices of a series, or between its volumes."""
+STEADY = (MEDIA_CLASS, *sorted(TAGS - CHANGING))
+"""All others: mostly the same in all files of a series."""
 
 
 class PixelPlace(NamedTuple):
@@ -85,17 +109,45 @@ class PixelPlace(NamedTuple):
     length: int | None
 
 
+class Common:
+    """Values that files of a series have in common: one object for equal ones, see `common_of`.
+
+    Parameters
+    ----------
+    syntax : str
+        Transfer syntax UID; that of the encoding where a file names none.
+    little : bool
+        Whether binary values are little endian.
+    values : mapping of int to bytes
+        Those of `STEADY` that are there, with their padding.
+    """
+
+    def __init__(self, syntax: str, little: bool, values: Mapping[int, bytes]) -> None:
+        self.syntax, self.little, self.values = syntax, little, values
+
+    @cached_property
+    def packed(self) -> bytes:
+        """All of it as bytes."""
+        syntax = self.syntax.encode("utf-8", "replace")
+        return _COMMON.pack(len(syntax), self.little) + syntax + _pack(self.values)
+
+
+@lru_cache(1024)
+def common_of(syntax: str, little: bool, found: tuple[bytes | None, ...]) -> Common:
+    """Return the object of these values, in the order of `STEADY`."""
+    pairs = zip(STEADY, found, strict=True)
+    return Common(syntax, little, {tag: value for tag, value in pairs if value is not None})
+
+
 class Elements(NamedTuple):
     """What one file says, unconverted.
 
     Parameters
     ----------
-    values : mapping of int to bytes
-        Values of `TAGS` and MEDIA_CLASS, where they are there, with their padding.
-    syntax : str
-        Transfer syntax UID; that of the encoding where the file names none.
-    little : bool
-        Whether binary values are little endian.
+    common : Common
+        What it shares with most files of its series, and how it is encoded.
+    own : mapping of int to bytes
+        Values of `CHANGING`, where they are there, with their padding.
     lookup_table : bool
         Whether ModalityLUTSequence holds anything.
     pixels : PixelPlace or None
@@ -104,38 +156,60 @@ class Elements(NamedTuple):
         Whether gzip packed the file.
     """
 
-    values: Mapping[int, bytes]
-    syntax: str
-    little: bool
+    common: Common
+    own: Mapping[int, bytes]
     lookup_table: bool
     pixels: PixelPlace | None
     gzipped: bool = False
 
+    @property
+    def syntax(self) -> str:
+        """Transfer syntax UID; that of the encoding where the file names none."""
+        return self.common.syntax
+
+    @property
+    def little(self) -> bool:
+        """Whether binary values are little endian."""
+        return self.common.little
+
     def raw(self, tag: int) -> bytes:
         """Return the bytes of an element, empty where it is absent."""
-        return self.values.get(tag, b"")
+        return (self.own if tag in CHANGING else self.common.values).get(tag, b"")
 
     def text(self, tag: int) -> str:
         """Return a value that should be ASCII, without padding."""
-        return self.values.get(tag, b"").decode("ascii", "replace").strip(" \0")
+        return self.raw(tag).decode("ascii", "replace").strip(" \0")
 
     def number(self, tag: int, default: int, *, signed: bool = False) -> int:
         """Return a value of two bytes (US, SS); `default` where it is absent or has others."""
-        raw = self.values.get(tag, b"")
+        raw = self.raw(tag)
         if len(raw) != 2:
             return default
         return int.from_bytes(raw, "little" if self.little else "big", signed=signed)
 
     def packed(self) -> bytes:
         """Return all of it as bytes, for another process or the index; see `unpack_elements`."""
-        place = self.pixels or PixelPlace(0, None)
-        flags = self.little | self.lookup_table << 1 | (self.pixels is not None) << 2
-        flags |= (place.length is not None) << 3 | self.gzipped << 4
-        syntax, count = self.syntax.encode("utf-8", "replace"), len(self.values)
-        lengths = map(len, self.values.values())
-        head = _HEAD.pack(count, flags, len(syntax), place.offset, place.length or 0)
-        numbers = struct.pack(f"<{2 * count}I", *self.values, *lengths)
-        return b"".join((head, numbers, syntax, *self.values.values()))
+        flags, offset, length = self.lookup_table | self.gzipped << 1, 0, 0
+        if self.pixels is not None:
+            offset, length = self.pixels.offset, self.pixels.length or 0
+            flags |= 4 | (self.pixels.length is not None) << 3
+        common = self.common.packed
+        head = _HEAD.pack(len(common), flags, offset, length)
+        return b"".join((head, common, _pack(self.own)))
+
+
+def elements_of(
+    values: Mapping[int, bytes],
+    syntax: str,
+    *,
+    little: bool,
+    lookup_table: bool,
+    pixels: PixelPlace | None,
+) -> Elements:
+    """Return what a file says whose values of `TAGS` and MEDIA_CLASS these are."""
+    own = {tag: value for tag, value in values.items() if tag in CHANGING}
+    common = common_of(syntax, little, tuple(map(values.get, STEADY)))
+    return Elements(common, own, lookup_table, pixels)
 
 
 def unpack_elements(packed: bytes) -> Elements:
@@ -146,16 +220,35 @@ def unpack_elements(packed: bytes) -> Elements:
     ValueError, struct.error
         If the bytes are none of its.
     """
-    count, flags, place, offset, length = _HEAD.unpack_from(packed)
-    numbers = struct.unpack_from(f"<{2 * count}I", packed, _HEAD.size)
-    start = _HEAD.size + 8 * count
-    syntax = packed[start : start + place].decode()
-    start += place
+    size, flags, offset, length = _HEAD.unpack_from(packed)
+    end = _HEAD.size + size
+    pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
+    common, own = _unpack_common(packed[_HEAD.size : end]), _unpack(packed[end:])
+    return Elements(common, own, bool(flags & 1), pixels, bool(flags & 2))
+
+
+@lru_cache(1024)
+def _unpack_common(packed: bytes) -> Common:
+    size, little = _COMMON.unpack_from(packed)
+    end = _COMMON.size + size
+    values = _unpack(packed[end:])
+    return common_of(packed[_COMMON.size : end].decode(), little, tuple(map(values.get, STEADY)))
+
+
+def _pack(values: Mapping[int, bytes]) -> bytes:
+    """Return how many values there are, their tags, their lengths, and themselves."""
+    numbers = struct.pack(f"<H{2 * len(values)}I", len(values), *values, *map(len, values.values()))
+    return b"".join((numbers, *values.values()))
+
+
+def _unpack(packed: bytes) -> dict[int, bytes]:
+    (count,) = _COUNT.unpack_from(packed)
+    numbers: Sequence[int] = struct.unpack_from(f"<{2 * count}I", packed, _COUNT.size)
+    start = _COUNT.size + 8 * count
     values = {}
     for tag, size in zip(numbers[:count], numbers[count:], strict=True):
         values[tag] = packed[start : start + size]
         start += size
     if start != len(packed):
         raise ValueError(f"{len(packed)} bytes, not {start}")
-    pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
-    return Elements(values, syntax, bool(flags & 1), bool(flags & 2), pixels, bool(flags & 16))
+    return values

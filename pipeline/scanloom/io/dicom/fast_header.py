@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scanloom.io.dicom.byte_order import BIG, LITTLE, LOOKUP, ODD, STOP, UNDEFINED, ByteOrder
-from scanloom.io.dicom.elements import MEDIA_CLASS, SYNTAX, Elements, PixelPlace
-from scanloom.io.dicom.layout import Head, Layout
+from scanloom.io.dicom.elements import MEDIA_CLASS, SYNTAX, Elements, PixelPlace, elements_of
+from scanloom.io.dicom.layout import STEADY_TAGS, Head, Layout
 from scanloom.io.dicom.sequences import NotPlainError, explicit_end, implicit_end
 
 READS = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
@@ -102,7 +102,8 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
             return None
         else:
             needed = found.pixels.offset + 12 if found.pixels else 0
-            _usual[0] = next((size for size in READS if size >= needed), READS[-1])
+            if needed > _usual[0] or needed <= _usual[0] >> 2:
+                _usual[0] = next((size for size in READS if size >= needed), READS[-1])
             return found
 
 
@@ -116,9 +117,7 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
         return _deflated_elements(read_start(path, PACKED)[place:], values)
     if place == len(data) or explicit != _has_vr(data, place):
         raise NotPlainError
-    values, pixels = _walk(order, data, place, values, explicit=explicit, whole=whole)
-    table = bool(values.pop(LOOKUP, b""))
-    return Elements(values, syntax, order.little, table, pixels)
+    return _walk(order, data, place, values, syntax, explicit=explicit, whole=whole)
 
 
 def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, str]:
@@ -142,14 +141,13 @@ def _deflated_elements(packed: bytes, values: dict[int, bytes]) -> Elements:
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         data = unpacker.decompress(packed, size)
         try:
-            found, pixels = _walk(LITTLE, data, 0, values, explicit=True, whole=unpacker.eof)
+            found = _walk(LITTLE, data, 0, values, DEFLATED, explicit=True, whole=unpacker.eof)
         except struct.error:
             if len(data) < size:
                 raise NotPlainError from None
             continue
-        table = bool(found.pop(LOOKUP, b""))
-        place = None if pixels is None else PixelPlace(0, None)
-        return Elements(found, DEFLATED, True, table, place)
+        place = None if found.pixels is None else PixelPlace(0, None)
+        return found._replace(pixels=place)
     raise NotPlainError
 
 
@@ -195,61 +193,69 @@ def _walk(
     data: bytes,
     place: int,
     meta: Mapping[int, bytes],
+    syntax: str,
     *,
     explicit: bool,
     whole: bool,
-) -> tuple[dict[int, bytes], PixelPlace | None]:
-    """Return what is wanted, with what the meta header said, and where the pixels lie, if any."""
+) -> Elements:
+    """Return what a data set and the meta header say."""
     key = (order.little, explicit)
     layout = _layouts.get(key)
     if layout is not None:
-        values = dict(meta)
+        own: dict[int, bytes] = {}
         try:
-            last = _walk_as_before(order, data, place, values, layout, explicit=explicit)
+            last = _walk_as_before(order, data, place, own, layout, explicit=explicit)
         except struct.error:  # a file without pixels, or more has to be read
             last = None
         if last is not None:
             _misses[key] = 0
-            return values, _pixels(order, data, last, explicit=explicit)
+            table = bool(own) and bool(own.pop(LOOKUP, b""))
+            pixels = _pixels(order, data, last, explicit=explicit)
+            common = layout.common(syntax, order.little, meta.get(MEDIA_CLASS))
+            return Elements(common, own, table, pixels)
         _misses[key] = _misses.get(key, 0) + 1
     heads: list[Head] | None = None
     if layout is None or _misses[key] % _SEVERAL == 0:
         heads = []
     values = dict(meta)
     last = _walk_through(order, data, place, values, heads, explicit=explicit, whole=whole)
-    if last is None:
-        return values, None
-    if heads:
+    if heads and last is not None:
         _layouts[key] = Layout(data, heads, 6 if explicit else 4)
-    return values, _pixels(order, data, last, explicit=explicit)
+    table = bool(values.pop(LOOKUP, b""))
+    pixels = None if last is None else _pixels(order, data, last, explicit=explicit)
+    return elements_of(values, syntax, little=order.little, lookup_table=table, pixels=pixels)
 
 
 def _walk_as_before(
     order: ByteOrder,
     data: bytes,
     place: int,
-    values: dict[int, bytes],
+    own: dict[int, bytes],
     layout: Layout,
     *,
     explicit: bool,
 ) -> Head | None:
     """Return the head of the pixels; None if the file is not like the layout."""
-    parts, number = layout.parts, 0
-    while number < len(parts):
-        part = parts[number]
-        if not part.stands_at(data, place):
-            parts = layout.split(number, data, place)
-            if not parts:
+    number = 0
+    while number < len(layout.parts):
+        part = layout.parts[number]
+        if not part.is_same(data, place):
+            if not layout.fit(number, data, place):
                 return None
             continue
         number += 1
-        values.update(zip(part.tags, part.take(data, place), strict=False))
+        if part.tags:
+            own.update(zip(part.tags, part.take(data, place), strict=True))
         place += part.size
         head = _step(order, data, place, explicit=explicit)
+        if head.kept != part.follows:
+            return None
         if head.kept == STOP:
             return head
-        if head.kept:
-            values[head.kept] = data[head.start : head.end]
+        if head.kept in STEADY_TAGS:
+            layout.learn({head.kept: data[head.start : head.end]})
+        elif head.kept:
+            own[head.kept] = data[head.start : head.end]
         place = head.end
     return None
 

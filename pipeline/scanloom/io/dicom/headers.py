@@ -8,7 +8,7 @@ import struct
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.elements import MEDIA_CLASS, Elements, PixelPlace
+from scanloom.io.dicom.elements import MEDIA_CLASS, Common, Elements, PixelPlace
 from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.odd_header import read_dataset, read_odd
 from scanloom.io.unpack import inflated_start, starts_gzip
@@ -39,7 +39,7 @@ PHASE_TAGS = {
     "ContentTime": 0x00080033,
     "InstanceNumber": 0x00200013,
 }
-"""What may tell volumes of one series apart, in the order of `Header.phase`."""
+"""What may tell volumes of one series apart, in the order of `Header.phase`: of `CHANGING`."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Header:
     phase : tuple of bytes
         What may tell volumes of one series apart: the values of `PHASE_TAGS` as they stand in the
         file, empty where absent.
-    shared : mapping
-        All that files of a series mostly have in common: one object for headers in which it is
-        the same.
+    shared : Common
+        What files of a series mostly have in common: one object for headers in which it is the
+        same.
     """
 
     place: str
@@ -119,7 +119,7 @@ class Header:
     multi_energy: bool
     phase: tuple[bytes, ...]
     sop_instance: str
-    shared: Mapping[str, Any]
+    shared: Common
 
     @cached_property
     def path(self) -> Path:
@@ -217,19 +217,17 @@ def is_dicom(start: bytes) -> bool:
 
 def make_header(path: Path | str, elements: Elements) -> Header:
     """Return what the elements of a file mean."""
-    values = elements.values
+    own = elements.own
     header = object.__new__(Header)  # its own __init__ takes as long as reading the file
-    shared = _steady(elements.little, tuple(map(values.get, _STEADY)))
     header.__dict__.update(
-        shared,
-        shared=shared,
+        _meaning(elements.common),
+        shared=elements.common,
         place=str(path),
         elements=elements,
-        syntax=elements.syntax,
         pixels=elements.pixels,
-        position=_floats(values.get(0x00200032, b""), 3),
+        position=_floats(own.get(0x00200032, b""), 3),
         lookup_table=elements.lookup_table,
-        phase=tuple(map(values.get, _PHASE, _ABSENT)),
+        phase=tuple(map(own.get, _PHASE, _ABSENT)),
         sop_instance=elements.text(0x00080018),
     )
     return header
@@ -250,28 +248,19 @@ MADE_BY = {
     "ContrastBolusAgent": (0x00180010,),
 }
 """Attributes that slices of one volume share: how it was made. Of frames, the same in groups."""
-_STEADY = (
-    *(MEDIA_CLASS, 0x00080008, 0x00080016, 0x00080060, *_PATIENT, 0x00189361),
-    *(0x0020000D, 0x0020000E),
-    *(0x00200037, 0x00200052, 0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011),
-    *(0x00280030, 0x00280100, 0x00280101, 0x00280102, 0x00280103, 0x00280120, 0x00280301),
-    *(0x00281052, 0x00281053, 0x00281054),
-    *(tag for tags in MADE_BY.values() for tag in tags),
-)
-"""What is mostly the same in all files of a series."""
 
 
-@lru_cache(256)
-def _steady(little: bool, found: tuple[bytes | None, ...]) -> dict[str, Any]:
-    """Return the fields that come of `_STEADY`; nobody may change them."""
-    values = {tag: value for tag, value in zip(_STEADY, found, strict=True) if value is not None}
-    elements = Elements(values, "", little, False, None)
+@lru_cache(1024)
+def _meaning(common: Common) -> dict[str, Any]:
+    """Return the fields that come of what files have in common; nobody may change them."""
+    elements = Elements(common, {}, False, None)
     raw, text, number = elements.raw, elements.text, elements.number
     representation = number(0x00280103, -1)
     allocated = number(0x00280100, 0)
     stored = number(0x00280101, allocated)
     slope, intercept = raw(0x00281053), raw(0x00281052)
     return {
+        "syntax": common.syntax,
         "sop_class": text(0x00080016) or text(MEDIA_CLASS),
         "study_uid": text(0x0020000D),
         "series_uid": text(0x0020000E),

@@ -167,7 +167,7 @@ def _phase(header: Header, attributes: Attributes, others: Sequence[int]) -> dic
     raw = attributes.get(_INDICES, b"")
     indices = [_whole(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
     found["DimensionIndexValues"] = "\\".join(str(indices[n]) for n in others if n < len(indices))
-    return header_phase(header) | {name: value for name, value in found.items() if value}
+    return {**header_phase(header)} | {name: value for name, value in found.items() if value}
 
 
 def _whole(header: Header, raw: bytes) -> int:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.elements import LOOKUP_TABLE, MEDIA_CLASS, TAGS, Elements, PixelPlace
+from scanloom.io.dicom.elements import (
+    LOOKUP_TABLE,
+    MEDIA_CLASS,
+    TAGS,
+    Elements,
+    PixelPlace,
+    elements_of,
+)
 from scanloom.io.unpack import opened_plain
 
 if TYPE_CHECKING:
@@ -63,9 +70,9 @@ def read_odd(path: Path) -> Elements:
     if meta is not None:
         values[MEDIA_CLASS] = _raw(meta)
     table = elements.get(LOOKUP_TABLE)
-    return Elements(
-        values=values,
-        syntax=_syntax(dataset),
+    return elements_of(
+        values,
+        _syntax(dataset),
         little=dataset.original_encoding[1] is not False,
         lookup_table=bool(getattr(table, "value", None)),
         pixels=place,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,12 @@ class Part:
     @property
     def ids(self) -> frozenset[int]:
         """The places at which it has slices."""
-        return frozenset(map(int, self.places.ids))
+        return frozenset(self.places.ids.tolist())
+
+    @property
+    def phases(self) -> Sequence[Mapping[str, str]]:
+        """What its slices say of their phases, the same object but once."""
+        return tuple({id(one.phase): one.phase for one in self.slices}.values())
 
     @property
     def repeats(self) -> bool:

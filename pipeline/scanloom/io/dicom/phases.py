@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.parts import Part, same_places, whole_stacks
 from scanloom.io.dicom.places import places_of
-from scanloom.io.dicom.slices import Slice
+from scanloom.io.dicom.slices import Slice, one_of_each
 from scanloom.io.dicom.stack import (
     MIN_SLICES,
     SAME_COSINE,
     SAME_SPACING,
+    all_placed,
     directions,
-    is_placed,
 )
 from scanloom.io.dicom.telling import interlocked, split_by_the_rest
 
@@ -99,7 +99,7 @@ def split_volumes(slices: Sequence[Slice]) -> Volumes:
     What can't be told apart, or what is damaged, stays one volume: `stack_slices` refuses it by
     its code.
     """
-    if not slices or not all(is_placed(one) and _is_spaced(one) for one in slices):
+    if not slices or not all_placed(slices) or not all(map(_is_spaced, one_of_each(slices))):
         return Volumes((tuple(slices),))
     parts = _unlike(slices)
     crossing = 0
@@ -137,6 +137,8 @@ def _unlike(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
         else:
             kinds.append((one, [one]))
     parts = [tuple(members) for _, members in kinds]
+    if len(parts) == 1:
+        return parts
     return sorted(parts, key=lambda part: (-len(part), min(_corner(one) for one in part)))
 
 
@@ -201,7 +203,7 @@ def _alike_volumes(slices: Sequence[Slice]) -> Volumes:
 
 def _told_by(part: Part, name: str) -> dict[str, Part]:
     """Return the parts with one value of an attribute each; none where all have the same."""
-    if len({one.phase.get(name, "") for one in part.slices}) < 2:
+    if len({phase.get(name, "") for phase in part.phases}) < 2:
         return {}
     return part.split(lambda one: one.phase.get(name, ""))
 

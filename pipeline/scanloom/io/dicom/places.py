@@ -50,6 +50,9 @@ def places_of(slices: Sequence[Slice], normal: NDArray[np.float64]) -> Places:
     order = np.argsort(depth, kind="stable")
     near = _nearness(depth[order])
     ids = np.empty(len(slices), np.intp)
+    if np.all(np.diff(depth[order]) > near):  # as nearly always
+        ids[order] = np.arange(len(slices))
+        return Places(ids, positions[order], depth[order])
     found: list[int] = []  # the first slice of each place
     for n in map(int, order):
         place = _known_place(found, positions, depth, n, near)

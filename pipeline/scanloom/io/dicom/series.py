@@ -121,12 +121,15 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
         Where a file that holds several does not say which; LOCALIZER if all are localisers.
     """
     slices: list[Slice] = []
+    several: list[Header] = []
     for header in headers:
-        if is_mosaic(header) and not is_multiframe(header):
+        if is_multiframe(header):
+            several.append(header)
+        elif is_mosaic(header):
             slices += mosaic_slices(header)
-        elif not is_multiframe(header):
+        else:
             slices.append(single_slice(header))
-    slices += multiframe_slices([header for header in headers if is_multiframe(header)])
+    slices += multiframe_slices(several)
     if not slices:
         raise ScanError(Reason.LOCALIZER, "all frames are localisers")
     return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))

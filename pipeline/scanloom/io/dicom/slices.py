@@ -49,8 +49,8 @@ class Slice:
     hounsfield : bool
         Whether a CT's rescale gives Hounsfield units.
     phase : mapping of str to str
-        What may tell volumes of one series apart, by attribute; those without a value are absent.
-        Numbers as decimal text.
+        What may tell volumes of one series apart, by attribute, but for InstanceNumber; those
+        without a value are absent. Numbers as decimal text. Slices that say the same may share it.
     multiframe : bool
         Whether the file is of a class that holds several frames.
     tile : Tile or None
@@ -93,6 +93,12 @@ class Slice:
         except PARSE_ERRORS as exc:
             detail = f"a header's sequences can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
+
+    def said(self, name: str) -> str:
+        """Return what it says of an attribute of `phase`, or of InstanceNumber."""
+        if name == "InstanceNumber":
+            return plain_text(self.header.phase[-1])
+        return self.phase.get(name, "")
 
     @property
     def rows(self) -> int:
@@ -143,21 +149,15 @@ def in_hounsfield(header: Header, given: bool, kind: str) -> bool:
     return given and kind in ("", "HU") and not header.multi_energy
 
 
-def header_phase(header: Header) -> dict[str, str]:
+def header_phase(header: Header) -> Mapping[str, str]:
     """Return what a file says of its phase, see `Slice`."""
-    little = header.syntax != "1.2.840.10008.1.2.2"
-    phase = _shared_phase(header.image_type, header.phase[:-1], little=little).copy()
-    number = plain_text(header.phase[-1])
-    if number:
-        phase["InstanceNumber"] = number
-    return phase
+    return _phase(header.image_type, header.phase[:-1], header.elements.little)
 
 
 @lru_cache(256)
-def _shared_phase(
-    image_type: tuple[str, ...], values: tuple[bytes, ...], *, little: bool
-) -> dict[str, str]:
-    """Return all but InstanceNumber: many slices have it in common, and nobody may change it."""
+def _phase(
+    image_type: tuple[str, ...], values: tuple[bytes, ...], little: bool
+) -> Mapping[str, str]:
     phase = {"ImageType": "\\".join(image_type)}
     for name, raw in zip(PHASE_TAGS, values, strict=False):
         phase[name] = doubles(raw, little=little) if name in _BINARY else plain_text(raw)

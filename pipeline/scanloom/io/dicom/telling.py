@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from scanloom.io.dicom.headers import MADE_BY
@@ -95,14 +96,10 @@ def _made_by(one: Slice, tags: Sequence[int]) -> str:
     return ""
 
 
-def _phase(one: Slice, name: str) -> str:
-    return one.phase.get(name, "")
-
-
 def _by_times(part: Part) -> Split:
     """Split by a time that all slices of a volume have."""
     for name in TIMES:
-        found = part.split(partial(_phase, name=name))
+        found = part.split(methodcaller("said", name))
         if len(found) == part.most and same_places(part, found):
             return list(found.values()), (name,)
     return _NONE
@@ -198,7 +195,7 @@ class _Order:
 
 def _when(slices: Sequence[Slice], name: str) -> list[Any] | None:
     """Return what can be compared; None where it lacks, or where days are not known."""
-    values = [one.phase.get(name, "") for one in slices]
+    values = [one.said(name) for one in slices]
     if not all(values):
         return None
     dates = [_date(one, name) for one in slices]
