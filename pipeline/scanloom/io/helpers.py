@@ -134,6 +134,7 @@ class _Helper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # it would start others for nothing
             bufsize=0,  # what was read ahead would be seen by nobody who waits
         )
         if self._process.stdin is None or self._process.stdout is None:

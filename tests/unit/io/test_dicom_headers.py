@@ -289,7 +289,7 @@ def test_bytes_behind_the_pixels_are_not_read(tmp_path):
 def test_elements_are_kept_whatever_a_damaged_file_says_of_its_syntax(length):
     place = PixelPlace(1 << 40, 7)
     values = {MEDIA_CLASS: b"1.2"}
-    elements = elements_of(values, "ÿ" * length, little=True, lookup_table=False, pixels=place)
+    elements = elements_of(values, "ÿ" * length, little=True, pixels=place)
     assert unpack_elements(elements.packed()) == elements
 
 

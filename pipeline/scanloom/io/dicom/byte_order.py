@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scanloom.io.dicom.elements import LOOKUP_TABLE, TAGS
+from scanloom.io.dicom.elements import LOOKUP, LOOKUP_TABLE, TAGS
 
-STOP, LOOKUP, ODD = -1, -2, -3
-"""What is meant by a tag that is wanted, beside values that are kept: pixels, the table that
-makes values of samples, and what has no place outside sequences."""
+STOP, ODD = -1, -3
+"""What is meant by a tag that is wanted, beside values that are kept: pixels, and what has no place
+outside sequences."""
 PIXELS = 0x7FE00010
 STOPS = (PIXELS, 0x7FE00008, 0x7FE00009)
 """PixelData, FloatPixelData, DoubleFloatPixelData: nothing is read behind them."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 SYNTAX = 0x00020010
 MEDIA_CLASS = 0x00020002
 LOOKUP_TABLE = 0x00283000
+LOOKUP = -2
+"""What is kept of it has this tag: it is no value, its length alone counts."""
 
 _HEAD, _COMMON = struct.Struct("<IBQQ"), struct.Struct("<I?")
 _COUNT = struct.Struct("<H")
@@ -199,17 +201,12 @@ class Elements(NamedTuple):
 
 
 def elements_of(
-    values: Mapping[int, bytes],
-    syntax: str,
-    *,
-    little: bool,
-    lookup_table: bool,
-    pixels: PixelPlace | None,
+    values: Mapping[int, bytes], syntax: str, *, little: bool, pixels: PixelPlace | None
 ) -> Elements:
-    """Return what a file says whose values of `TAGS` and MEDIA_CLASS these are."""
+    """Return what a file says whose values of `TAGS`, MEDIA_CLASS and LOOKUP these are."""
     own = {tag: value for tag, value in values.items() if tag in CHANGING}
     common = common_of(syntax, little, tuple(map(values.get, STEADY)))
-    return Elements(common, own, lookup_table, pixels)
+    return Elements(common, own, bool(values.get(LOOKUP)), pixels)
 
 
 def unpack_elements(packed: bytes) -> Elements:

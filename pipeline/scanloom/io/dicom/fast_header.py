@@ -11,12 +11,19 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scanloom.io.dicom.byte_order import BIG, LITTLE, LOOKUP, ODD, STOP, UNDEFINED, ByteOrder
-from scanloom.io.dicom.elements import MEDIA_CLASS, SYNTAX, Elements, PixelPlace, elements_of
-from scanloom.io.dicom.layout import STEADY_TAGS, Head, Layout
+from scanloom.io.dicom.byte_order import BIG, LITTLE, ODD, STOP, UNDEFINED, ByteOrder
+from scanloom.io.dicom.elements import (
+    LOOKUP,
+    MEDIA_CLASS,
+    SYNTAX,
+    Elements,
+    PixelPlace,
+    elements_of,
+)
+from scanloom.io.dicom.layout import STEADY_TAGS, Head, Layout, is_plain
 from scanloom.io.dicom.sequences import NotPlainError, explicit_end, implicit_end
 
 READS = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
@@ -44,6 +51,8 @@ _SEVERAL = 8  # files unlike the layout until another one is made
 
 _usual = [READS[0]]
 _layouts: dict[tuple[bool, bool], Layout] = {}
+_last: list[Layout] = []
+"""The one of them that fitted last, or is the newest."""
 _misses: dict[tuple[bool, bool], int] = {}
 _encodings: dict[bytes, tuple[ByteOrder, bool, str]] = {}
 _MOST_ENCODINGS = 64
@@ -109,15 +118,73 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
 
 def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     """Walk over meta header and data set; struct.error where `data` ends too early."""
+    for layout in _last:
+        found = _read_as_before(data, layout)
+        if found is not None:
+            return found
     values: dict[int, bytes] = {}
-    place = _walk_meta(data, values)
+    heads: list[Head] = []
+    place = _walk_meta(data, values, heads)
     named = values.pop(SYNTAX, b"")
     order, explicit, syntax = _encodings.get(named) or _encoding(named, data, place)
     if syntax == DEFLATED:
         return _deflated_elements(read_start(path, PACKED)[place:], values)
     if place == len(data) or explicit != _has_vr(data, place):
         raise NotPlainError
-    return _walk(order, data, place, values, syntax, explicit=explicit, whole=whole)
+    other = _layouts.get((order.little, explicit))
+    if other is not None and other not in _last:
+        found = _read_as_before(data, other)
+        if found is not None:
+            _last[:] = [other]
+            return found
+    last = _walk(order, data, place, values, heads, explicit=explicit, whole=whole)
+    pixels = None if last is None else _pixels(order, data, last, explicit=explicit)
+    if last is not None:
+        _note_layout(data, heads, order, syntax, explicit=explicit)
+    return elements_of(values, syntax, little=order.little, pixels=pixels)
+
+
+def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
+    """Return what a file says that is like the ones before; None if it is not."""
+    own: dict[int, bytes] = {}
+    place, number = layout.begin, 0
+    try:
+        while True:
+            part = layout.parts[number]
+            if not part.is_same(data, place):
+                if not layout.fit(number, data, place):
+                    return None
+                continue
+            number += 1
+            if part.tags:
+                own.update(zip(part.tags, part.take(data, place), strict=True))
+            place += part.size
+            head = _step(part.order, data, place, explicit=part.explicit)
+            if head.kept != part.follows:
+                return None
+            if head.kept == STOP:
+                break
+            if head.kept in STEADY_TAGS:
+                layout.learn({head.kept: data[head.start : head.end]})
+            elif head.kept:
+                own[head.kept] = data[head.start : head.end]
+            place = head.end
+    except (struct.error, NotPlainError):  # one without pixels, or of which more has to be read
+        return None
+    table = bool(own.pop(LOOKUP, b""))
+    pixels = _pixels(part.order, data, head, explicit=part.explicit)
+    return Elements(layout.common, own, table, pixels)
+
+
+def _note_layout(
+    data: bytes, heads: Sequence[Head], order: ByteOrder, syntax: str, *, explicit: bool
+) -> None:
+    """Make a layout of a file that was unlike the one before, if several were."""
+    key = order.little, explicit
+    _misses[key] = _misses.get(key, -1) + 1
+    if _misses[key] % _SEVERAL == 0 and is_plain(heads):
+        _layouts[key] = Layout(data, heads, order, syntax, explicit=explicit)
+        _last[:] = [_layouts[key]]
 
 
 def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, str]:
@@ -135,25 +202,28 @@ def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, s
     return encoding
 
 
-def _deflated_elements(packed: bytes, values: dict[int, bytes]) -> Elements:
+def _deflated_elements(packed: bytes, meta: Mapping[int, bytes]) -> Elements:
     """Inflate no more than the header; pixels are decoded from the whole file."""
     for size in READS:
         unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-        data = unpacker.decompress(packed, size)
+        data, values = unpacker.decompress(packed, size), dict(meta)
         try:
-            found = _walk(LITTLE, data, 0, values, DEFLATED, explicit=True, whole=unpacker.eof)
+            last = _walk(LITTLE, data, 0, values, [], explicit=True, whole=unpacker.eof)
         except struct.error:
             if len(data) < size:
                 raise NotPlainError from None
             continue
-        place = None if found.pixels is None else PixelPlace(0, None)
-        return found._replace(pixels=place)
+        found = last is not None and _pixels(LITTLE, data, last, explicit=True)
+        place = PixelPlace(0, None) if found else None
+        return elements_of(values, DEFLATED, little=True, pixels=place)
     raise NotPlainError
 
 
-def _walk_meta(data: bytes, values: dict[int, bytes]) -> int:
+def _walk_meta(data: bytes, values: dict[int, bytes], heads: list[Head]) -> int:
     """Return where the data set begins; the meta header is explicit little endian (PS3.10 7.1)."""
     place = 132 if data[128:132] == b"DICM" else 0
+    if place:
+        heads.append(Head(128, 132, 132, 0, True))
     if not data.startswith(_META_START, place):
         if place or not data.startswith(_GROUP_8):
             raise NotPlainError
@@ -168,6 +238,7 @@ def _walk_meta(data: bytes, values: dict[int, bytes]) -> int:
             start, (length,) = place + 12, LITTLE.long(data, place + 8)
         else:
             raise NotPlainError
+        heads.append(Head(place, start, start + length, _META.get(tag, 0), True))
         place = start + length
         if tag in _META:
             if vr != _UI:
@@ -192,80 +263,8 @@ def _walk(
     order: ByteOrder,
     data: bytes,
     place: int,
-    meta: Mapping[int, bytes],
-    syntax: str,
-    *,
-    explicit: bool,
-    whole: bool,
-) -> Elements:
-    """Return what a data set and the meta header say."""
-    key = (order.little, explicit)
-    layout = _layouts.get(key)
-    if layout is not None:
-        own: dict[int, bytes] = {}
-        try:
-            last = _walk_as_before(order, data, place, own, layout, explicit=explicit)
-        except struct.error:  # a file without pixels, or more has to be read
-            last = None
-        if last is not None:
-            _misses[key] = 0
-            table = bool(own) and bool(own.pop(LOOKUP, b""))
-            pixels = _pixels(order, data, last, explicit=explicit)
-            common = layout.common(syntax, order.little, meta.get(MEDIA_CLASS))
-            return Elements(common, own, table, pixels)
-        _misses[key] = _misses.get(key, 0) + 1
-    heads: list[Head] | None = None
-    if layout is None or _misses[key] % _SEVERAL == 0:
-        heads = []
-    values = dict(meta)
-    last = _walk_through(order, data, place, values, heads, explicit=explicit, whole=whole)
-    if heads and last is not None:
-        _layouts[key] = Layout(data, heads, 6 if explicit else 4)
-    table = bool(values.pop(LOOKUP, b""))
-    pixels = None if last is None else _pixels(order, data, last, explicit=explicit)
-    return elements_of(values, syntax, little=order.little, lookup_table=table, pixels=pixels)
-
-
-def _walk_as_before(
-    order: ByteOrder,
-    data: bytes,
-    place: int,
-    own: dict[int, bytes],
-    layout: Layout,
-    *,
-    explicit: bool,
-) -> Head | None:
-    """Return the head of the pixels; None if the file is not like the layout."""
-    number = 0
-    while number < len(layout.parts):
-        part = layout.parts[number]
-        if not part.is_same(data, place):
-            if not layout.fit(number, data, place):
-                return None
-            continue
-        number += 1
-        if part.tags:
-            own.update(zip(part.tags, part.take(data, place), strict=True))
-        place += part.size
-        head = _step(order, data, place, explicit=explicit)
-        if head.kept != part.follows:
-            return None
-        if head.kept == STOP:
-            return head
-        if head.kept in STEADY_TAGS:
-            layout.learn({head.kept: data[head.start : head.end]})
-        elif head.kept:
-            own[head.kept] = data[head.start : head.end]
-        place = head.end
-    return None
-
-
-def _walk_through(
-    order: ByteOrder,
-    data: bytes,
-    place: int,
     values: dict[int, bytes],
-    heads: list[Head] | None,
+    heads: list[Head],
     *,
     explicit: bool,
     whole: bool,
@@ -274,8 +273,7 @@ def _walk_through(
     end = len(data) if whole else -1
     while place != end:
         head = _step(order, data, place, explicit=explicit)
-        if heads is not None:
-            heads.append(head)
+        heads.append(head)
         if head.kept == STOP:
             return head
         if head.kept:

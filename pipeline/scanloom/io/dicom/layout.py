@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scanloom.io.dicom.elements import MEDIA_CLASS, STEADY, Common, common_of
+from scanloom.io.dicom.byte_order import LITTLE, ByteOrder
+from scanloom.io.dicom.elements import STEADY, SYNTAX, Common, common_of
 
 MOST_PARTS = 64
 """Elements of changing length; a file with more is like no other."""
 
 STEADY_TAGS = frozenset(STEADY)
 _WORD = 8
+_TAG, _NAME = 4, 6  # bytes of a head that name the element: tag, and VR if there is one
+_META_GROUP = b"\x02\0"
 
 
 class Head(NamedTuple):
@@ -41,6 +44,11 @@ class Head(NamedTuple):
     kept: int
     steady: bool
 
+    @property
+    def fixed(self) -> int:
+        """Where what all files have in common ends: the syntax tells how they are to be read."""
+        return self.end if self.kept == SYNTAX else self.start
+
 
 class _Bytes:
     """Bytes of files at given places, taken out as a number of words with zeros elsewhere."""
@@ -58,6 +66,12 @@ class _Bytes:
         return (np.frombuffer(data, np.uint64, self._count, place) & self._mask).tobytes()
 
 
+def is_plain(heads: Sequence[Head]) -> bool:
+    """Whether no value is there twice, so that it does not matter which of them is read first."""
+    kept = [head.kept for head in heads if head.kept]
+    return len(set(kept)) == len(kept)
+
+
 class Part:
     """Elements one behind the other.
 
@@ -67,8 +81,11 @@ class Part:
         With their places in the file that was walked over.
     data : bytes
         That file.
-    follows : int
-        What is kept of the element behind them, as in `Head`.
+    behind : Head
+        The element behind them.
+    order : ByteOrder
+    explicit : bool
+        How that one is written.
 
     Attributes
     ----------
@@ -78,20 +95,24 @@ class Part:
         Of the values that are kept and differ from file to file.
     take : function of (bytes, place)
         Gives these values.
+    follows : int
+        What is kept of the element behind them, as in `Head`.
     """
 
-    def __init__(self, heads: Sequence[Head], data: bytes, follows: int) -> None:
-        self.follows = follows
-        self.size = heads[-1].end - heads[0].place if heads else 0
-        begin = heads[0].place if heads else 0
-        own = [head for head in heads if head.kept and head.kept not in STEADY_TAGS]
+    def __init__(
+        self, heads: Sequence[Head], data: bytes, behind: Head, order: ByteOrder, *, explicit: bool
+    ) -> None:
+        self.follows, self.order, self.explicit = behind.kept, order, explicit
+        begin = behind.place - sum(head.end - head.place for head in heads)
+        self.size = behind.place - begin
         steady = [head for head in heads if head.kept in STEADY_TAGS]
+        own = [h for h in heads if h.kept not in (0, SYNTAX) and h.kept not in STEADY_TAGS]
         self.tags, self.take = _taker(own, begin)
         self._steady, self._take_steady = _taker(steady, begin)
         if heads:
-            places = [n - begin for head in heads for n in range(head.place, head.start)]
+            fixed = [n - begin for h in heads for n in range(h.place, h.fixed)]
             values = [n - begin for head in steady for n in range(head.start, head.end)]
-            self._heads, self._all = _Bytes(places), _Bytes(places + values)
+            self._heads, self._all = _Bytes(fixed), _Bytes(fixed + values)
             self._wanted_heads = self._heads.of(data, begin)
         self._wanted = b""
 
@@ -117,13 +138,26 @@ class Layout:
     data : bytes
         The file that was walked over.
     heads : sequence of Head
-        Its elements; the last one holds the pixels.
-    size : int
-        Bytes of a head that name the element: tag, and VR where there is one.
+        Its elements, those of the meta header too; the last one holds the pixels.
+    order : ByteOrder
+    syntax : str
+        Transfer syntax UID.
+    explicit : bool
+        How elements behind the meta header are written.
+
+    Attributes
+    ----------
+    begin : int
+        Where the first element is.
+    parts : tuple of Part
     """
 
-    def __init__(self, data: bytes, heads: Sequence[Head], size: int) -> None:
-        self._data, self._heads, self._size = data, heads, size
+    def __init__(
+        self, data: bytes, heads: Sequence[Head], order: ByteOrder, syntax: str, *, explicit: bool
+    ) -> None:
+        self._data, self._heads = data, heads
+        self._order, self._syntax, self._explicit = order, syntax, explicit
+        self.begin = heads[0].place
         ends = [n for n, head in enumerate(heads) if not head.steady]
         firsts = [0, *(n + 1 for n in ends[:-1])]
         self._spans = tuple(zip(firsts, ends, strict=True))
@@ -131,13 +165,13 @@ class Layout:
         self._steady: dict[int, bytes] = {}
         self._common: Common | None = None
 
-    def common(self, syntax: str, little: bool, media_class: bytes | None) -> Common:
-        """Return what the last file shares with others, including what its meta header says."""
-        now = self._common
-        if now is None or now.syntax != syntax or now.values.get(MEDIA_CLASS) != media_class:
-            values = {**self._steady, MEDIA_CLASS: media_class}
-            now = self._common = common_of(syntax, little, tuple(map(values.get, STEADY)))
-        return now
+    @property
+    def common(self) -> Common:
+        """What the last file shares with others."""
+        if self._common is None:
+            found = tuple(map(self._steady.get, STEADY))
+            self._common = common_of(self._syntax, self._order.little, found)
+        return self._common
 
     def learn(self, values: dict[int, bytes]) -> None:
         """Take steady values of a file for those of the next ones too."""
@@ -162,11 +196,12 @@ class Layout:
         moved = place - self._heads[first].place
         for differs in range(first, end):
             head = self._heads[differs]
-            before = self._data[head.place : head.start]
-            here = data[head.place + moved : head.start + moved]
+            before = self._data[head.place : head.fixed]
+            here = data[head.place + moved : head.fixed + moved]
             if here != before:
                 break
-        if here[: self._size] != before[: self._size] or len(self.parts) >= MOST_PARTS:
+        name = _NAME if self._is_explicit(differs) else _TAG
+        if here[:name] != before[:name] or head.kept == SYNTAX or len(self.parts) >= MOST_PARTS:
             return False
         spans = ((first, differs), (differs + 1, end))
         self._spans = (*self._spans[:number], *spans, *self._spans[number + 1 :])
@@ -175,7 +210,16 @@ class Layout:
         return True
 
     def _part(self, first: int, end: int) -> Part:
-        return Part(self._heads[first:end], self._data, self._heads[end].kept)
+        explicit, order = self._is_explicit(end), LITTLE if self._is_meta(end) else self._order
+        return Part(self._heads[first:end], self._data, self._heads[end], order, explicit=explicit)
+
+    def _is_explicit(self, number: int) -> bool:
+        return self._explicit or self._is_meta(number)
+
+    def _is_meta(self, number: int) -> bool:
+        """Whether an element is of the meta header, which is explicit little endian."""
+        place = self._heads[number].place
+        return self._data[place : place + 2] == _META_GROUP
 
 
 def _taker(heads: Sequence[Head], begin: int) -> tuple[tuple[int, ...], Any]:

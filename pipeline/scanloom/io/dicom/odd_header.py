@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.elements import (
+    LOOKUP,
     LOOKUP_TABLE,
     MEDIA_CLASS,
     TAGS,
@@ -69,14 +70,10 @@ def read_odd(path: Path) -> Elements:
     values = {tag: _raw(elements[tag]) for tag in elements.keys() & TAGS}
     if meta is not None:
         values[MEDIA_CLASS] = _raw(meta)
-    table = elements.get(LOOKUP_TABLE)
-    return elements_of(
-        values,
-        _syntax(dataset),
-        little=dataset.original_encoding[1] is not False,
-        lookup_table=bool(getattr(table, "value", None)),
-        pixels=place,
-    )
+    if getattr(elements.get(LOOKUP_TABLE), "value", None):
+        values[LOOKUP] = b"there"
+    little = dataset.original_encoding[1] is not False
+    return elements_of(values, _syntax(dataset), little=little, pixels=place)
 
 
 def read_dataset(path: Path) -> Dataset:

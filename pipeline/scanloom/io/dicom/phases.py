@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,16 +202,11 @@ def _alike_volumes(slices: Sequence[Slice]) -> Volumes:
     return Volumes(tuple(groups), tuple(dict.fromkeys(told)))
 
 
-def _told_by(part: Part, name: str) -> dict[str, Part]:
-    """Return the parts with one value of an attribute each; none where all have the same."""
-    if len({phase.get(name, "") for phase in part.phases}) < 2:
-        return {}
-    return part.split(lambda one: one.phase.get(name, ""))
-
-
 def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ...]]:
     """Split by each attribute that tells volumes apart; return them and the attributes."""
-    telling = {name: found for name in names if (found := _told_by(part, name))}
+    phases = part.phases
+    differing = [name for name in names if len({phase.get(name) for phase in phases}) > 1]
+    telling = {name: part.split(methodcaller("said", name)) for name in differing}
     for accept in (same_places, whole_stacks, _short_stacks):
         for name, found in telling.items():
             if not accept(part, found):
