@@ -218,6 +218,14 @@ def test_a_file_with_fewer_frames_than_it_says_is_truncated(tmp_path):
     assert code_of(frame_of, path, 3) == "DAMAGED"
 
 
+@pytest.mark.parametrize("syntax", [RLE, JPEG + "70", JPEG + "80", JPEG + "90"])
+def test_a_file_of_one_frame_that_holds_two_is_refused(syntax, tmp_path):
+    frames = smooth(2, 16)
+    data = encapsulate([encoded(f, syntax, 16) for f in frames], has_bot=False)
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames[:1]), data, syntax)
+    assert code_of(frame_of, path) == "DAMAGED"
+
+
 def test_an_offset_table_that_lists_fragments_is_no_fragment(tmp_path):
     """Some writers list every fragment of the one frame."""
     frame = smooth(1, 16)
@@ -438,6 +446,24 @@ def test_segments_of_run_lengths_that_are_short_or_missing_are_refused(lengths, 
     data = encapsulate([head + b"".join(segments)])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame), data, RLE)
     assert code_of(frame_of, path) == code
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("syntax", [JPEG + "70", JPEG + "80", JPEG + "90"])
+def test_samples_with_more_bits_than_the_header_says_are_not_cut_off(syntax, signed, tmp_path):
+    frame = smooth(1, 16, signed)
+    data = encapsulate([encoded(frame[0], syntax, 16)])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame, 12), data, syntax)
+    assert code_of(frame_of, path) == "DAMAGED"
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("syntax", [JPEG + "70", JPEG + "80"])
+def test_a_sign_may_fill_the_bits_above_those_stored(syntax, filled, tmp_path):
+    frame = smooth(1, 12, True)
+    data = encapsulate([encoded(frame[0] if filled else frame[0] & 0xFFF, syntax, 16)])
+    path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame, 12), data, syntax)
+    np.testing.assert_array_equal(frame_of(path), frame[0])
 
 
 def test_a_frame_that_can_not_be_so_large_is_refused(tmp_path):

@@ -102,11 +102,24 @@ def _decode_into(plane: Plane, frame: bytes, out: NDArray[Any]) -> None:
     signed = plane.format.signed
     if pixels.dtype.kind == "i" and not signed and pixels.min() < 0:
         raise ScanError(Reason.DAMAGED, "header and pixels contradict each other about the sign")
-    if pixels.dtype.itemsize > out.dtype.itemsize:
-        bits = 8 * out.itemsize
-        if pixels.min() < -(1 << bits - 1) or pixels.max() >= 1 << bits:
-            raise ScanError(Reason.DAMAGED, "the pixels have more bits than the header says")
+    if plane.syntax != _RLE and not _fits_bits(pixels, plane.format):
+        raise ScanError(Reason.DAMAGED, "the pixels have more bits than the header says")
     np.copyto(out, pixels, casting="unsafe")
+
+
+def _fits_bits(pixels: NDArray[Any], form: PixelFormat) -> bool:
+    """Whether decoded samples keep to the bits that are said to be stored (PS3.5 8.2.1).
+
+    Nothing can stand above those: cutting it off would change values. A sign may, or not, fill
+    what is above, since JPEG and JPEG-LS know none.
+    """
+    bits = form.high_bit + 1
+    if bits == 8 * pixels.itemsize and (form.signed or pixels.dtype.kind == "u"):
+        return True
+    if form.signed and pixels.dtype.kind == "u" and pixels.max() >> bits:
+        pixels = pixels.view(f"i{pixels.itemsize}")
+    most = bits - (form.signed and pixels.dtype.kind == "i")
+    return bool(-(1 << bits - 1) <= pixels.min() and pixels.max() < 1 << most)
 
 
 def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
@@ -167,6 +180,8 @@ def _run_lengths(frame: bytes, count: int, size: int) -> NDArray[Any]:
         if len(decoded) < count:
             raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
         samples[:, size - 1 - n] = np.frombuffer(decoded, np.uint8, count)  # the highest is first
+    if len(decoded) >= 2 * count:  # another frame stands behind it
+        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
     return samples.view(f"<u{size}").reshape(count)
 
 

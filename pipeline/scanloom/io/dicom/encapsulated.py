@@ -19,6 +19,8 @@ SLACK = 1 << 20
 _ITEM = b"\xfe\xff\x00\xe0"
 _STARTS = (b"\xff\xd8", b"\xff\x4f\xff\x51")
 """First marker of JPEG and JPEG-LS, and of JPEG 2000."""
+_END = b"\xff\xd9"
+"""Last marker of all of them; a zero may follow, to an even length."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def find_frames(plane: Plane, source: Source) -> Frames:
 
     A frame may have several fragments. Where each begins is told by the basic offset table, else
     by one fragment a frame (which an extended offset table demands), else by JPEG's first marker.
+    A file of one frame that holds several is refused.
 
     Raises
     ------
@@ -47,6 +50,8 @@ def find_frames(plane: Plane, source: Source) -> Frames:
     if not fragments:
         raise ScanError(Reason.DAMAGED, "a slice has no pixels")
     if plane.frames == 1:
+        if _ends_before_last(source, fragments):
+            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
         return (tuple(fragments),)
     if len(fragments) == plane.frames:
         return tuple((one,) for one in fragments)
@@ -113,3 +118,12 @@ def _by_table(table: bytes, fragments: Sequence[Fragment]) -> list[int]:
 def _by_markers(source: Source, fragments: Sequence[Fragment]) -> list[int]:
     starts = [source.read(one.start, 4) for one in fragments]
     return [n for n, start in enumerate(starts) if start.startswith(_STARTS)]
+
+
+def _ends_before_last(source: Source, fragments: Sequence[Fragment]) -> bool:
+    """Whether an image ends with a fragment, and another one begins with the next."""
+    for one, other in itertools.pairwise(fragments):
+        end = source.read(one.start + max(0, one.length - 3), 3).rstrip(b"\0")
+        if end.endswith(_END) and source.read(other.start, 4).startswith(_STARTS):
+            return True
+    return False
