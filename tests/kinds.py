@@ -915,6 +915,18 @@ REFUSED: dict[str, Kind] = {
         PHASES,
     ),
     "slope 0": Kind(every(RescaleSlope="0"), "RESCALE"),
+    **{
+        f"{keyword} {value}": Kind(every(**{keyword: value}), "RESCALE")
+        for keyword, value in (
+            ("RescaleSlope", "1e39"),
+            ("RescaleSlope", "-1e20"),
+            ("RescaleSlope", "1e-320"),
+            ("RescaleIntercept", "1e30"),
+        )
+    },
+    "a slope of 1e20 where all is 0": Kind(
+        every(RescaleSlope="1e20", PixelData=bytes(2 * SHAPE[0] * SHAPE[1])), "RESCALE"
+    ),
     "sideways": Kind(changed(sideways), "BAD_GEOMETRY"),
     "enhanced, a group is missing": Kind(enhanced(edit=one_group_less), "DAMAGED"),
     "enhanced, a position is missing": Kind(

@@ -35,6 +35,11 @@ PATIENCE = 20.0
 SLOWEST = 1 << 20
 """Bytes of samples a second below which a decoder counts as stuck; they do 15 MB at least."""
 
+LARGEST_RESCALE = 1e15
+"""Slopes and intercepts beyond it are damage, and would overflow int64 and float32."""
+SMALLEST_SLOPE = 1e-30
+"""The same of float32 on its other side."""
+
 
 class _DoesNotFitError(Exception):
     """A value is too large for the type that was tried."""
@@ -90,6 +95,8 @@ def check_values(slices: Sequence[Slice]) -> None:
         if not (math.isfinite(slope) and math.isfinite(intercept)) or slope == 0:
             detail = "a rescale slope or intercept is missing, no number, or a slope of 0"
             raise ScanError(Reason.RESCALE, detail)
+        if max(abs(slope), abs(intercept)) > LARGEST_RESCALE or abs(slope) < SMALLEST_SLOPE:
+            raise ScanError(Reason.RESCALE, "a rescale slope or intercept that can't be")
     if len({one.rescaled for one in slices}) > 1:
         raise ScanError(Reason.RESCALE, "some slices have no rescale, or one of another type")
     for form in {one.header.format for one in slices}:
