@@ -435,6 +435,31 @@ def with_localiser(folder: Path) -> None:
     write_enhanced(folder / "object.dcm", [scout, *frames_of(stored(AXIAL), AXIAL)], shared=False)
 
 
+def with_a_projection(technique: str) -> Maker:
+    """Return the maker of an object with a picture of the whole behind its slices."""
+    kind = {"FrameType": ["DERIVED", "PRIMARY", "VOLUME", "MAXIMUM"]}
+    kind["VolumeBasedCalculationTechnique"] = technique
+
+    def make(folder: Path) -> None:
+        samples = stored(AXIAL)
+        groups = {"CTImageFrameTypeSequence": kind}
+        whole = Frame(samples.max(axis=2), AXIAL, COUNT, groups=groups)
+        write_enhanced(folder / "object.dcm", [whole, *frames_of(samples, AXIAL)])
+
+    return make
+
+
+def every_frame(**attributes: str) -> Callable[[Dataset], None]:
+    """Return the change that gives each frame's type further attributes."""
+
+    def edit(ds: Dataset) -> None:
+        for group in ds.PerFrameFunctionalGroupsSequence:
+            kind = ["DERIVED", "PRIMARY", "VOLUME", "NONE"]
+            group.CTImageFrameTypeSequence = [item(FrameType=kind, **attributes)]
+
+    return edit
+
+
 def doubled_frame(*, same: bool) -> Maker:
     """Return the maker of an object of which one frame is there twice, or two at one place."""
 
@@ -510,6 +535,16 @@ READ |= {
     "enhanced, several objects": Kind(in_parts(False)),
     "enhanced, an object a slice": Kind(file_a_slice),
     "enhanced, a localiser among the frames": Kind(with_localiser),
+    **{
+        f"enhanced, {technique} among the frames": Kind(with_a_projection(technique))
+        for technique in ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER", "CURVED_MPR")
+    },
+    "enhanced, called distorted, as Siemens calls its EPI": Kind(
+        enhanced(edit=every_frame(VolumetricProperties="DISTORTED"))
+    ),
+    "enhanced, reformatted": Kind(
+        enhanced(edit=every_frame(VolumeBasedCalculationTechnique="MPR"))
+    ),
     "concatenation": Kind(in_parts(True)),
     "legacy converted": Kind(enhanced(edit=legacy)),
     "nuclear": Kind(nuclear(1)),
@@ -1001,6 +1036,18 @@ SKIPPED: dict[str, Kind] = {
             edit=lambda ds: assign(ds, ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER", "NONE"])
         ),
         "LOCALIZER",
+    ),
+}
+
+SKIPPED |= {
+    "enhanced, projections": Kind(
+        enhanced(edit=every_frame(VolumeBasedCalculationTechnique="MAX_IP")), "PROJECTION"
+    ),
+    "enhanced, projections by the object": Kind(
+        enhanced(edit=lambda ds: assign(ds, VolumeBasedCalculationTechnique="MAX_IP")), "PROJECTION"
+    ),
+    "enhanced, curved": Kind(
+        enhanced(edit=every_frame(VolumeBasedCalculationTechnique="CURVED_MPR")), "DERIVED"
     ),
 }
 

@@ -51,7 +51,11 @@ _INNER = (0x00189076,)
 
 _POSITION, _ORIENTATION, _SPACING = 0x00200032, 0x00200037, 0x00280030
 _INTERCEPT, _SLOPE, _RESCALE_TYPE = 0x00281052, 0x00281053, 0x00281054
-_FRAME_TYPE = 0x00089007
+_FRAME_TYPE, _TECHNIQUE = 0x00089007, 0x00089207
+_RENDERED = ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER")
+_CURVED = "CURVED_MPR"
+"""Volume based calculation techniques (PS3.3 C.8.16.2.1.3). Volumetric properties don't tell:
+Siemens calls any EPI DISTORTED."""
 _TEXTS = {
     "StackID": 0x00209056,
     "EchoTime": 0x00180081,
@@ -61,6 +65,7 @@ _TEXTS = {
     "TriggerTime": 0x00181060,
     "AcquisitionTime": 0x00189074,  # FrameAcquisitionDateTime
     "ImageType": _FRAME_TYPE,
+    "VolumeBasedCalculationTechnique": _TECHNIQUE,
 }
 _DOUBLES = {
     "EchoTime": 0x00189082,  # EffectiveEchoTime
@@ -83,7 +88,7 @@ Attributes = Mapping[int, bytes]
 
 
 def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
-    """Return the frames of the multi-frame objects of a series, localisers left out.
+    """Return the frames of the multi-frame objects of a series; for some, `frame_reason`.
 
     Raises
     ------
@@ -120,13 +125,23 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
         return vector_slices(header, dataset)
     if len(groups) != header.frames:
         raise ScanError(Reason.DAMAGED, f"{header.frames} frames, and groups for {len(groups)}")
-    shared = _attributes(_items(dataset, _SHARED)[:1])
+    own = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)}
+    shared = own | _attributes(_items(dataset, _SHARED)[:1])
     others = _other_dimensions(dataset)
-    slices = [
+    return [
         _slice(header, n, shared | _attributes([group]), others, group)
         for n, group in enumerate(groups)
     ]
-    return [s for s in slices if "LOCALIZER" not in s.phase.get("ImageType", "").split("\\")[2:]]
+
+
+def frame_reason(one: Slice) -> Reason | None:
+    """Return why a frame is no slice of a volume, by what it says itself; None if it may be one."""
+    if "LOCALIZER" in one.phase.get("ImageType", "").split("\\")[2:]:
+        return Reason.LOCALIZER
+    technique = one.phase.get("VolumeBasedCalculationTechnique", "")
+    if technique in _RENDERED:
+        return Reason.PROJECTION
+    return Reason.DERIVED if technique == _CURVED else None
 
 
 def _slice(

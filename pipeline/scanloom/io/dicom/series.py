@@ -15,7 +15,7 @@ from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
 from scanloom.io.dicom.kinds import is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
-from scanloom.io.dicom.multiframe import multiframe_slices
+from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
 from scanloom.io.dicom.phases import split_volumes
 from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
@@ -118,7 +118,7 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     Raises
     ------
     ScanError
-        Where a file that holds several does not say which; LOCALIZER if all are localisers.
+        Where a file that holds several does not say which; why none of the frames is a slice.
     """
     slices: list[Slice] = []
     several: list[Header] = []
@@ -129,9 +129,11 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
             slices += mosaic_slices(header)
         else:
             slices.append(single_slice(header))
-    slices += multiframe_slices(several)
+    frames = multiframe_slices(several)
+    reasons = [frame_reason(one) for one in frames]
+    slices += [one for one, reason in zip(frames, reasons, strict=True) if reason is None]
     if not slices:
-        raise ScanError(Reason.LOCALIZER, "all frames are localisers")
+        raise ScanError(next(filter(None, reasons)), "none of its frames is a slice of a volume")
     return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))
 
 
