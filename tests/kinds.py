@@ -349,6 +349,12 @@ READ: dict[str, Kind] = {
     "an acquisition a slice": Kind(
         changed(lambda k, ds: assign(ds, AcquisitionNumber=k, AcquisitionTime=f"10{k:02d}00"))
     ),
+    "echo times that are rounded": Kind(
+        changed(lambda k, ds: assign(ds, EchoTime=f"4.6{k * k % 7}"), Modality="MR")
+    ),
+    "image types of one kind": Kind(
+        changed(lambda k, ds: assign(ds, ImageType=["ORIGINAL", "PRIMARY", "M", f"X{k // 10}"]))
+    ),
     "MR in two passes": Kind(changed(odd_and_even_times, Modality="MR")),
     "trigger time a slice": Kind(
         changed(lambda k, ds: assign(ds, TriggerTime=str(7 * (k % 5))), Modality="MR")
@@ -841,6 +847,11 @@ def without(*lost: int) -> Maker:
     return make
 
 
+def halves(keyword: str, *each: Any, below: int = COUNT // 2) -> Maker:
+    """Return the maker of slices of two volumes, none at the place of another's."""
+    return changed(lambda k, ds: assign(ds, **{keyword: each[k >= below]}), Modality="MR")
+
+
 def a_phase_lacks_a_slice(folder: Path) -> None:
     values("AcquisitionNumber", 1, 2)(folder)
     for path in sorted((folder / "0").glob("*.dcm")):
@@ -911,6 +922,15 @@ REFUSED: dict[str, Kind] = {
         flags=("GAPS_INTERPOLATED",),
     ),
     "a phase lacks a slice": Kind(a_phase_lacks_a_slice, PHASES, (LATE,), options={"phase": 1}),
+    **{
+        f"half a volume each, by {keyword}": Kind(halves(keyword, *each), PHASES)
+        for keyword, each in {
+            "EchoTime": ("4.6", "30"),
+            "DiffusionBValue": (0.0, 1000.0),
+            "ImageType": (["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
+        }.items()
+    },
+    "a slice of another echo": Kind(halves("EchoTime", "4.6", "30", below=COUNT - 1), PHASES),
     "spacing changes": Kind(changed(other_spacing_above), "SPACING_CHANGES"),
     "slices contradict each other": Kind(contradicting, "DUPLICATE_SLICES"),
     "a slice is cut": Kind(cut(0.7), "TRUNCATED"),

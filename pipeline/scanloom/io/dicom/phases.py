@@ -8,7 +8,7 @@ frame of reference come in the order of their number of slices, the largest firs
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 
@@ -26,7 +26,7 @@ from scanloom.io.dicom.stack import (
     all_placed,
     directions,
 )
-from scanloom.io.dicom.telling import interlocked, split_by_the_rest
+from scanloom.io.dicom.telling import Split, interlocked, split_by_the_rest
 
 TELLING = (
     "StackID",
@@ -47,6 +47,18 @@ TELLING = (
     "DimensionIndexValues",
 )
 """Attributes whose purpose it is to tell volumes of a series apart."""
+CONTRAST = ("EchoTime", "DiffusionBValue", "ImageType")
+"""Those of them that never change within a volume: what a voxel shows is another thing then."""
+CONTRAST_SHARE = 0.1
+"""Share of the largest by which numbers of `CONTRAST` may differ in a volume."""
+COMPONENTS = frozenset(
+    (
+        *("M", "P", "R", "I", "MAGNITUDE", "PHASE", "PHASE MAP", "REAL", "IMAGINARY"),
+        *("W", "F", "IP", "OP", "WATER", "FAT", "IN_PHASE", "OUT_PHASE", "OPP_PHASE"),
+        *("ADC", "FA", "TRACEW"),
+    )
+)
+"""Values of ImageType, from the third on, of which a slice of a volume has the same as others."""
 FEW_SLICES = 5
 """As many localisers may cross a stack, if it has four times as many slices."""
 MOST_KINDS = 64
@@ -219,7 +231,34 @@ def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ..
                 told += by
             return parts, tuple(dict.fromkeys(told))
     parts, told_by = interlocked(part)
+    if not parts:
+        parts, told_by = _by_contrast(part, telling)
     return parts or [part], told_by
+
+
+def _by_contrast(part: Part, telling: Mapping[str, dict[str, Part]]) -> Split:
+    """Split slices, each at a place of its own, of which the values mean different things.
+
+    They are what is left of several volumes, and would look like one.
+    """
+    if part.repeats:
+        return [], ()
+    for name in CONTRAST:
+        found = telling.get(name, {})
+        if len(found) > 1 and "" not in found and _mean_others(name, list(found)):
+            return list(found.values()), (name,)
+    return [], ()
+
+
+def _mean_others(name: str, values: Sequence[str]) -> bool:
+    """Whether values of an attribute of `CONTRAST` differ by more than a scanner's rounding."""
+    if name == "ImageType":
+        return len({COMPONENTS.intersection(value.split("\\")) for value in values}) > 1
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return False
+    return max(numbers) - min(numbers) > CONTRAST_SHARE * max(map(abs, numbers))
 
 
 def _short_stacks(whole: Part, parts: dict[str, Part]) -> bool:
