@@ -182,7 +182,7 @@ def _affine(
     if header.affine is not None:
         return straighten(header.affine, shape)
     if orientation is None:
-        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the NRRD names no anatomical space")
+        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the file names no anatomical space")
     if header.spacing is None:
         raise ScanError(Reason.BAD_GEOMETRY, "its header says no voxel size")
     affine = affine_from_codes(orientation, np.abs(header.spacing), shape)

@@ -42,6 +42,7 @@ _FIELDS = frozenset(
         "TransformMatrix",
         "Offset",
         "CenterOfRotation",
+        "AnatomicalOrientation",
         "ElementSpacing",
         "ElementType",
         "HeaderSize",
@@ -51,6 +52,8 @@ _FIELDS = frozenset(
         "ElementToIntensityFunctionOffset",
     ]
 )
+_NO_TURN = ("", "RAI", "???")
+"""AnatomicalOrientation of an identity: an axis goes from, not to, the side that it names."""
 _TYPES = {
     "MET_CHAR": "i1",
     "MET_UCHAR": "u1",
@@ -152,7 +155,7 @@ def _check_values(fields: dict[str, str]) -> None:
 
 def _coding(fields: dict[str, str]) -> tuple[Coding, int | None]:
     compressed = _flag(fields, "CompressedData", "False")
-    if not _flag(fields, "BinaryData", "False"):  # metaObject.cxx: text is the default
+    if not _flag(fields, "BinaryData", "True"):  # what ITK takes an image without a word for
         if compressed:
             raise damaged("its text is compressed")
         return "text", None
@@ -183,7 +186,10 @@ def _start(fields: dict[str, str], coding: Coding, after_header: int) -> int:
 def _place(
     fields: dict[str, str], count: int
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64]]:
-    """Return affine and spacing; directions, where not said, are LPS by definition."""
+    """Return affine and spacing; directions, where not said, are LPS by definition.
+
+    Without a matrix, an AnatomicalOrientation of other axes leaves them unknown.
+    """
     if fields.get("DistanceUnits", "mm").lower() not in ("mm", "?", ""):
         raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
     if "ElementSpacing" not in fields:
@@ -199,5 +205,8 @@ def _place(
         raise ScanError(Reason.BAD_GEOMETRY, "it turns about another point than its origin")
     if np.any(directions[3:, :3]) or np.any(directions[:3, 3:]):
         raise ScanError(Reason.BAD_GEOMETRY, "its axes of space do not lie in space")
+    said = fields.get("AnatomicalOrientation", "").upper()
+    if "TransformMatrix" not in fields and said not in _NO_TURN:
+        return None, np.abs(spacing[:3])
     columns = directions[:3, :3] * spacing[:3]
     return affine_of(columns, origin[:3], LPS_TO_RAS), np.abs(spacing[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -27,7 +28,8 @@ _END = re.compile(rb"\r?\n\r?\n")
 _LINE = re.compile(r"([A-Za-z][A-Za-z ]*):(?!=)\s*(.*)")
 _KEY = re.compile(r"[^:]+:=.*")
 _VECTOR = re.compile(r"\(([^()]*)\)|none", re.IGNORECASE)
-_QUOTED = re.compile(r'"([^"]*)"')
+_UNIT = re.compile(r'"([^"]*)"|([^\s"]+)')
+_MM = frozenset(("mm", "", "???", "none"))
 
 _FIELDS = frozenset(
     [
@@ -140,6 +142,7 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
     sizes = integers(_needed(fields, "sizes"), "sizes", dimension)
     if min(sizes) < 1:
         raise damaged("its sizes are not positive numbers")
+    _check_values(fields)
     steps = _directions(fields, dimension)
     axes, components = _axes(fields, sizes, steps)
     affine, spacing = _place(fields, axes, steps)
@@ -181,6 +184,13 @@ def _needed(fields: dict[str, str], name: str) -> str:
     if name not in fields:
         raise damaged(f"its header says no {name}")
     return fields[name]
+
+
+def _check_values(fields: dict[str, str]) -> None:
+    """Refuse values that were quantised: readers don't bring them back to what they were."""
+    ends = [floats(fields[name], name, 1)[0] for name in ("oldmin", "oldmax") if name in fields]
+    if any(map(math.isfinite, ends)):
+        raise ScanError(Reason.RESCALE, "its values were quantised")
 
 
 def _coding(fields: dict[str, str]) -> Coding:
@@ -258,11 +268,8 @@ def _place(
     fields: dict[str, str], axes: tuple[int, ...], steps: list[tuple[float, ...] | None] | None
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
     """Return the affine to RAS and the spacing, None where the header does not say."""
-    for name in ("spaceunits", "units"):
-        text = fields.get(name, "")
-        units = {*_QUOTED.findall(text), *_QUOTED.sub("", text).split()}
-        if units - {"mm", "", "???", "none"} and (name == "spaceunits" or steps is None):
-            raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
+    if set(_units(fields, "spaceunits")) - _MM or not _MM.issuperset(_along(fields, axes)):
+        raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
     if len(axes) != 3:
         return None, None
     if steps is None:
@@ -282,6 +289,16 @@ def _place(
     if to_ras is None:
         return None, spacing
     return affine_of(columns, _origin(fields), to_ras), spacing
+
+
+def _units(fields: dict[str, str], name: str) -> list[str]:
+    return [one or other for one, other in _UNIT.findall(fields.get(name, ""))]
+
+
+def _along(fields: dict[str, str], axes: tuple[int, ...]) -> list[str]:
+    """Return the units along the axes of space; all there are, where they are not one an axis."""
+    units = _units(fields, "units")
+    return [units[n] for n in axes] if len(units) > max(axes, default=0) else units
 
 
 def _origin(fields: dict[str, str]) -> NDArray[np.float64]:

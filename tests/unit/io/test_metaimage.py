@@ -10,7 +10,7 @@ import SimpleITK
 
 import scanloom
 from dicom_maker import noise
-from scanloom.core import ScanError
+from scanloom.core import Flag, ScanError
 
 HEADER = {
     "ObjectType": "Image",
@@ -86,7 +86,10 @@ def test_every_coding_lies_where_simpleitk_puts_it(tmp_path, order, coding, file
     [
         {"Offset": None, "Position": "11 -23 47"},
         {"Offset": None, "Origin": "11 -23 47"},
+        {"BinaryData": None},
         {"TransformMatrix": None},
+        {"TransformMatrix": None, "AnatomicalOrientation": None},
+        {"TransformMatrix": None, "AnatomicalOrientation": "???"},
         {"TransformMatrix": None, "Orientation": "0 1 0 1 0 0 0 0 -1"},
         {"Offset": None},
         {"CompressedDataSize": "77"},
@@ -96,6 +99,15 @@ def test_every_coding_lies_where_simpleitk_puts_it(tmp_path, order, coding, file
 )
 def test_fields_that_may_be_there_or_not(tmp_path, changes):
     check_like_simpleitk(write(tmp_path / "a.mha", **changes))
+
+
+def test_directions_by_words_alone_are_not_believed(tmp_path):
+    """SimpleITK reads such a file as if it had said nothing."""
+    path = write(tmp_path / "a.mha", TransformMatrix=None, AnatomicalOrientation="LPI")
+    assert code_of(path) == "ORIENTATION_UNKNOWN"
+    volume = scanloom.load_volume(path, orientation="RAS")
+    assert (volume.grid.axis_codes, volume.flags) == ("RAS", (Flag.ORIENTATION_GIVEN,))
+    np.testing.assert_allclose(volume.grid.spacing, (0.8, 0.9, 2.5))
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "5"])

@@ -177,6 +177,20 @@ def test_directions_follow_their_axes_as_for_simpleitk(tmp_path):
         assert volume.array[index] == image.GetPixel(index)
 
 
+def test_the_unit_of_time_is_no_matter(tmp_path):
+    array = np.stack([noise(seed=n) for n in range(3)])
+    path = write(
+        tmp_path / "a.nrrd",
+        array,
+        dimension="4",
+        sizes="3 24 20 6",
+        kinds="time domain domain domain",
+        space_directions=f"none {HEADER['space directions']}",
+        units='"s" "mm" "" "mm"',
+    )
+    np.testing.assert_array_equal(scanloom.load_volume(path, phase=2).array, noise(seed=2))
+
+
 def test_a_shear_is_kept(tmp_path):
     volume = scanloom.load_volume(
         write(tmp_path / "a.nrrd", space_directions="(0.8,0,0) (0,0.9,0) (0,0.5,2.5)")
@@ -279,6 +293,8 @@ WRONG = {
     "several files": ({"data_file": "LIST"}, b"", b"", "DAMAGED"),
     "a pattern": ({"data_file": "a%03d.raw 1 6 1"}, b"", b"", "DAMAGED"),
     "units": ({"space_units": '"um" "um" "um"'}, b"", b"", "BAD_GEOMETRY"),
+    "units of axes": ({"units": '"um" "um" "um"'}, b"", b"", "BAD_GEOMETRY"),
+    "quantised": ({"old_min": "-1024", "old_max": "3071"}, b"", b"", "RESCALE"),
 }
 
 
