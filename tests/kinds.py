@@ -1005,6 +1005,10 @@ REFUSED: dict[str, Kind] = {
     "concatenation, a part is missing": Kind(in_parts(True, 1), "TRUNCATED"),
     "concatenation, the last part is missing": Kind(last_part_lost, "TRUNCATED"),
     "nuclear, no spacing": Kind(nuclear(1, SpacingBetweenSlices=None), "NO_POSITION"),
+    "nuclear, slices counted from 0": Kind(
+        nuclear(1, SliceVector=[int(n) for n in np.random.default_rng(1).permutation(COUNT)]),
+        "NO_POSITION",
+    ),
     "nuclear, no vector": Kind(nuclear(1, SliceVector=None), "NO_POSITION"),
     "mosaic, no CSA header": Kind(mosaic(AXIAL, csa=False), "MOSAIC"),
 }

@@ -31,8 +31,8 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
 
     Reconstructed slices lie one behind the other (DICOM PS3.3 C.8.4.15): the first one's place is
     that of the detector, SpacingBetweenSlices with its sign goes along the normal, and SliceVector
-    says which frame is which slice. Where this is not given, one slice without a position stands
-    for all frames.
+    says which frame is which slice, from 1. Where this is not given, one slice without a position
+    stands for all frames.
 
     Parameters
     ----------
@@ -49,7 +49,8 @@ def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
         return [whole]
     position, orientation = _first_place(header, dataset)
     between = _numbers(_raw(dataset, _BETWEEN))
-    if len(depths) != header.frames or not (position and orientation and len(between) == 1):
+    counted = len(depths) == header.frames and min(depths) == 1
+    if not (counted and position and orientation and len(between) == 1):
         return [lost]  # one says it for all: their number is not to be believed either
     normal = np.cross(orientation[:3], orientation[3:])
     return [
