@@ -449,12 +449,26 @@ def test_segments_of_run_lengths_that_are_short_or_missing_are_refused(lengths, 
 
 
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("syntax", [JPEG + "70", JPEG + "80", JPEG + "90"])
+@pytest.mark.parametrize("syntax", [JPEG + "70", JPEG + "80", JPEG + "90", JPEG + "91"])
 def test_samples_with_more_bits_than_the_header_says_are_not_cut_off(syntax, signed, tmp_path):
     frame = smooth(1, 16, signed)
     data = encapsulate([encoded(frame[0], syntax, 16)])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame, 12), data, syntax)
     assert code_of(frame_of, path) == "DAMAGED"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_largest_values_may_grow_by_lossy_coding(signed, tmp_path):
+    frame = smooth(1, 12, signed)
+    frame[0, 3, 5] = 2047 if signed else 4095
+    grown = frame[0].copy()
+    grown[3, 5] += 20
+    for syntax in ("90", "91"):
+        data = encapsulate([encoded(grown, JPEG + syntax, 16)])
+        path = tmp_path / f"{syntax}.dcm"
+        save(path, dataset_of(tmp_path / "a", frame, 12), data, JPEG + syntax)
+    np.testing.assert_array_equal(frame_of(tmp_path / "91.dcm"), frame[0])
+    assert code_of(frame_of, tmp_path / "90.dcm") == "DAMAGED"
 
 
 @pytest.mark.parametrize("filled", [False, True])

@@ -44,6 +44,8 @@ _CODECS = {
     _JPEG + "203": "htj2k_decode",
 }
 """Decoders of imagecodecs; they let other threads run."""
+_LOSSY = frozenset(_JPEG + tail for tail in ("50", "51", "53", "55", "81", "91", "203"))
+"""Those that may give other values than went in."""
 _ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
@@ -102,24 +104,33 @@ def _decode_into(plane: Plane, frame: bytes, out: NDArray[Any]) -> None:
     signed = plane.format.signed
     if pixels.dtype.kind == "i" and not signed and pixels.min() < 0:
         raise ScanError(Reason.DAMAGED, "header and pixels contradict each other about the sign")
-    if plane.syntax != _RLE and not _fits_bits(pixels, plane.format):
-        raise ScanError(Reason.DAMAGED, "the pixels have more bits than the header says")
+    if plane.syntax != _RLE:
+        pixels = _within_bits(pixels, plane)
     np.copyto(out, pixels, casting="unsafe")
 
 
-def _fits_bits(pixels: NDArray[Any], form: PixelFormat) -> bool:
-    """Whether decoded samples keep to the bits that are said to be stored (PS3.5 8.2.1).
+def _within_bits(pixels: NDArray[Any], plane: Plane) -> NDArray[Any]:
+    """Return decoded samples, which keep to the bits that are said to be stored (PS3.5 8.2.1).
 
     Nothing can stand above those: cutting it off would change values. A sign may, or not, fill
-    what is above, since JPEG and JPEG-LS know none.
+    what is above, since JPEG and JPEG-LS know none. What lossy coding makes of the largest values
+    may be larger: these are made the largest again.
     """
+    form = plane.format
     bits = form.high_bit + 1
     if bits == 8 * pixels.itemsize and (form.signed or pixels.dtype.kind == "u"):
-        return True
+        return pixels
     if form.signed and pixels.dtype.kind == "u" and pixels.max() >> bits:
         pixels = pixels.view(f"i{pixels.itemsize}")
-    most = bits - (form.signed and pixels.dtype.kind == "i")
-    return bool(-(1 << bits - 1) <= pixels.min() and pixels.max() < 1 << most)
+    signed = form.signed and pixels.dtype.kind == "i"
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    least, most = int(pixels.min()), int(pixels.max())
+    if low <= least and most <= high:
+        return pixels
+    slack = (1 << bits) >> 4 if plane.syntax in _LOSSY else 0
+    if least < low - slack or most > high + slack:
+        raise ScanError(Reason.DAMAGED, "the pixels have more bits than the header says")
+    return pixels.clip(low, high)
 
 
 def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
