@@ -930,6 +930,10 @@ REFUSED: dict[str, Kind] = {
             "ImageType": (["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
         }.items()
     },
+    "half CT, half MR": Kind(
+        changed(lambda k, ds: assign(ds, Modality="MR" if k % 2 else "CT")), PHASES
+    ),
+    "the upper slices are PET": Kind(halves("Modality", "CT", "PT", below=COUNT - 3), PHASES),
     "a slice of another echo": Kind(halves("EchoTime", "4.6", "30", below=COUNT - 1), PHASES),
     "spacing changes": Kind(changed(other_spacing_above), "SPACING_CHANGES"),
     "slices contradict each other": Kind(contradicting, "DUPLICATE_SLICES"),

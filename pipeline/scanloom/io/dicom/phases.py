@@ -243,6 +243,10 @@ def _by_contrast(part: Part, telling: Mapping[str, dict[str, Part]]) -> Split:
     """
     if part.repeats:
         return [], ()
+    if len({one.header.modality for one in one_of_each(part.slices)}) > 1:
+        found = part.split(lambda one: one.header.modality)
+        if "" not in found and min(len(one.slices) for one in found.values()) >= MIN_SLICES:
+            return list(found.values()), ("Modality",)  # of fewer, their files may be wrong
     for name in CONTRAST:
         found = telling.get(name, {})
         if len(found) > 1 and "" not in found and _mean_others(name, list(found)):
