@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
 from scanloom.io.metaimage import parse_metaimage
 from scanloom.io.nrrd import MAGIC, parse_nrrd
-from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, straighten, unit_of
+from scanloom.io.plain import (
+    MIN_VOXELS,
+    affine_from_codes,
+    check_finite,
+    check_size,
+    straighten,
+    unit_of,
+)
 from scanloom.io.scan import ItkSource, Scan
 from scanloom.io.text_header import HEADER_LIMIT, TextHeader, damaged
 from scanloom.io.voxels import (
@@ -112,6 +119,7 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
         header.sizes[header.axes[2]],
     )
     affine, flags = _affine(header, shape, orientation)
+    check_size(affine, shape)
     data = _data_path(files[0], header)
     if any(file not in (files[0], data) for file in files):
         raise damaged("its header names another data file than before")

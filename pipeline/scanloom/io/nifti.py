@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
-from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_finite, straighten, unit_of
+from scanloom.io.plain import (
+    MIN_VOXELS,
+    affine_from_codes,
+    check_finite,
+    check_size,
+    straighten,
+    unit_of,
+)
 from scanloom.io.sandbox import warm_up
 from scanloom.io.scan import NiftiSource, Scan
 from scanloom.io.voxels import (
@@ -44,7 +51,6 @@ _HEADER_BYTES = 540  # of NIfTI-2; NIfTI-1 has 348
 _MAGIC_END = 348
 _HEADER_SIZES = tuple(n.to_bytes(4, order) for n in (348, 540) for order in ("little", "big"))
 _LENGTHS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}  # xyzt_units: unknown, m, mm, micrometre; to mm
-_VOXEL_MM = (1e-4, 100.0)  # a voxel in m or micrometres beyond these was meant in mm
 _FORM_CODES = range(6)  # nifti1.h: NIFTI_XFORM_UNKNOWN to NIFTI_XFORM_TEMPLATE_OTHER
 _CIFTI = range(3000, 3100)  # intent codes of surfaces and connectivity (CIFTI-2)
 _VECTORS = (*range(1004, 1011), 2003, 2004)  # matrices, vectors, quaternions, RGB(A) vectors
@@ -125,6 +131,7 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
         check_layout(layout, limit)
     source, broken = _forms(header)
     affine, flags = _affine(header, source, layout.shape, orientation)
+    check_size(affine, layout.shape)
     grid = Grid(layout.shape, affine)
     flags = (Flag.FORMS_DISAGREE, *flags) if broken else flags
     return _Plan(layout, grid, flags, source)
@@ -293,7 +300,6 @@ def _affine(
     orientation: str | None,
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
     """Return the affine: sform before qform; `orientation` only where there is neither."""
-    to_mm = _to_mm(header)
     differ = False
     if source.sform is not None:
         affine = source.sform
@@ -303,13 +309,10 @@ def _affine(
     elif orientation is None:
         raise ScanError(Reason.ORIENTATION_UNKNOWN, "both form codes of the NIfTI are 0")
     else:
-        spacing = np.abs(np.asarray(header["pixdim"][1:4], dtype=np.float64)) * to_mm
+        spacing = np.abs(np.asarray(header["pixdim"][1:4], dtype=np.float64)) * _to_mm(header)
         affine = affine_from_codes(orientation, spacing, shape)
         return affine, (Flag.ORIENTATION_GIVEN,)
     affine, flags = straighten(affine, shape)
-    spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    if to_mm != 1 and not (_VOXEL_MM[0] <= spacing.min() <= spacing.max() <= _VOXEL_MM[1]):
-        raise ScanError(Reason.BAD_GEOMETRY, "in its unit of length, its voxels are no scan's")
     return affine, (Flag.FORMS_DISAGREE, *flags) if differ else flags
 
 

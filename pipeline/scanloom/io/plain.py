@@ -17,6 +17,12 @@ MIN_VOXELS = 3
 FARTHEST = 1e9
 """mm: a thousand kilometres. What is farther is damage, and would overflow."""
 
+LARGEST_VOXEL = 100.0
+"""mm: a longer one is in micrometres."""
+
+SMALLEST_SCAN = 1.0
+"""mm: what is shorter along all axes is in metres, or in mm and called micrometres."""
+
 SINGLE = 1e-6
 """Largest cosine between two axes that the rounding of float32 leaves: no reason to change them."""
 
@@ -107,6 +113,19 @@ def straighten(
     upright[:3, :3] = left @ right * lengths
     upright[:3, 3] += (affine[:3, :3] - upright[:3, :3]) @ middle
     return upright, (Flag.AFFINE_ROUNDED,)
+
+
+def check_size(affine: NDArray[np.float64], shape: tuple[int, int, int]) -> None:
+    """Refuse what is far too large or small for a scan: its lengths are in another unit than mm.
+
+    Raises
+    ------
+    ScanError
+        BAD_GEOMETRY.
+    """
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    if spacing.max() > LARGEST_VOXEL or (0 < (spacing * shape).max() < SMALLEST_SCAN):
+        raise ScanError(Reason.BAD_GEOMETRY, "in its unit of length, its voxels are no scan's")
 
 
 def check_finite(values: NDArray[Any]) -> None:

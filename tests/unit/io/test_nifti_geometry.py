@@ -141,6 +141,22 @@ def test_metres_that_can_only_be_millimetres_are_refused(tmp_path):
     assert code_of(path) == "BAD_GEOMETRY"
 
 
+@pytest.mark.parametrize("code", [0, 2, 3])
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@pytest.mark.parametrize("form", ["sform", "qform", "neither"])
+def test_a_scan_of_a_speck_or_a_mountain_is_in_another_unit(tmp_path, code, scale, form):
+    stored = np.diag([scale] * 3 + [1]) @ affine_of()
+    forms = {form: stored} if form != "neither" else {}
+    spacing = [1, *(np.array(SPACING) * scale), 1, 1, 1, 1]
+    edit = {"xyzt_units": code} | ({"pixdim": spacing} if form == "neither" else {})
+    path = save(tmp_path / "a.nii", **forms, edit=edit)
+    assert code_of(path, orientation="LPS") == "BAD_GEOMETRY"
+
+
+def test_millimetres_called_micrometres_are_refused(tmp_path):
+    assert code_of(save(tmp_path / "a.nii", sform=affine_of(), unit="micron")) == "BAD_GEOMETRY"
+
+
 def leaning(cosine, order="LPS"):
     """An affine whose axes j and k lean on each other by `cosine`."""
     affine = affine_of(order, oblique=20)

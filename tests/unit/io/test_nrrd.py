@@ -285,6 +285,13 @@ WRONG = {
     "two directions": ({"space_directions": "(0.8,0,0) (0,0.9,0)"}, b"", b"", "DAMAGED"),
     "words": ({"space_directions": "(a,0,0) (0,1,0) (0,0,1)"}, b"", b"", "DAMAGED"),
     "NaN": ({"space_directions": "(nan,0,0) (0,1,0) (0,0,1)"}, b"", b"", "BAD_GEOMETRY"),
+    "metres": ({"space_directions": "(8e-4,0,0) (0,9e-4,0) (0,0,3e-3)"}, b"", b"", "BAD_GEOMETRY"),
+    "micrometres": (
+        {"space_directions": "(800,0,0) (0,900,0) (0,0,3e3)"},
+        b"",
+        b"",
+        "BAD_GEOMETRY",
+    ),
     "parallel": ({"space_directions": "(1,0,0) (1,0,0) (0,0,1)"}, b"", b"", "BAD_GEOMETRY"),
     "huge": ({"space_directions": "(1e300,0,0) (0,1e300,0) (0,0,1)"}, b"", b"", "BAD_GEOMETRY"),
     "origin": ({"space_origin": "(1,2)"}, b"", b"", "DAMAGED"),
