@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.select import LeftOut
-from scanloom.io.dicom.elements import unpack_elements
+from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.identity import file_id
 from scanloom.io.index import Index
 from scanloom.io.join import defused
@@ -220,7 +220,7 @@ def _came_to(endings: Sequence[Ending]) -> tuple[str, str, str]:
     return Reason[bad[0].reason].outcome, bad[0].reason, bad[0].detail
 
 
-def _file_id(path: str, packed: bytes, key: bytes) -> str:
+def _file_id(path: str, packed: Packed | None, key: bytes) -> str:
     """Return the id of a file; of one that can't be read, that of its path."""
     instance = ""
     if packed:

@@ -29,6 +29,8 @@ SHOWN_DIGITS = 8
 _PARTED = (".hdr", ".hdr.gz", ".mhd", ".nhdr")
 """Volume files whose voxels may lie in a file of their own."""
 
+_FILES = ("nifti", "itk")
+
 Kind = Literal["dicom", "nifti", "itk"]
 
 
@@ -115,10 +117,10 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
     belong to any. Series without UID are told apart by folder.
     """
     groups: dict[tuple[str, ...], Group] = {}
-    places = {entry.path: n for n, entry in enumerate(entries)}
-    partners = _partners(entries, looks, places)
+    partners = _partners(entries, looks)
+    voxels = set(partners.values())
     for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
-        if not look.kind or n in partners.values():
+        if not look.kind or n in voxels:
             continue
         if look.kind != "dicom":
             group = groups.setdefault((look.kind, str(n)), Group(cast("Kind", look.kind)))
@@ -127,7 +129,9 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
         place = "" if look.series else os.path.dirname(entry.path)  # noqa: PTH120
         damaged = "damaged" if look.reason and not look.packed else ""
         key = ("dicom", look.study, look.series, place, damaged)
-        group = groups.setdefault(key, Group("dicom", look.study, look.series))
+        if key not in groups:
+            groups[key] = Group("dicom", look.study, look.series)
+        group = groups[key]
         (group.skipped if look.packed and look.reason else group.members).append(n)
     return list(groups.values())
 
@@ -264,21 +268,18 @@ def _holds(group: Group, entries: Sequence[Entry], path: str) -> bool:
     return any(entries[n].path == path for n in group.members)
 
 
-def _partners(
-    entries: Sequence[Entry], looks: Sequence[Look], places: dict[str, int]
-) -> dict[int, int]:
+def _partners(entries: Sequence[Entry], looks: Sequence[Look]) -> dict[int, int]:
     """Return which header of a volume belongs to which file of voxels."""
-    partners = {}
-    for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
-        for part in _parts(entry, look)[1:]:
-            if part in places:
-                partners[n] = places[part]
-    return partners
+    parts = {n: _parts(entries[n], look)[1:] for n, look in enumerate(looks) if look.kind in _FILES}
+    if not any(parts.values()):
+        return {}
+    places = {entry.path: n for n, entry in enumerate(entries)}
+    return {n: places[part] for n, some in parts.items() for part in some if part in places}
 
 
 def _parts(entry: Entry, look: Look) -> list[str]:
     """Return the files of a volume: itself, and what holds the voxels if that is another one."""
-    if look.kind not in ("nifti", "itk") or not entry.path.lower().endswith(_PARTED):
+    if look.kind not in _FILES or not entry.path.lower().endswith(_PARTED):
         return [entry.path]
     files = (nifti_files if look.kind == "nifti" else itk_files)(SCRATCH.plain(entry.path))
     return [entry.path, *(_join(entry.path, file.name) for file in files[1:])]

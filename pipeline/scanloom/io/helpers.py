@@ -15,11 +15,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeVar
 
+from scanloom.io.dicom.elements import Packed
 from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 
 MOST = 16
@@ -44,7 +44,7 @@ class ToDescribe(NamedTuple):
 
     kind: str
     paths: Sequence[str]
-    packed: Sequence[bytes]
+    packed: Sequence[Packed]
 
 
 class Helpers:
@@ -196,15 +196,19 @@ def _survey_question(files: Sequence[tuple[str, int]]) -> bytes:
 
 
 def _survey_answer(told: Any, packed: bytes) -> Surveyed:
-    heads, which, lengths, series = told
-    parts = _cut(lengths, packed)
-    looks = [Look._make((*heads[n], part)) for n, part in zip(which, parts, strict=True)]
+    rows, which, lengths, series = told
+    heads = [(head, None if c is None else c.encode("latin-1")) for *head, c in rows]
+    looks = []
+    for n, own in zip(which, _cut(lengths, packed), strict=True):
+        head, common = heads[n]
+        looks.append(Look._make((*head, None if common is None else Packed(common, own))))
     return Surveyed(looks, [(tuple(places), _description(row)) for places, row in series])
 
 
 def _describe_question(series: Sequence[ToDescribe]) -> bytes:
-    rows = [(s.kind, list(s.paths), list(map(len, s.packed))) for s in series]
-    return _message({"describe": rows}, b"".join(part for s in series for part in s.packed))
+    rows = [(s.kind, list(s.paths), [list(map(len, p)) for p in s.packed]) for s in series]
+    parts = (part for s in series for packed in s.packed for part in packed)
+    return _message({"describe": rows}, b"".join(parts))
 
 
 def _describe_answer(told: Any, packed: bytes) -> list[Description]:
@@ -226,9 +230,9 @@ def serve() -> None:
 
 
 def _series(rows: Sequence[Any], packed: bytes) -> Iterator[ToDescribe]:
-    parts = _cut([length for row in rows for length in row[2]], packed)
+    parts = _cut([length for row in rows for both in row[2] for length in both], packed)
     for kind, paths, lengths in rows:
-        yield ToDescribe(kind, paths, list(islice(parts, len(lengths))))
+        yield ToDescribe(kind, paths, [Packed(next(parts), next(parts)) for _ in lengths])
 
 
 def _describe_all(series: Iterable[ToDescribe]) -> list[Description]:
@@ -238,9 +242,13 @@ def _describe_all(series: Iterable[ToDescribe]) -> list[Description]:
 def _plain(done: Surveyed) -> tuple[Any, bytes]:
     """Return it as JSON and bytes; what files have in common is said once."""
     heads: dict[tuple[Any, ...], int] = {}
-    which = [heads.setdefault(look[:-1], len(heads)) for look in done.looks]
-    lengths = [len(look.packed) for look in done.looks]
-    return (list(heads), which, lengths, done.series), b"".join(look.packed for look in done.looks)
+    which, own = [], []
+    for look in done.looks:
+        common = look.packed.common if look.packed else None
+        which.append(heads.setdefault((*look[:-1], common), len(heads)))
+        own.append(look.packed.own if look.packed else b"")
+    rows = [(*head, None if c is None else c.decode("latin-1")) for *head, c in heads]
+    return (rows, which, list(map(len, own)), done.series), b"".join(own)
 
 
 def _description(row: Sequence[Any]) -> Description:

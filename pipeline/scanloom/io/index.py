@@ -249,11 +249,12 @@ def _to_describe(
     files = _files(group)
     if group.kind != "dicom":
         return ToDescribe(group.kind, [SCRATCH.place(entries[n].path) for n in files], [])
+    packed = [one for n in files if (one := looks[n].packed)]
     lost = [looks[n] for n in files if not looks[n].packed]
     if lost:
         return Description(reason=lost[0].reason, detail=lost[0].detail)
     paths = [SCRATCH.place(entries[n].path) for n in files]
-    return ToDescribe("dicom", paths, [looks[n].packed for n in files])
+    return ToDescribe("dicom", paths, packed)
 
 
 def _described(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from scanloom.core import Reason
+from scanloom.io.dicom.elements import Packed
 from scanloom.io.find import Group, Kind
 from scanloom.io.survey import Description, Look
 from scanloom.io.walk import Entry
@@ -217,6 +218,7 @@ def read_index(path: Path, fingerprint: str) -> StoredRows | None:
         return None
 
 
+_NOTHING = Packed(b"", b"")
 _NO_ROWS = Rows([], [], [], [], [], list)
 
 
@@ -236,7 +238,7 @@ def _read_errors() -> tuple[type[Exception], ...]:
 
 _FILES = b"scanloom.files"
 _OF_FILES = ("path", "size", "mtime_ns", "inode", "unopened", "reason", "group", "gzipped")
-_OF_LOOKS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "packed")
+_OF_LOOKS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
 _OF_SERIES = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
 _RENAMED = {"reason": "series_reason", "detail": "series_detail"}
 
@@ -259,6 +261,7 @@ def _file_table(rows: Rows) -> pa.Table:
     import pyarrow as pa
 
     entries, looks = rows.entries, rows.looks()
+    packed = [look.packed or _NOTHING for look in looks]
     words = pa.dictionary(pa.int32(), pa.string())
     columns: dict[str, tuple[list[Any], pa.DataType]] = {
         "path": ([os.fsencode(e.path) for e in entries], pa.binary()),
@@ -274,7 +277,8 @@ def _file_table(rows: Rows) -> pa.Table:
         "series": ([look.series for look in looks], words),
         "look_reason": ([look.reason for look in looks], words),
         "detail": ([look.detail for look in looks], words),
-        "packed": ([look.packed for look in looks], pa.binary()),
+        "common": ([p.common for p in packed], pa.dictionary(pa.int32(), pa.binary())),
+        "own": ([p.own for p in packed], pa.binary()),
     }
     return pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
 
@@ -318,5 +322,10 @@ def _read_looks(path: Path) -> list[Look]:
     with _opened(path) as file:
         first = int(file.schema_arrow.metadata[_FILES])
         table = file.read(columns=list(_OF_LOOKS)).slice(0, first)
-    columns = (table.column(name).to_pylist() for name in _OF_LOOKS)
-    return [Look(*row) for row in zip(*columns, strict=True)]
+    *words, commons, own = (table.column(name).to_pylist() for name in _OF_LOOKS)
+    once: dict[bytes, bytes] = {}
+    packed = (
+        Packed(once.setdefault(common, common), one) if one else None
+        for common, one in zip(commons, own, strict=True)
+    )
+    return [Look(*row) for row in zip(*words, packed, strict=True)]

@@ -19,7 +19,7 @@ import numpy as np
 
 from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series
 from scanloom.io.bodyparts import body_part
-from scanloom.io.dicom.elements import unpack_elements
+from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
@@ -49,7 +49,7 @@ class Look(NamedTuple):
     reason : str
         Code of why it is no part of a volume; empty where it may be one.
     detail : str
-    packed : bytes
+    packed : Packed or None
         `Elements.packed` of a DICOM file.
     """
 
@@ -59,7 +59,7 @@ class Look(NamedTuple):
     series: str = ""
     reason: str = ""
     detail: str = ""
-    packed: bytes = b""
+    packed: Packed | None = None
 
 
 _NO_IMAGE = Look("", reason=Reason.NOT_AN_IMAGE.code)
@@ -201,7 +201,7 @@ def _look(path: str) -> tuple[Look, Header | None]:
     return look, header
 
 
-def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> Description:
+def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> Description:
     """Return what a series is like.
 
     Parameters
@@ -210,7 +210,7 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[bytes] = ()) -> D
         "dicom", "nifti" or "itk".
     paths : sequence of str
         Its files.
-    packed : sequence of bytes
+    packed : sequence of Packed
         What the files of a DICOM series say, one for each.
     """
     try:

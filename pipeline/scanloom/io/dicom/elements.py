@@ -13,7 +13,7 @@ LOOKUP_TABLE = 0x00283000
 LOOKUP = -2
 """What is kept of it has this tag: it is no value, its length alone counts."""
 
-_HEAD, _COMMON = struct.Struct("<IBQQ"), struct.Struct("<I?")
+_HEAD, _COMMON = struct.Struct("<BQQ"), struct.Struct("<I?")
 _COUNT = struct.Struct("<H")
 
 TAGS = frozenset(
@@ -141,6 +141,13 @@ def common_of(syntax: str, little: bool, found: tuple[bytes | None, ...]) -> Com
     return Common(syntax, little, {tag: value for tag, value in pairs if value is not None})
 
 
+class Packed(NamedTuple):
+    """`Elements` as bytes: what a file has in common with others, one object for many; the rest."""
+
+    common: bytes
+    own: bytes
+
+
 class Elements(NamedTuple):
     """What one file says, unconverted.
 
@@ -189,15 +196,13 @@ class Elements(NamedTuple):
             return default
         return int.from_bytes(raw, "little" if self.little else "big", signed=signed)
 
-    def packed(self) -> bytes:
+    def packed(self) -> Packed:
         """Return all of it as bytes, for another process or the index; see `unpack_elements`."""
         flags, offset, length = self.lookup_table | self.gzipped << 1, 0, 0
         if self.pixels is not None:
             offset, length = self.pixels.offset, self.pixels.length or 0
             flags |= 4 | (self.pixels.length is not None) << 3
-        common = self.common.packed
-        head = _HEAD.pack(len(common), flags, offset, length)
-        return b"".join((head, common, _pack(self.own)))
+        return Packed(self.common.packed, _HEAD.pack(flags, offset, length) + _pack(self.own))
 
 
 def elements_of(
@@ -209,7 +214,7 @@ def elements_of(
     return Elements(common, own, bool(values.get(LOOKUP)), pixels)
 
 
-def unpack_elements(packed: bytes) -> Elements:
+def unpack_elements(packed: Packed) -> Elements:
     """Return what `Elements.packed` was made of.
 
     Raises
@@ -217,10 +222,9 @@ def unpack_elements(packed: bytes) -> Elements:
     ValueError, struct.error
         If the bytes are none of its.
     """
-    size, flags, offset, length = _HEAD.unpack_from(packed)
-    end = _HEAD.size + size
+    flags, offset, length = _HEAD.unpack_from(packed.own)
     pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
-    common, own = _unpack_common(packed[_HEAD.size : end]), _unpack(packed[end:])
+    common, own = _unpack_common(packed.common), _unpack(packed.own[_HEAD.size :])
     return Elements(common, own, bool(flags & 1), pixels, bool(flags & 2))
 
 
