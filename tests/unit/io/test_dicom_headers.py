@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
@@ -24,14 +26,25 @@ from dicom_maker import MR, Coding, Words, noise, write_series
 from scanloom.core import ScanError
 from scanloom.io.dicom import byte_order
 from scanloom.io.dicom.elements import (
+    CHANGING,
     MEDIA_CLASS,
+    STEADY,
+    TAGS,
     Elements,
     PixelPlace,
     elements_of,
     unpack_elements,
 )
 from scanloom.io.dicom.fast_header import read_plain, read_start
-from scanloom.io.dicom.headers import Header, is_dicom, make_header, quiet, read_headers
+from scanloom.io.dicom.headers import (
+    MADE_BY,
+    PHASE_TAGS,
+    Header,
+    is_dicom,
+    make_header,
+    quiet,
+    read_headers,
+)
 from scanloom.io.dicom.odd_header import read_odd
 from scanloom.io.dicom.slices import Slice, single_slice
 from scans import scans
@@ -193,6 +206,29 @@ def test_files_after_one_another_are_what_pydicom_reads(tmp_path, coding):
     for path in [*paths, *reversed(paths), *random.Random(1).sample(paths, len(paths))]:
         fast, odd = both(path)
         assert fast == odd
+
+
+def test_threads_that_read_other_series_do_not_mix_them(tmp_path):
+    def edit(k: int, ds: Dataset) -> None:
+        ds.SeriesDescription = f"{k % 4:16}"
+
+    paths = write_series(tmp_path, noise((36, 35, 8)), edit=edit)
+    wanted = {path: both(path)[1] for path in paths}
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            rounds = [path for path in paths for _ in range(300)]
+            random.Random(1).shuffle(rounds)
+            found = list(pool.map(lambda path: (path, read_plain(path, read_start(path))), rounds))
+    finally:
+        sys.setswitchinterval(before)
+    assert all(elements == wanted[path] for path, elements in found)
+
+
+def test_what_volumes_are_made_by_is_in_common():
+    assert {tag for tags in MADE_BY.values() for tag in tags} & TAGS <= set(STEADY)
+    assert set(PHASE_TAGS.values()) <= CHANGING
 
 
 def test_a_sequence_that_is_unknown_is_left_to_pydicom(tmp_path):

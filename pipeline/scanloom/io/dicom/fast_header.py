@@ -1,15 +1,16 @@
 """The header of a plain DICOM file from one read; what is not plain is left to pydicom.
 
 pydicom makes an object of every element. Here nothing is made but what is kept: the elements are
-passed over by their lengths (DICOM PS3.5 7.1). Files of a series are alike: where heads of elements
-stand as in the file before, they are compared all at once (`_Layout`). Whatever is odd gives None,
-and pydicom reads the file: both give the same `Elements`.
+passed over by their lengths (DICOM PS3.5 7.1). Files of a series are alike: where elements stand as
+in the file before, they are compared all at once (`Layout`). Whatever is odd gives None, and
+pydicom reads the file: both give the same `Elements`.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,10 +51,6 @@ _SEVERAL = 8  # files unlike the layout until another one is made
 """Where series are mixed, making layouts would take longer than it saves."""
 
 _usual = [READS[0]]
-_layouts: dict[tuple[bool, bool], Layout] = {}
-_last: list[Layout] = []
-"""The one of them that fitted last, or is the newest."""
-_misses: dict[tuple[bool, bool], int] = {}
 _encodings: dict[bytes, tuple[ByteOrder, bool, str]] = {}
 _MOST_ENCODINGS = 64
 
@@ -102,7 +99,8 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
     while True:
         whole = len(data) not in READS
         try:
-            found = _elements(path, data, whole=whole)
+            with _BEFORE.lock:
+                found = _elements(path, data, whole=whole)
         except struct.error:  # it goes on behind what was read
             if whole or len(data) == READS[-1]:
                 return None
@@ -118,10 +116,9 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
 
 def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     """Walk over meta header and data set; struct.error where `data` ends too early."""
-    for layout in _last:
-        found = _read_as_before(data, layout)
-        if found is not None:
-            return found
+    found = _BEFORE.read(data)
+    if found is not None:
+        return found
     values: dict[int, bytes] = {}
     heads: list[Head] = []
     place = _walk_meta(data, values, heads)
@@ -131,16 +128,14 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
         return _deflated_elements(read_start(path, PACKED)[place:], values)
     if place == len(data) or explicit != _has_vr(data, place):
         raise NotPlainError
-    other = _layouts.get((order.little, explicit))
-    if other is not None and other not in _last:
-        found = _read_as_before(data, other)
-        if found is not None:
-            _last[:] = [other]
-            return found
+    found = _BEFORE.read_other(data, order.little, explicit)
+    if found is not None:
+        return found
     last = _walk(order, data, place, values, heads, explicit=explicit, whole=whole)
-    pixels = None if last is None else _pixels(order, data, last, explicit=explicit)
+    pixels = None
     if last is not None:
-        _note_layout(data, heads, order, syntax, explicit=explicit)
+        pixels = _pixels(order, data, last, explicit=explicit)
+        _BEFORE.note(data, heads, order, syntax, explicit=explicit)
     return elements_of(values, syntax, little=order.little, pixels=pixels)
 
 
@@ -176,15 +171,41 @@ def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
     return Elements(layout.common, own, table, pixels)
 
 
-def _note_layout(
-    data: bytes, heads: Sequence[Head], order: ByteOrder, syntax: str, *, explicit: bool
-) -> None:
-    """Make a layout of a file that was unlike the one before, if several were."""
-    key = order.little, explicit
-    _misses[key] = _misses.get(key, -1) + 1
-    if _misses[key] % _SEVERAL == 0 and is_plain(heads):
-        _layouts[key] = Layout(data, heads, order, syntax, explicit=explicit)
-        _last[:] = [_layouts[key]]
+class _Before:
+    """The layouts of files before, one for each encoding; who reads a file holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._last: Layout | None = None
+        self._layouts: dict[tuple[bool, bool], Layout] = {}
+        self._misses: dict[tuple[bool, bool], int] = {}
+
+    def read(self, data: bytes) -> Elements | None:
+        """Return what a file says that is like the last one; None if it is not."""
+        return None if self._last is None else _read_as_before(data, self._last)
+
+    def read_other(self, data: bytes, little: bool, explicit: bool) -> Elements | None:
+        """Return what a file says that is like another one with its encoding."""
+        layout = self._layouts.get((little, explicit))
+        if layout is None or layout is self._last:
+            return None
+        found = _read_as_before(data, layout)
+        if found is not None:
+            self._last = layout
+        return found
+
+    def note(
+        self, data: bytes, heads: Sequence[Head], order: ByteOrder, syntax: str, *, explicit: bool
+    ) -> None:
+        """Make a layout of a file that was unlike those before, if several were."""
+        key = order.little, explicit
+        self._misses[key] = self._misses.get(key, -1) + 1
+        if self._misses[key] % _SEVERAL == 0 and is_plain(heads):
+            self._last = Layout(data, heads, order, syntax, explicit=explicit)
+            self._layouts[key] = self._last
+
+
+_BEFORE = _Before()
 
 
 def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, str]:
