@@ -19,6 +19,9 @@ from scanloom.io.dicom.elements import STEADY, SYNTAX, Common, common_of
 MOST_PARTS = 64
 """Elements of changing length; a file with more is like no other."""
 
+LONG = 4096
+"""Bytes of a value that is rather stepped over than masked."""
+
 STEADY_TAGS = frozenset(STEADY)
 _WORD = 8
 _TAG, _NAME = 4, 6  # bytes of a head that name the element: tag, and VR if there is one
@@ -131,7 +134,7 @@ class Part:
 
 
 class Layout:
-    """Parts, with one changing element between two of them and behind the last one.
+    """Parts, with one changing or long element between two of them and behind the last one.
 
     Parameters
     ----------
@@ -158,7 +161,7 @@ class Layout:
         self._data, self._heads = data, heads
         self._order, self._syntax, self._explicit = order, syntax, explicit
         self.begin = heads[0].place
-        ends = [n for n, head in enumerate(heads) if not head.steady]
+        ends = [n for n, h in enumerate(heads) if not h.steady or h.end - h.start > LONG]
         firsts = [0, *(n + 1 for n in ends[:-1])]
         self._spans = tuple(zip(firsts, ends, strict=True))
         self.parts = tuple(self._part(*span) for span in self._spans)
