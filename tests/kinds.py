@@ -380,6 +380,16 @@ def enhanced(
     return make
 
 
+def of_class(tail: str, modality: str) -> Callable[[Dataset], None]:
+    """Make an enhanced object one of another class."""
+
+    def edit(ds: Dataset) -> None:
+        ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = f"1.2.840.10008.5.1.4.1.1.{tail}"
+        ds.Modality = modality
+
+    return edit
+
+
 def shuffled(frames: Sequence[Frame]) -> list[Frame]:
     """Return frames in a mixed order."""
     return [frames[n] for n in np.random.default_rng(len(frames)).permutation(len(frames))]
@@ -531,6 +541,8 @@ READ |= {
     "enhanced, nothing shared": Kind(enhanced(shared=False)),
     "enhanced MR": Kind(enhanced(modality="MR")),
     "enhanced PET": Kind(enhanced(modality="PT")),
+    "3D angiography": Kind(enhanced(edit=of_class("13.1.1", "XA"))),
+    "craniofacial X-ray volume": Kind(enhanced(edit=of_class("13.1.2", "DX"))),
     "enhanced, rescale a frame": Kind(own_rescale),
     "enhanced, tilted": Kind(enhanced(around(tilt=tilt(-15)))),
     "enhanced, sagittal": Kind(enhanced(around("sagittal"))),
@@ -1043,6 +1055,7 @@ SKIPPED: dict[str, Kind] = {
     "localisers": Kind(every(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), "LOCALIZER"),
     "captures": Kind(every(SOPClassUID=SC, ImagePositionPatient=None), "SECONDARY_CAPTURE"),
     "colour": Kind(changed(colour), "COLOR"),
+    "tomosynthesis": Kind(enhanced(edit=of_class("13.1.3", "MG")), "PROJECTION"),
     "X-rays": Kind(every(SOPClassUID=DX, ImagePositionPatient=None), "PROJECTION"),
     "report": Kind(report, "NOT_AN_IMAGE"),
     "reformats": Kind(

@@ -8,10 +8,11 @@ from scanloom.core import Reason
 from scanloom.io.dicom.headers import Header
 
 _STORAGE = "1.2.840.10008.5.1.4.1.1."
-_VOLUMES = ("2", "2.1", "2.2", "4", "4.1", "4.4", "128", "128.1", "130", "20")
-"""CT, enhanced and legacy converted CT; the same of MR and PET; nuclear medicine."""
-_ENHANCED = ("2.1", "2.2", "4.1", "4.3", "4.4", "128.1", "130")
-_PROJECTIONS = ("1", "12.1", "12.2", "13.1", "481.1")
+_VOLUMES = ("2", "2.1", "2.2", "4", "4.1", "4.4", "128", "128.1", "130", "20", "13.1.1", "13.1.2")
+"""CT, enhanced and legacy converted CT; the same of MR and PET; nuclear medicine; volumes that were
+made of X-ray projections: angiographic and craniofacial."""
+_ENHANCED = ("2.1", "2.2", "4.1", "4.3", "4.4", "128.1", "130", "13.1.1", "13.1.2")
+_PROJECTIONS = ("1", "12.1", "12.2", "13.1.3", "13.1.4", "13.1.5", "481.1")
 """Radiography, mammography, angiography, fluoroscopy, tomosynthesis, portal images."""
 _CAPTURES = ("7",)
 _NO_PICTURES = (
