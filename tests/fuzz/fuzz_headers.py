@@ -19,6 +19,7 @@ import atheris
 
 with atheris.instrument_imports(include=["scanloom", "nibabel.nifti1", "nibabel.wrapstruct"]):
     from scanloom.core import ScanError
+    from scanloom.io.dicom import fast_header
     from scanloom.io.dicom.headers import read_headers
     from scanloom.io.itk import itk_outline, read_itk
     from scanloom.io.metaimage import parse_metaimage
@@ -70,7 +71,15 @@ def fuzz_metaimage(data: bytes) -> None:
 
 
 def fuzz_dicom(data: bytes) -> None:
-    list(read_headers([_written("a.dcm", data)]))
+    path = _written("a.dcm", data)
+    list(read_headers([path]))
+    start = fast_header.read_start(path)
+    after_others = fast_header.read_plain(path, start)
+    before, fast_header.BEFORE = fast_header.BEFORE, fast_header.Before()
+    try:
+        assert after_others == fast_header.read_plain(path, start)
+    finally:
+        fast_header.BEFORE = before
 
 
 def quietly(target: Callable[[bytes], None]) -> Callable[[bytes], None]:

@@ -99,7 +99,7 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
     while True:
         whole = len(data) not in READS
         try:
-            with _BEFORE.lock:
+            with BEFORE.lock:
                 found = _elements(path, data, whole=whole)
         except struct.error:  # it goes on behind what was read
             if whole or len(data) == READS[-1]:
@@ -116,7 +116,7 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
 
 def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     """Walk over meta header and data set; struct.error where `data` ends too early."""
-    found = _BEFORE.read(data)
+    found = BEFORE.read(data)
     if found is not None:
         return found
     values: dict[int, bytes] = {}
@@ -128,14 +128,14 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
         return _deflated_elements(read_start(path, PACKED)[place:], values)
     if place == len(data) or explicit != _has_vr(data, place):
         raise NotPlainError
-    found = _BEFORE.read_other(data, order.little, explicit)
+    found = BEFORE.read_other(data, order.little, explicit)
     if found is not None:
         return found
     last = _walk(order, data, place, values, heads, explicit=explicit, whole=whole)
     pixels = None
     if last is not None:
         pixels = _pixels(order, data, last, explicit=explicit)
-        _BEFORE.note(data, heads, order, syntax, explicit=explicit)
+        BEFORE.note(data, heads, order, syntax, explicit=explicit)
     return elements_of(values, syntax, little=order.little, pixels=pixels)
 
 
@@ -154,9 +154,9 @@ def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
             if part.tags:
                 own.update(zip(part.tags, part.take(data, place), strict=True))
             place += part.size
-            head = _step(part.order, data, place, explicit=part.explicit)
-            if head.kept != part.follows:
+            if not data.startswith(part.follows, place):
                 return None
+            head = _step(part.order, data, place, explicit=part.explicit)
             if head.kept == STOP:
                 break
             if head.kept in STEADY_TAGS:
@@ -171,7 +171,7 @@ def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
     return Elements(layout.common, own, table, pixels)
 
 
-class _Before:
+class Before:
     """The layouts of files before, one for each encoding; who reads a file holds the lock."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _Before:
             self._layouts[key] = self._last
 
 
-_BEFORE = _Before()
+BEFORE = Before()
 
 
 def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, str]:

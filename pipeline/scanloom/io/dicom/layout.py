@@ -98,14 +98,15 @@ class Part:
         Of the values that are kept and differ from file to file.
     take : function of (bytes, place)
         Gives these values.
-    follows : int
-        What is kept of the element behind them, as in `Head`.
+    follows : bytes
+        The name of the element behind them.
     """
 
     def __init__(
         self, heads: Sequence[Head], data: bytes, behind: Head, order: ByteOrder, *, explicit: bool
     ) -> None:
-        self.follows, self.order, self.explicit = behind.kept, order, explicit
+        self.order, self.explicit = order, explicit
+        self.follows = data[behind.place : behind.place + (_NAME if explicit else _TAG)]
         begin = behind.place - sum(head.end - head.place for head in heads)
         self.size = behind.place - begin
         steady = [head for head in heads if head.kept in STEADY_TAGS]
