@@ -157,12 +157,12 @@ def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
             if not data.startswith(part.follows, place):
                 return None
             head = _step(part.order, data, place, explicit=part.explicit)
-            if head.kept == STOP:
+            if part.kept == STOP:
                 break
-            if head.kept in STEADY_TAGS:
-                layout.learn({head.kept: data[head.start : head.end]})
-            elif head.kept:
-                own[head.kept] = data[head.start : head.end]
+            if part.kept in STEADY_TAGS:
+                layout.learn({part.kept: data[head.start : head.end]})
+            elif part.kept:
+                own[part.kept] = data[head.start : head.end]
             place = head.end
     except (struct.error, NotPlainError):  # one without pixels, or of which more has to be read
         return None

@@ -70,9 +70,11 @@ class _Bytes:
 
 
 def is_plain(heads: Sequence[Head]) -> bool:
-    """Whether no value is there twice, so that it does not matter which of them is read first."""
-    kept = [head.kept for head in heads if head.kept]
-    return len(set(kept)) == len(kept)
+    """Whether no value is there twice, where it would matter which is read first, or is long."""
+    kept = [head for head in heads if head.kept]
+    if any(head.kept > 0 and head.end - head.start > LONG for head in kept):
+        return False
+    return len({head.kept for head in kept}) == len(kept)
 
 
 class Part:
@@ -100,12 +102,14 @@ class Part:
         Gives these values.
     follows : bytes
         The name of the element behind them.
+    kept : int
+        What is kept of it, as in `Head`.
     """
 
     def __init__(
         self, heads: Sequence[Head], data: bytes, behind: Head, order: ByteOrder, *, explicit: bool
     ) -> None:
-        self.order, self.explicit = order, explicit
+        self.kept, self.order, self.explicit = behind.kept, order, explicit
         self.follows = data[behind.place : behind.place + (_NAME if explicit else _TAG)]
         begin = behind.place - sum(head.end - head.place for head in heads)
         self.size = behind.place - begin
