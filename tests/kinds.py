@@ -736,6 +736,11 @@ CHOSEN: dict[str, Kind] = {
     **{
         f"one within the other, by {keyword}": Kind(values(keyword, *each, shift=0.5), PHASES, _TWO)
         for keyword, each in {
+            "ScanOptions": ("FAT", "WATER"),
+            "SequenceName": ("ep_b0", "ep_b1000"),
+            "RepetitionTime": ("500", "3000"),
+            "ProtocolName": ("bone", "lung"),
+            "FilterType": ("BOWTIE", "WEDGE"),
             "ConvolutionKernel": ("B30f", "B70f"),
             "KVP": ("80", "140"),
             "SeriesNumber": (2, 11),
@@ -944,6 +949,10 @@ REFUSED: dict[str, Kind] = {
     },
     "half CT, half MR": Kind(
         changed(lambda k, ds: assign(ds, Modality="MR" if k % 2 else "CT")), PHASES
+    ),
+    "half in becquerel, half in counts": Kind(halves("Units", "BQML", "CNTS"), PHASES),
+    "half of it corrected for attenuation": Kind(
+        halves("CorrectedImage", ["DECY", "ATTN"], ["DECY"]), PHASES
     ),
     "the upper slices are PET": Kind(halves("Modality", "CT", "PT", below=COUNT - 3), PHASES),
     "a slice of another echo": Kind(halves("EchoTime", "4.6", "30", below=COUNT - 1), PHASES),

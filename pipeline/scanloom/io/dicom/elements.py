@@ -36,14 +36,21 @@ TAGS = frozenset(
         0x00100030,  # PatientBirthDate
         0x00180010,  # ContrastBolusAgent
         0x00180015,  # BodyPartExamined
+        0x00180020,  # ScanningSequence
+        0x00180021,  # SequenceVariant
+        0x00180022,  # ScanOptions
+        0x00180024,  # SequenceName
         0x00180050,  # SliceThickness
         0x00180060,  # KVP
+        0x00180080,  # RepetitionTime
         0x00180081,  # EchoTime
         0x00180082,  # InversionTime
         0x00180086,  # EchoNumbers
         0x00180088,  # SpacingBetweenSlices
+        0x00181030,  # ProtocolName
         0x00181060,  # TriggerTime
         0x00181120,  # GantryDetectorTilt
+        0x00181160,  # FilterType
         0x00181210,  # ConvolutionKernel
         0x00181314,  # FlipAngle
         0x00189087,  # DiffusionBValue
@@ -65,6 +72,7 @@ TAGS = frozenset(
         0x00280010,  # Rows
         0x00280011,  # Columns
         0x00280030,  # PixelSpacing
+        0x00280051,  # CorrectedImage
         0x00280100,  # BitsAllocated
         0x00280101,  # BitsStored
         0x00280102,  # HighBit
@@ -76,6 +84,8 @@ TAGS = frozenset(
         0x00281053,  # RescaleSlope
         0x00281054,  # RescaleType
         0x00431039,  # GE: b-value
+        0x00541001,  # Units
+        0x00541103,  # ReconstructionMethod
         0x20011003,  # Philips: b-value
     )
 )

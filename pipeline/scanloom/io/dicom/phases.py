@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 
 import numpy as np
@@ -59,6 +60,8 @@ COMPONENTS = frozenset(
     )
 )
 """Values of ImageType, from the third on, of which a slice of a volume has the same as others."""
+MEANING = {"Modality": 0x00080060, "Units": 0x00541001, "CorrectedImage": 0x00280051}
+"""What says of which kind values are: of a PET scan its units, and what it was corrected for."""
 FEW_SLICES = 5
 """As many localisers may cross a stack, if it has four times as many slices."""
 MOST_KINDS = 64
@@ -243,15 +246,21 @@ def _by_contrast(part: Part, telling: Mapping[str, dict[str, Part]]) -> Split:
     """
     if part.repeats:
         return [], ()
-    if len({one.header.modality for one in one_of_each(part.slices)}) > 1:
-        found = part.split(lambda one: one.header.modality)
-        if "" not in found and min(len(one.slices) for one in found.values()) >= MIN_SLICES:
-            return list(found.values()), ("Modality",)  # of fewer, their files may be wrong
+    some = one_of_each(part.slices)
+    for name, tag in MEANING.items():
+        if len({_said(one, tag) for one in some}) > 1:
+            found = part.split(partial(_said, tag=tag))
+            if "" not in found and min(len(one.slices) for one in found.values()) >= MIN_SLICES:
+                return list(found.values()), (name,)  # of fewer, their files may be wrong
     for name in CONTRAST:
         found = telling.get(name, {})
         if len(found) > 1 and "" not in found and _mean_others(name, list(found)):
             return list(found.values()), (name,)
     return [], ()
+
+
+def _said(one: Slice, tag: int) -> str:
+    return one.header.elements.text(tag)
 
 
 def _mean_others(name: str, values: Sequence[str]) -> bool:
