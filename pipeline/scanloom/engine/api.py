@@ -48,7 +48,7 @@ def segment(
     Parameters
     ----------
     paths : path, or sequence of paths
-        Each a DICOM folder or a NIfTI, NRRD or MetaImage file.
+        Each as `load_volume` takes it.
     model : str, or sequence of str
         Names or bundle folders.
     out : path
@@ -59,7 +59,8 @@ def segment(
     Returns
     -------
     tuple of CaseRecord
-        One a path, in order: its `folder`, or the `reason` why there is none.
+        One a path, in order, or one a series with `series="all"`: its `folder`, or the `reason` why
+        there is none.
 
     Raises
     ------

@@ -31,14 +31,15 @@ def load_volume(
     Parameters
     ----------
     path : str or Path
-        A DICOM folder or file, or a .nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha or .mhd file.
+        A DICOM folder or file, a .nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha or .mhd file, a zip
+        archive, a DICOMDIR, or a glob pattern.
     series : str or None
         Which one, where there are several: its UID, its number in the list that the error
         SERIES_AMBIGUOUS shows, or "best": see `scanloom.io.ranking`.
     phase : int or None
         Which volume of a file or series that holds several, from 0. In a DICOM series the order
         is that of what tells them apart, ascending: stack, time point, echo, b-value,
-        acquisition, image type, or else times.
+        acquisition, image type; else how they were made, times, and what docs/reading.md lists.
     gaps : "refuse" or "interpolate"
         What to do about missing slices of an otherwise regular DICOM stack.
     orientation : str or None

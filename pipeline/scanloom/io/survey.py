@@ -67,7 +67,7 @@ _CUT = Look("dicom", reason=Reason.TRUNCATED.code, detail="a file ends before it
 
 
 class Description(NamedTuple):
-    """What a series is like. Words come from closed lists but for the last four.
+    """What a series is like. Words come from closed lists, but for `date` and the last three.
 
     Parameters
     ----------

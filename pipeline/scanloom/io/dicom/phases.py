@@ -1,8 +1,8 @@
 """Volumes that share one series: phases, time points, echoes, stacks, told apart or refused.
 
 Their order, from which `phase=` counts, is that of the first attribute in `TELLING` that tells
-them apart, ascending; within equal ones that of the next. Stacks that differ in direction, size or
-frame of reference come in the order of their number of slices, the largest first.
+them apart, ascending; within equal ones that of the next. Stacks that differ in direction, size,
+pixel spacing or frame of reference come in the order of their number of slices, the largest first.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ COMPONENTS = frozenset(
         *("ADC", "FA", "TRACEW"),
     )
 )
-"""Values of ImageType, from the third on, of which a slice of a volume has the same as others."""
+"""Words of ImageType that slices of a volume share: part of a complex image, water or fat, map."""
 MEANING = {"Modality": 0x00080060, "Units": 0x00541001, "CorrectedImage": 0x00280051}
 """What says of which kind values are: of a PET scan its units, and what it was corrected for."""
 FEW_SLICES = 5
 """As many localisers may cross a stack, if it has four times as many slices."""
 MOST_KINDS = 64
-"""Directions, sizes and frames of reference in one series; more of them make no volumes."""
+"""Directions, sizes, spacings and frames of reference in one series; more make no volumes."""
 CROSSING = 0.5
 """Cosine of the angle between the normals of a stack and of what crosses it, at most."""
 
