@@ -77,7 +77,9 @@ def run(
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="AMOUNT", help="Price of a GPU hour, to estimate the cost."),
+        typer.Option(
+            min=0.0, metavar="AMOUNT", help="Price of an hour of a worker with its device."
+        ),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
