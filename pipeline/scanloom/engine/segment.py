@@ -209,9 +209,8 @@ class _Session:
         if self.options.memory_limit is None:
             return
         outline = read_outline(case.series, case.phase, case.orientation, case.gaps)
-        if outline is not None:
-            need = estimate_case(*outline, self.cards, self.options.outputs)
-            check_memory(need, self.options.memory_limit)
+        need = estimate_case(*outline, self.cards, self.options.outputs)
+        check_memory(need, self.options.memory_limit)
 
     @contextmanager
     def _networks(self) -> Iterator[Callable[[], Sequence[Labeller]]]:

@@ -7,13 +7,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from scanloom.core import Reason, ScanError
-
-Wanted = Literal["auto", "float32", "half"]
 
 MOST_WINDOWS = 8
 """Beyond that many windows of 96^3 at once a large GPU gains nothing."""

@@ -133,17 +133,6 @@ def source_hash(series: Series, key: bytes) -> str:
     return _text(_hash(key, b"source", sorted(_of_each(series.files, key, _whole_file))))
 
 
-def keyed_hash_of_file(path: Path, key: bytes) -> str:
-    """Return a keyed hash of what one file holds.
-
-    Raises
-    ------
-    ScanError
-        UNREADABLE if it can't be read.
-    """
-    return _text(_of_each([path], key, _whole_file)[0])
-
-
 def usual_key_file() -> Path:
     """Return where the key is kept if no file is named; it need not be there yet."""
     if named := _named_by_environment():

@@ -16,7 +16,6 @@ from scanloom.io.identity import (
     case_id,
     file_id,
     key_fingerprint,
-    keyed_hash_of_file,
     load_key,
     read_key,
     source_hash,
@@ -65,7 +64,6 @@ def test_a_change_gives_another_hash(tmp_path, place):
     after = written(tmp_path / "b", bytes(content))
     one, other = (Series("nifti", files) for files in (before, after))
     assert source_hash(one, KEY) != source_hash(other, KEY)
-    assert keyed_hash_of_file(before[0], KEY) != keyed_hash_of_file(after[0], KEY)
     if place in (0, 65_536 + 10, 299_999):  # head, a sample and tail make the id
         assert case_id(one, KEY) != case_id(other, KEY)
 
