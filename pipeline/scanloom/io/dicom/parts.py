@@ -111,10 +111,10 @@ def whole_stacks(whole: Part, parts: dict[str, Part]) -> bool:
     """
     if "" in parts or any(part.repeats for part in parts.values()):
         return False
-    if whole.repeats:
-        return min(len(part.ids) for part in parts.values()) >= MIN_SLICES
     if min(len(part.ids) for part in parts.values()) < MIN_SLICES:
         return False
+    if whole.repeats:
+        return True
     if not all(part.regular for part in parts.values()):
         return False
     reaches = sorted(part.reach for part in parts.values())
