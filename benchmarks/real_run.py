@@ -2,9 +2,11 @@
 
     python real_run.py SCAN... [--cases 20] [--device auto]
 
-SCAN is a folder with one CT series, or a volume file. Copies of them, each with UIDs of its own,
-make the archive; `scanloom run ct_tissue` goes over it in a fresh process. The device's own time
-is that for which cases held it: on a CPU, which has other work too, while they did.
+SCAN is a folder with one CT series; copies of them, each with UIDs of its own, make the archive.
+Or it is a volume file that is whole in itself: copies of it would be one case, so there must be as
+many scans as cases then. `scanloom run ct_tissue` goes over the archive in a fresh process. The
+device's own time is that for which cases held it: on a CPU, which has other work too, while they
+did.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
+    if options.cases > len(options.scans) and any(scan.is_file() for scan in options.scans):
+        parser.error("copies of a volume file are one case: name as many scans as --cases")
     print(machine("scanloom", "torch"), "\n")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
