@@ -93,9 +93,7 @@ def test_nothing_is_left_of_a_run_that_is_killed(run: ClusterRun) -> None:
         run.until(lambda: len(run.started) >= 2, "the first two scans")
         process.kill()
         process.wait()
-        began = time.monotonic()
         run.until(lambda: not processes(run.notes), "the end of all processes", 15.0)
-        assert time.monotonic() - began < 15.0
 
 
 @pytest.mark.slow

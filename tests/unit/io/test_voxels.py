@@ -174,7 +174,7 @@ def test_a_bomb_is_refused_without_being_inflated(tmp_path, name, kind):
     seconds, mebibytes = map(float, figures.split())
     assert code == "DAMAGED"
     assert mebibytes < 64
-    assert seconds < 10  # what the issue allows; it takes a hundredth
+    assert seconds < 10  # it takes a hundredth of that
 
 
 @pytest.mark.parametrize("offset", [3.0e9, 1.0e12])
