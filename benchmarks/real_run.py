@@ -2,11 +2,9 @@
 
     python real_run.py SCAN... [--cases 20] [--device auto]
 
-SCAN is a folder with one CT series; copies of them, each with UIDs of its own, make the archive.
-Or it is a volume file that is whole in itself: copies of it would be one case, so there must be as
-many scans as cases then. `scanloom run ct_tissue` goes over the archive in a fresh process. The
-device's own time is that for which cases held it: on a CPU, which has other work too, while they
-did.
+SCAN is a folder with one CT series, or a NIfTI file. Copies make the archive, each with UIDs or a
+description of its own; `scanloom run ct_tissue` goes over it in a fresh process. The device's own
+time is that for which cases held it: on a CPU, which has other work too, while they did.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,8 +33,6 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    if options.cases > len(options.scans) and any(scan.is_file() for scan in options.scans):
-        parser.error("copies of a volume file are one case: name as many scans as --cases")
     print(machine("scanloom", "torch"), "\n")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -61,8 +56,12 @@ def main() -> None:
 def copy(scan: Path, place: Path, number: int) -> None:
     """Copy a scan; a series becomes one of another patient's studies."""
     place.mkdir(parents=True)
-    if scan.is_file():
-        shutil.copyfile(scan, place / scan.name)
+    if scan.is_file():  # equal files would be one case
+        import nibabel as nib
+
+        image = nib.load(scan)
+        image.header["descrip"] = f"copy {number}"
+        nib.save(image, place / scan.name)
         return
     from pydicom import dcmread
     from pydicom.uid import generate_uid
