@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
+import numpy as np
 import pytest
 
 import engine_models as em
@@ -118,6 +120,27 @@ def done(runs: Runs, thorax: Path) -> Runs:
     """A copy of that run."""
     shutil.copytree(thorax, runs.folder, dirs_exist_ok=True)
     return runs
+
+
+def test_equal_volume_files_are_one_case(runs, tmp_path):
+    values = np.zeros((12, 10, SLICES), np.int16)
+    values[3:6, 3:6, 1:3] = GOOD[0]
+    runs.archive = tmp_path / "copies"
+    for name in ("one", "two"):
+        (runs.archive / name).mkdir(parents=True)
+        nib.save(nib.Nifti1Image(values, np.eye(4)), runs.archive / name / f"{name}.nii")
+    runs.write(more="policy: {modality: CT}\n")
+    where = ("--out", runs.out, "--json")
+
+    planned = scanloom("plan", runs.workflow, runs.archive, *where)
+    ended = runs()
+
+    assert json.loads(planned.out)["plan"]["todo"] == 1
+    assert ended.code == 0, ended.err
+    assert runs.started == {GOOD[0]: 1}
+    rows = runs.rows("manifest")
+    assert [row["outcome"] for row in rows] == ["used", "used"]
+    assert {row["case"] for row in rows} == set(runs.cases())
 
 
 def wait_for(what: Any, seconds: float = 60.0) -> None:

@@ -49,6 +49,14 @@ def make_cases(
             yield inputs, replace(case, others=tuple(map(index.as_series, others)))
 
 
+def first_of_each(cases: Iterable[Case]) -> list[Case]:
+    """Return one case of each id: volume files that are equal are one, wherever they lie."""
+    found: dict[str, Case] = {}
+    for case in cases:
+        found.setdefault(case.id, case)
+    return list(found.values())
+
+
 def make_case(
     number: str, series: Series, workflow: Workflow, recipe: str, *, phase: int | None
 ) -> Case:

@@ -22,7 +22,7 @@ import numpy as np
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, Grid, Reason, ScanError
-from scanloom.engine.cases import make_cases
+from scanloom.engine.cases import first_of_each, make_cases
 from scanloom.engine.estimate import Placement, check_memory, estimate_case
 from scanloom.engine.models import check_structures, unique_cards
 from scanloom.engine.pays import elsewhere, verdict
@@ -191,17 +191,18 @@ def make_plan(
     index = build_index(paths, key, out)
     chosen, left = select(index.series, workflow, cards)
     site = find_site(workflow, cards)
-    pairs = [
-        (inputs[0], case)
-        for inputs, case in make_cases(index, chosen, workflow, cards, key)
-        if scope.holds(case.id)
-    ]
-    ends = [scope.before(out, case) for _, case in pairs]
-    todo = [pair for pair, end in zip(pairs, ends, strict=True) if end is None]
-    planned = [_planned(one, case, workflow, cards, site) for one, case in todo]
+    series: dict[str, IndexedSeries] = {}
+    made: list[Case] = []
+    for inputs, case in make_cases(index, chosen, workflow, cards, key):
+        if scope.holds(case.id):
+            series.setdefault(case.id, inputs[0])
+            made.append(case)
+    cases = first_of_each(made)
+    ends = [scope.before(out, case) for case in cases]
+    todo = [case for case, end in zip(cases, ends, strict=True) if end is None]
+    planned = [_planned(series[case.id], case, workflow, cards, site) for case in todo]
     stale = [end for end in ends if end and end.reason is Reason.STALE]
-    cases = {case.id: case for _, case in todo}
-    small = [(p.voxels, cases[p.case]) for p in planned if not p.reason]
+    small = [(p.voxels, c) for p, c in zip(planned, todo, strict=True) if not p.reason]
     known = partial(_known_rates, cards=cards, todo=small, out=out, key=key)
     rates = known(workflow, site)
     planned = [_with_rates(one, rates) for one in planned]
@@ -209,13 +210,13 @@ def make_plan(
     planned += [PlannedCase(end.id, reason=Reason.STALE.code, detail=end.detail) for end in stale]
     return Plan(
         workflow=workflow.name,
-        recipe=todo[0][1].recipe if todo else "",
+        recipe=todo[0].recipe if todo else "",
         device=site.placement.device,
         precision=site.placement.precision,
         workers=site.workers,
         in_flight=site.in_flight,
         files=index.counts(),
-        before=len(pairs) - len(todo) - len(stale),
+        before=len(cases) - len(todo) - len(stale),
         left_out=dict(sorted(Counter(one.reason.code for one in left).items())),
         left=tuple((one.series.id, one.reason.code, one.detail) for one in left),
         cases=tuple(planned),

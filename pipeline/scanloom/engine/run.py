@@ -25,7 +25,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.cases import make_cases
+from scanloom.engine.cases import first_of_each, make_cases
 from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.energy import Meter
@@ -234,10 +234,11 @@ class _Run:
         index = build_index(paths, self.key, self.out)
         chosen, left = select(index.series, self.workflow, self.cards)
         cases = list(self._cases(index, chosen))
-        todo, before = self._todo(cases)
+        once = first_of_each(cases)
+        todo, before = self._todo(once)
         self._remember_sources(cases)
         book = CaseBook.write(self._private() / "cases.jsonl", todo)
-        self.board.plan(len(cases), before)
+        self.board.plan(len(once), before)
         complete = True
         if todo and not stop.is_set():
             self.course.began = time.monotonic()
