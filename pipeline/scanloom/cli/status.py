@@ -36,4 +36,5 @@ def status(
             else:
                 console().print(status_table(now))
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
-        raise ScanError(Reason.NOT_FOUND, "no run has said anything in this folder")
+        made = "; its results are of segment" if (out / "cases").is_dir() else ""
+        raise ScanError(Reason.NOT_FOUND, f"no run has said anything in this folder{made}")
