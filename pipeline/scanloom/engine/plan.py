@@ -191,13 +191,13 @@ def make_plan(
     index = build_index(paths, key, out)
     chosen, left = select(index.series, workflow, cards)
     site = find_site(workflow, cards)
-    series: dict[str, IndexedSeries] = {}
-    made: list[Case] = []
-    for inputs, case in make_cases(index, chosen, workflow, cards, key):
-        if scope.holds(case.id):
-            series.setdefault(case.id, inputs[0])
-            made.append(case)
-    cases = first_of_each(made)
+    pairs = [
+        (inputs[0], case)
+        for inputs, case in make_cases(index, chosen, workflow, cards, key)
+        if scope.holds(case.id)
+    ]
+    series = {case.id: one for one, case in pairs}
+    cases = first_of_each(case for _, case in pairs)
     ends = [scope.before(out, case) for case in cases]
     todo = [case for case, end in zip(cases, ends, strict=True) if end is None]
     planned = [_planned(series[case.id], case, workflow, cards, site) for case in todo]

@@ -70,7 +70,10 @@ class _Bytes:
 
 
 def is_plain(heads: Sequence[Head]) -> bool:
-    """Whether no value is there twice, where it would matter which is read first, or is long."""
+    """Whether a layout may be made of them: no value is kept twice, and none is long.
+
+    Of two the last one counts, which parts that are compared one by one would not know.
+    """
     kept = [head for head in heads if head.kept]
     if any(head.kept > 0 and head.end - head.start > LONG for head in kept):
         return False

@@ -248,8 +248,8 @@ def _by_contrast(part: Part, telling: Mapping[str, dict[str, Part]]) -> Split:
         return [], ()
     some = one_of_each(part.slices)
     for name, tag in MEANING.items():
-        if len({_said(one, tag) for one in some}) > 1:
-            found = part.split(partial(_said, tag=tag))
+        if len({_text_of(one, tag) for one in some}) > 1:
+            found = part.split(partial(_text_of, tag=tag))
             if "" not in found and min(len(one.slices) for one in found.values()) >= MIN_SLICES:
                 return list(found.values()), (name,)  # of fewer, their files may be wrong
     for name in CONTRAST:
@@ -259,7 +259,7 @@ def _by_contrast(part: Part, telling: Mapping[str, dict[str, Part]]) -> Split:
     return [], ()
 
 
-def _said(one: Slice, tag: int) -> str:
+def _text_of(one: Slice, tag: int) -> str:
     return one.header.elements.text(tag)
 
 
