@@ -22,7 +22,7 @@ from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
 from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place, work_on
-from scanloom.io.casefolder import is_done
+from scanloom.io.published import Standing, standing_of
 
 IN_FLIGHT = 3
 
@@ -99,7 +99,8 @@ def main() -> None:
             rows.append(["client memory, MiB more", resident() - before, "at most 100"])
             start = time.perf_counter()
             done = sum(
-                is_done(root / "a" / "out", c.id, c.recipe, replace=False) for c in cases[:many]
+                standing_of(root / "a" / "out", c.id, c, replace=False) is Standing.CURRENT
+                for c in cases[:many]
             )
             each = 1000 * (time.perf_counter() - start) / done
             rows.append([f"ms a case to see that {done} are done", each, "at most 1"])

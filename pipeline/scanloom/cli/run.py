@@ -144,6 +144,8 @@ def status_table(status: Status) -> RenderableType:
         f"{over} of {status.cases}: {status.done} done, {status.skipped} skipped, "
         f"{status.failed} failed, {status.before} from before",
     )
+    if status.remade:
+        table.add_row("made anew", f"{status.remade}: their scans had changed")
     if status.per_hour:
         left = f", {_clock(status.left_s)} left" if status.left_s else ""
         table.add_row("rate", f"{status.per_hour:.0f} scans an hour{left}")

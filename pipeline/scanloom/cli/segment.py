@@ -216,6 +216,8 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
         "outcome": "used" if reason is None else reason.outcome,
         "reason": None if reason is None else told(reason, record.detail),
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
+        "recalled": record.recalled,
+        "remade": record.remade,
         "folder": None if record.folder is None else str(record.folder),
         "seconds": round(record.seconds, 3),
         "measurements": [plain_measurement(m) for m in record.measurements],
@@ -255,6 +257,8 @@ def show_case(path: Path, record: CaseRecord) -> None:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
     if record.recalled:
         screen.print("The result of this recipe was there already: nothing was done.")
+    if record.remade:
+        screen.print("The scan had changed since its earlier result, which this one replaces.")
     screen.print(f"Results: {record.folder}", soft_wrap=True)
     if record.folder is not None and (picture := record.folder / "preview.png").exists():
         screen.print(f"Look at: {picture}", soft_wrap=True)

@@ -35,6 +35,9 @@ class Series:
         Whether it was computed from other slices (a reformat): taken only if it is named.
     lost : int
         Files in its folders that can't be read, of which nobody knows whether they are slices.
+    stamp : str
+        Hash over size, time of change and inode of its files when they were listed; the same stamp
+        means the same content without a look at it. Empty where it is not known.
     """
 
     kind: Literal["dicom", "nifti", "itk"]
@@ -45,6 +48,7 @@ class Series:
     description: str = ""
     derived: bool = False
     lost: int = 0
+    stamp: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class Case:
         What to write.
     source_hash : str
         Keyed hash over the files' contents, to tell whether a source changed.
+    stamp : str
+        Keyed hash over the stamps of its series; see `Series`. Empty where it is not known.
     recipe : str
         Hash over everything that can change the result (models and options).
     orientation : str or None
@@ -114,13 +120,15 @@ class Case:
     gaps: Gaps = "refuse"
     max_bytes: int | None = None
     others: tuple[Series, ...] = ()
+    stamp: str = ""
 
 
 @dataclass(frozen=True)
 class CaseRecord:
     """What became of a case. `reason` is None where it was published whole.
 
-    `recalled` says that its result was there already, and that nothing was done.
+    `recalled` says that its result was there already, and that nothing was done; `remade` that its
+    scan had changed since an earlier result, which this one replaced.
     """
 
     id: str
@@ -131,3 +139,4 @@ class CaseRecord:
     measurements: tuple[Measurement, ...] = ()
     seconds: float = 0.0
     recalled: bool = False
+    remade: bool = False

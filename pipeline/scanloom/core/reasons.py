@@ -38,6 +38,7 @@ class Reason(Enum):
     ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they are from")
     COLUMN_UNKNOWN = ("failed", False, "Name the column of the ids with --column")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
+    SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
     SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
     NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
@@ -152,6 +153,7 @@ class Flag(Enum):
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
     GAPS_INTERPOLATED = "Missing slices were filled in from those around them, as was asked for"
     SLICES_SET_ASIDE = "A few slices that cross the others, as localisers do, were left out"
+    OUTDATED = "A later attempt to make this result anew failed; this is the earlier one"
     FILES_LOST = "Files beside its slices can't be read: slices at its ends may be missing"
     DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"

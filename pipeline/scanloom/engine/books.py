@@ -75,5 +75,5 @@ class Books:
             add_sources(private, sources)
         for case, record in self._unwritten:
             if is_failure(record):
-                write_failure(self.out, record, case.recipe)
+                write_failure(self.out, record, case.recipe, case.stamp)
         self._unwritten.clear()

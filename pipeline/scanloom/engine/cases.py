@@ -10,7 +10,7 @@ from scanloom.core import Case, Reason, Series
 from scanloom.engine.record import recipe_hash
 from scanloom.engine.select import Inputs
 from scanloom.engine.workflow import Workflow
-from scanloom.io.identity import case_id
+from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index import Index
 from scanloom.io.outline import count_phases
 
@@ -46,7 +46,9 @@ def make_cases(
         for phase in range(count) if several else (None,):
             number = one.id if phase is None else case_id(series, key, phase)
             case = make_case(number, series, workflow, recipe, phase=phase)
-            yield inputs, replace(case, others=tuple(map(index.as_series, others)))
+            channels = tuple(map(index.as_series, others))
+            stamp = source_stamp((series, *channels), key)
+            yield inputs, replace(case, others=channels, stamp=stamp)
 
 
 def first_of_each(cases: Iterable[Case]) -> list[Case]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Flag, Reason, ScanError
 from scanloom.engine.select import LeftOut
 from scanloom.io.dicom.elements import Packed, unpack_elements
+from scanloom.io.failures import has_failed
 from scanloom.io.identity import file_id
 from scanloom.io.index import Index
 from scanloom.io.join import defused
@@ -143,7 +144,7 @@ def _manifest_of(run: Path) -> Path:
 
 
 def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
-    """Give a row for each file, of the newest run that knows what became of it; used stays used."""
+    """Give a row for each file, of the newest run that knows what became of it."""
     from pyarrow import compute, parquet
 
     newest, *older = manifests
@@ -153,7 +154,7 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
         known = table.filter(compute.not_equal(table["outcome"], "open"))
         for row in known.to_pylist():
             now = rows.get((row["file"], row["copy"]))
-            if now is None or now["outcome"] == "open" or row["outcome"] == "used":
+            if now is None or now["outcome"] == "open":
                 rows[row["file"], row["copy"]] = row
     return rows.values()
 
@@ -168,13 +169,17 @@ def _write_measurements(out: Path, damaged: set[str]) -> None:
 def measurement_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a published case: one a model and structure.
 
+    Where a later attempt at it failed, each has the flag OUTDATED.
+
     Raises
     ------
     OSError, ValueError, LookupError, TypeError
         If it is damaged.
     """
-    read_case(folder)  # what the report can't show is not in the table either
+    told = read_case(folder)  # what the report can't show is not in the table either
     rows = read_plain_measurements(folder)
+    if has_failed(folder.parent.parent, str(told["case"])):
+        rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
     return [{"case": folder.name, **flat_measurement(row)} for row in rows]
 
 

@@ -35,7 +35,7 @@ class Course:
     ended : int
         How many cases ended, well or not.
     done : list of str
-        The cases that were published.
+        The cases that were published, without those whose result was there already.
     """
 
     began: float
@@ -50,8 +50,9 @@ class Course:
         self.ended += 1
         if outcome.device is not None and (self.first is None or outcome.device[0] < self.first):
             self.first = outcome.device[0]
-        if outcome.record is not None and outcome.record.reason is None:
-            self.done.append(outcome.record.id)
+        record = outcome.record
+        if record is not None and record.reason is None and not record.recalled:
+            self.done.append(record.id)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ def make_plan(
         left=tuple((one.series.id, one.reason.code, one.detail) for one in left),
         cases=tuple(planned),
         totals=sum_up([p for p in planned if not p.reason], rates, site),
-        notes=(*_notes(planned, site, out), pays),
+        notes=(*_notes(planned, site, out), *_made_before(todo, out), pays),
     )
 
 
@@ -395,6 +395,15 @@ def sum_up(cases: Sequence[PlannedCase], rates: Rates, site: Site) -> Totals:
 def parallel(site: Site) -> int:
     """Return how many workers really work beside one another: on the CPU one fills all cores."""
     return 1 if site.placement.device == "cpu" else site.workers
+
+
+def _made_before(todo: Sequence[Case], out: Path) -> Iterator[str]:
+    count = sum((out / "cases" / case.id).is_dir() for case in todo)
+    if count:
+        yield (
+            f"{count} cases have a result already; where the scan's content has changed, or with "
+            "--replace, it is made anew"
+        )
 
 
 def _notes(planned: Sequence[PlannedCase], site: Site, out: Path) -> Iterator[str]:

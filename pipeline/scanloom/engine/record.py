@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from scanloom.cards.card import ModelCard
 from scanloom.core import Grid, Outputs
 from scanloom.engine.estimate import Placement, estimate_case
+from scanloom.io.published import SOURCE
 
 if TYPE_CHECKING:
     from scanloom.engine.steps import SegmentedCase
@@ -82,6 +83,7 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
     clock = segmented.loaded.clock
     return {
         "schema": 1,
+        SOURCE: segmented.loaded.case.stamp,
         "steps": {
             name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}
             for name, s in clock.steps.items()

@@ -25,7 +25,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.cases import first_of_each, make_cases
+from scanloom.engine.cases import first_of_each, make_cases, workflow_recipe
 from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.energy import Meter
@@ -39,7 +39,7 @@ from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
 from scanloom.engine.scope import Scope
-from scanloom.engine.select import Inputs, check_channels, select
+from scanloom.engine.select import Inputs, LeftOut, check_channels, select
 from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
@@ -47,7 +47,7 @@ from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
 from scanloom.io.casefolder import claim_out
 from scanloom.io.crosswalk import add_sources, known_ids, remember_series, source_of
-from scanloom.io.failures import forget_failure, is_failure, write_failure
+from scanloom.io.failures import failed_cases, forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.private import private_folder
@@ -238,7 +238,9 @@ class _Run:
         todo, before = self._todo(once)
         self._remember_sources(cases)
         book = CaseBook.write(self._private() / "cases.jsonl", todo)
-        self.board.plan(len(once), before)
+        unread = [self._unread(one) for one in left if self._failed(one)]
+        self.board.plan(len(once) + len(unread), before)
+        self._note_unread(index, unread, {case.id for case in once})
         complete = True
         if todo and not stop.is_set():
             self.course.began = time.monotonic()
@@ -284,6 +286,25 @@ class _Run:
                     forget_failure(self.out, case.id)  # a run may have died just before this
         return todo, before
 
+    def _failed(self, one: LeftOut) -> bool:
+        """Whether a series of this run's part failed by its headers alone."""
+        return one.reason.outcome == "failed" and self.options.scope.holds(one.series.id)
+
+    def _unread(self, one: LeftOut) -> CaseRecord:
+        return CaseRecord(one.series.id, one.reason, one.detail, (), None)
+
+    def _note_unread(self, index: Index, unread: Sequence[CaseRecord], cases: set[str]) -> None:
+        """Write down which series failed by their headers; forget those that no longer do."""
+        recipe = workflow_recipe(self.workflow, self.cards)
+        for record in unread:
+            self.board.finish(record)
+            if record.id:
+                write_failure(self.out, record, recipe)
+        here = {one.id for one in index.series if self.options.scope.holds(one.id)}
+        gone = (failed_cases(self.out) & here) - {record.id for record in unread} - cases
+        for case_id in gone:
+            forget_failure(self.out, case_id)
+
     @contextmanager
     def _pool(self, book: CaseBook, todo: int) -> Iterator[Pool]:
         execution = self.workflow.execution
@@ -328,7 +349,7 @@ class _Run:
         if record.reason is None:
             forget_failure(self.out, record.id)
         elif is_failure(record):
-            write_failure(self.out, record, case.recipe)
+            write_failure(self.out, record, case.recipe, case.stamp)
         self._finish(record)
 
     def _is_local(self) -> bool:
@@ -352,6 +373,8 @@ class _Run:
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "case": case.id,
             "reason": record.reason.code if record and record.reason else None,
+            "recalled": bool(record and record.recalled),
+            "remade": bool(record and record.remade),
             "tries": [
                 {"end": t.end, "alone": t.alone, "seconds": round(t.seconds, 3)}
                 for t in outcome.tries

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.io.casefolder import is_done
 from scanloom.io.failures import failed_before
+from scanloom.io.published import Standing, standing_of
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,17 @@ class Scope:
     def before(self, out: Path, case: Case) -> CaseRecord | None:
         """Return how a case ended before, None if it is to be worked on.
 
-        A reason of None stands for a result; STALE for one of another recipe that may not be
-        replaced.
+        A reason of None stands for a result; STALE for one that is damaged or of another recipe,
+        and may not be replaced. A case whose files may have changed is to be worked on: its worker
+        compares their content.
         """
         folder = out / "cases" / case.id
         try:
-            if is_done(out, case.id, case.recipe, replace=self.replace):
+            if standing_of(out, case.id, case, replace=self.replace) is Standing.CURRENT:
                 return CaseRecord(case.id, None, "", (), folder)
         except ScanError as error:
             return CaseRecord(case.id, error.reason, error.detail, (), None)
-        old = failed_before(out, case.id, case.recipe)
+        old = failed_before(out, case)
         if old is None or old.reason.retry or self.retry_failed:
             return None
         return CaseRecord(case.id, old.reason, old.detail, (), None)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scanloom.cards.store import find_model
@@ -19,14 +19,15 @@ from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
 from scanloom.engine.steps import Labeller
-from scanloom.engine.work import Place, failed_record, work_on
+from scanloom.engine.work import Place, failed_record, with_source_hash, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
-from scanloom.io.casefolder import check_writable, claim_out, is_done
+from scanloom.io.casefolder import check_writable, claim_out
 from scanloom.io.crosswalk import source_of
 from scanloom.io.find import find_series
-from scanloom.io.identity import case_id, key_fingerprint, load_key
+from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stamp
 from scanloom.io.names import CASE
 from scanloom.io.outline import read_outline
+from scanloom.io.published import Standing, keep_source_stamp, standing_of
 from scanloom.io.ranking import Reading, preference_of, series_meant
 from scanloom.io.tables import read_measurements
 
@@ -186,6 +187,8 @@ class _Session:
                 phase = self.options.phase
                 number = case_id(series, self.key, phase)
                 case = make_case(number, series, self.workflow, self.recipe, phase=phase)
+                case = replace(case, stamp=source_stamp([series], self.key))
+                case = with_source_hash(case, self.key)
             record = self._segment(case, clock)
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
@@ -196,7 +199,8 @@ class _Session:
 
     def _segment(self, case: Case, clock: Clock) -> CaseRecord:
         out, folder = self.options.out, self.books.folder_name(case)
-        if is_done(out, folder, case.recipe, replace=self.options.replace):
+        if standing_of(out, folder, case, replace=self.options.replace) is Standing.CURRENT:
+            keep_source_stamp(out / "cases" / folder, case.stamp)
             return _recall(case, out / "cases" / folder)
         check_writable(out)
         self._check_fits(case)

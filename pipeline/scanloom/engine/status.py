@@ -37,7 +37,9 @@ class Status:
     before : int
         Those that were done by earlier runs.
     done, skipped, failed : int
-        What this run has finished.
+        What this run has finished; series that failed by their headers count as failed.
+    remade : int
+        How many of `done` replaced a result because their scan had changed since.
     reasons : dict
         How many of each reason.
     in_flight : dict
@@ -63,6 +65,7 @@ class Status:
     done: int = 0
     skipped: int = 0
     failed: int = 0
+    remade: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, float] = field(default_factory=dict)
     elapsed_s: float = 0.0
@@ -151,6 +154,7 @@ class Board:
             self._moments.append(time.monotonic())
             if record.reason is None:
                 self._ends["done"] += 1
+                self._ends["remade"] += record.remade
             else:
                 self._ends[record.reason.outcome] += 1
                 self._reasons[record.reason.code] += 1
@@ -161,7 +165,7 @@ class Board:
         with self._lock:
             while self._moments and now - self._moments[0] > RECENT_SECONDS:
                 self._moments.popleft()
-            over = sum(self._ends.values())
+            over = sum(self._ends[end] for end in ("done", "skipped", "failed"))
             rate = self._rate(now)
             left = self._cases - self._before - over
             return Status(
@@ -172,6 +176,7 @@ class Board:
                 done=self._ends["done"],
                 skipped=self._ends["skipped"],
                 failed=self._ends["failed"],
+                remade=self._ends["remade"],
                 reasons=dict(sorted(self._reasons.items())),
                 in_flight={name: round(now - t, 1) for name, t in self._flying.items()},
                 elapsed_s=round(now - self._began, 1),

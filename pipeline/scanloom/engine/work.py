@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,12 +11,15 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError
 from scanloom.engine import steps
-from scanloom.io.casefolder import CaseFolder, is_done
+from scanloom.io.casefolder import CaseFolder
 from scanloom.io.crosswalk import Source
 from scanloom.io.identity import source_hash
+from scanloom.io.published import Standing, keep_source_stamp, standing_of
 
 logger = logging.getLogger(__name__)
 """Says nothing above DEBUG: tracebacks may hold foreign text."""
+
+FileStates = list[tuple[int, int, int] | None]
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,23 @@ def work_on(
     clock = clock or Clock()
     name = folder or case.id
     try:
-        if is_done(place.out, name, case.recipe, replace=place.replace):
-            # published by a process that died before it could say so
-            return CaseRecord(case.id, None, "", (), place.out / "cases" / name)
-        if not case.source_hash:
-            with clock.step("find"):
-                case = replace(case, source_hash=_source_hash(case, place.key))
+        with clock.step("find"):
+            states = _file_states(case)
+            case = with_source_hash(case, place.key)
+            standing = standing_of(place.out, name, case, replace=place.replace)
+        if standing is Standing.CURRENT:  # of files that were only copied; or who made it died
+            published = place.out / "cases" / name
+            keep_source_stamp(published, case.stamp)
+            return CaseRecord(case.id, None, "", (), published, recalled=True)
         loaded = steps.load(case, clock)
+        _check_unchanged(case, states)
         models = labellers()
         with door():
             segmented = steps.segment(loaded, models)
         with CaseFolder(place.out, name, place.fingerprint) as made:
             record = steps.write(segmented, made.path)
             published = made.publish(replace=place.replace, source=source)
-        return replace(record, folder=published)
+        return replace(record, folder=published, remade=standing is Standing.CHANGED)
     except Exception as error:  # a fault in one case must not stop the others
         logger.debug("case not used", exc_info=True)
         return failed_record(case.id, error)
@@ -111,7 +118,37 @@ def failed_record(case: str, error: Exception) -> CaseRecord:
     return CaseRecord(case, Reason.INTERNAL, type(error).__name__, (), None)
 
 
-def _source_hash(case: Case, key: bytes) -> str:
-    """Return the hash over the files of all input channels."""
-    files = [file for series in (case.series, *case.others) for file in series.files]
-    return source_hash(replace(case.series, files=tuple(files)), key)
+def with_source_hash(case: Case, key: bytes) -> Case:
+    """Return a case with the hash over the files of all its input channels.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if a file can't be read.
+    """
+    if case.source_hash:
+        return case
+    series = replace(case.series, files=_all_files(case))
+    return replace(case, source_hash=source_hash(series, key))
+
+
+def _all_files(case: Case) -> tuple[Path, ...]:
+    return tuple(file for series in (case.series, *case.others) for file in series.files)
+
+
+def _check_unchanged(case: Case, states: FileStates) -> None:
+    if _file_states(case) != states:
+        raise ScanError(Reason.SOURCE_CHANGED, "a file was changed while it was read")
+
+
+def _file_states(case: Case) -> FileStates:
+    """Return size, time of change and inode of each file; None of one that is not there."""
+    return [_file_state(file) for file in _all_files(case)]
+
+
+def _file_state(file: Path) -> tuple[int, int, int] | None:
+    try:
+        state = os.stat(file)  # noqa: PTH116
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns, state.st_ino

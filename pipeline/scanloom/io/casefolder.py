@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -36,8 +35,9 @@ from typing import Literal, Self
 from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source, add_sources
 from scanloom.io.living import process_start, this_host
-from scanloom.io.names import CASE, SUMS, TIMING
+from scanloom.io.names import SUMS, TIMING
 from scanloom.io.private import PRIVATE, check_key, private_folder
+from scanloom.io.published import Made, keep_file_stamps, read_made
 from scanloom.io.whole import clear_drafts, sync
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -104,35 +104,6 @@ def tidy(out: Path, since: float) -> None:
                 path.unlink()
 
 
-def is_done(out: Path, name: str, recipe: str, *, replace: bool) -> bool:
-    """Whether the case was published with this recipe.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder, which need not exist.
-    name, recipe : str
-        The case's folder, and the hash over all that can change its result.
-    replace : bool
-        Whether a result of another recipe may be replaced.
-
-    Raises
-    ------
-    ScanError
-        STALE if a result of another recipe is there and may not be replaced.
-    """
-    folder = out / "cases" / name
-    if not folder.is_dir():
-        return False
-    found = _recipe(folder)
-    if found == recipe:
-        return True
-    if replace:
-        return False
-    what = "is damaged, see `scanloom verify`" if found is None else "was made by another recipe"
-    raise ScanError(Reason.STALE, f"its result {what}")
-
-
 class CaseFolder:
     """A case folder in the making; leaving the block without `publish` takes it away again.
 
@@ -180,7 +151,8 @@ class CaseFolder:
         Parameters
         ----------
         replace : bool
-            Whether a folder that is there already is replaced.
+            Whether a folder that is there already is replaced; one of the same recipe always is
+            if its source had other content.
         source : Source or None
             For the crosswalk: where the case comes from.
 
@@ -199,10 +171,14 @@ class CaseFolder:
         """
         target = self.out / "cases" / self.name
         if target.exists() and not replace:
-            if _recipe(target) is not None and _recipe(target) == _recipe(self.path):
-                return target  # somebody else was given the same case, and was first
-            raise ScanError(Reason.STALE, "its folder is there already")
+            there, mine = _made(target), _made(self.path)
+            if there is None or mine is None or there.recipe != mine.recipe:
+                raise ScanError(Reason.STALE, "its folder is there already")
+            if there.source == mine.source:
+                return target  # another process was given the same case, and was first
         _write_sums(self.path)
+        if (self.path / TIMING).exists():
+            keep_file_stamps(self.path)
         _sync_tree(self.path)
         self._made += _missing(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -314,14 +290,12 @@ def _recover(out: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _recipe(folder: Path) -> str | None:
-    """Return the recipe hash of a published case, None where it does not say."""
+def _made(folder: Path) -> Made | None:
+    """Return how a case was made, None where it is damaged."""
     try:
-        found = json.loads((folder / CASE).read_text(encoding="utf-8"))
+        return read_made(folder)
     except (OSError, ValueError):
         return None
-    recipe = found.get("recipe") if isinstance(found, dict) else None
-    return recipe if isinstance(recipe, str) else None
 
 
 def _write_sums(folder: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import CaseRecord, Reason
+from scanloom.core import Case, CaseRecord, Reason
 from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
@@ -22,7 +23,7 @@ def is_failure(record: CaseRecord) -> bool:
     return reason is not None and reason.outcome == "failed" and reason not in _OF_THE_OUTPUT
 
 
-def write_failure(out: Path, record: CaseRecord, recipe: str) -> Path:
+def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:
     """Write why a case failed; an older record of it is replaced.
 
     Parameters
@@ -33,6 +34,8 @@ def write_failure(out: Path, record: CaseRecord, recipe: str) -> Path:
         With an id and a reason.
     recipe : str
         What was asked for, as in `case.json`.
+    stamp : str
+        Of its source, as in `Case`.
 
     Raises
     ------
@@ -51,8 +54,12 @@ def write_failure(out: Path, record: CaseRecord, recipe: str) -> Path:
         "retry": record.reason.retry,
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
         "recipe": recipe,
+        "source_stamp": stamp,
     }
     path = out / FAILED / f"{record.id}.json"
+    with suppress(OSError, ValueError):
+        if json.loads(path.read_text(encoding="utf-8")) == document:
+            return path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda draft: write_json(draft, document))
     return path
@@ -66,11 +73,21 @@ class Failure:
     detail: str
 
 
-def failed_before(out: Path, case_id: str, recipe: str) -> Failure | None:
-    """Return how a case failed when the same was asked for; None if it did not."""
+def has_failed(out: Path, case_id: str) -> bool:
+    """Whether the last attempt at a case failed."""
+    return (out / FAILED / f"{case_id}.json").exists()
+
+
+def failed_cases(out: Path) -> set[str]:
+    """Return the ids of the cases whose last attempt failed."""
+    return {path.stem for path in (out / FAILED).glob("*.json")}
+
+
+def failed_before(out: Path, case: Case) -> Failure | None:
+    """Return how a case failed when the same was asked of the same files; None if it did not."""
     try:
-        told = json.loads((out / FAILED / f"{case_id}.json").read_text(encoding="utf-8"))
-        if told["recipe"] != recipe:
+        told = json.loads((out / FAILED / f"{case.id}.json").read_text(encoding="utf-8"))
+        if told["recipe"] != case.recipe or told.get("source_stamp", "") != case.stamp:
             return None
         return Failure(Reason[told["reason"]], str(told["detail"]))
     except (OSError, ValueError, KeyError, TypeError):

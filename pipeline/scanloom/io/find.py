@@ -19,7 +19,7 @@ from scanloom.io.nifti import nifti_files
 from scanloom.io.sandbox import warm_up
 from scanloom.io.survey import Look, look_at, series_description
 from scanloom.io.unpack import IN_ZIP, SCRATCH
-from scanloom.io.walk import Entry, is_zip, list_files
+from scanloom.io.walk import Entry, is_zip, list_files, stamp_of
 
 SHORTEST = 132
 """Bytes of a DICOM file: its preamble."""
@@ -172,14 +172,15 @@ def lost_beside(paths: Iterable[str], lost: Mapping[str, int]) -> int:
 def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:
     """Return a group as what readers take; packed files are unpacked for it."""
     files = tuple(SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in group.members)
+    stamp = stamp_of(entries[n] for n in group.members)
     if group.kind != "dicom":
-        return Series(group.kind, files)
+        return Series(group.kind, files, stamp=stamp)
     pairs = zip(files, (looks[n] for n in group.members), strict=True)
     headers = [
         make_header(file, unpack_elements(look.packed)) for file, look in pairs if look.packed
     ]
     if len(headers) < len(files):
-        return Series("dicom", files)
+        return Series("dicom", files, stamp=stamp)
     SHELF.put(headers)
     if not all(header.syntax in NATIVE for header in headers):
         warm_up()  # the helper that decodes, beside what comes before
@@ -193,6 +194,7 @@ def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -
             modality=modality if modality in MODALITIES else None,
             description=series_description(headers[0]),
             derived=all(map(is_derived, headers)),
+            stamp=stamp,
         )
 
 

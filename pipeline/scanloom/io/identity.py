@@ -125,12 +125,21 @@ def file_id(path: Path, instance_uid: str, key: bytes) -> str:
 def source_hash(series: Series, key: bytes) -> str:
     """Return a keyed hash of all that the files hold, to tell whether a source changed.
 
+    It knows neither paths nor order, nor how often the same content is there.
+
     Raises
     ------
     ScanError
         UNREADABLE if a file can't be read.
     """
-    return _text(_hash(key, b"source", sorted(_of_each(series.files, key, _whole_file))))
+    return _text(_hash(key, b"source", sorted(set(_of_each(series.files, key, _whole_file)))))
+
+
+def source_stamp(series: Sequence[Series], key: bytes) -> str:
+    """Return a keyed hash over the stamps of all input series; empty where one has none."""
+    if not all(one.stamp for one in series):
+        return ""
+    return _text(_hash(key, b"stamp", [one.stamp.encode() for one in series]))
 
 
 def usual_key_file() -> Path:

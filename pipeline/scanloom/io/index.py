@@ -33,7 +33,7 @@ from scanloom.io.index_file import (
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.survey import Description, Look, no_collector
 from scanloom.io.unpack import SCRATCH
-from scanloom.io.walk import Entry, list_files
+from scanloom.io.walk import Entry, list_files, stamp_of
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class Index:
             modality=one.what.modality or None,
             description=one.what.description,
             lost=lost_beside((self.rows.entries[n].path for n in one.files), self._lost),
+            stamp=stamp_of(self.rows.entries[n] for n in one.files),
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from scanloom.io.names import CASE
 from scanloom.io.private import KEY_FINGERPRINT, PRIVATE
+from scanloom.io.published import check_files
 
 CASES = "cases"
 FIRST_WRITTEN = frozenset({".work", "runs", PRIVATE})
@@ -72,10 +73,11 @@ def each_case(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Iterat
     read : function of a case's folder
         Opens files of it and no others.
     damaged : set of str
-        Gets the names of the cases whose files are not as they were published: `read` raised.
+        Gets the names of the cases whose files are not as they were published.
     """
     for folder in published_cases(out):
         try:
+            check_files(folder)
             made = read(folder)
         except _DAMAGE:
             damaged.add(folder.name)

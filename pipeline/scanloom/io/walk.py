@@ -6,8 +6,10 @@ Nothing is opened here but a DICOMDIR and the directory of a zip archive.
 from __future__ import annotations
 
 import glob
+import hashlib
 import itertools
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -25,6 +27,7 @@ ZIP = ".zip"
 DICOMDIR = "DICOMDIR"
 
 _REFERENCED = 0x00041500  # ReferencedFileID
+_STATE = struct.Struct("<qqQ")  # size, mtime_ns, inode
 _by_name = attrgetter("name")
 
 
@@ -87,6 +90,17 @@ def list_files(
     for entry in walk.linked():
         found.setdefault(entry.path, entry)
     return _links_once(list(found.values()), walk.links)
+
+
+def stamp_of(entries: Iterable[Entry]) -> str:
+    """Return a hash over size, time of change and inode of files, wherever they lie.
+
+    Files with the same stamp have not been changed in between; another stamp says that they may
+    have been. A change that keeps all three of a file (its time of change set back on purpose) is
+    not seen.
+    """
+    states = sorted(_STATE.pack(entry.size, entry.mtime_ns, entry.inode) for entry in entries)
+    return hashlib.blake2b(b"".join(states), digest_size=16).hexdigest()
 
 
 def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:

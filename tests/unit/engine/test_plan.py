@@ -20,6 +20,8 @@ from scanloom.engine.rates import Curve, Measured, Rates, rates_file
 from scanloom.engine.scope import Scope
 from scanloom.engine.workflow import Workflow, make_workflow
 from scanloom.io.failures import write_failure
+from scanloom.io.find import find_series
+from scanloom.io.identity import load_key, source_stamp
 
 
 def test_between_and_beyond_what_was_measured() -> None:
@@ -179,12 +181,17 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     assert sorted(planned(shard=(k, 2))[0] for k in (1, 2)) == [0, 1]
     [case] = make_plan(workflow, scans, out).cases
     recipe = make_plan(workflow, scans, out).recipe
-    write_failure(out, CaseRecord(case.case, Reason.DAMAGED, "", (), None), recipe)
+    damaged = CaseRecord(case.case, Reason.DAMAGED, "", (), None)
+    write_failure(out, damaged, recipe, "of files as they were before")
+    assert planned() == (1, 0, [])
+    stamp = source_stamp(find_series(scans[0]), load_key(tmp_path / "key"))
+    write_failure(out, damaged, recipe, stamp)
     assert planned() == (0, 1, [])
     assert planned(retry_failed=True) == (1, 0, [])
     folder = out / "cases" / case.case
     folder.mkdir(parents=True)
-    (folder / "case.json").write_text('{"recipe": "another"}')
+    (folder / "case.json").write_text('{"recipe": "another", "source": {"hash": "x"}}')
+    (folder / "timing.json").write_text("{}")
     assert planned() == (0, 0, ["STALE"])
     assert planned(replace=True, retry_failed=True) == (1, 0, [])
 

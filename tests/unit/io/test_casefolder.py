@@ -12,21 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core import ScanError
-from scanloom.io.casefolder import CaseFolder, claim_out, is_done, tidy
+from scanloom.core import Case, Outputs, ScanError, Series
+from scanloom.io.casefolder import CaseFolder, claim_out, tidy
+from scanloom.io.published import Standing, standing_of
 from scanloom.io.tables import write_json
 
 CASE = "a" * 26
 KEY = "0123456789abcdef"
 
 
-def publish(out: Path, recipe: str = "one", *, replace: bool = False, text: str = "x") -> Path:
+def publish(
+    out: Path, recipe: str = "one", *, replace: bool = False, text: str = "x", source: str = "s"
+) -> Path:
     with CaseFolder(out, CASE, KEY) as folder:
-        write_json(folder.path / "case.json", {"recipe": recipe})
+        write_json(folder.path / "case.json", {"recipe": recipe, "source": {"hash": source}})
         (folder.path / "dicom").mkdir()
         (folder.path / "dicom" / "a b.dcm").write_text(text)
         (folder.path / "timing.json").write_text("{}")
         return folder.publish(replace=replace)
+
+
+def standing(out: Path, recipe: str, source: str = "s", *, replace: bool = False) -> Standing:
+    wanted = Case(CASE, Series("nifti", ()), Outputs(), source, recipe)
+    return standing_of(out, CASE, wanted, replace=replace)
 
 
 def files(out: Path) -> set[str]:
@@ -118,29 +126,69 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
 
 def test_done_stale_and_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert not is_done(out, CASE, "one", replace=False)
+    assert standing(out, "one") is Standing.ABSENT
     folder = publish(out, "one")
-    assert is_done(out, CASE, "one", replace=False)
-    assert is_done(out, CASE, "one", replace=True)
+    assert standing(out, "one") is Standing.CURRENT
+    assert standing(out, "one", replace=True) is Standing.CURRENT
     with pytest.raises(ScanError) as caught:
-        is_done(out, CASE, "two", replace=False)
+        standing(out, "two")
     assert caught.value.code == "STALE"
-    assert not is_done(out, CASE, "two", replace=True)
+    assert standing(out, "two", replace=True) is Standing.REPLACEABLE
     with pytest.raises(ScanError) as caught:
         publish(out, "two", text="y")
     assert caught.value.code == "STALE"
     assert (folder / "dicom" / "a b.dcm").read_text() == "x"
     publish(out, "two", replace=True, text="y")
     assert (folder / "dicom" / "a b.dcm").read_text() == "y"
-    assert is_done(out, CASE, "two", replace=False)
+    assert standing(out, "two") is Standing.CURRENT
     assert not list((out / ".work").iterdir())
+
+
+def test_other_content_of_the_source_replaces_a_result_of_the_same_recipe(tmp_path: Path) -> None:
+    """Without being asked to; the same content leaves the first result as it is."""
+    out = tmp_path / "out"
+    folder = publish(out, source="ten slices")
+    assert standing(out, "one", "twenty slices") is Standing.CHANGED
+    publish(out, source="ten slices", text="made at the same time elsewhere")
+    assert (folder / "dicom" / "a b.dcm").read_text() == "x"
+    publish(out, source="twenty slices", text="y")
+    assert (folder / "dicom" / "a b.dcm").read_text() == "y"
+    assert standing(out, "one", "twenty slices") is Standing.CURRENT
+    assert not list((out / ".work").iterdir())
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "rewritten"])
+def test_a_damaged_file_is_seen_before_a_result_is_used_again(tmp_path: Path, harm: str) -> None:
+    folder = publish(tmp_path / "out")
+    file = folder / "dicom" / "a b.dcm"
+    if harm == "cut":
+        file.write_text("")
+    elif harm == "gone":
+        file.unlink()
+    else:
+        file.write_text("z")  # of the same size
+    with pytest.raises(ScanError) as caught:
+        standing(tmp_path / "out", "one")
+    assert caught.value.code == "STALE"
+    assert standing(tmp_path / "out", "one", replace=True) is Standing.REPLACEABLE
+
+
+def test_files_that_were_only_touched_are_compared_once(tmp_path: Path) -> None:
+    """As after a copy of the output folder: the content is the same, the times are not."""
+    folder = publish(tmp_path / "out")
+    os.utime(folder / "dicom" / "a b.dcm", (0, 0))
+    assert standing(tmp_path / "out", "one") is Standing.CURRENT
+    (folder / "SHA256SUMS").rename(tmp_path / "sums")  # nothing to compare with any more
+    (folder / "SHA256SUMS").touch()
+    os.truncate(folder / "SHA256SUMS", (tmp_path / "sums").stat().st_size)
+    assert standing(tmp_path / "out", "one") is Standing.CURRENT
 
 
 def test_damaged_record_is_stale(tmp_path: Path) -> None:
     folder = publish(tmp_path / "out")
     (folder / "case.json").write_text("[]")
     with pytest.raises(ScanError) as caught:
-        is_done(tmp_path / "out", CASE, "one", replace=False)
+        standing(tmp_path / "out", "one")
     assert caught.value.code == "STALE"
 
 
@@ -161,7 +209,8 @@ KILLED = """
         return rename(self, target)
 
     with CaseFolder(Path({out!r}), {case!r}, {key!r}) as folder:
-        write_json(folder.path / "case.json", {{"recipe": "two"}})
+        write_json(folder.path / "case.json", {{"recipe": "two", "source": {{"hash": "s"}}}})
+        (folder.path / "timing.json").write_text("{{}}")
         (folder.path / "dicom").mkdir()
         (folder.path / "dicom" / "a b.dcm").write_text("y")
         Path.rename = counted
@@ -186,7 +235,7 @@ def test_interrupted_replacement_is_finished_or_taken_back(
     folder = publish(out, "one")
     killed(out, at)
     claim_out(out, KEY)
-    assert is_done(out, CASE, kept, replace=False)
+    assert standing(out, kept) is Standing.CURRENT
     assert (folder / "dicom" / "a b.dcm").read_text() == ("x" if kept == "one" else "y")
     assert not list((out / ".work").iterdir())
     assert [p.name for p in (out / "cases").iterdir()] == [CASE]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core import CaseRecord, Flag, Reason
-from scanloom.io.failures import forget_failure, is_failure, write_failure
+from scanloom.core import Case, CaseRecord, Flag, Outputs, Reason, Series
+from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
 
 
 def record(reason: Reason | None, detail: str = "seen") -> CaseRecord:
@@ -29,6 +29,7 @@ def test_a_failure_says_why_and_what_to_do(tmp_path: Path) -> None:
         "retry": False,
         "flags": [{"code": "SHEARED", "text": Flag.SHEARED.text}],
         "recipe": "recipe",
+        "source_stamp": "",
     }
 
 
@@ -60,3 +61,16 @@ def test_what_a_failure_is(reason: Reason | None, counts: bool) -> None:
 def test_only_a_known_case_has_a_record(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="known"):
         write_failure(tmp_path, record(None), "recipe")
+
+
+def test_a_failure_counts_for_the_same_recipe_and_the_same_files_alone(tmp_path: Path) -> None:
+    """Files that were repaired, or slices that came later, are tried again."""
+    write_failure(tmp_path, record(Reason.SLICE_GAP), "recipe", "ten files")
+
+    def before(recipe: str, stamp: str) -> bool:
+        case = Case("abc", Series("dicom", ()), Outputs(), "", recipe, stamp=stamp)
+        return failed_before(tmp_path, case) is not None
+
+    assert before("recipe", "ten files")
+    assert not before("recipe", "twenty files")
+    assert not before("another", "ten files")

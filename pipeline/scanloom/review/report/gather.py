@@ -7,7 +7,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Shown:
         Its folder's name in `cases/`, or its id where it failed.
     status : "done" or "failed"
     reason, detail : str
-        Why it failed.
+        Why it failed; of a case that is done, why a later attempt at it did.
     models, flags : tuple of str
     measurements : tuple of Measurement
     modality : str
@@ -115,12 +115,13 @@ def gather(out: Path, damaged: set[str]) -> Gathered:
     models: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
     cases = []
+    failed = {case.id: case for case in _failures(out)}
     for one in each_case(out, _published, damaged):
-        cases.append(one.shown)
+        later = failed.pop(one.case, None)
+        cases.append(_outdated(one.shown, later) if later else one.shown)
         models.update(one.models)
         versions = one.versions
-    there = {case.id for case in cases}
-    cases += [failed for failed in _failures(out) if failed.id not in there]
+    cases += failed.values()
     left_out, files = _manifest(out)
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
     runs = [_json(p / "totals.json") or _status(p) for p in folders]
@@ -149,6 +150,7 @@ def _status(run: Path) -> dict[str, Any] | None:
 class _Published:
     """A published case, its models by what tells them apart, and the versions of libraries."""
 
+    case: str
     shown: Shown
     models: dict[str, dict[str, Any]]
     versions: dict[str, str]
@@ -170,7 +172,12 @@ def _published(folder: Path) -> _Published:
         preview=preview if preview.exists() else None,
     )
     models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in told["models"]}
-    return _Published(shown, models, told["versions"])
+    return _Published(told["case"], shown, models, told["versions"])
+
+
+def _outdated(case: Shown, later: Shown) -> Shown:
+    flags = (*case.flags, Flag.OUTDATED.code)
+    return replace(case, flags=flags, reason=later.reason, detail=later.detail)
 
 
 def _failures(out: Path) -> Iterator[Shown]:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from scanloom.core import Flag
 from scanloom.io.whole import write_whole
 from scanloom.review.report.charts import Chart, draw_charts
 from scanloom.review.report.gather import Gathered, Shown, advice, gather
@@ -133,8 +134,9 @@ def _row(
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Return a case as the page's script takes it."""
-    failed = case.status == "failed"
-    risk = score(doubts)
+    failed, outdated = case.status == "failed", Flag.OUTDATED.code in case.flags
+    risk = 1.0 if outdated else score(doubts)
+    older = [f"an older result: the later attempt failed ({case.reason})"] if outdated else []
     ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
     return {
         "id": case.id,
@@ -144,7 +146,7 @@ def _row(
         "advice": advice(case.reason) if failed else "",
         "risk": FAILED_RISK if failed else round(risk, 2),
         "doubtful": not failed and risk >= DOUBTFUL,
-        "doubts": _told(doubts),
+        "doubts": [*older, *_told(doubts)],
         "models": list(case.models),
         "flags": list(case.flags),
         "seconds": round(sum(case.seconds.values()), 2),
