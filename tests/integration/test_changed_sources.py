@@ -1,0 +1,317 @@
+"""Scans that change between two runs, and results that do: nothing old is taken for current."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+import engine_models as em
+from commands import scanloom, write_tiny_bundle
+from dicom_maker import Words, noise, write_series
+from run_maker import GOOD, Runs
+from scanloom.core import Clock
+from scanloom.engine.work import Place, work_on
+from scanloom.io.identity import key_fingerprint
+
+SLICES = 20
+BLOCK = 9
+"""Voxels above the threshold in each slice."""
+Counts = dict[str, int]
+
+
+def write_slices(folder: Path, name: str = "a study", brightest: int = GOOD[0]) -> list[Path]:
+    """Write a CT in which each slice has `BLOCK` bright voxels; return its files in order."""
+    stored = noise((12, 10, SLICES), brightest) % 900
+    stored[3:6, 3:6] = brightest + 1024
+    return write_series(folder, stored, words=Words(name=name, study=f"study of {name}"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    (tmp_path / "archive").mkdir()
+    made = Runs(tmp_path, tmp_path / "archive", model)
+    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
+        monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+    return made
+
+
+def add(files: list[Path], folder: Path) -> None:
+    for file in files:
+        shutil.copy2(file, folder)
+
+
+def voxels(runs: Runs) -> list[int]:
+    """Return the voxels of each case, by the table."""
+    return [int(row["voxels"]) for row in runs.rows("measurements")]
+
+
+def outcomes(runs: Runs) -> Counts:
+    found: Counts = {}
+    for row in runs.rows("manifest"):
+        name = row["reason"] or row["outcome"]
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def files_of_cases(runs: Runs) -> int:
+    cases = (json.loads(p.read_text()) for p in runs.out.glob("cases/*/case.json"))
+    return sum(case["source"]["files"] for case in cases)
+
+
+def test_a_study_that_arrives_in_five_parts_is_made_anew_each_time(
+    runs: Runs, tmp_path: Path
+) -> None:
+    files = write_slices(tmp_path / "scanner")
+    for part in range(5):
+        add(files[4 * part : 4 * part + 4], runs.archive)
+
+        planned = scanloom("plan", runs.workflow, runs.archive, "--out", runs.out, "--json")
+        ended = runs()
+
+        there = 4 * (part + 1)
+        assert ended.code == 0, ended.out + ended.err
+        assert planned.document["plan"]["todo"] == 1
+        assert ended.document["status"]["remade"] == (part > 0)
+        assert voxels(runs) == [BLOCK * there]
+        assert outcomes(runs) == {"used": there}
+        assert files_of_cases(runs) == there
+        assert scanloom("verify", runs.out).code == 0
+    assert runs.started == {GOOD[0]: 5}
+    before = runs.cases()
+    assert runs().document["status"]["before"] == 1
+    assert runs.cases() == before
+
+
+def test_a_part_that_leaves_a_gap_keeps_the_older_result_and_says_so(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """Of slices 1-4, then 9-12 as well, then all: the second run has no new result."""
+    files = write_slices(tmp_path / "scanner")
+    add(files[:4], runs.archive)
+    assert runs().code == 0
+    [case] = runs.cases()
+    add(files[8:12], runs.archive)
+
+    gap = runs()
+
+    assert gap.code == 1
+    assert gap.document["status"]["reasons"] == {"SLICE_GAP": 1}
+    assert outcomes(runs) == {"SLICE_GAP": 8}
+    assert json.loads((runs.out / "failed" / f"{case}.json").read_text())["reason"] == "SLICE_GAP"
+    assert list(runs.cases()) == [case]
+    assert [row["flags"].split()[-1] for row in runs.rows("measurements")] == ["OUTDATED"]
+    report = (runs.out / "report" / "index.html").read_text()
+    assert "the later attempt failed (SLICE_GAP)" in report
+    assert scanloom("verify", runs.out).code == 0
+
+    add(files, runs.archive)
+    whole = runs()
+
+    assert whole.code == 0, whole.err
+    assert voxels(runs) == [BLOCK * SLICES]
+    assert outcomes(runs) == {"used": SLICES}
+    assert not list((runs.out / "failed").iterdir())
+    assert "OUTDATED" not in runs.rows("measurements")[0]["flags"]
+
+
+def change_pixels(file: Path) -> None:
+    """Make the bright voxels of a slice dark: same size, same UIDs, another content."""
+    content = bytearray(file.read_bytes())
+    bright = (GOOD[0] + 1024).to_bytes(2, "little")
+    while (place := content.find(bright, len(content) - 2 * 12 * 10)) >= 0:
+        content[place : place + 2] = (0).to_bytes(2, "little")
+    file.write_bytes(content)
+
+
+def test_pixels_that_changed_give_new_results(runs: Runs, tmp_path: Path) -> None:
+    files = write_slices(runs.archive)
+    assert runs().code == 0
+    change_pixels(files[7])
+
+    ended = runs()
+
+    assert ended.code == 0, ended.err
+    assert ended.document["status"]["remade"] == 1
+    assert voxels(runs) == [BLOCK * (SLICES - 1)]
+
+
+def test_files_that_were_only_copied_are_not_worked_on_again(runs: Runs, tmp_path: Path) -> None:
+    """Content is compared once; after that the copies are known by their times of change."""
+    write_slices(runs.archive / "one")
+    write_slices(runs.archive / "two", "another", GOOD[1])
+    assert runs().code == 0
+    started, before = runs.started, runs.cases()
+    copies = tmp_path / "copies"
+    shutil.copytree(runs.archive, copies, copy_function=shutil.copyfile)
+    runs.archive = copies
+
+    first, second = runs(), runs()
+
+    assert (first.code, second.code) == (0, 0), first.err
+    assert runs.started == started
+    assert runs.cases().keys() == before.keys()
+    assert (first.document["status"]["done"], second.document["status"]["before"]) == (2, 2)
+    assert first.document["status"]["remade"] == 0
+
+
+def test_a_case_that_failed_is_tried_again_when_its_files_change(
+    runs: Runs, tmp_path: Path
+) -> None:
+    files = write_slices(runs.archive)
+    whole = files[3].read_bytes()
+    files[3].write_bytes(whole[: len(whole) // 2 + 300])
+    assert runs().code == 1
+    assert sum(outcomes(runs).values()) == SLICES
+    files[3].write_bytes(whole)
+
+    ended = runs()
+
+    assert ended.code == 0, ended.err
+    assert outcomes(runs) == {"used": SLICES}
+    assert not list((runs.out / "failed").iterdir())
+
+
+def test_series_that_fail_at_indexing_are_in_failed_status_and_report(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """And no longer when they were repaired, or taken away by the selection."""
+    write_slices(runs.archive / "fine")
+    broken = write_slices(runs.archive / "broken", "another", GOOD[1])
+    broken[9].rename(tmp_path / "later")
+
+    ended = runs()
+
+    assert ended.code == 1
+    status = ended.document["status"]
+    assert (status["cases"], status["done"], status["failed"]) == (2, 1, 1)
+    [path] = (runs.out / "failed").iterdir()
+    assert json.loads(path.read_text())["reason"] == "SLICE_GAP"
+    assert path.stem in (runs.out / "report" / "index.html").read_text()
+    assert str(runs.archive / "broken") in scanloom("where", path.stem, "--out", runs.out).out
+
+    runs.write("modality: MR")
+    runs()
+    assert not list((runs.out / "failed").iterdir())
+
+    runs.write()
+    shutil.move(tmp_path / "later", broken[9])
+    assert runs().code == 0
+    assert not list((runs.out / "failed").iterdir())
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+def test_damage_that_verify_sees_is_seen_by_report_and_run(runs: Runs, harm: str) -> None:
+    write_slices(runs.archive)
+    assert runs().code == 0
+    [case] = runs.cases()
+    file = runs.out / "cases" / case / "segmentation.nii.gz"
+    if harm == "cut":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        file.unlink()
+
+    report, ended = scanloom("report", runs.out), runs()
+
+    assert scanloom("verify", runs.out).code == 1
+    for told in (report, ended):
+        assert told.code == 1
+        assert f"case {case} is damaged" in told.err
+    assert voxels(runs) == []
+    assert runs("--replace").code == 0
+    assert voxels(runs) == [BLOCK * SLICES]
+
+
+# --- segment ------------------------------------------------------------------------------------
+
+
+class Segments:
+    """Segments a path by the tiny network, into one output folder."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.out, self._model, self._key = folder / "out", model, folder / "key"
+
+    def __call__(self, path: Path) -> dict[str, object]:
+        where = ("--out", self.out, "--key", self._key, "--json")
+        ended = scanloom("segment", path, "--model", self._model, *where)
+        assert ended.code == 0, ended.err
+        [case] = ended.document["cases"]
+        return case
+
+    def slices(self) -> int:
+        [folder] = (self.out / "cases").iterdir()
+        return int(nib.load(folder / "segmentation.nii.gz").shape[2])
+
+
+def test_a_folder_that_was_completed_is_segmented_anew(tmp_path: Path, model: Path) -> None:
+    segment, scan = Segments(tmp_path, model), tmp_path / "scan"
+    files = write_slices(tmp_path / "scanner")
+    scan.mkdir()
+    add(files[:10], scan)
+    segment(scan)
+    add(files, scan)
+
+    case = segment(scan)
+
+    assert (case["remade"], case["recalled"], segment.slices()) == (True, False, SLICES)
+    again = segment(scan)
+    assert (again["remade"], again["recalled"]) == (False, True)
+
+
+def test_a_piece_of_the_same_series_elsewhere_gets_its_own_result(
+    tmp_path: Path, model: Path
+) -> None:
+    segment, piece = Segments(tmp_path, model), tmp_path / "piece"
+    files = write_slices(tmp_path / "whole")
+    piece.mkdir()
+    add(files[5:12], piece)
+    segment(tmp_path / "whole")
+
+    case = segment(piece)
+
+    assert (case["remade"], segment.slices()) == (True, 7)
+
+
+def test_a_volume_file_whose_middle_changed_is_segmented_anew(tmp_path: Path, model: Path) -> None:
+    """Where no sample of its fingerprint lies: its case id stays the same."""
+    segment, path = Segments(tmp_path, model), tmp_path / "scan.nii"
+    values = noise((64, 64, 64)).astype(np.int16)
+    nib.save(nib.Nifti1Image(values, np.diag([1.0, 1.0, 2.0, 1.0])), path)
+    first = segment(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 + 5000] ^= 0x40
+    path.write_bytes(content)
+
+    case = segment(path)
+
+    assert case["case"] == first["case"]
+    assert case["remade"]
+
+
+def test_a_file_that_changes_while_it_is_read_gives_no_result(tmp_path: Path) -> None:
+    case = replace(em.make_case(tmp_path, "scan"), source_hash="")
+    [file] = case.series.files
+
+    def touch(step: str) -> None:
+        if step == "load":
+            file.write_bytes(file.read_bytes())
+
+    key = b"k" * 32
+    place = Place(tmp_path / "out", key_fingerprint(key), key=key)
+    record = work_on(case, lambda: em.threshold_models(tmp_path), place, Clock(touch))
+
+    assert record.reason is not None
+    assert (record.reason.code, record.reason.retry) == ("SOURCE_CHANGED", True)
+    assert not (tmp_path / "out").exists()
