@@ -86,11 +86,13 @@ def check_place(path: Path, grid: Grid, source: Source) -> Forms:
     if forms.shape != grid.shape:
         raise mismatch(f"{path.name} has another shape")
     sform, qform = grid.affine, grid.affine
+    itk_takes_it = not grid.sheared
     if isinstance(source, NiftiSource) and has_own_forms(source):
         sform, qform = _both(source)
+        itk_takes_it = not _leans(sform)
     _check_forms(forms, sform, qform, forms_for(grid, source), path.name)
     differ = _apart(sform, qform, grid)
-    if differ <= APART and not _leans(sform):  # else readers differ, or ITK takes no sform
+    if itk_takes_it and differ <= APART:  # else readers differ
         # ITK mixes: directions and offset of one form, the spacing of the other
         limit = _rounding(sform, grid) + 6 * differ
         if not _apart(itk_affine(path), sform, grid) <= limit:
