@@ -27,6 +27,7 @@ from scanloom.io.plain import (
     straighten,
     unit_of,
 )
+from scanloom.io.quaternion import HALF_TURN, HALF_TURN_DOUBLE, rotations
 from scanloom.io.sandbox import warm_up
 from scanloom.io.scan import NiftiSource, Scan
 from scanloom.io.voxels import (
@@ -45,7 +46,10 @@ if TYPE_CHECKING:
 
 NIFTI_SUFFIXES = (".nii", ".nii.gz", ".hdr", ".hdr.gz")
 FORMS_DISAGREE_MM = 0.1
-"""Forms that place a corner this differently differ by more than the rounding of quaternions."""
+"""Forms that place a corner this differently lie apart: within a few milliradians of half a turn
+that may be the rounding of the quaternion, but readers differ by as much."""
+TOO_LONG, TOO_LONG_DOUBLE = (3 * float(np.finfo(kind).eps) for kind in (np.float32, np.float64))
+"""By how much b² + c² + d² may be more than 1: rounding, as nibabel allows it."""
 
 _HEADER_BYTES = 540  # of NIfTI-2; NIfTI-1 has 348
 _MAGIC_END = 348
@@ -273,24 +277,35 @@ def _forms(header: Nifti1Header) -> tuple[NiftiSource, bool]:
         if sform is None:
             raise ScanError(Reason.BAD_GEOMETRY, "its qform is no rotation")
         return NiftiSource(sform, codes[0], None, 0), True
-    return NiftiSource(sform, codes[0], qform, codes[1]), False
+    single = qform is not None and header["quatern_b"].dtype.itemsize == 4
+    quaternion = _quaternion(header) if single else None
+    return NiftiSource(sform, codes[0], qform, codes[1], quaternion), False
+
+
+def _quaternion(header: Nifti1Header) -> tuple[float, float, float]:
+    b, c, d = (float(header[f"quatern_{letter}"]) for letter in "bcd")
+    return b, c, d
 
 
 def _qform(header: Nifti1Header) -> NDArray[np.float64] | None:
-    """Return the qform as stored; None where its quaternion or spacing can't be one.
+    """Return the qform as nifti1_io reads it; None where quaternion or spacing can't be one.
 
-    pixdim[0] says by its sign which way k grows (nifti1.h); nibabel wants it to be 1 or -1.
+    nibabel takes more quaternions for half a turn than ITK, FSL and all others who use nifti1_io,
+    which came with the standard. pixdim[0] says by its sign which way k grows (nifti1.h).
     """
-    from nibabel.spatialimages import HeaderDataError
-
-    header = header.copy()
-    header["pixdim"][0] = -1 if header["pixdim"][0] < 0 else 1
-    try:
-        qform = np.array(header.get_qform(), dtype=np.float64)
-    except (HeaderDataError, ValueError):
+    bcd = np.array(_quaternion(header))
+    spacing = np.array(header["pixdim"][1:4], dtype=np.float64)
+    offset = [float(header[f"qoffset_{axis}"]) for axis in "xyz"]
+    single = header["quatern_b"].dtype.itemsize == 4
+    if not (np.isfinite([*bcd, *spacing, *offset]).all() and spacing.min() > 0):
         return None
-    usable = np.isfinite(qform).all() and np.abs(header["pixdim"][1:4]).min() > 0
-    return qform if usable else None
+    if bcd @ bcd > 1 + (TOO_LONG if single else TOO_LONG_DOUBLE):
+        return None
+    qform = np.eye(4)
+    qform[:3, :3] = rotations(bcd[None], HALF_TURN if single else HALF_TURN_DOUBLE)[0] * spacing
+    qform[:3, 2] *= -1 if header["pixdim"][0] < 0 else 1
+    qform[:3, 3] = offset
+    return qform
 
 
 def _affine(

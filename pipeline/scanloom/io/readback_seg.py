@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 PLACED = 0.2
 """Voxels between a frame and its slice: a regular grid fits the slices of a real scan so well."""
 
+SIDEWAYS = 0.15
+"""mm by which a source image may lie beside the grid in its plane: more is no stack."""
+
+TURNED = 1e-3
+"""Share of its way by which a row of a source image may leave the grid's: cosines of 3 decimals."""
+
+SAME_STEP = 1e-8
+"""mm between the steps of a frame and of its source image: rounding of decimal strings."""
+
 NEAR = 0.01
 """mm between a frame and the source image itself: a position has at least two decimals."""
 
@@ -84,11 +93,11 @@ def check_segs(
     for n, group in enumerate([(layer,) for layer in layers] if labelmap else [layers]):
         path = folder / names.seg_name("segmentation", model, models, n)
         dataset = _read(path, source, labelmap=labelmap)
-        _check_frames(dataset, group, grid, PLACED, source)
+        _check_frames(dataset, group, grid, source)
         if grid.sheared:
             path = folder / names.seg_name("segmentation_rect", model, models, n)
             dataset = _read(path, source, labelmap=labelmap)
-            _check_frames(dataset, group, grid, HALF, None)
+            _check_frames(dataset, group, grid, None)
 
 
 def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
@@ -104,29 +113,32 @@ def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
 
 
 def _check_frames(
-    dataset: Dataset, layers: Sequence[Layer], grid: Grid, slack: float, source: DicomSource | None
+    dataset: Dataset, layers: Sequence[Layer], grid: Grid, source: DicomSource | None
 ) -> None:
     """Compare every frame with the slice at its place; what no frame holds must be empty.
 
-    `slack` is by how many pixels a frame may be off; with `source`, images are compared too.
+    Frames of `source` lie on its images, pixel on pixel; others by nearest neighbour.
     """
     segments = _segments(dataset, [s for layer in layers for s in layer.structures])
     holder = {s.number: layer.labels for layer in layers for s in layer.structures}
     found = dict.fromkeys(segments, 0)
     seen = set()
-    for frame in _frames(dataset, grid):
+    for frame in _frames(dataset, grid, source):
         k = round(float(frame.index[2]))
         key = (frame.segment, k)
         if not 0 <= k < grid.shape[2] or abs(frame.index[2] - k) > PLACED or key in seen:
             raise mismatch("a frame of the DICOM SEG lies between the slices")
         seen.add(key)
+        place = -frame.index[[1, 0]]
         if source is not None:
             _check_reference(frame, source.slices[k])
+            _check_beside(frame, grid)
+            place = np.zeros(2)
         structure = segments[frame.segment]
         labels = layers[0].labels if structure is None else holder[structure.number]
         plane = labels[:, :, k].T
         meant = plane if structure is None else plane == structure.number
-        if not holds(frame.pixels, meant, -frame.index[[1, 0]], slack):
+        if not holds(frame.pixels, meant, place, HALF):
             raise mismatch("a frame of the DICOM SEG holds other voxels than its slice")
         found[frame.segment] += int(np.count_nonzero(meant))
     # No frame can hold more of a structure than there is: equal sums are equal counts
@@ -179,7 +191,7 @@ def _code(item: Dataset | None) -> Code | None:
     return Code(item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning)
 
 
-def _frames(dataset: Dataset, grid: Grid) -> Iterator[_Frame]:
+def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:
     """Decode frame after frame; where it lies comes from its own functional groups."""
     shared = item_of(_sequence(dataset, _SHARED))
     groups = items_of(_sequence(dataset, _PER_FRAME))
@@ -193,7 +205,7 @@ def _frames(dataset: Dataset, grid: Grid) -> Iterator[_Frame]:
         whole = shared | group
         if previous != (whole[_TURN], whole[_MEASURES]):
             previous = whole[_TURN], whole[_MEASURES]
-            _check_directions(_directions(whole), grid)
+            _check_directions(_directions(whole), grid, source)
         segment = item_of(whole[_IDENTITY])[_SEGMENT] if _IDENTITY in whole else b"\0"
         number = int.from_bytes(segment, "little")
         yield _Frame(plane, number, position, index, _images(group))
@@ -214,12 +226,27 @@ def _directions(group: Elements) -> NDArray[np.float64]:
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
-def _check_directions(directions: NDArray[np.float64], grid: Grid) -> None:
-    """Compare the way along a row with I and the way down a column with J, to the far corner."""
+def _check_directions(
+    directions: NDArray[np.float64], grid: Grid, source: DicomSource | None
+) -> None:
+    """Compare the way along a row with I and the way down a column with J, to the far corner.
+
+    Frames of `source` have the very steps of its images, which the grid may have made orthonormal.
+    """
     steps = np.linalg.solve(grid.affine[:3, :3], (directions * _LPS).T).T
-    drift = np.abs(steps - np.eye(3)[:2]) * np.array(grid.shape[:2])[:, None]
-    if drift.max() > PLACED:
+    size = np.array(grid.shape[:2])[:, None]
+    drift = np.abs(steps - np.eye(3)[:2]) * size
+    if (drift > PLACED + (0 if source is None else TURNED * size)).any():
         raise mismatch("the frames of the DICOM SEG have other directions or spacing")
+    if source is not None and np.abs(directions - _steps(source)).max() > SAME_STEP:
+        raise mismatch("the frames of the DICOM SEG are turned against their source images")
+
+
+def _steps(source: DicomSource) -> NDArray[np.float64]:
+    """Return what `_directions` does, of the source images."""
+    rows, columns = map(float, source.spacing)
+    cosines = np.array(source.orientation, dtype=np.float64)
+    return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
 def _pixels(dataset: Dataset) -> Iterator[NDArray[Any]]:
@@ -251,6 +278,13 @@ def _images(group: Elements) -> list[tuple[str, int | None]]:
 
 def _frame_number(image: Elements) -> int | None:
     return int(text_of(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
+
+
+def _check_beside(frame: _Frame, grid: Grid) -> None:
+    """Refuse a frame that lies further beside the grid than the images of a stack may."""
+    limits = np.maximum(PLACED, SIDEWAYS / np.array(grid.spacing[:2]))
+    if (np.abs(frame.index[:2]) > limits).any():
+        raise mismatch("a frame of the DICOM SEG lies beside its slice")
 
 
 def _check_reference(frame: _Frame, image: SourceSlice | None) -> None:

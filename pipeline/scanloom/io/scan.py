@@ -66,12 +66,16 @@ class NiftiSource:
         Voxel index to mm as stored; None where its code is 0.
     sform_code, qform_code : int
         0 to 5 (NIfTI-1 standard).
+    quaternion : tuple of float or None
+        b, c, d of the qform, each a float32, as they are to stand in the header: another rounding
+        of the same rotation may be read as another one. None where float32 was not their type.
     """
 
     sform: NDArray[np.float64] | None
     sform_code: int
     qform: NDArray[np.float64] | None
     qform_code: int
+    quaternion: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)

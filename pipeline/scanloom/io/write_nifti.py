@@ -4,7 +4,7 @@ Headers come from nibabel and hold geometry only: no text of the source, no scal
 
 - DICOM and ITK sources: sform and qform say the same, codes 1 (scanner).
 - A sheared grid: sform only; a quaternion can't say a shear, and readers that prefer the qform
-  would drop it silently.
+  would drop it silently. So too where float32 has no quaternion near enough (`io.quaternion`).
 - NIfTI sources: their own forms and codes, so that result and scan lie alike in every tool.
 """
 
@@ -17,13 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Layer, Reason, ScanError, Volume
+from scanloom.io.forms import forms_for
 from scanloom.io.scan import NiftiSource, Source
 
 LEVEL = 1
 """Of igzip: 6 times faster than zlib's, and a label map is small at any level."""
-
-SCANNER = 1
-"""NIFTI_XFORM_SCANNER_ANAT: mm in the patient, as the scanner says."""
 
 LARGEST = 32767
 """Voxels along an axis that a NIfTI-1 header can say (int16)."""
@@ -85,20 +83,19 @@ def _header(array: NDArray[Any], grid: Grid, source: Source) -> bytes:
     header.set_zooms(grid.spacing)
     header.set_xyzt_units(xyz="mm")
     header["scl_slope"], header["scl_inter"] = 1, 0
-    own = isinstance(source, NiftiSource) and (source.sform_code > 0 or source.qform_code > 0)
-    if isinstance(source, NiftiSource) and own:
-        _set_own_forms(header, source)
-    else:
-        header.set_sform(grid.affine, SCANNER)
-        if not grid.sheared:
-            header.set_qform(grid.affine, SCANNER)
+    _set_forms(header, forms_for(grid, source))
     header["magic"] = header.single_magic
     header["vox_offset"] = header.single_vox_offset
     return bytes(header.binaryblock) + bytes(4)  # four zeros: no extension follows
 
 
-def _set_own_forms(header: Any, source: NiftiSource) -> None:  # nibabel has no types
-    if source.qform is not None and source.qform_code > 0:
-        header.set_qform(source.qform, source.qform_code)
-    if source.sform is not None and source.sform_code > 0:
-        header.set_sform(source.sform, source.sform_code)
+def _set_forms(header: Any, forms: NiftiSource) -> None:  # nibabel has no types
+    if forms.sform is not None:
+        header.set_sform(forms.sform, forms.sform_code)
+    if forms.qform is None or forms.quaternion is None:
+        return
+    mirrored = np.linalg.det(forms.qform[:3, :3]) < 0
+    header["qform_code"] = forms.qform_code
+    header["pixdim"][:4] = -1 if mirrored else 1, *np.linalg.norm(forms.qform[:3, :3], axis=0)
+    header["quatern_b"], header["quatern_c"], header["quatern_d"] = forms.quaternion
+    header["qoffset_x"], header["qoffset_y"], header["qoffset_z"] = forms.qform[:3, 3]

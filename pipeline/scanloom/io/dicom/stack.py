@@ -14,6 +14,7 @@ from scanloom.core.grid import ORTHOGONAL
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
 from scanloom.io.dicom.slices import Slice, one_of_each, to_float
+from scanloom.io.plain import straighten
 
 MIN_SLICES = 3
 """Two slices have one distance: nothing would tell that it is regular."""
@@ -23,6 +24,8 @@ COSINE_ROUNDING = 1e-3
 """Directions this near to orthonormal were rounded to three decimals; others are damaged."""
 SAME_SPACING = 1e-4
 """Largest relative difference of PixelSpacing between slices: 0.05 mm over 512 pixels."""
+ITK_ORTHOGONAL = 9e-5
+"""What ITK takes for right angles, in every element of R R^T: 1e-4, worked out in float32."""
 TILT_DEGREES = 1.0
 """Difference of GantryDetectorTilt and the slices' lean that is a contradiction, not rounding."""
 SPACING_SHARE = 0.02
@@ -103,10 +106,27 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     affine[:3, 2] = step
     affine[:3, 3] = places.positions[0]
     kept, twins = _split_twins(slices, places, index)
-    flags = [Flag.AFFINE_ROUNDED] if rounded or straightened else []
+    shape = (slices[0].columns, slices[0].rows, len(kept))
+    affine, upright = _upright(LPS_TO_RAS @ affine, shape)
+    flags = [Flag.AFFINE_ROUNDED] if rounded or straightened or upright else []
     flags += [Flag.GAPS_INTERPOLATED] if None in kept else []
     flags += [Flag.ATTRIBUTES_CONTRADICT] if contradicts(slices[0].header, step, normal) else []
-    return Stack(kept, twins, LPS_TO_RAS @ affine, tuple(flags))
+    return Stack(kept, twins, affine, tuple(flags))
+
+
+def _upright(
+    affine: NDArray[np.float64], shape: tuple[int, int, int]
+) -> tuple[NDArray[np.float64], bool]:
+    """Return an affine that ITK can take, and whether that made it another one.
+
+    Axes that lean on each other by less than a shear may still not be at right angles for ITK,
+    which adds up what leans on what.
+    """
+    axes = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    if np.abs(axes @ axes.T - np.eye(3)).max() <= ITK_ORTHOGONAL:
+        return affine, False
+    affine, flags = straighten(affine, shape)
+    return affine, bool(flags)
 
 
 def check_alike(slices: Sequence[Slice]) -> None:
