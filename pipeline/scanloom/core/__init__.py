@@ -1,10 +1,11 @@
 """The nouns: NumPy only, no files."""
 
+from scanloom.core.blame import blame, lacks_memory
 from scanloom.core.case import Case, CaseRecord, Gaps, Outputs, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
-from scanloom.core.home import home
+from scanloom.core.home import home, settle_in
 from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
@@ -30,10 +31,13 @@ __all__ = [
     "Series",
     "Structure",
     "Volume",
+    "blame",
     "byte_words",
     "duration",
     "home",
     "is_slug",
+    "lacks_memory",
     "nearest",
     "printable",
+    "settle_in",
 ]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import NetworkSpec, Weights
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, lacks_memory
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def build_network(spec: NetworkSpec) -> nn.Module:
     network_class = getattr(importlib.import_module(listed.module), listed.name)
     try:
         network: nn.Module = network_class(**args)
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, AssertionError) as exc:
+    except Exception as exc:  # arguments that don't fit fail in any way
+        if isinstance(exc, ImportError) or lacks_memory(exc):
+            raise
         detail = f"{spec.name} does not take the card's arguments ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_NETWORK, detail) from exc
     network.eval()
@@ -132,7 +134,9 @@ def _read_torch(content: bytes) -> Any:
             detail = "its weights file holds more than numbers"
             raise ScanError(Reason.MODEL_UNSAFE, detail) from exc
         raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file") from exc
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as exc:
+    except Exception as exc:  # the unpickler takes any text for a program, and fails in any way
+        if lacks_memory(exc):
+            raise
         detail = f"its weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 
