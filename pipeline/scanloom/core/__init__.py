@@ -8,6 +8,7 @@ from scanloom.core.grid import Grid
 from scanloom.core.home import home, settle_in
 from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
+from scanloom.core.secrecy import keep_memory_private
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
 from scanloom.core.volume import MODALITIES, Volume
 from scanloom.core.words import byte_words, nearest, printable
@@ -36,6 +37,7 @@ __all__ = [
     "duration",
     "home",
     "is_slug",
+    "keep_memory_private",
     "lacks_memory",
     "nearest",
     "printable",

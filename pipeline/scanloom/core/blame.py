@@ -28,8 +28,7 @@ _ASKED = {
 
 
 def blame(error: BaseException) -> ScanError:
-    """Return what may be said of an error: its own words where they are ours, else no more than
-    whose fault it is.
+    """Return what may be said of an error: our own words, or else no more than whose fault it is.
 
     OUT_OF_MEMORY, DEVICE and ENVIRONMENT say nothing of the scan, INTERNAL nothing at all.
     """

@@ -51,7 +51,7 @@ def settle_in() -> None:
     if not missing or os.access(home(), os.W_OK):
         return
     with suppress(OSError):  # without a folder for temporary files there are no caches
-        folder = tempfile.mkdtemp(prefix="scanloom-")
+        folder = tempfile.mkdtemp(prefix="scanloom-caches-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         for name in missing:
             os.environ[name] = str(Path(folder, _CACHES[name]))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scanloom.core import Case, CaseRecord, Clock, ScanError, blame, settle_in
+from scanloom.core import Case, CaseRecord, Clock, ScanError, blame, keep_memory_private, settle_in
 from scanloom.engine.lean import lean_imports
 from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
@@ -212,6 +212,7 @@ def limit_memory(limit: int | None) -> None:
 def main() -> None:
     """Run the child."""
     die_with_parent()
+    keep_memory_private()
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
         signal.signal(number, signal.SIG_IGN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -232,6 +233,15 @@ class Engine:
                 self._child = None
 
 
+def address_space_limited() -> bool:
+    """Whether the system limits what this process, and those it starts, may map (RLIMIT_AS)."""
+    if sys.platform != "linux":
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def _verdict(case: Case, last: Try) -> CaseRecord:
     """Return the record of a case that failed alone."""
     if last.end == "late":
@@ -240,5 +250,8 @@ def _verdict(case: Case, last: Try) -> CaseRecord:
         detail = "its process was killed twice while it was alone: by the system, for memory?"
         return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
     code = last.end.removeprefix("died ")
-    detail = f"its process ended with signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
-    return CaseRecord(case.id, Reason.CRASHED, detail, (), None)
+    how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
+    if address_space_limited():  # native code has no other way to say that it got no memory
+        detail = f"its process ended with {how}, under a limit of address space (ulimit -v)"
+        return CaseRecord(case.id, Reason.ENVIRONMENT, detail, (), None)
+    return CaseRecord(case.id, Reason.CRASHED, f"its process ended with {how}", (), None)

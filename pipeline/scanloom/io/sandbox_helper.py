@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
-from scanloom.core import Reason, blame
+from scanloom.core import Reason, blame, keep_memory_private
 from scanloom.io import sandbox
 from scanloom.io.shared import receive, send
 
@@ -34,7 +34,7 @@ def main(descriptor: int) -> None:
     {"end": pid} ends that worker and gives {"status"}, as waitpid(2) tells it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would keep a patient's pixels
+    keep_memory_private()
     control = socket.socket(fileno=descriptor)
     while True:
         text, descriptors, _, _ = socket.recv_fds(control, _REQUEST, 1)
