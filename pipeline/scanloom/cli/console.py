@@ -135,8 +135,10 @@ def speaking(manner: Manner) -> Iterator[None]:
     Other libraries' warnings and logs may name a patient: with `--debug` it is shown where they
     spoke, never what they said.
     """
-    from scanloom.core import Reason, ScanError
+    from scanloom.core import Reason, ScanError, keep_memory_private, settle_in
 
+    keep_memory_private()
+    settle_in()
     try:
         with libraries_withheld() if manner.debug else _libraries_silent():
             yield

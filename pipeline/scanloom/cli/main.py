@@ -113,11 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments : sequence of str, optional
         What stands behind the program's name; by default what it was started with.
     """
-    from scanloom.core import keep_memory_private, settle_in
-
-    settle_in()
-    if arguments is None:  # this process is ours
-        keep_memory_private()
     atexit.register(gc.freeze)  # else Python looks through all of torch before it ends: 1.5 s
     with steady_streams():
         app(None if arguments is None else list(arguments), prog_name="scanloom")
