@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import shutil
 import signal
@@ -15,8 +16,19 @@ import numpy as np
 
 from cards_by_hand import card, structures
 from scanloom.cards.card import ModelCard
-from scanloom.core import Case, Clock, Layer, Outputs, Segmentation, Series, Volume
+from scanloom.core import (
+    Case,
+    Clock,
+    Layer,
+    Outputs,
+    Reason,
+    ScanError,
+    Segmentation,
+    Series,
+    Volume,
+)
 from scanloom.io.casefolder import CaseFolder
+from scanloom.io.living import process_start
 
 FINE, ABORT, HANG, HANG_QUIETLY, GREEDY, SLOW, WRONG = 1000, 1001, 1002, 1003, 1004, 1005, 1006
 FULL = 1007
@@ -88,9 +100,16 @@ def formula_models(*_: object) -> Sequence[Threshold]:
     if os.environ.get("FORMULA_BROKEN"):
         CaseFolder.publish = publish_bit_by_bit  # type: ignore[method-assign]
     notes = Path(os.environ["FORMULA"])
+    note_process(notes)
     weights = notes / "weights"
     weights.touch()
     return (Formula(weights, notes, float(os.environ["FORMULA_SECONDS"])),)
+
+
+def note_process(notes: Path) -> None:
+    """Write down this process: what is not dumpable shows its environment to root alone."""
+    with (notes / "processes").open("a") as file:
+        file.write(f"{os.getpid()} {process_start(os.getpid())}\n")
 
 
 def publish_bit_by_bit(folder: CaseFolder, **_: object) -> Path:
@@ -117,6 +136,25 @@ def threshold_models(
     weights: Path, starts: Path | None = None, seconds: float = 0.0
 ) -> Sequence[Threshold]:
     return (Threshold(weights, starts, seconds),)
+
+
+def unfit_models(notes: Path, how: str, times: int) -> Sequence[Threshold]:
+    """Fail in the first `times` processes that load them, then give a threshold."""
+    with notes.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(notes.read_text().splitlines()) <= times:
+        if how == "exit":
+            os._exit(3)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "library":
+            importlib.import_module("scanloom_has_no_such_module")
+        if how == "memory":
+            raise MemoryError
+        raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file")
+    weights = notes.with_name("weights")
+    weights.touch()
+    return threshold_models(weights)
 
 
 def make_case(folder: Path, name: str, task: int = FINE) -> Case:

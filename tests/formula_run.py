@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from scanloom.io.living import process_start
+
 PROGRAM = Path(__file__)
 
 
@@ -49,12 +51,17 @@ def start(
 def processes(notes: Path) -> dict[int, str]:
     """Return the command line of every process that runs with these notes."""
     mark = f"FORMULA={notes}".encode()
+    noted = notes / "processes"
+    lines = noted.read_text().splitlines() if noted.exists() else []
+    ours = {int(process): start for process, start in map(str.split, lines)}
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
         try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
+            process = int(folder.name)
+            known = ours.get(process) == process_start(process)
+            if known or mark in (folder / "environ").read_bytes().split(b"\0"):
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 if state != "Z":
@@ -69,5 +76,6 @@ if __name__ == "__main__":
     from scanloom.cli.main import main
     from scanloom.engine import run
 
+    engine_models.note_process(Path(os.environ["FORMULA"]))
     run.load_predictors = engine_models.formula_models  # type: ignore[assignment]
     main()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scanloom.cli.console import say
+
 if TYPE_CHECKING:
     from scanloom.engine.workflow import Workflow
 
@@ -58,7 +60,7 @@ def telling_new_key(key: Path | None) -> Iterator[None]:
         yield
     finally:
         if not there and os.path.exists(file):  # noqa: PTH110
-            typer.echo(f"scanloom: made a new key in {file}: keep it, ids hang on it.", err=True)
+            say(f"scanloom: made a new key in {file}: keep it, ids hang on it.", err=True)
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:

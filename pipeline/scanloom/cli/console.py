@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+    from rich.text import Text
 
     from scanloom.core import Reason
 
+_PARTS = re.compile(r"([\n\t])")
+_BEYOND_ASCII = re.compile(r"[^\n -~]")
 WIDTH = 110
 """Columns of a table that goes to a file or a pipe, where nobody says how wide it may be."""
 
@@ -47,21 +51,55 @@ class Manner:
 def console(*, stderr: bool = False) -> Console:
     """Return a console; wide enough for a table where it is no terminal."""
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Clean(Console):
+        """Shows foreign text by its letters alone, in strings and in whatever is made of them."""
+
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(clean(text), **how)
+
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else Segment(clean(part.text), part.style)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else WIDTH
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    return Clean(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def clean(text: str) -> str:
+    """Return text as it may reach a terminal; line breaks and tabs stay.
+
+    Names of files and words of headers and models come from anywhere: see `printable`.
+    """
+    from scanloom.core import printable
+
+    if text.isprintable():
+        return text
+    return "".join(part if part in ("\n", "\t") else printable(part) for part in _PARTS.split(text))
+
+
+def say(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a message: on stdout, or on stderr."""
+    typer.echo(clean(text), err=err, nl=nl)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print a document on stdout: UTF-8, or ASCII where that has another encoding.
 
-    Bytes of a path that are no UTF-8 stand as escapes.
+    Bytes of a path that are no UTF-8 stand as escapes, and so does what would steer a terminal.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     if codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8":
         text = json.dumps(document, indent=2, allow_nan=False)
-    typer.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    typer.echo(_BEYOND_ASCII.sub(_escaped, text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Return a character as it may stand in JSON: by its escape where it has no shape."""
+    character = found[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def told(reason: Reason, detail: str) -> dict[str, Any]:
@@ -83,7 +121,7 @@ def message(reason: Reason, detail: str) -> str:
 def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
     """Name published cases that can't be read, on stderr."""
     for case in cases:
-        typer.echo(
+        say(
             f"scanloom: case {case} is damaged: `scanloom verify {out}` names its files. Take "
             "its folder away and run again.",
             err=True,
@@ -97,8 +135,10 @@ def speaking(manner: Manner) -> Iterator[None]:
     Other libraries' warnings and logs may name a patient: with `--debug` it is shown where they
     spoke, never what they said.
     """
-    from scanloom.core import Reason, ScanError
+    from scanloom.core import Reason, ScanError, keep_memory_private, settle_in
 
+    keep_memory_private()
+    settle_in()
     try:
         with libraries_withheld() if manner.debug else _libraries_silent():
             yield
@@ -106,7 +146,7 @@ def speaking(manner: Manner) -> Iterator[None]:
         _fail(manner, error, error.reason, error.detail)
         raise typer.Exit(exit_of_reason(error.reason)) from error
     except KeyboardInterrupt as error:
-        typer.echo("Interrupted: what was not finished left nothing behind.", err=True)
+        say("Interrupted: what was not finished left nothing behind.", err=True)
         raise typer.Exit(Exit.INTERRUPTED) from error
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
@@ -119,11 +159,11 @@ def speaking(manner: Manner) -> Iterator[None]:
 
 def _fail(manner: Manner, error: Exception, reason: Reason, detail: str) -> None:
     if manner.debug:
-        typer.echo(told_traceback(error), err=True)
+        say(told_traceback(error), err=True)
     if manner.json:
         print_json({"schema": 1, "error": told(reason, detail)})
     else:
-        typer.echo(f"scanloom: {message(reason, detail)}", err=True)
+        say(f"scanloom: {message(reason, detail)}", err=True)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from scanloom.cli.console import (
     Manner,
     console,
     print_json,
+    say,
     speaking,
 )
 from scanloom.cli.exits import Exit
@@ -55,7 +56,7 @@ def demo(
         wrong = [row["structure"] for row in rows if row["judged"] and not row["within"]]
         if wrong:
             text = f"scanloom: more than {WITHIN:g} % off the drawing: {', '.join(wrong)}."
-            typer.echo(f"{text} Run `scanloom doctor`, and report it.", err=True)
+            say(f"{text} Run `scanloom doctor`, and report it.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 

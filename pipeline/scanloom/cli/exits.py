@@ -27,7 +27,8 @@ def exit_of_reason(reason: Reason) -> Exit:
 
     if reason in (Reason.DISK_FULL, Reason.OUTPUT):
         return Exit.INPUT_OUTPUT
-    return Exit.SOME_FAILED if reason is Reason.INTERNAL else Exit.UNUSABLE
+    blameless = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
+    return Exit.SOME_FAILED if blameless else Exit.UNUSABLE
 
 
 def exit_of_records(records: Sequence[CaseRecord]) -> Exit:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanloom.cli.console import DebugOption, Manner, speaking
+from scanloom.cli.console import DebugOption, Manner, say, speaking
 from scanloom.cli.exits import Exit
 from scanloom.cli.where import KeyOption, OutOption, check_holder
 
@@ -42,18 +43,22 @@ def join(
     with speaking(Manner(debug=debug)):
         from scanloom.io.crosswalk import find_sources, newest
         from scanloom.io.join import ids_of, join_csv
+        from scanloom.io.whole import check_replaceable
 
         _check_target(out, to)
+        if to is not None:
+            check_replaceable(to, "the joined table")
         check_holder(out, key)
         sources = newest(find_sources(out, sorted(ids_of(table, column))))
         if to is None:
             text = io.StringIO()
             unknown = join_csv(table, sources, text, column)
-            typer.echo(text.getvalue(), nl=False)
+            shown = say if sys.stdout.isatty() else typer.echo  # a program gets what is there
+            shown(text.getvalue(), nl=False)
         else:
             unknown = _write(table, sources, to, column)
         if unknown:
-            typer.echo(f"scanloom: rows whose id is not in its crosswalk: {unknown}.", err=True)
+            say(f"scanloom: rows whose id is not in its crosswalk: {unknown}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 

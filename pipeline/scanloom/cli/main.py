@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from scanloom.cli import (
     demo,
@@ -24,10 +26,36 @@ from scanloom.cli import (
     verify,
     where,
 )
+from scanloom.cli.console import clean
 from scanloom.cli.streams import steady_streams
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; mistakes in what they are given are shown as all foreign text is."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        with _shown_clean():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _shown_clean():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _shown_clean() -> Iterator[None]:
+    """Clean the text of a mistake in the command line, which quotes names of files."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(getattr(error, "message", None), str):  # click's, wherever typer has it from
+            error.message = clean(error.message)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     name="scanloom",
+    cls=_Commands,
     help="Segment medical scans, and write results that lie exactly on them.\n\n"
     "Research software: not a medical device.",
     no_args_is_help=True,

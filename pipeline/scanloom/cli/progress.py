@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
-from scanloom.cli.console import console
+from scanloom.cli.console import console, say
 
 OnStep = Callable[[Path, str], None]
 
@@ -28,11 +26,14 @@ DOING = {
 @contextmanager
 def progress(paths: Sequence[Path]) -> Iterator[OnStep]:
     """Give a function that is told of each step."""
+    from scanloom.core import printable
+
     numbers = {path: n for n, path in enumerate(paths, 1)}
 
     def text(path: Path, step: str) -> str:
         place = f"[{numbers[path]}/{len(paths)}] " if len(paths) > 1 else ""
-        return f"{place}{path.name or path}: {DOING.get(step, step)}"
+        name = printable(path.name or str(path))
+        return f"{place}{name}: {DOING.get(step, step)}"
 
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -52,10 +53,10 @@ def silence(path: Path, step: str) -> None:
 def _plain_lines(text: Callable[[Path, str], str]) -> OnStep:
     said: set[str] = set()
 
-    def say(path: Path, step: str) -> None:
+    def tell(path: Path, step: str) -> None:
         line = text(path, step)
         if line not in said:  # network and restore take turns
             said.add(line)
-            typer.echo(line, err=True)
+            say(line, err=True)
 
-    return say
+    return tell

@@ -18,6 +18,7 @@ from scanloom.cli.console import (
     console,
     message,
     print_json,
+    say,
     speaking,
     told,
 )
@@ -226,9 +227,11 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
 
 def show(found: Found, *, quiet: bool = False) -> None:
     """Print tables on stdout and what went wrong on stderr."""
+    from scanloom.core import printable
+
     for path, record in found:
         if record.reason is not None:
-            typer.echo(f"{path}: {message(record.reason, record.detail)}", err=True)
+            say(f"{printable(str(path))}: {message(record.reason, record.detail)}", err=True)
         elif not quiet:
             show_case(path, record)
 
@@ -237,6 +240,8 @@ def show_case(path: Path, record: CaseRecord) -> None:
     """Print what was found in one scan, and where to look."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+
+    from scanloom.core import printable
 
     several = len({m.model for m in record.measurements}) > 1
     columns = [*(["model"] if several else []), "structure", "ml", "mean", "sd", "unit", "flags"]
@@ -251,7 +256,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
         row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]
         table.add_row(*([m.model] if several else []), *row)
     screen = console()
-    screen.print(f"\n{path}: case {record.id}")
+    screen.print(f"\n{printable(str(path))}: case {record.id}")
     screen.print(table)
     for flag in record.flags:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)

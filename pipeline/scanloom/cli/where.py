@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    Manner,
+    console,
+    print_json,
+    say,
+    speaking,
+)
 from scanloom.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -62,7 +70,7 @@ def where(
         else:
             _show(found)
         if unknown:
-            typer.echo(f"scanloom: not in its crosswalk: {', '.join(unknown)}.", err=True)
+            say(f"scanloom: not in its crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 
@@ -86,11 +94,13 @@ def check_holder(out: Path, key: Path | None) -> None:
 def _show(sources: Sequence[Source]) -> None:
     from rich.table import Table
 
+    from scanloom.core import printable
+
     screen = console()
     for source in sources:
         table = Table.grid(padding=(0, 2))
         for field, title in SHOWN:
             if text := str(getattr(source, field)):
-                table.add_row("", title, text)
+                table.add_row("", title, printable(text))
         screen.print(source.id)
         screen.print(table)

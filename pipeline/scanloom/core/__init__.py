@@ -1,15 +1,17 @@
 """The nouns: NumPy only, no files."""
 
+from scanloom.core.blame import blame, lacks_memory
 from scanloom.core.case import Case, CaseRecord, Gaps, Outputs, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
-from scanloom.core.home import home
+from scanloom.core.home import home, settle_in
 from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
+from scanloom.core.secrecy import keep_memory_private
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
 from scanloom.core.volume import MODALITIES, Volume
-from scanloom.core.words import byte_words, nearest
+from scanloom.core.words import byte_words, nearest, printable
 
 __all__ = [
     "MODALITIES",
@@ -30,9 +32,14 @@ __all__ = [
     "Series",
     "Structure",
     "Volume",
+    "blame",
     "byte_words",
     "duration",
     "home",
     "is_slug",
+    "keep_memory_private",
+    "lacks_memory",
     "nearest",
+    "printable",
+    "settle_in",
 ]

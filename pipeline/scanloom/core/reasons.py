@@ -111,6 +111,11 @@ class Reason(Enum):
         "Raise the limit, use more memory, or crop the scan",
     )
     DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
+    ENVIRONMENT = (
+        "failed",
+        True,
+        "The machine or its settings are at fault, no scan: see `scanloom doctor`",
+    )
     TOO_LONG = ("failed", False, "Give a case more time, or leave this scan out")
     CRASHED = ("failed", False, "It brings its process down, even alone: please report it")
     WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
@@ -118,7 +123,7 @@ class Reason(Enum):
     OUTPUT = ("failed", True, "Check that the folder is there and can be written")
     KEY_OTHER = ("failed", False, "This output folder belongs to another key: give it with --key")
     STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
-    INTERNAL = ("failed", False, "A fault of scanloom: run with --debug and report it")
+    INTERNAL = ("failed", True, "A fault of scanloom: run with --debug and report it")
 
 
 @unique

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.store import find_model
-from scanloom.core import CaseRecord
+from scanloom.core import CaseRecord, settle_in
 from scanloom.engine.segment import SegmentOptions, segment_paths
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> P
     """
     from scanloom.inference.predictor import Predictor
 
+    settle_in()
     return Predictor(find_model(name), device=device, precision=precision)
 
 
@@ -67,6 +68,7 @@ def segment(
     ScanError
         For what concerns all scans: the models, the key, the output folder.
     """
+    settle_in()
     models = (model,) if isinstance(model, str) else tuple(model)
     wanted = SegmentOptions(models=models, out=Path(out), **options)
     some = [paths] if isinstance(paths, (str, Path)) else list(paths)

@@ -17,14 +17,15 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scanloom.core import Case, CaseRecord, Clock, ScanError
+from scanloom.core import Case, CaseRecord, Clock, ScanError, blame, keep_memory_private, settle_in
 from scanloom.engine.lean import lean_imports
 from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
@@ -77,7 +78,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Ready:
-    """The models are loaded, or can't be."""
+    """The models are loaded; or can't be, for a reason that all cases share."""
+
+    fault: ScanError | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,7 @@ class Child:
     def __init__(self, setup: Setup, connection: Connection[Any, Any]) -> None:
         self._setup, self._connection = setup, connection
         self._sending, self._door = threading.Lock(), threading.Lock()
-        self._models: Future[Sequence[Labeller]] = Future()
-        self._room: Room | None = None
+        self._models: Future[tuple[Sequence[Labeller], Room]] = Future()
 
     def serve(self) -> None:
         """Take orders; they wait until the models are there, so that no case pays for them."""
@@ -119,7 +121,14 @@ class Child:
                     order: Order = self._connection.recv()
                 except (EOFError, OSError):
                     return
-                pool.submit(self._work, order)
+                self._begin(pool, order)
+
+    def _begin(self, pool: ThreadPoolExecutor, order: Order) -> None:
+        """Start on a case; one for which there is no thread is given back."""
+        try:
+            pool.submit(self._work, order)
+        except RuntimeError as error:
+            self._tell(Done(order.number, failed_record(order.case.id, error), None))
 
     def _make_models(self) -> None:
         try:
@@ -127,10 +136,13 @@ class Child:
                 import_heavy()
                 models = self._setup.labellers()
             made = self._setup
-            self._room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
-            self._models.set_result(models)
-        except BaseException as exc:  # noqa: BLE001  # each case tells it
+            room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
+            self._models.set_result((models, room))
+        except BaseException as exc:  # noqa: BLE001  # whatever it is, no case is to blame
+            traceback.print_exc()  # into the log, which is private
             self._models.set_exception(exc)
+            self._tell(Ready(blame(exc)))
+            return
         self._tell(Ready())
 
     def _work(self, order: Order) -> None:
@@ -147,26 +159,26 @@ class Child:
                     held.append(time.monotonic())
 
         clock = Clock(lambda step: self._tell(Step(order.number, step)))
-        wait((self._models,))
+        if self._models.exception() is not None:
+            return  # the other end was told
+        models, room = self._models.result()
         try:
-            room = self._room_for(order)
+            need = self._need(order, room)
         except ScanError as error:
             refusal = failed_record(order.case.id, error)
             self._tell(Done(order.number, refusal, None, refused=True))
             return
-        with room:
-            record = work_on(order.case, self._models.result, self._setup.place, clock, door)
+        with room.hold(need):
+            record = work_on(order.case, lambda: models, self._setup.place, clock, door)
         device = (held[0], held[1]) if len(held) == 2 else None
         self._tell(Done(order.number, record, device))
 
-    def _room_for(self, order: Order) -> AbstractContextManager[None]:
-        """Return what to hold while a case is in memory; without models it ends at once."""
-        if self._room is None:
-            return nullcontext()
+    def _need(self, order: Order, room: Room) -> float:
+        """Return the bytes that a case will take; then it waits for them."""
         self._tell(Step(order.number, "find"))
-        need = self._room.need(order.case)
+        need = room.need(order.case)
         self._tell(Step(order.number, WAITING))
-        return self._room.hold(need)
+        return need
 
     def _tell(self, message: Ready | Step | Done) -> None:
         with self._sending, suppress(OSError):  # the other end is gone: so are we, soon
@@ -191,12 +203,16 @@ def limit_memory(limit: int | None) -> None:
         return
     import resource
 
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def main() -> None:
     """Run the child."""
     die_with_parent()
+    keep_memory_private()
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
         signal.signal(number, signal.SIG_IGN)
@@ -204,6 +220,7 @@ def main() -> None:
     sys.path[:] = connection.recv()  # before what it unpickles may need it
     setup: Setup = connection.recv()
     limit_memory(setup.memory_limit)
+    settle_in()
     Child(setup, connection).serve()
 
 

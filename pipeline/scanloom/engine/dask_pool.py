@@ -120,6 +120,8 @@ class DaskPool:
         self._stopped = threading.Event()
         self._given: dict[Future[Outcome], DaskFuture] = {}
         self._workers, self._looked, self._seen = 0, -LOOKING, time.monotonic()
+        self._faulty: set[str] = set()
+        self._proven = False
 
     @property
     def window(self) -> int:
@@ -180,6 +182,12 @@ class DaskPool:
         if self._client.status != "running":
             raise ScanError(Reason.CLUSTER, GONE)
 
+    def _unfit(self, told: Outcome) -> Exception:
+        """Return what an engine's fault means: its worker's own, or that no worker can do it."""
+        self._faulty.add(told.engine)
+        shared = not self._proven and len(self._faulty) >= max(1, self._workers)
+        return told.fault if shared and told.fault else LostError("its worker is unfit")
+
     def _hand_on(self, theirs: DaskFuture, ours: Future[Outcome]) -> None:
         self._given.pop(ours, None)
         try:
@@ -187,8 +195,11 @@ class DaskPool:
                 ours.set_exception(LostError(theirs.status))
                 return
             told = pickle.loads(theirs.result())  # noqa: S301  # our own worker's
-            if isinstance(told, Outcome):
+            if isinstance(told, Outcome) and told.fault is None:
+                self._proven = True
                 ours.set_result(told)
+            elif isinstance(told, Outcome):
+                ours.set_exception(self._unfit(told))
             else:
                 ours.set_exception(LostError(told))
         except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Reason
+from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.engine.child import Done, Setup
 from scanloom.engine.gate import Gate
-from scanloom.engine.process import CaseLateError, ChildDiedError, EngineProcess
+from scanloom.engine.process import (
+    CaseLateError,
+    ChildDiedError,
+    EngineProcess,
+    UnfitError,
+)
 
 OnStep = Callable[[str], None]
 
@@ -22,7 +29,9 @@ PAUSES = (1.0, 4.0, 15.0)
 REFUSED = "refused"
 """How a try ends for a case that would not fit into memory alone: no other try is made."""
 _TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT)
-_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE)
+MOST_STARTS = 3
+"""Children in a row that never became ready, after which no other is started."""
+_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE, Reason.ENVIRONMENT)
 """What the neighbours may be to blame for: such a case is tried once more, alone and afresh."""
 
 
@@ -50,12 +59,16 @@ class Outcome:
         When it held the device, seconds of CLOCK_MONOTONIC; None where it did not get there.
     engine : str
         Which engine worked on it: a word made up when the engine was made.
+    fault : ScanError or None
+        Why this engine can work on no case at all: models that can't be loaded, a machine that
+        lacks what all cases need. Then there is no record: it says nothing of the case.
     """
 
     record: CaseRecord | None
     tries: tuple[Try, ...]
     device: tuple[float, float] | None = None
     engine: str = ""
+    fault: ScanError | None = None
 
 
 KILLED = f"died -{signal.SIGKILL.value}"
@@ -94,11 +107,14 @@ class Engine:
         self._gate = Gate(setup.in_flight)
         self._starting = threading.Lock()
         self._child: EngineProcess | None = None
+        self._vain = 0
+        self._fault: ScanError | None = None
         self._stopped = threading.Event()
 
     def warm_up(self) -> None:
         """Start the child, so that models are loaded before the first case comes."""
-        self._running()
+        with suppress(UnfitError):  # the first case tells
+            self._running()
 
     def run(self, case: Case, on_step: OnStep | None = None) -> Outcome:
         """Work on a case until its end is sure; called by several threads at once.
@@ -116,6 +132,12 @@ class Engine:
             Never an exception.
         """
         tries: list[Try] = []
+        try:
+            return self._work_on(case, tries, on_step)
+        except UnfitError as unfit:
+            return Outcome(None, tuple(tries), None, self._name, unfit.fault)
+
+    def _work_on(self, case: Case, tries: list[Try], on_step: OnStep | None) -> Outcome:
         device = None
         for pause in (*PAUSES, None):
             with self._gate.among_others():
@@ -150,7 +172,7 @@ class Engine:
         began = time.monotonic()
         done: Done | None = None
         try:
-            done = self._running().ask(case, self._limit, on_step)
+            done = self._ask(case, on_step)
             reason = done.record.reason
             end = "done" if reason is None else REFUSED if done.refused else reason.code
         except CaseLateError:
@@ -160,19 +182,64 @@ class Engine:
         tries.append(Try(end, alone, time.monotonic() - began))
         return (done.record, done.device) if done else (None, None)
 
+    def _ask(self, case: Case, on_step: OnStep | None) -> Done:
+        """Give the case to a child that is ready: one that never is has not begun it."""
+        while True:
+            child = self._running()
+            try:
+                return child.ask(case, self._limit, on_step)
+            except (ChildDiedError, UnfitError):
+                if child.ready or self._stopped.is_set():
+                    raise
+
     def _running(self) -> EngineProcess:
+        """Return the child; a new one where there is none that lives.
+
+        Raises
+        ------
+        UnfitError
+            If it is known that no child can work on anything.
+        """
         with self._starting:
             if self._stopped.is_set():
                 raise ChildDiedError(0)
-            if self._child is None or not self._child.alive:
+            if self._child is not None and self._child.alive:
+                return self._child
+            if self._child is not None:
+                self._judge(self._child)
+                self._child = None
+            if self._fault is not None:
+                raise UnfitError(self._fault)
+            try:
                 self._child = EngineProcess(self._setup, self._log, self._environment)
+            except (OSError, RuntimeError) as error:
+                raise UnfitError(blame(error)) from error
             return self._child
+
+    def _judge(self, ended: EngineProcess) -> None:
+        """Learn from a child that ended whether another would do any better."""
+        ended.close(1.0)
+        if ended.fault is None:
+            self._vain = 0
+            return
+        self._vain += 1
+        if self._vain == MOST_STARTS or ended.late or not ended.fault.reason.retry:
+            self._fault = ended.fault
 
     def _replace_child(self) -> None:
         with self._starting:
             if self._child is not None:
                 self._child.close()
                 self._child = None
+
+
+def address_space_limited() -> bool:
+    """Whether the system limits what this process, and those it starts, may map (RLIMIT_AS)."""
+    if sys.platform != "linux":
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _verdict(case: Case, last: Try) -> CaseRecord:
@@ -183,5 +250,8 @@ def _verdict(case: Case, last: Try) -> CaseRecord:
         detail = "its process was killed twice while it was alone: by the system, for memory?"
         return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
     code = last.end.removeprefix("died ")
-    detail = f"its process ended with signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
-    return CaseRecord(case.id, Reason.CRASHED, detail, (), None)
+    how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
+    if address_space_limited():  # native code has no other way to say that it got no memory
+        detail = f"its process ended with {how}, under a limit of address space (ulimit -v)"
+        return CaseRecord(case.id, Reason.ENVIRONMENT, detail, (), None)
+    return CaseRecord(case.id, Reason.CRASHED, f"its process ended with {how}", (), None)

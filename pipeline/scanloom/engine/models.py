@@ -25,6 +25,20 @@ def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
     return tuple(cards)
 
 
+def check_networks(cards: Sequence[ModelCard]) -> None:
+    """Refuse cards that make no model, before a scan is looked at; torch is imported for it.
+
+    Raises
+    ------
+    ScanError
+        As `scanloom.inference.networks.check_network`.
+    """
+    from scanloom.inference.networks import check_network
+
+    for card in cards:
+        check_network(card)
+
+
 def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
     """Refuse a label that no model has, and a model of which nothing is wanted.
 

@@ -24,7 +24,7 @@ from scanloom.cards.store import find_model
 from scanloom.core import Case, Grid, Reason, ScanError
 from scanloom.engine.cases import first_of_each, make_cases
 from scanloom.engine.estimate import Placement, check_memory, estimate_case
-from scanloom.engine.models import check_structures, unique_cards
+from scanloom.engine.models import check_networks, check_structures, unique_cards
 from scanloom.engine.pays import elsewhere, verdict
 from scanloom.engine.rates import Rates
 from scanloom.engine.record import card_digest
@@ -186,6 +186,7 @@ def make_plan(
     scope = scope or Scope()
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.outputs.outputs())
+    check_networks(cards)
     check_paths(paths, out)
     key = load_key(key_file)
     index = build_index(paths, key, out)

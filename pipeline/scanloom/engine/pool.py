@@ -24,7 +24,11 @@ class Pool(Protocol):
         """How many cases are worth handing over at once."""
 
     def submit(self, case: Case) -> Future[Outcome]:
-        """Have a case worked on. The future may raise `LostError`, nothing else."""
+        """Have a case worked on.
+
+        The future may raise `LostError`, or a `ScanError` where no case can be worked on: nothing
+        else.
+        """
 
     def stop(self, patience: float) -> None:
         """End all work; what is not done after `patience` seconds is cut off."""
@@ -70,10 +74,13 @@ class LocalPool:
             chosen = min(range(len(self._engines)), key=lambda n: self._busy[n])
             self._busy[chosen] += 1
         try:
-            return self._engines[chosen].run(case)
+            outcome = self._engines[chosen].run(case)
         finally:
             with self._lock:
                 self._busy[chosen] -= 1
+        if outcome.fault is not None:
+            raise outcome.fault  # the other engines are on this machine, with these models
+        return outcome
 
 
 OnOutcome = Callable[[Case, Outcome], None]

@@ -1,4 +1,7 @@
-"""Preloaded by Dask's workers: they die with who started them, and serve no pages unasked."""
+"""Preloaded by Dask's workers: they die with who started them, and serve no pages unasked.
+
+What their memory holds is for nobody else.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import signal
 from contextlib import suppress
 from typing import Any
 
+from scanloom.core import keep_memory_private
 from scanloom.engine.child import die_with_parent
 
 die_with_parent()
+keep_memory_private()
 with suppress(ValueError):  # not in the main thread
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # when a terminal goes, the run says what to do
 

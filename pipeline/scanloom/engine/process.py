@@ -15,7 +15,7 @@ from pathlib import Path
 from socket import SHUT_WR, socketpair
 from typing import Any
 
-from scanloom.core import Case
+from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
 
 OnStep = Callable[[str], None]
@@ -31,6 +31,14 @@ class ChildDiedError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"the engine child ended with {code}")
         self.code = code
+
+
+class UnfitError(Exception):
+    """No case can be worked on, whichever it is: `fault` says why."""
+
+    def __init__(self, fault: ScanError) -> None:
+        super().__init__(fault.code)
+        self.fault = fault
 
 
 class CaseLateError(Exception):
@@ -75,6 +83,11 @@ class EngineProcess:
         Where its words go (for the owner alone: native code may print anything); None: nowhere.
     environment : mapping
         Variables beside those of this process.
+
+    Attributes
+    ----------
+    late : bool
+        Whether it took too long to become ready.
     """
 
     def __init__(
@@ -97,6 +110,8 @@ class EngineProcess:
         self._waiting: dict[int, _Waiting] = {}
         self._number, self._ready, self._began = 0, False, time.monotonic()
         self._code: int | None = None
+        self._fault: ScanError | None = None
+        self.late = False
         with suppress(OSError):  # it died: the listener will say so
             self._connection.send(list(setup.search_path))
             self._connection.send(setup)
@@ -110,7 +125,19 @@ class EngineProcess:
     @property
     def alive(self) -> bool:
         """Whether it can be given a case."""
-        return self._code is None
+        return self._code is None and self._fault is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether its models were loaded: before that, nothing that happens is a case's fault."""
+        return self._ready
+
+    @property
+    def fault(self) -> ScanError | None:
+        """Why it never became ready; None where it did, or may yet."""
+        if self._ready or self.alive:
+            return None
+        return self._fault or _never_ready(self._code or 0)
 
     def ask(self, case: Case, limit: float, on_step: OnStep | None = None) -> Done:
         """Have a case worked on, and wait for its end.
@@ -126,6 +153,8 @@ class EngineProcess:
 
         Raises
         ------
+        UnfitError
+            If it could not load the models.
         ChildDiedError
             If the child died meanwhile, whoever's fault that was.
         CaseLateError
@@ -133,8 +162,7 @@ class EngineProcess:
         """
         waiting = _Waiting(on_step)
         with self._lock:
-            if self._code is not None:
-                raise ChildDiedError(self._code)
+            self._check_alive()
             self._number += 1
             number = self._number
             self._waiting[number] = waiting
@@ -145,10 +173,19 @@ class EngineProcess:
                 self.kill()
                 raise CaseLateError
             if not self._ready and time.monotonic() - self._began > START_LIMIT:
+                detail = f"the models were not loaded within {START_LIMIT:.0f} s"
+                self._fault, self.late = ScanError(Reason.ENVIRONMENT, detail), True
                 self.kill()
         if waiting.done is None:
-            raise ChildDiedError(self._code or 0)
+            self._check_alive()
+            raise ChildDiedError(0)
         return waiting.done
+
+    def _check_alive(self) -> None:
+        if self._fault is not None:
+            raise UnfitError(self._fault)
+        if self._code is not None:
+            raise ChildDiedError(self._code)
 
     def kill(self) -> None:
         """End it at once."""
@@ -176,13 +213,20 @@ class EngineProcess:
         with self._lock:
             self._connection.close()
             self._code = code
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Let nobody wait any more."""
+        with self._lock:
             left, self._waiting = self._waiting, {}
         for waiting in left.values():
             waiting.finish(None)
 
     def _take(self, message: Ready | Step | Done) -> None:
         if isinstance(message, Ready):
-            self._ready = True
+            self._ready, self._fault = message.fault is None, message.fault
+            if message.fault is not None:
+                self._give_up()
             return
         if isinstance(message, Step):
             waiting = self._waiting.get(message.number)
@@ -193,6 +237,15 @@ class EngineProcess:
             waiting = self._waiting.pop(message.number, None)
         if waiting is not None:
             waiting.finish(message)
+
+
+def _never_ready(code: int) -> ScanError:
+    """Return what a child's end says that came before its models were loaded."""
+    if code == -signal.SIGKILL:
+        detail = "its process was killed while models were loaded: by the system, for memory?"
+        return ScanError(Reason.OUT_OF_MEMORY, detail)
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return ScanError(Reason.ENVIRONMENT, f"the engine's process ended while it started ({how})")
 
 
 def _open_log(log: Path | None) -> Any:

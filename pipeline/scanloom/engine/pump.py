@@ -47,6 +47,11 @@ def pump(
     -------
     bool
         Whether all cases were worked on.
+
+    Raises
+    ------
+    ScanError
+        Of the pool, if no case can be worked on; or what `on_outcome` raised.
     """
     stop = stop or threading.Event()
     ended: queue.SimpleQueue[tuple[Case, Future[Outcome]]] = queue.SimpleQueue()
@@ -117,7 +122,13 @@ def _drain(
 
 
 def _outcome(future: Future[Outcome]) -> Outcome | None:
-    """Return what became of a case; None where its worker was lost, or left in the midst of it."""
+    """Return what became of a case; None where its worker was lost, or left in the midst of it.
+
+    Raises
+    ------
+    ScanError
+        If no case can be worked on.
+    """
     try:
         outcome = future.result()
     except LostError:

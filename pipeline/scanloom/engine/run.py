@@ -53,6 +53,7 @@ from scanloom.io.index import Index, build_index
 from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths
+from scanloom.io.whole import check_replaceable
 from scanloom.review.report.page import write_report
 
 logger = logging.getLogger(__name__)
@@ -204,6 +205,8 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
     check_structures(cards, workflow.outputs.outputs())
     check_channels(workflow, cards)
     check_paths(paths, options.out)
+    if options.metrics is not None:
+        check_replaceable(options.metrics, "the file of --metrics")
     if options.cluster not in HERE:
         from scanloom.engine.clusters import check_cluster
 

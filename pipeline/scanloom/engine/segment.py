@@ -12,7 +12,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scanloom.cards.store import find_model
-from scanloom.core import Case, CaseRecord, Clock, Flag, Gaps, Outputs, Reason, ScanError, Series
+from scanloom.core import (
+    Case,
+    CaseRecord,
+    Clock,
+    Flag,
+    Gaps,
+    Outputs,
+    Reason,
+    ScanError,
+    Series,
+    blame,
+)
 from scanloom.engine.books import Books, Names
 from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
@@ -160,6 +171,7 @@ class _Session:
         self.place = Place(options.out, fingerprint, options.replace, self.key)
         self.recipe = workflow_recipe(self.workflow, self.cards)
         self._labellers: Sequence[Labeller] | None = None
+        self._fault: ScanError | None = None
 
     def run(self, path: Path, on_step: OnStep | None) -> Iterator[CaseRecord]:
         clock = Clock((lambda step: on_step(path, step)) if on_step else None)
@@ -193,6 +205,8 @@ class _Session:
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id if case else "", error)
+        if self._fault is not None:
+            raise self._fault  # of the models: no scan is to blame
         if case is not None:
             self.books.note(case, record)
         return record
@@ -232,7 +246,11 @@ class _Session:
 
     def _load_networks(self) -> Sequence[Labeller]:
         execution = self.workflow.execution
-        self._labellers = load_predictors(self.workflow.models, execution)
+        try:
+            self._labellers = load_predictors(self.workflow.models, execution)
+        except Exception as error:
+            self._fault = blame(error)
+            raise self._fault from error
         return self._labellers
 
 

@@ -235,7 +235,9 @@ def closing(board: Board) -> Iterator[None]:
 
 def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}")
-    draft.write_text(text, encoding="utf-8")
+    draft.unlink(missing_ok=True)
+    with draft.open("x", encoding="utf-8") as file:  # a link there would lead elsewhere
+        file.write(text)
     draft.replace(path)
 
 

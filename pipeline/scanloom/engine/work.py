@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError
+from scanloom.core import Case, CaseRecord, Clock, blame
 from scanloom.engine import steps
 from scanloom.io.casefolder import CaseFolder
 from scanloom.io.crosswalk import Source
@@ -105,17 +105,8 @@ def work_on(
 
 def failed_record(case: str, error: Exception) -> CaseRecord:
     """Return the record of a case that ended with an error: its reason, and what may be said."""
-    if isinstance(error, ScanError):
-        return CaseRecord(case, error.reason, error.detail, (), None)
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-        detail = "the device has too little memory for the models or this scan"
-        return CaseRecord(case, Reason.OUT_OF_MEMORY, detail, (), None)
-    if type(error).__name__ == "AcceleratorError":  # nothing runs on the device in this process
-        return CaseRecord(case, Reason.DEVICE, "the device reported a fault", (), None)
-    if isinstance(error, MemoryError):
-        detail = "the scan and its result do not fit into memory"
-        return CaseRecord(case, Reason.OUT_OF_MEMORY, detail, (), None)
-    return CaseRecord(case, Reason.INTERNAL, type(error).__name__, (), None)
+    fault = blame(error)
+    return CaseRecord(case, fault.reason, fault.detail, (), None)
 
 
 def with_source_hash(case: Case, key: bytes) -> Case:

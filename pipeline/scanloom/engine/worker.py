@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from scanloom.core import keep_memory_private, settle_in
 from scanloom.engine.clusters import Contact
 from scanloom.engine.dask_settings import ANY_PORT, NO_PAGES, PRELOAD, QUIET
 from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
@@ -70,6 +71,8 @@ def main() -> None:
     import dask
     import distributed  # noqa: F401  # before its options are set: leaving would take all of them away
 
+    keep_memory_private()
+    settle_in()
     contact = Contact.read(Path(sys.argv[1]))
     with suppress(OSError):  # only what is named relative to it can't be found then
         os.chdir(contact.folder)

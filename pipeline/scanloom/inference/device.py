@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, lacks_memory
 
 MOST_WINDOWS = 8
 """Beyond that many windows of 96^3 at once a large GPU gains nothing."""
@@ -165,9 +165,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     A CPU allocation that fails is a plain RuntimeError, oneDNN's too; only its words tell.
     """
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
     if isinstance(error, ScanError):
         return error.reason is Reason.OUT_OF_MEMORY
-    words = ("DefaultCPUAllocator", "could not create a memory", "out_of_memory", "bad_alloc")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from scanloom.cards.card import NetworkSpec, Weights
-from scanloom.core import Reason, ScanError
+from scanloom.cards.card import ModelCard, NetworkSpec, Weights
+from scanloom.core import Reason, ScanError, lacks_memory
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,10 @@ NETWORKS: Mapping[str, Listed] = {
 """Networks that a card may name: class name to where it is. Nothing else is ever imported."""
 
 
+_CONTAINERS = (b"PK", b"\x80\x02")
+"""How PyTorch's files begin: a zip archive, before version 1.6 a pickle."""
+
+
 def build_network(spec: NetworkSpec) -> nn.Module:
     """Return an untrained network, in evaluation mode, on the CPU.
 
@@ -72,11 +76,35 @@ def build_network(spec: NetworkSpec) -> nn.Module:
     network_class = getattr(importlib.import_module(listed.module), listed.name)
     try:
         network: nn.Module = network_class(**args)
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, AssertionError) as exc:
+    except Exception as exc:  # arguments that don't fit fail in any way
+        if isinstance(exc, ImportError) or lacks_memory(exc):
+            raise
         detail = f"{spec.name} does not take the card's arguments ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_NETWORK, detail) from exc
     network.eval()
     return network
+
+
+def check_network(card: ModelCard) -> None:
+    """Refuse a card whose network can't be built, or whose weights are of another kind of file.
+
+    No number is made or read: the weights are judged by their first bytes.
+
+    Raises
+    ------
+    ScanError
+        As `build_network`; MODEL_DAMAGED.
+    """
+    with torch.device("meta"):
+        build_network(card.network)
+    try:
+        with card.weights.file.open("rb") as file:
+            start = file.read(2)
+    except OSError as exc:
+        detail = f"its weights can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+    if card.weights.file.suffix != ".safetensors" and start not in _CONTAINERS:
+        raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file")
 
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
@@ -128,11 +156,13 @@ def _read_torch(content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as exc:
-        if content[:2] in (b"PK", b"\x80\x02"):  # torch's containers: the content is at fault
+        if content[:2] in _CONTAINERS:  # the content is at fault
             detail = "its weights file holds more than numbers"
             raise ScanError(Reason.MODEL_UNSAFE, detail) from exc
         raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file") from exc
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as exc:
+    except Exception as exc:  # the unpickler takes any text for a program, and fails in any way
+        if lacks_memory(exc):
+            raise
         detail = f"its weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 

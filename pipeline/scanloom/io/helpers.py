@@ -19,6 +19,7 @@ from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeVar
 
+from scanloom.core import keep_memory_private
 from scanloom.io.dicom.elements import Packed
 from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 
@@ -217,6 +218,7 @@ def _describe_answer(told: Any, packed: bytes) -> list[Description]:
 
 def serve() -> None:
     """Answer on stdout what is asked on stdin, until that is closed."""
+    keep_memory_private()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints goes elsewhere
     while (asked := _receive(sys.stdin.buffer)) is not None:

@@ -47,7 +47,8 @@ def load_key(file: Path | None = None) -> bytes:
     try:
         key = path.read_bytes() if path.exists() else _make_key(path)
     except OSError as exc:
-        detail = f"the key file can't be read or made ({type(exc).__name__})"
+        elsewhere = "" if named else ": name another place by --key or SCANLOOM_KEY"
+        detail = f"the key file can't be read or made ({type(exc).__name__}){elsewhere}"
         raise ScanError(Reason.UNREADABLE, detail) from exc
     if len(key) != KEY_BYTES:
         raise ScanError(Reason.DAMAGED, f"the key file holds {len(key)} bytes, not {KEY_BYTES}")

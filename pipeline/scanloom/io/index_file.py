@@ -26,6 +26,7 @@ FORM = "5"
 """Of the file; with the version of scanloom, since another one may judge otherwise."""
 
 _FORM, _KEY = b"scanloom.index", b"scanloom.key"
+_RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
 _LOOKED_AGAIN = Reason.UNREADABLE.code  # who may read a file can change without a trace
 
 
@@ -159,8 +160,12 @@ class StoredRows:
         ]
 
     def _must_be_tried(self) -> set[int]:
-        """Return files that could not be read: who may can change without a trace in the file."""
+        """Return files that could not be read: who may can change without a trace in the file.
+
+        So can whatever else trying again may help.
+        """
         failed = {n for n, reason in enumerate(self.reasons) if reason == _LOOKED_AGAIN}
+        failed.update(n for one in self.series if one.what.reason in _RETRIED for n in one.files)
         unopened = self._table.column("unopened")
         return {n for n in failed if not unopened[n].as_py()}
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
-from scanloom.core import ScanError
+from scanloom.core import Reason, blame, keep_memory_private
 from scanloom.io import sandbox
 from scanloom.io.shared import receive, send
 
@@ -34,7 +34,7 @@ def main(descriptor: int) -> None:
     {"end": pid} ends that worker and gives {"status"}, as waitpid(2) tells it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would keep a patient's pixels
+    keep_memory_private()
     control = socket.socket(fileno=descriptor)
     while True:
         text, descriptors, _, _ = socket.recv_fds(control, _REQUEST, 1)
@@ -93,15 +93,17 @@ def _work(descriptor: int, helper: int) -> Never:
 
 
 def _answer(job: dict[str, Any]) -> dict[str, Any]:
+    granted = False
     try:
         target = _named(job["target"])
-        _limit_memory(job["memory"])
+        granted = _limit_memory(job["memory"])
         return {"result": target(*job["arguments"])}
-    except ScanError as error:
-        return {"error": error.reason, "detail": error.detail}
-    except MemoryError:
-        return {"memory": True}
     except Exception as exc:  # noqa: BLE001 - told by type and place: its words may name a patient
+        fault = blame(exc)
+        if isinstance(exc, MemoryError) and granted:
+            return {"memory": True}
+        if fault.reason is not Reason.INTERNAL:
+            return {"error": fault.reason, "detail": fault.detail}
         place = traceback.extract_tb(exc.__traceback__)[-1]
         return {"fault": f"{type(exc).__name__} in {Path(place.filename).name} {place.lineno}"}
 
@@ -112,10 +114,16 @@ def _named(target: str) -> Callable[..., Any]:
     return function
 
 
-def _limit_memory(more: int) -> None:
-    """Let this process have `more` bytes of its own than now; shared memory does not count."""
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    limit = pages * resource.getpagesize() + more
+def _limit_memory(more: int) -> bool:
+    """Let this process have `more` bytes of its own than now; shared memory does not count.
+
+    Return whether it can have them: the system's own limits may be tighter.
+    """
+    words = Path("/proc/self/statm").read_text().split()
+    whole, data = (int(words[n]) * resource.getpagesize() + more for n in (0, 5))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or data < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (data, hard))
+    endless = resource.RLIM_INFINITY
+    return (hard == endless or data <= hard) and (space == endless or whole <= space)

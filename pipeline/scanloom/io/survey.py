@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series
+from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
 from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
@@ -266,7 +266,8 @@ def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> D
         return words._replace(reason=error.code, detail=error.detail)
     except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index
         logger.debug("series not described", exc_info=True)
-        return words._replace(reason=Reason.INTERNAL.code, detail=type(error).__name__)
+        fault = blame(error)
+        return words._replace(reason=fault.code, detail=fault.detail)
     return _judged(words, headers, grid, sizes)
 
 

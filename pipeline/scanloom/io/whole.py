@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from scanloom.core import Reason, ScanError
 
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{8}")
 
@@ -38,6 +41,20 @@ def write_whole(path: Path, write: Callable[[Path], object], mode: int = 0o666) 
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def check_replaceable(path: Path, what: str) -> None:
+    """Refuse a path whose file would be replaced and is none: a device, a folder, a link.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT, which names `what` goes there.
+    """
+    with suppress(OSError):  # not there, or not to be seen: writing tells
+        if not stat.S_ISREG(path.lstat().st_mode):
+            detail = f"{what} would replace what is there, which is no regular file"
+            raise ScanError(Reason.OUTPUT, detail)
 
 
 def draft_of(path: Path) -> Path:

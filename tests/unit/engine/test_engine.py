@@ -17,7 +17,7 @@ import pytest
 import engine_models as em
 from scanloom.core import Case, Reason
 from scanloom.engine.child import Setup
-from scanloom.engine.engine import Engine, Outcome
+from scanloom.engine.engine import MOST_STARTS, Engine, Outcome
 from scanloom.engine.gate import Gate
 from scanloom.engine.work import Place
 
@@ -197,3 +197,41 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(engine: Engine, tmp_path
     assert set(ends[:-1]) == {"UNREADABLE"}
     assert outcome.record is not None
     assert outcome.record.reason is None
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "starts"),
+    [
+        ("model", Reason.MODEL_DAMAGED, 1),
+        ("library", Reason.ENVIRONMENT, MOST_STARTS),
+        ("memory", Reason.OUT_OF_MEMORY, MOST_STARTS),
+        ("exit", Reason.ENVIRONMENT, MOST_STARTS),
+        ("killed", Reason.OUT_OF_MEMORY, MOST_STARTS),
+    ],
+)
+def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
+    tmp_path: Path, weights: Path, how: str, reason: Reason, starts: int
+) -> None:
+    models = partial(em.unfit_models, tmp_path / "loads", how, 1000)
+    engine = Engine(setup(tmp_path, weights, labellers=models), time_limit=60.0)
+
+    outcomes = run_all(engine, [em.make_case(tmp_path, f"c{n}") for n in range(4)])
+    engine.stop()
+
+    assert [o.record for o in outcomes] == [None] * 4
+    assert [o.fault.reason if o.fault else None for o in outcomes] == [reason] * 4
+    assert len((tmp_path / "loads").read_text().splitlines()) == starts
+
+
+@pytest.mark.parametrize("how", ["library", "exit"])
+def test_a_start_that_came_to_nothing_is_made_again(
+    tmp_path: Path, weights: Path, how: str
+) -> None:
+    models = partial(em.unfit_models, tmp_path / "loads", how, MOST_STARTS - 1)
+    engine = Engine(setup(tmp_path, weights, labellers=models), time_limit=60.0)
+
+    [outcome] = run_all(engine, [em.make_case(tmp_path, "one")])
+    engine.stop()
+
+    assert reasons([outcome]) == [None]
+    assert [t.end for t in outcome.tries] == ["done"]  # the case had no part in it

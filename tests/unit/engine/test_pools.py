@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import engine_models as em
-from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
 from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
@@ -245,3 +245,16 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
 
     expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
     assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
+
+
+def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
+    models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
+    setup = Setup(Place(tmp_path / "out", "print"), models, in_flight=2)
+    pool = LocalPool([Engine(setup, 60.0)], 2)
+    cases, ended = [em.make_case(tmp_path, f"c{n}") for n in range(4)], []
+
+    with pytest.raises(ScanError) as raised:
+        pump(cases, pool, lambda t, o: ended.append(t.id))
+
+    assert raised.value.reason is Reason.MODEL_DAMAGED
+    assert ended == []

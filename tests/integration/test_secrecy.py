@@ -1,0 +1,189 @@
+"""No memory of what holds the key reaches anybody: no cores, no look into it by the same user."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+import engine_models as em
+from commands import write_tiny_bundle
+from formula_run import formula_environment, processes, start
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prctl and cores of Linux")
+
+ATTACK = """
+import pathlib, sys
+key, found = bytes.fromhex(sys.argv[1]), 0
+for process in sys.argv[2:]:
+    folder = pathlib.Path("/proc", process)
+    try:
+        lines = (folder / "maps").read_text().splitlines()
+        with (folder / "mem").open("rb", buffering=0) as memory:
+            for line in lines:
+                words = line.split()
+                if words[1].startswith("rw") and not words[-1].startswith(("[vv", "/")):
+                    start, end = (int(number, 16) for number in words[0].split("-"))
+                    memory.seek(start)
+                    found += key in memory.read(end - start)
+    except OSError:
+        continue
+print(found)
+"""
+HOLDS = "import sys, time; key = bytes.fromhex(sys.argv[1]); print(len(key), flush=True); "
+HOLDS += "time.sleep(600)"
+
+
+def attack(key: bytes, victims: list[int]) -> int:
+    """Return how many places of memory with the key a process of the same user finds."""
+    same = ["unshare", "--user", "--map-user=54321"] if os.getuid() == 0 else []
+    command = [*same, sys.executable, "-c", ATTACK, key.hex(), *map(str, victims)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(done.stdout or -1)
+
+
+@pytest.fixture
+def attacker() -> None:
+    """Skip where processes of one user are kept apart anyway."""
+    if os.getuid() == 0 and shutil.which("unshare") is None:
+        pytest.skip("no unshare, by which root would lose its rights")
+    key = os.urandom(32)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, key.hex()], stdout=subprocess.PIPE
+    ) as victim:
+        assert victim.stdout is not None
+        victim.stdout.readline()
+        found = attack(key, [victim.pid])
+        victim.kill()
+    if found < 1:
+        pytest.skip("this system keeps processes of one user apart")
+
+
+def write_scans(folder: Path, tasks: list[int]) -> Path:
+    folder.mkdir()
+    for n, task in enumerate(tasks):
+        array = np.full((12, 11, 10), -900, np.int16)
+        array[4:8, 4:8, 4:8] = task
+        array[0, 0, 0] = -n
+        image = nib.Nifti1Image(array, np.diag((2.0, 2.0, 2.0, 1.0)))
+        nib.save(image, folder / f"{n}.nii.gz")
+    return folder
+
+
+def command(folder: Path, task: int, cluster: str) -> list[str | Path]:
+    model = write_tiny_bundle(folder / "bundles")
+    workflow = folder / "workflow.yaml"
+    workflow.write_text(
+        f"name: test\nmodels: [{model}]\npolicy: {{modality: CT}}\nexecution: {{device: cpu}}\n"
+    )
+    scans = write_scans(folder / "archive", [task])
+    return ["run", workflow, scans, "--out", folder / "out", "--cluster", cluster]
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "notes"
+    for process in processes(tmp_path / "notes"):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("attacker")
+@pytest.mark.parametrize("cluster", ["none", pytest.param("local", marks=pytest.mark.slow)])
+def test_no_process_of_a_run_shows_its_memory(tmp_path: Path, notes: Path, cluster: str) -> None:
+    environment = formula_environment(notes)
+    asked = command(tmp_path, em.HANG_QUIETLY, cluster)
+    with start(asked, environment, tmp_path / "log") as run:
+        until = time.monotonic() + 90
+        while not (notes / "starts").exists():
+            assert time.monotonic() < until, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        victims = holders(notes)
+        found = attack((notes / "key").read_bytes(), list(victims))
+        cores = [core_limit(process) for process in victims]
+        run.kill()
+
+    assert len(victims) >= (2 if cluster == "none" else 3)
+    assert found == 0
+    assert set(cores) == {"0 0"}
+
+
+def holders(notes: Path) -> dict[int, str]:
+    """Return the processes of a run, without Python's own that keep count of what is shared."""
+    found = processes(notes)
+    return {n: words for n, words in found.items() if "resource_tracker" not in words}
+
+
+def core_limit(process: int) -> str:
+    lines = Path(f"/proc/{process}/limits").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith("Max core file size")]
+    return " ".join(line.split()[4:6])
+
+
+def test_a_case_that_brings_its_process_down_leaves_no_core(tmp_path: Path, notes: Path) -> None:
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if pattern.startswith(("|", "/")) or hard != resource.RLIM_INFINITY:
+        pytest.skip("cores do not go into the folder of a process here")
+    place = tmp_path / "place"
+    place.mkdir()
+    unlimited = ["sh", "-c", 'ulimit -c unlimited; cd "$0" && exec "$@"', str(place)]
+    plain = [*unlimited, sys.executable, "-c", "import os; os.abort()"]
+    subprocess.run(plain, capture_output=True, check=False)
+    if not list(place.iterdir()):
+        pytest.skip("no core is written here at all")
+    for core in place.iterdir():
+        core.unlink()
+
+    asked = [str(word) for word in command(tmp_path, em.ABORT, "none")]
+    program = str(Path(__file__).parents[1] / "formula_run.py")
+    done = subprocess.run(
+        [*unlimited, sys.executable, program, *asked],
+        capture_output=True,
+        env=formula_environment(notes),
+        check=False,
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "CRASHED" in next((tmp_path / "out" / "failed").iterdir()).read_text()
+    assert not list(place.iterdir())
+
+
+@pytest.mark.usefixtures("attacker")
+def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
+    word = os.urandom(32)
+    sandbox = (
+        "import sys, time\n"
+        "from scanloom.io import sandbox\n"
+        "sandbox.warm_up(); print(sandbox._HELPER._process.pid, flush=True); time.sleep(600)\n"
+    )
+    survey = (
+        "import sys, time\n"
+        "from scanloom.io.helpers import Helpers\n"
+        "with Helpers(2) as h:\n"
+        "    h.start(); h.survey([[], []])\n"
+        "    print(h._helpers[0]._process.pid, flush=True); time.sleep(600)\n"
+    )
+    for program in (sandbox, survey):
+        environment = {**os.environ, "SECRET": word.hex()}
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment
+        ) as parent:
+            assert parent.stdout is not None
+            helper = int(parent.stdout.readline())
+            until = time.monotonic() + 30  # it has to start before it can ask for anything
+            while attack(word.hex().encode(), [helper]) and time.monotonic() < until:
+                time.sleep(0.1)
+            found = attack(word.hex().encode(), [helper])
+            limit = core_limit(helper)
+            parent.kill()
+        assert (found, limit) == (0, "0 0")
