@@ -9,7 +9,7 @@ from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
 from scanloom.core.volume import MODALITIES, Volume
-from scanloom.core.words import byte_words, nearest
+from scanloom.core.words import byte_words, nearest, printable
 
 __all__ = [
     "MODALITIES",
@@ -35,4 +35,5 @@ __all__ = [
     "home",
     "is_slug",
     "nearest",
+    "printable",
 ]
