@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, printable
 
 MAX_CHARS: Final = 500
 """Longest expression that is parsed; the longest needed one of MONAI's model zoo has 104."""
@@ -354,7 +354,7 @@ def _disabled(item: Any) -> bool:
 
 def short(text: str, limit: int = 120) -> str:
     """Return a bundle's text for quoting: one line, no more than `limit` characters."""
-    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    line = printable(text[: limit + 1])
     return line if len(line) <= limit else line[:limit] + "..."
 
 
