@@ -34,6 +34,7 @@ _MODALITIES: Final[Mapping[str, str]] = {
     "NM": "NM",
     "SPECT": "NM",
 }
+_MAX_DIGITS: Final = 40
 _MAX_PLAIN: Final = 10_000
 """Values in a network's arguments; MONAI's model zoo has at most 40."""
 
@@ -113,7 +114,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without merge keys: a page of them stands for any number of entries."""
+    """PyYAML's safe loader without what grows: merge keys, and numbers to the base 60."""
+
+    def construct_scalar(self, node: Any) -> Any:
+        """Refuse numbers that take long to work out."""
+        number = node.tag.rpartition(":")[2] in ("int", "float")
+        if number and len(node.value) > _MAX_DIGITS:
+            raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number of {len(node.value)} digits")
+        return super().construct_scalar(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Refuse what would be merged."""

@@ -92,6 +92,12 @@ def doubled(levels: int) -> str:
     return "\n".join(lines)
 
 
+def squared(levels: int) -> str:
+    lines = ["a0: 99"]
+    lines += [f"a{n}: $@a{n - 1} * @a{n - 1}" for n in range(1, levels)]
+    return "\n".join([*lines, f"network_def: '@a{levels - 1}'"])
+
+
 def laughs(levels: int) -> str:
     lines = ["a0: &a0 [lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels)]
@@ -106,6 +112,10 @@ def laughs(levels: int) -> str:
         ("network_def: " + "[" * 50_000, Reason.MODEL_DAMAGED),
         ("a: &a [*a]\nnetwork_def: *a", Reason.MODEL_UNSUPPORTED),
         ("network_def: 1" + ":59" * 100_000, Reason.MODEL_UNSUPPORTED),
+        ("network_def: 1" + ":59" * 100_000 + ".5", Reason.MODEL_UNSUPPORTED),
+        (f"network_def: {'9' * 39}", Reason.MODEL_UNSUPPORTED),
+        (f"network_def: {'9' * 5_000}", Reason.MODEL_UNSUPPORTED),
+        (squared(40), Reason.MODEL_UNSUPPORTED),
         ("x: " + "y" * (1 << 20), Reason.MODEL_DAMAGED),
         ("network_def: !!python/object/apply:os.system [true]", Reason.MODEL_DAMAGED),
     ],
