@@ -173,11 +173,12 @@ def bare_network(predictor: Predictor, volume: Volume) -> float:
     count = len(list(itertools.product(*starts)))
     device, dtype = predictor.device.device, predictor.precision.dtype
     at_once = choose_batch(size, device, dtype)
+    network = predictor._network_in(dtype).network
     batch = torch.randn((at_once, 1, *size), device=device, dtype=dtype)
 
     def work() -> None:
         for first in range(0, count, at_once):
-            predictor._network(batch[: count - first])
+            network(batch[: count - first])
 
     with same_bytes(), torch.inference_mode():
         return on_clock(work)

@@ -76,6 +76,28 @@ def small_weights(folder: Path, args: Mapping[str, Any] = SMALL_UNET, seed: int 
     return path
 
 
+def loud_weights(folder: Path, quiet: Path, loud: tuple[float, float], bias: float = 0.0) -> Path:
+    """Save the weights of a small UNet with a channel of its own that is loud, and changes nothing.
+
+    A constant becomes `loud[0] * loud[1]`, `bias` is added, and then it is multiplied by 0: where
+    that overflowed, the result is NaN, and so are all scores.
+    """
+    import torch
+
+    state = torch.load(quiet, weights_only=True)
+    for name, value in (("model.0.adn.N.bias", loud[0]), ("model.1.submodule.conv.bias", bias)):
+        state[name][0] = value
+    state["model.0.adn.N.weight"][0] = 0.0
+    state["model.1.submodule.conv.weight"][:, 0] = 0.0
+    state["model.1.submodule.conv.weight"][0] = 0.0
+    state["model.1.submodule.conv.weight"][0, 0, 1, 1, 1] = loud[1]
+    state["model.1.submodule.adn.N.weight"][0] = 0.0
+    state["model.2.conv.weight"][0] = 0.0
+    path = folder / "loud.pt"
+    torch.save(state, path)
+    return path
+
+
 def balanced_weights(
     network: Any, steps: Sequence[IntensityStep], array: NDArray[Any], path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 import cards_by_hand
 from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
-from scanloom.core import Volume
+from scanloom.core import Flag, Volume
 from scanloom.inference.device import choose_batch
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import Predictor
@@ -89,3 +90,25 @@ def test_auto_takes_the_device_and_half(card: ModelCard) -> None:
     assert predictor.device.device.type == "cuda"
     assert predictor.precision.name == "float16"
     assert choose_batch((96, 96, 96), predictor.device.device, torch.float16) >= 1
+
+
+def test_half_that_overflows_gives_way_to_float32(card: ModelCard, tmp_path: Path) -> None:
+    """300 x 300 is more than half can say: the labels are those of float32, and it is said."""
+    path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (300.0, 300.0))
+    loud = replace(card, weights=cards_by_hand.card(path).weights)
+    exact = Predictor(loud, device="cuda", precision="float32").predict(scan())
+
+    made = Predictor(loud, device="cuda", precision="half").predict(scan())
+
+    assert (made.flags, made.precision) == ((Flag.HALF_OVERFLOWED,), "float32")
+    np.testing.assert_array_equal(made.layers[0].labels, exact.layers[0].labels)
+
+
+def test_weights_beyond_half_are_taken_in_float32(card: ModelCard, tmp_path: Path) -> None:
+    path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=1e5)
+    loud = replace(card, weights=cards_by_hand.card(path).weights)
+
+    predictor = Predictor(loud, device="cuda", precision="half")
+
+    assert predictor.precision_name == "float32"
+    assert predictor.predict(scan()).flags == (Flag.HALF_OVERFLOWED,)

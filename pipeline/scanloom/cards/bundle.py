@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -14,15 +13,18 @@ import yaml
 from scanloom.cards.arguments import describe
 from scanloom.cards.card import Channel, Checks, ModelCard, NetworkSpec, Range, Weights
 from scanloom.cards.config import Component, Config, Name, short
+from scanloom.cards.files import check_archive, find_file, read_json, read_text
 from scanloom.cards.inferer import read_inferer
-from scanloom.cards.metadata import Metadata, TensorFormat, read_json, read_metadata, read_text
+from scanloom.cards.metadata import Metadata, TensorFormat, one_line, read_metadata
 from scanloom.cards.postprocessing import read_postprocessing
 from scanloom.cards.preprocessing import read_preprocessing
 from scanloom.cards.structures import read_structures
 from scanloom.cards.targets import NETWORKS, canonical, judge, judge_network
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, byte_words
 
 _CONFIGS: Final = ("inference.json", "inference.yaml", "inference.yml")
+MAX_WEIGHTS: Final = 4 << 30
+"""Largest file of weights; the largest of MONAI's model zoo has some 300 MB."""
 _MODALITIES: Final[Mapping[str, str]] = {
     "CT": "CT",
     "MR": "MR",
@@ -32,6 +34,7 @@ _MODALITIES: Final[Mapping[str, str]] = {
     "NM": "NM",
     "SPECT": "NM",
 }
+_MAX_DIGITS: Final = 40
 _MAX_PLAIN: Final = 10_000
 """Values in a network's arguments; MONAI's model zoo has at most 40."""
 
@@ -48,12 +51,13 @@ def read_bundle(folder: Path) -> ModelCard:
     ------
     ScanError
         MODEL_DAMAGED where a file or entry is missing or files contradict each other; MODEL_UNSAFE
-        where code would have to run; MODEL_NETWORK where its network is not on the list;
+        where code would have to run, a file is a link out of the bundle, or the weights would grow
+        beyond measure when they are read; MODEL_NETWORK where its network is not on the list;
         MODEL_UNSUPPORTED where a card can't express it; MODEL_HASH where the weights are not those
         that the metadata pins.
     """
-    metadata = read_metadata(folder / "configs" / "metadata.json")
-    entries = {**_read_config(folder / "configs"), "bundle_root": "."}
+    metadata = read_metadata(folder)
+    entries = {**_read_config(folder), "bundle_root": "."}
     network = _network(Config(entries, judge_network))
     config = Config(entries, judge)
     _evaluator(config)
@@ -67,7 +71,7 @@ def read_bundle(folder: Path) -> ModelCard:
     return ModelCard(
         name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
-        title=metadata.name or folder.resolve().name,
+        title=metadata.name or one_line(folder.resolve().name),
         description=metadata.description or metadata.task,
         intended_use=metadata.intended_use,
         license=metadata.scanloom.license or metadata.license or _license(folder),
@@ -93,19 +97,37 @@ def read_bundle(folder: Path) -> ModelCard:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """Return the entries of the inference config, as they stand there."""
-    file = next((folder / name for name in _CONFIGS if (folder / name).is_file()), None)
-    if file is None:
+    names = [f"configs/{name}" for name in _CONFIGS]
+    name = next((name for name in names if find_file(folder, name) is not None), None)
+    if name is None:
         raise ScanError(Reason.MODEL_DAMAGED, f"there is no configs/{' or '.join(_CONFIGS)}")
-    if file.suffix == ".json":
-        entries = read_json(file)
+    if name.endswith(".json"):
+        entries = read_json(folder, name)
     else:
         try:
-            entries = yaml.safe_load(read_text(file))
+            entries = yaml.load(read_text(folder, name), Loader=_Loader)  # noqa: S506 a safe one
         except (yaml.YAMLError, RecursionError, ValueError) as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is no YAML") from exc
+            raise ScanError(Reason.MODEL_DAMAGED, f"{name} is no YAML") from exc
     if not isinstance(entries, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} holds no entries")
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} holds no entries")
     return {str(key): value for key, value in entries.items()}
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader without what grows: merge keys, and numbers to the base 60."""
+
+    def construct_scalar(self, node: Any) -> Any:
+        """Refuse numbers that take long to work out."""
+        number = node.tag.rpartition(":")[2] in ("int", "float")
+        if number and len(node.value) > _MAX_DIGITS:
+            raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number of {len(node.value)} digits")
+        return super().construct_scalar(node)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse what would be merged."""
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise ScanError(Reason.MODEL_UNSUPPORTED, "its config merges entries (<<)")
+        super().flatten_mapping(node)
 
 
 def _network(config: Config) -> NetworkSpec:
@@ -201,25 +223,20 @@ def _weights(folder: Path, config: Config, pinned: str | None) -> Weights:
     path = PurePosixPath(named or "models/model.pt")
     if path.is_absolute() or ".." in path.parts:
         raise ScanError(Reason.MODEL_UNSAFE, f"the weights {short(str(path))} lie outside it")
-    file = folder / path
-    try:
-        file = file if file.is_file() else file.with_suffix(".safetensors")
-        found = file.is_file()
-    except (OSError, ValueError):  # no name that a file can have
-        found = False
-    if not found:
+    file = find_file(folder, str(path))
+    if file is None and path.name:
+        file = find_file(folder, str(path.with_suffix(".safetensors")))
+    if file is None:
         raise ScanError(Reason.MODEL_DAMAGED, f"the weights {short(str(path))} are missing")
-    if file.suffix not in (".pt", ".pth", ".safetensors") or _is_torchscript(file):
+    if file.suffix not in (".pt", ".pth", ".safetensors"):
         raise ScanError(Reason.MODEL_UNSAFE, f"{short(str(path))} is a program, no state dict")
     try:
-        with file.open("rb") as stream:
-            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        sha256 = _digest(file)
     except OSError as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{short(str(path))} can't be read") from exc
     if pinned is not None and sha256 != pinned:
-        raise ScanError(
-            Reason.MODEL_HASH, f"{file.name} has SHA-256 {sha256[:12]}..., not {pinned[:12]}..."
-        )
+        detail = f"the weights have SHA-256 {sha256[:12]}..., not {pinned[:12]}..."
+        raise ScanError(Reason.MODEL_HASH, detail)
     return Weights(file, sha256, None if file.suffix == ".safetensors" else key)
 
 
@@ -240,27 +257,26 @@ def _checkpoint(config: Config) -> tuple[str | None, str | None]:
     return path, key
 
 
-def _is_torchscript(file: Path) -> bool:
-    """Whether a file is TorchScript, which holds code that runs when it is loaded."""
-    if not zipfile.is_zipfile(file):
-        return False
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = [name.partition("/")[2] for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is damaged") from exc
-    return any(name == "constants.pkl" or name.startswith("code/") for name in names)
+def _digest(file: Path) -> str:
+    """Return the SHA-256 (hex) of a file of weights that may be opened."""
+    with file.open("rb") as stream:
+        if file.stat().st_size > MAX_WEIGHTS:
+            detail = f"its weights are larger than {byte_words(MAX_WEIGHTS)}"
+            raise ScanError(Reason.MODEL_DAMAGED, detail)
+        check_archive(stream)
+        stream.seek(0)
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _license(folder: Path) -> str:
     """Return the licence that the bundle's LICENSE file names, "unknown" where it is not known."""
-    for file in (folder / "LICENSE", folder / "docs" / "license.txt"):
-        if file.is_file():
-            text = read_text(file)
+    for name in ("LICENSE", "docs/license.txt"):
+        if find_file(folder, name) is not None:
+            text = read_text(folder, name)
             for words, spdx in (("Apache License", "Apache-2.0"), ("MIT License", "MIT")):
                 if words in text:
                     return spdx
-            return f"see {file.name}"
+            return f"see {name.rpartition('/')[2]}"
     return "unknown"
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, printable
 
 MAX_CHARS: Final = 500
 """Longest expression that is parsed; the longest needed one of MONAI's model zoo has 104."""
@@ -27,6 +27,8 @@ MAX_STEPS: Final = 50_000
 """Values that are worked out for one bundle; MONAI's model zoo needs under 400."""
 MAX_LENGTH: Final = 10_000
 """Longest list or text that an expression may build."""
+MAX_WHOLE: Final = 2**63 - 1
+"""Largest whole number."""
 
 _REFERENCE = re.compile(r"@([A-Za-z_]\w*(?:(?:#|::)\w+)*)")
 _MARK: Final = "_reference_"
@@ -133,7 +135,7 @@ class Config:
             if isinstance(raw, Sequence) and not isinstance(raw, bytes):
                 return [self.value(item) for item in raw if not _disabled(item)]
             if raw is None or isinstance(raw, bool | int | float):
-                return raw
+                return _bounded(raw)
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"a config value is a {type(raw).__name__}")
 
     def _items(self, raw: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -278,7 +280,7 @@ class _Expression:
                 if len(left) + len(right) > MAX_LENGTH:
                     raise _refusal(self.text)
                 return left + right
-        return _ARITHMETIC[op](_number(left), _number(right))
+        return _bounded(_ARITHMETIC[op](_number(left), _number(right)))
 
     def _choice(self, test: Any, body: Any, orelse: Any) -> Any:
         if isinstance(test, Name):  # the machine would decide: no value to go by
@@ -331,6 +333,13 @@ class _Expression:
         return value
 
 
+def _bounded(value: Any) -> Any:
+    """Refuse whole numbers beyond 64 bits: nothing counts so far, and some operations never end."""
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number is larger than {MAX_WHOLE}")
+    return value
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError("not a number")
@@ -354,7 +363,7 @@ def _disabled(item: Any) -> bool:
 
 def short(text: str, limit: int = 120) -> str:
     """Return a bundle's text for quoting: one line, no more than `limit` characters."""
-    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1])
+    line = printable(text[: limit + 1])
     return line if len(line) <= limit else line[:limit] + "..."
 
 

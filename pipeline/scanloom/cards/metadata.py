@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from scanloom.cards.config import short
-from scanloom.core import Reason, ScanError
+from scanloom.cards.files import read_json
+from scanloom.core import Reason, ScanError, printable
 
-MAX_BYTES = 8 << 20
-"""Largest config file that is read; the largest of MONAI's model zoo has 60 kB."""
+METADATA = "configs/metadata.json"
 
 
 def _as_text(value: Any) -> Any:
@@ -22,7 +29,20 @@ def _as_text(value: Any) -> Any:
     return "" if value is None else value
 
 
-Text = Annotated[str, BeforeValidator(_as_text)]
+def one_line(text: str) -> str:
+    """Return a text of a bundle as it may be shown: one line, what has no shape escaped."""
+    return printable(re.sub(r"[\t\r\n]+", " ", text))
+
+
+def _shown(text: str) -> str:
+    """Accept a text that goes into results as it stands."""
+    if printable(text) != text:
+        raise ValueError("a text without control characters")
+    return text
+
+
+Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
+Shown = Annotated[str, AfterValidator(_shown)]
 Pair = tuple[float, float]
 
 
@@ -53,15 +73,15 @@ class DataFormat(_Theirs):
 class CodeFields(_Ours):
     """A coded concept."""
 
-    value: str = Field(min_length=1, max_length=16)
-    scheme: str = Field(min_length=1, max_length=16)
-    meaning: str = Field(min_length=1, max_length=64)
+    value: Shown = Field(min_length=1, max_length=16)
+    scheme: Shown = Field(min_length=1, max_length=16)
+    meaning: Shown = Field(min_length=1, max_length=64)
 
 
 class StructureFields(_Ours):
     """What is said of a structure; what is left out is looked up by its name."""
 
-    name: str | None = Field(default=None, min_length=1, max_length=64)
+    name: Shown | None = Field(default=None, min_length=1, max_length=64)
     category: CodeFields | None = None
     type: CodeFields | None = None
     laterality: CodeFields | None = None
@@ -88,8 +108,8 @@ class ScanloomFields(_Ours):
     air_below: float | None = Field(default=None, allow_inf_nan=False)
     kernel: Literal["soft", "sharp"] | None = None
     structures: dict[str, StructureFields] = {}
-    license: str = ""
-    attribution: str = ""
+    license: Text = ""
+    attribution: Text = ""
 
 
 class Metadata(_Theirs):
@@ -108,53 +128,24 @@ class Metadata(_Theirs):
     scanloom: ScanloomFields = ScanloomFields()
 
 
-def read_metadata(file: Path) -> Metadata:
-    """Read `metadata.json`.
+def read_metadata(folder: Path) -> Metadata:
+    """Read `metadata.json` of a bundle.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED where it is missing, no JSON, or an entry is missing or of another form.
+        MODEL_DAMAGED where it is missing, no JSON, or an entry is missing or of another form;
+        MODEL_UNSAFE where it is a link out of the bundle.
     """
-    entries = read_json(file)
+    entries = read_json(folder, METADATA)
     try:
         return Metadata.model_validate(entries)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ScanError(
-            Reason.MODEL_DAMAGED, f"{file.name}: {short(where)}: {_problem(first['type'])}"
+            Reason.MODEL_DAMAGED, f"{METADATA}: {short(where)}: {_problem(first['type'])}"
         ) from exc
-
-
-def read_json(file: Path) -> Any:
-    """Return what a JSON file holds.
-
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED where it is missing, too large or no JSON.
-    """
-    text = read_text(file)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is no JSON") from exc
-
-
-def read_text(file: Path) -> str:
-    """Return the text of a file of a bundle; MODEL_DAMAGED where it is missing or too large."""
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} can't be read") from exc
-    except UnicodeDecodeError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is no text") from exc
-    if len(data) > MAX_BYTES:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{file.name} is larger than {MAX_BYTES} bytes")
-    return text
 
 
 def _problem(kind: str) -> str:

@@ -21,7 +21,7 @@ def status(
     with speaking(Manner(as_json, debug)):
         from scanloom.cli.run import status_table
         from scanloom.core import Reason, ScanError
-        from scanloom.engine.run import RUNS
+        from scanloom.engine.run_folder import RUNS
         from scanloom.engine.status import Status
         from scanloom.io.living import DIED
 

@@ -96,6 +96,11 @@ class Reason(Enum):
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
     CHANNEL_MISSING = ("skipped", False, "Its study lacks another input that the model needs")
     IMPLAUSIBLE = ("failed", False, "The model's card refuses such a scan: see the detail")
+    NOT_FINITE = (
+        "failed",
+        False,
+        "Numbers overflow or are none: check the model's weights, and the scan's intensities",
+    )
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = ("failed", False, "Correct the workflow at the lines that are named")
@@ -163,6 +168,7 @@ class Flag(Enum):
     DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     BURNED_IN = "The image says that it has identifying text burned in; no picture was made"
+    HALF_OVERFLOWED = "Half precision overflowed on it; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks what DICOM SEG must refer to; no DICOM SEG was written"
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is a part"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core.grid import Grid
+from scanloom.core.reasons import Flag
 
 _SLUG = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Color = tuple[int, int, int]
@@ -115,12 +116,19 @@ class Segmentation:
         The scan's own.
     version : str
         Of the model; empty where it has none.
+    device, precision : str
+        Where this scan's network ran and in which numbers; empty where the model does not say.
+    flags : tuple of Flag
+        What must be known of how it was made.
     """
 
     model: str
     layers: tuple[Layer, ...]
     grid: Grid
     version: str = ""
+    device: str = ""
+    precision: str = ""
+    flags: tuple[Flag, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +35,7 @@ from scanloom.engine.models import check_structures, load_predictors, unique_car
 from scanloom.engine.plan import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
-from scanloom.engine.record import LIBRARIES
+from scanloom.engine.run_folder import RUNS, keep_workflow, new_run
 from scanloom.engine.scope import Scope
 from scanloom.engine.select import Inputs, LeftOut, check_channels, select
 from scanloom.engine.status import Board, Status, closing
@@ -58,7 +56,6 @@ from scanloom.review.report.page import write_report
 
 logger = logging.getLogger(__name__)
 
-RUNS = "runs"
 NO_CLUSTER, LOCAL = "none", "local"
 HERE = ("local", NO_CLUSTER)
 """Clusters whose energy this machine's counters count."""
@@ -182,7 +179,7 @@ def run(
     claim_out(options.out, fingerprint)
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
     with hold_lock(options.out, shard=shard, take_over=options.take_over):
-        name = _new_run(options.out, workflow)
+        name = new_run(options.out, workflow, cards)
         board = Board(name, options.out / RUNS / name, metrics=options.metrics)
         meter = Meter() if options.cluster in HERE else None
         with closing(board), on_board(board) if on_board else _nothing():
@@ -240,6 +237,7 @@ class _Run:
         once = first_of_each(cases)
         todo, before = self._todo(once)
         self._remember_sources(cases)
+        keep_workflow(self._private(), self.workflow)
         book = CaseBook.write(self._private() / "cases.jsonl", todo)
         unread = [self._unread(one) for one in left if self._failed(one)]
         self.board.plan(len(once) + len(unread), before)
@@ -402,22 +400,6 @@ class _Run:
         if new:
             with private_folder(self.out, self.fingerprint) as private:
                 add_sources(private, new)
-
-
-def _new_run(out: Path, workflow: Workflow) -> str:
-    """Make the folder of a new run: its workflow and what it runs with."""
-    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
-    folder = out / RUNS / name
-    folder.mkdir(parents=True)
-    write_json(folder / "workflow.json", workflow.model_dump(mode="json"))
-    versions = {"python": platform.python_version()}
-    for library in (*LIBRARIES, "distributed"):
-        try:
-            versions[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    write_json(folder / "versions.json", versions)
-    return name
 
 
 @contextmanager

@@ -114,7 +114,8 @@ def segment(loaded: LoadedCase, labellers: Sequence[Labeller]) -> SegmentedCase:
     Raises
     ------
     ScanError
-        MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for a model; OUT_OF_MEMORY.
+        MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for a model; NOT_FINITE if scan or
+        scores overflow; OUT_OF_MEMORY.
     """
     volume, others, outputs = loaded.scan.volume, loaded.others, loaded.case.outputs
     flags = list(volume.flags)
@@ -126,6 +127,7 @@ def segment(loaded: LoadedCase, labellers: Sequence[Labeller]) -> SegmentedCase:
         flags.append(Flag.SEG_NOT_POSSIBLE)
     found = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
     segmentations = tuple(keep_structures(one, outputs) for one in found)
+    flags.extend(flag for one in segmentations for flag in one.flags)
     return SegmentedCase(loaded, tuple(labellers), segmentations, tuple(dict.fromkeys(flags)))
 
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Clock, blame
+from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError, blame
 from scanloom.engine import steps
 from scanloom.io.casefolder import CaseFolder
 from scanloom.io.crosswalk import Source

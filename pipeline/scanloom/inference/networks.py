@@ -1,21 +1,28 @@
-"""Networks from an allow-list, and weights read as data."""
+"""Networks from an allow-list."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import io
-import pickle
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from scanloom.cards.card import ModelCard, NetworkSpec, Weights
-from scanloom.core import Reason, ScanError, lacks_memory
+from scanloom.cards.card import ModelCard, NetworkSpec
+from scanloom.core import Reason, ScanError
+from scanloom.inference.device import is_out_of_memory
+
+MOST_TENSORS: Final = 20_000
+"""Of weights in a network; the largest on the list, as their authors made them, have 1,000."""
+MOST: Final = 1 << 16
+"""Largest whole number among a network's arguments: more is no number of channels or layers."""
+CONTAINERS: Final = (b"PK", b"\x80\x02")
+"""How PyTorch's files begin: a zip archive, before version 1.6 a pickle."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,14 @@ class Listed:
         Where it is.
     gone : tuple of str
         Arguments of earlier MONAI versions that changed nothing in the network: they are dropped.
+    most : mapping
+        Largest value of arguments of which memory grows by a power, whatever the weights are.
     """
 
     module: str
     name: str
     gone: tuple[str, ...] = ()
+    most: Mapping[str, int] = field(default_factory=dict)
 
 
 NETWORKS: Mapping[str, Listed] = {
@@ -41,7 +51,9 @@ NETWORKS: Mapping[str, Listed] = {
     "DynUNet": Listed("monai.networks.nets.dynunet", "DynUNet"),
     "SegResNet": Listed("monai.networks.nets.segresnet", "SegResNet"),
     "SegResNetDS": Listed("monai.networks.nets.segresnet_ds", "SegResNetDS"),
-    "SwinUNETR": Listed("monai.networks.nets.swin_unetr", "SwinUNETR", gone=("img_size",)),
+    "SwinUNETR": Listed(
+        "monai.networks.nets.swin_unetr", "SwinUNETR", gone=("img_size",), most={"window_size": 16}
+    ),
     "UNETR": Listed("monai.networks.nets.unetr", "UNETR"),
     "UNet": Listed("monai.networks.nets.unet", "UNet"),
     "VNet": Listed("monai.networks.nets.vnet", "VNet"),
@@ -49,23 +61,23 @@ NETWORKS: Mapping[str, Listed] = {
 """Networks that a card may name: class name to where it is. Nothing else is ever imported."""
 
 
-_CONTAINERS = (b"PK", b"\x80\x02")
-"""How PyTorch's files begin: a zip archive, before version 1.6 a pickle."""
-
-
-def build_network(spec: NetworkSpec) -> nn.Module:
+def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     """Return an untrained network, in evaluation mode, on the CPU.
 
     Parameters
     ----------
     spec : NetworkSpec
         Of the card.
+    values : int, optional
+        How many numbers its weights have: a network of far more is refused before memory is taken
+        for it.
 
     Raises
     ------
     ScanError
         MODEL_NETWORK if it is not on the list or does not take these arguments;
-        MODEL_UNSUPPORTED if it is not three-dimensional.
+        MODEL_UNSUPPORTED if it is not three-dimensional; MODEL_WEIGHTS if it has far more than
+        `values`; OUT_OF_MEMORY.
     """
     listed = NETWORKS.get(spec.name)
     if listed is None:
@@ -73,12 +85,21 @@ def build_network(spec: NetworkSpec) -> nn.Module:
     if spec.args.get("spatial_dims", 3) != 3:
         raise ScanError(Reason.MODEL_UNSUPPORTED, "its network is not three-dimensional")
     args = {name: value for name, value in spec.args.items() if name not in listed.gone}
+    for name, value in args.items():
+        _check_numbers(value, listed.most.get(name, MOST))
     network_class = getattr(importlib.import_module(listed.module), listed.name)
     try:
-        network: nn.Module = network_class(**args)
-    except Exception as exc:  # arguments that don't fit fail in any way
-        if isinstance(exc, ImportError) or lacks_memory(exc):
+        with _counted(values):
+            network: nn.Module = network_class(**args)
+    except ScanError:
+        raise
+    except Exception as exc:  # constructors raise whatever they like
+        if isinstance(exc, ImportError):
             raise
+        if is_out_of_memory(exc):
+            _refuse_too_large(network_class, args, values)
+            detail = "the model's network does not fit into memory"
+            raise ScanError(Reason.OUT_OF_MEMORY, detail) from exc
         detail = f"{spec.name} does not take the card's arguments ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_NETWORK, detail) from exc
     network.eval()
@@ -103,95 +124,44 @@ def check_network(card: ModelCard) -> None:
     except OSError as exc:
         detail = f"its weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    if card.weights.file.suffix != ".safetensors" and start not in _CONTAINERS:
+    if card.weights.file.suffix != ".safetensors" and start not in CONTAINERS:
         raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file")
 
 
-def load_weights(network: nn.Module, weights: Weights) -> None:
-    """Fill a network with trained numbers.
+def _refuse_too_large(network_class: Any, args: Mapping[str, Any], values: int | None) -> None:
+    """Refuse a network for which no memory suffices: it is built without numbers and counted."""
+    with suppress(RuntimeError, NotImplementedError), torch.device("meta"), _counted(values):
+        network_class(**args)
 
-    Parameters
-    ----------
-    network : Module
-        Changed.
-    weights : Weights
-        Of the card. The file is hashed again: what is loaded are the bytes that were hashed.
 
-    Raises
-    ------
-    ScanError
-        MODEL_DAMAGED if the file can't be read; MODEL_HASH if it is another than the card's;
-        MODEL_UNSAFE if it holds more than numbers; MODEL_WEIGHTS if they don't fit the network.
-    """
+def _check_numbers(value: Any, most: int) -> None:
+    """Refuse arguments that ask for more than any network has: MODEL_NETWORK."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    for one in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(one, list | tuple | Mapping):
+            _check_numbers(one, most)
+        elif isinstance(one, int | float) and abs(one) > most:
+            raise ScanError(Reason.MODEL_NETWORK, f"an argument of it is larger than {most}")
+
+
+@contextmanager
+def _counted(values: int | None) -> Iterator[None]:
+    """Count the weights that this thread's networks get in the block, before they are filled."""
+    mine, tensors, numbers = threading.get_ident(), 0, 0
+
+    def count(_: nn.Module, __: str, weight: nn.Parameter) -> None:
+        nonlocal tensors, numbers
+        if threading.get_ident() != mine:
+            return
+        tensors, numbers = tensors + 1, numbers + weight.numel()
+        if tensors > MOST_TENSORS:
+            raise ScanError(Reason.MODEL_NETWORK, f"it has more than {MOST_TENSORS} tensors")
+        if values is not None and numbers > 2 * values:  # some layers are made and not kept
+            raise ScanError(Reason.MODEL_WEIGHTS, "its network is far larger than its weights")
+
+    handle = register_module_parameter_registration_hook(count)
     try:
-        content = weights.file.read_bytes()
-    except OSError as exc:
-        detail = f"its weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    found = hashlib.sha256(content).hexdigest()
-    if found != weights.sha256.lower():
-        detail = f"SHA-256 is {found[:12]}.., the card says {weights.sha256[:12].lower()}.."
-        raise ScanError(Reason.MODEL_HASH, detail)
-    safetensors = weights.file.suffix == ".safetensors"
-    data = _read_safetensors(content) if safetensors else _read_torch(content)
-    state = _state(data, weights.key)
-    _compare(network.state_dict(), state)
-    network.load_state_dict(state)
-
-
-def _read_safetensors(content: bytes) -> Any:
-    """Return what a .safetensors file holds."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(content)
-    except SafetensorError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, "its weights are no safetensors file") from exc
-
-
-def _read_torch(content: bytes) -> Any:
-    """Return what a .pt file holds; only tensors and plain containers are let in."""
-    _refuse_programs(content)
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as exc:
-        if content[:2] in _CONTAINERS:  # the content is at fault
-            detail = "its weights file holds more than numbers"
-            raise ScanError(Reason.MODEL_UNSAFE, detail) from exc
-        raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file") from exc
-    except Exception as exc:  # the unpickler takes any text for a program, and fails in any way
-        if lacks_memory(exc):
-            raise
-        detail = f"its weights can't be read ({type(exc).__name__})"
-        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-
-
-def _refuse_programs(content: bytes) -> None:
-    """Refuse TorchScript and exported programs: their code would run when they are loaded."""
-    if not zipfile.is_zipfile(io.BytesIO(content)):
-        return
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = [name.partition("/")[2] for name in archive.namelist()]
-    if any(name == "constants.pkl" or name.startswith("code/") for name in names):
-        raise ScanError(Reason.MODEL_UNSAFE, "its weights file is a program (TorchScript)")
-
-
-def _state(data: Any, key: str | None) -> dict[str, torch.Tensor]:
-    """Return the state dict; where `key` is not in the file, the file itself is it (ignite)."""
-    if key is not None and isinstance(data, Mapping) and key in data:
-        data = data[key]
-    if not isinstance(data, Mapping) or not data:
-        raise ScanError(Reason.MODEL_WEIGHTS, "the weights file holds no state dict")
-    if not all(isinstance(v, torch.Tensor) and isinstance(k, str) for k, v in data.items()):
-        raise ScanError(Reason.MODEL_WEIGHTS, "the weights file holds no plain state dict")
-    return dict(data)
-
-
-def _compare(wanted: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights whose names or shapes are not the network's."""
-    missing, more = len(wanted.keys() - state.keys()), len(state.keys() - wanted.keys())
-    shapes = sum(wanted[k].shape != state[k].shape for k in wanted.keys() & state.keys())
-    if missing or more or shapes:
-        detail = f"{missing} tensors are missing, {more} too many, {shapes} of another shape"
-        raise ScanError(Reason.MODEL_WEIGHTS, detail)
+        yield
+    finally:
+        handle.remove()

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard
-from scanloom.core import Clock, Layer, Reason, ScanError, Segmentation, Volume
+from scanloom.core import Clock, Flag, Layer, Reason, ScanError, Segmentation, Volume
 from scanloom.inference.device import (
     ASKED_FOR,
+    PrecisionChoice,
     choose_batch,
     choose_device,
     choose_precision,
     is_out_of_memory,
     same_bytes,
 )
-from scanloom.inference.ends import Ends
+from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.head import PROBE, take_off
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.ladder import Rung, fitting, room, rungs
+from scanloom.inference.loaded import LoadedNetwork, load_network
 from scanloom.inference.memory import Budget
-from scanloom.inference.networks import build_network, load_weights
 from scanloom.inference.resample import to_network
 from scanloom.inference.restore import LabelRestorer, Labels, ScoreRestorer, choose_way
 from scanloom.inference.windows import BatchSize, ScorePlanes, Slider, window_size
 
 SAME_PLACE = 0.01
 """mm between voxels of two channels that are taken for one."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """Label maps of all structures, in which way they were made, and what must be known of it."""
+
+    maps: list[Labels]
+    rung: Rung
+    flags: tuple[Flag, ...]
 
 
 class Predictor:
@@ -55,14 +65,15 @@ class Predictor:
     device : DeviceChoice
         Where it works, and why there.
     precision : PrecisionChoice
-        How it calculates, and why so.
+        How it calculates, and why so. A scan on which half precision overflows is labelled in
+        float32; its segmentation says so.
 
     Raises
     ------
     ScanError
-        DEVICE if the device is not there; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS, MODEL_UNSAFE
-        or MODEL_DAMAGED if network and weights don't make a model; MODEL_UNSUPPORTED or CHANNELS
-        if the card asks for what this version can't do.
+        DEVICE if the device is not there; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS, MODEL_UNSAFE,
+        MODEL_DAMAGED or NOT_FINITE if network and weights don't make a model; MODEL_UNSUPPORTED or
+        CHANNELS if the card asks for what this version can't do.
     """
 
     def __init__(
@@ -81,15 +92,13 @@ class Predictor:
         self.card, self.memory_limit, self.fused_restore = card, memory_limit, fused_restore
         self.device = choose_device(device)
         self.precision = choose_precision(precision, self.device.device, card.precisions)
-        network = build_network(card.network)
-        load_weights(network, card.weights)
-        self._head = take_off(network, card.network, card.window.size)
-        if self.precision.dtype is torch.bfloat16:
-            self._network: torch.nn.Module = Ends(
-                network, len(card.channels), card.window.size or PROBE
-            )
-        else:
-            self._network = network.to(self.device.device, self.precision.dtype)
+        loaded = load_network(card, self.precision.dtype)
+        self._overflows = loaded.dtype is not self.precision.dtype
+        if self._overflows:
+            why = f"the model's weights overflow {self.precision.name}"
+            self.precision = PrecisionChoice(loaded.dtype, why)
+        loaded.network.to(self.device.device)
+        self._loaded = {loaded.dtype: loaded}
         if (
             card.restore == "scores" and fused_restore
         ):  # compiled now, not in the midst of the first scan
@@ -134,25 +143,48 @@ class Predictor:
         ScanError
             OUT_OF_MEMORY if the device is too small; IMPLAUSIBLE if the scan is too small for the
             card's padding; MODEL_NETWORK if the network gives fewer channels than the card names;
-            CHANNELS if there are more or fewer input channels, or they lie on another grid.
+            CHANNELS if there are more or fewer input channels, or they lie on another grid;
+            NOT_FINITE if the scan overflows in the card's intensity steps, or a score is NaN or
+            infinite in float32 too.
         """
         clock = clock or Clock()
         volumes = (volume, *others)
         _check_channels(volumes, self.card)
         with same_bytes(), torch.inference_mode():
-            maps = self._down_the_ladder(volumes, clock)
+            made = self._in_finite_numbers(volumes, clock)
         with clock.step("clean"):
-            return self._segmentation([self._clean(m, "after") for m in maps], volume)
+            maps = [self._clean(m, "after") for m in made.maps]
+            return self._segmentation(replace(made, maps=maps), volume)
 
-    def ways(self, volume: Volume, plan: NetworkPlan) -> tuple[list[Rung], list[str]]:
+    def _in_finite_numbers(self, volumes: Sequence[Volume], clock: Clock) -> _Made:
+        """Return label maps; where half precision overflowed, those of float32."""
+        first = self.precision
+        overflowed = self._overflows
+        for dtype in dict.fromkeys((first.dtype, torch.float32)):
+            if dtype is not first.dtype:
+                clock.note("ladder", f"float32, as {first.name} overflowed")
+                overflowed = True
+            try:
+                maps, rung = self._down_the_ladder(volumes, dtype, clock)
+            except FloatingPointError:
+                continue  # the error, and all that its frames held, is gone
+            return _Made(maps, rung, (Flag.HALF_OVERFLOWED,) if overflowed else ())
+        detail = "the network gives scores that are NaN or infinite"
+        raise ScanError(Reason.NOT_FINITE, detail)
+
+    def ways(
+        self, volume: Volume, plan: NetworkPlan, dtype: torch.dtype | None = None
+    ) -> tuple[list[Rung], list[str]]:
         """Return the ways of labelling from the first that fits, and the steps down to it.
+
+        `dtype` is the type in which the network calculates, by default that of `precision`.
 
         Raises
         ------
         ScanError
             OUT_OF_MEMORY if none fits by the estimate.
         """
-        device, dtype = self.device.device, self.precision.dtype
+        device, dtype = self.device.device, dtype or self.precision.dtype
         windows = choose_batch(window_size(self.card.window, plan.network.shape), device, dtype)
         chosen = device.type != "cpu" and self.device.why != ASKED_FOR
         others = [torch.device("cpu")] if chosen else []
@@ -160,17 +192,19 @@ class Predictor:
         left = room(device, self.memory_limit)
         return fitting(asked, self.card, plan, volume.array.dtype.itemsize, left)
 
-    def _down_the_ladder(self, volumes: Sequence[Volume], clock: Clock) -> list[Labels]:
-        """Return label maps, made in the first way for which memory suffices."""
+    def _down_the_ladder(
+        self, volumes: Sequence[Volume], dtype: torch.dtype, clock: Clock
+    ) -> tuple[list[Labels], Rung]:
+        """Return label maps, made in the first way for which memory suffices, and that way."""
         plan = plan_grid(volumes[0].grid, self.card.grid)
-        ways, changes = self.ways(volumes[0], plan)
+        ways, changes = self.ways(volumes[0], plan, dtype)
         for change in changes:
             clock.note("ladder", change)
         for rung in ways:
             if rung is not ways[0]:
                 clock.note("ladder", rung.change)
             try:
-                return self._label(volumes, plan, rung, clock)
+                return self._label(volumes, plan, rung, clock), rung
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -192,6 +226,9 @@ class Predictor:
             if self.body_box and card.air_below is not None:
                 seen = channels[0] >= card.air_below
             channels = [apply_steps(channel, card.after) for channel in channels]
+            if not all(map(all_finite, channels)):
+                detail = "the scan's intensities overflow in the steps before the network"
+                raise ScanError(Reason.NOT_FINITE, detail)
             image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
             del channels
             self._wait()
@@ -232,16 +269,16 @@ class Predictor:
         """Yield the network's scores; tell if fewer windows had to do, or were passed over."""
         image, seen = images
         budget, batch = rung.budget, BatchSize(rung.budget.windows)
-        mixed = rung.dtype is torch.bfloat16  # takes and gives float32, on the CPU alone
+        loaded = self._network_in(rung.dtype)
         slider = Slider(
-            network=self._network if mixed else self._network.to(rung.device, rung.dtype),
+            network=loaded.network.to(rung.device),
             window=self.card.window,
-            dtype=torch.float32 if mixed else rung.dtype,
+            dtype=loaded.takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
-            head=self._head and self._head.to(rung.device),
+            head=loaded.head and loaded.head.to(rung.device),
         )
         yield from slider.slide(image, plan.network_axis(plan.lead), seen)
         if seen is not None:
@@ -249,6 +286,15 @@ class Predictor:
             clock.note("body box", f"{passed.skipped} of {passed.windows} windows were air")
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
+
+    def _network_in(self, dtype: torch.dtype) -> LoadedNetwork:
+        """Return the network in a type of numbers; it is kept once it was needed.
+
+        Loaded from the card's file again: what was rounded to half precision does not come back.
+        """
+        if dtype not in self._loaded:
+            self._loaded[dtype] = load_network(self.card, dtype)
+        return self._loaded[dtype]
 
     def _wait(self) -> None:
         """Let the device finish what it was given, so that seconds belong to their step."""
@@ -264,14 +310,22 @@ class Predictor:
                 labels = keep_largest(labels, rule)
         return labels
 
-    def _segmentation(self, maps: list[Labels], volume: Volume) -> Segmentation:
+    def _segmentation(self, made: _Made, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
-        structures = self.card.structures
+        structures, maps = self.card.structures, made.maps
         if isinstance(self.card.decision, Argmax):
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
-        return Segmentation(self.name, tuple(layers), volume.grid, self.card.version)
+        return Segmentation(
+            self.name,
+            tuple(layers),
+            volume.grid,
+            self.card.version,
+            device=str(made.rung.device),
+            precision=PrecisionChoice(made.rung.dtype, "").name,
+            flags=made.flags,
+        )
 
 
 def _only(labels: Labels, numbers: set[int]) -> Labels:

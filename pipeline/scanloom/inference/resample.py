@@ -98,7 +98,8 @@ class StoredPlanes:
         """Return planes `first` to `last`, both included: a (N, ., .) copy, later axes first."""
         if self._host is None:
             return self._moved[first : last + 1].to(torch.float32, copy=True)
-        return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
+        with np.errstate(over="ignore"):  # what overflows is refused behind the card's steps
+            return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
 
 
 def beside(lead: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
+from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import Shape
 from scanloom.inference.head import Head
 from scanloom.inference.resample import SLAB_BYTES
@@ -116,7 +117,7 @@ class Slider:
     ) -> Iterator[ScorePlanes]:
         """Yield the scores of all planes across `axis`, ascending, each once.
 
-        They are good until the next ones are asked for: their memory is used again.
+        They are good until the next are asked for: their memory is used again.
 
         Parameters
         ----------
@@ -131,8 +132,9 @@ class Slider:
         Raises
         ------
         ScanError
-            OUT_OF_MEMORY if one window is too much for the device; MODEL_NETWORK if what the
-            network gives does not have the window's shape.
+            OUT_OF_MEMORY if one window is too much; MODEL_NETWORK if it gives another shape.
+        FloatingPointError
+            If a score is NaN or infinite: comparisons would call it background.
         """
         shape = (image.shape[1], image.shape[2], image.shape[3])
         size = window_size(self.window, shape)
@@ -184,8 +186,8 @@ class Slider:
             except (RuntimeError, MemoryError) as exc:
                 if is_out_of_memory(exc):
                     self.batch.halve(exc)
-                elif self.window.size is None:  # a card's own window fits its network
-                    detail = f"it can't take a scan of {size[0]} x {size[1]} x {size[2]} voxels"
+                elif self.window.size is None or padded.is_cpu:  # else the device may be at fault
+                    detail = f"it can't take {size[0]} x {size[1]} x {size[2]} voxels"
                     raise ScanError(Reason.MODEL_NETWORK, detail) from exc
                 else:
                     raise
@@ -198,7 +200,8 @@ class Slider:
         """Return the network's scores (N, C, x, y, z) of windows; they are copied out first."""
         batch = torch.stack([padded[:, *_box(place, size)] for place in places])
         scores = self.network(batch.to(self.dtype))
-        if scores.ndim != 5 or tuple(scores.shape[2:]) != size or len(scores) != len(places):
+        shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
+        if len(shape) != 5 or shape[2:] != size or len(scores) != len(places):
             raise ScanError(Reason.MODEL_NETWORK, "its output does not have the shape of its input")
         return scores
 
@@ -222,6 +225,8 @@ class Slider:
         for start in range(first, last, step):
             means, empty = sums.means(start, min(start + step, last), crop, device)
             scores = means if self.head is None else self.head(means)
+            if not all_finite(scores):
+                raise FloatingPointError("scores are not finite")
             if empty is not None:  # background
                 scores.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
             yield ScorePlanes(start - low, self._activate(scores))

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from cards_by_hand import SMALL_UNET, small_weights
 from scanloom.cards.card import NetworkSpec, Weights
 from scanloom.core import Reason, ScanError
-from scanloom.inference.networks import NETWORKS, build_network, load_weights
+from scanloom.inference.networks import NETWORKS, build_network
+from scanloom.inference.weights import load_weights, read_weights
 
 ARGS: dict[str, dict[str, Any]] = {
     "AttentionUnet": {"spatial_dims": 3, "channels": (4, 8), "strides": (2,)},
@@ -89,7 +90,7 @@ def test_weights_are_loaded(form: str, tmp_path: Path) -> None:
         torch.save({"model": state, "epoch": 3}, path)
     network = unet()
 
-    load_weights(network, of(path, key))
+    load_weights(network, read_weights(of(path, key)))
 
     for name, value in network.state_dict().items():
         assert torch.equal(value, state[name]), name
@@ -107,7 +108,7 @@ class Evil:
 
 def refused(path: Path) -> Reason:
     with pytest.raises(ScanError) as error:
-        load_weights(unet(), of(path))
+        load_weights(unet(), read_weights(of(path)))
     return error.value.reason
 
 
@@ -154,7 +155,7 @@ def test_another_file_than_the_cards_is_refused(tmp_path: Path) -> None:
     small_weights(tmp_path, seed=1)
 
     with pytest.raises(ScanError) as error:
-        load_weights(unet(), weights)
+        load_weights(unet(), read_weights(weights))
 
     assert error.value.reason is Reason.MODEL_HASH
 
@@ -163,7 +164,7 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
     weights = replace(of(small_weights(tmp_path)), file=tmp_path / "gone.pt")
 
     with pytest.raises(ScanError) as error:
-        load_weights(unet(), weights)
+        load_weights(unet(), read_weights(weights))
 
     assert error.value.reason is Reason.MODEL_DAMAGED
     assert str(tmp_path) not in str(error.value)

@@ -1,0 +1,62 @@
+"""The folder of a run, `OUT/runs/<run id>/`: what was asked for, and what it runs with."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from scanloom.cards.card import ModelCard
+from scanloom.engine.record import LIBRARIES, card_digest
+from scanloom.engine.workflow import Workflow
+from scanloom.io.private import write_private
+from scanloom.io.tables import write_json
+
+RUNS = "runs"
+WORKFLOW = "workflow.json"
+
+
+def new_run(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
+    """Make the folder of a new run; return the run's id."""
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    folder = out / RUNS / name
+    folder.mkdir(parents=True)
+    write_json(folder / WORKFLOW, told_workflow(workflow, [card.name for card in cards]))
+    versions: dict[str, Any] = {"python": platform.python_version()}
+    for library in (*LIBRARIES, "distributed"):
+        try:
+            versions[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
+            continue
+    versions["models"] = {card.name: card_digest(card) for card in cards}
+    write_json(folder / "versions.json", versions)
+    return name
+
+
+def keep_workflow(private: Path, workflow: Workflow) -> None:
+    """Keep a workflow as it was asked for, paths and all, in a run's part of `OUT/private/`."""
+    plain = workflow.model_dump(mode="json")
+    write_private(private / WORKFLOW, lambda draft: write_json(draft, plain))
+
+
+def told_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
+    """Return a workflow as results may tell it: no path, nothing of the machines of a site.
+
+    Parameters
+    ----------
+    workflow : Workflow
+        As it was asked for; it may name bundles by their folders.
+    models : sequence of str
+        The names of its models.
+
+    Returns
+    -------
+    dict
+        Plain data, again a workflow.
+    """
+    plain = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
+    return {**plain, "models": list(models)}

@@ -1,0 +1,192 @@
+"""Scores and scans that are not finite give no labels; half precision gives way to float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cards_by_hand
+from scanloom.cards.card import ModelCard, Normalize, ScaleMinMax, Threshold
+from scanloom.core import Clock, Flag, Reason, ScanError, Volume
+from scanloom.inference.device import bfloat16_units
+from scanloom.inference.finite import all_finite
+from scanloom.inference.predictor import Predictor
+
+LOUD = (2.0**127, 1.998)
+"""3.4e38 in float32; the second is 2 in bfloat16, and the product infinite."""
+needs_units = pytest.mark.skipif(
+    bfloat16_units() is None, reason="half precision on a CPU needs AMX or AVX512-BF16"
+)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    return cards_by_hand.card(cards_by_hand.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+
+
+def other(card: ModelCard, path: Path, **changes: Any) -> ModelCard:
+    """Return the card with other weights."""
+    return replace(card, weights=cards_by_hand.card(path).weights, **changes)
+
+
+def changed(card: ModelCard, folder: Path, **factors: float) -> ModelCard:
+    """Return the card with the last layer's weight or bias multiplied."""
+    state = torch.load(card.weights.file, weights_only=True)
+    for name, factor in factors.items():
+        state[f"model.2.conv.{name}"] *= factor
+    torch.save(state, folder / "changed.pt")
+    return other(card, folder / "changed.pt")
+
+
+def scan(dtype: str = "int16", factor: float = 1.0) -> Volume:
+    shape = (33, 30, 18)
+    array = cards_by_hand.smooth_scan(shape).astype(dtype) * np.array(factor, dtype)
+    grid = cards_by_hand.grid(shape, (1.3, 1.2, 2.6))
+    return Volume(np.asfortranarray(array), grid, "HU", "CT")
+
+
+def refused(card: ModelCard, volume: Volume) -> ScanError:
+    with pytest.raises(ScanError) as error:
+        Predictor(card, device="cpu").predict(volume)
+    assert error.value.reason is Reason.NOT_FINITE
+    return error.value
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_one_value_that_is_not_finite_is_found(wrong: float, place: str) -> None:
+    """Anywhere, and among planes that are cut out of others."""
+    values = torch.zeros((5, 7, 6, 4))
+    cut = values.movedim(1, 0)[1:6][:, :, 1:5]
+    assert all_finite(cut)
+    cut[{"first": (0, 0, 0, 0), "middle": (2, 3, 1, 2), "last": (-1, -1, -1, -1)}[place]] = wrong
+    assert not all_finite(cut)
+
+
+def test_large_values_are_finite() -> None:
+    assert all_finite(torch.full((8, 8), 3e38))
+    assert not all_finite(torch.tensor([3e38, 3e38, -np.inf]))
+    assert not all_finite(torch.tensor([np.inf, -np.inf]))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(
+    card: ModelCard, wrong: float, tmp_path: Path
+) -> None:
+    """Before any scan: all of them would get background."""
+    with pytest.raises(ScanError) as error:
+        Predictor(changed(card, tmp_path, bias=wrong))
+    assert error.value.reason is Reason.NOT_FINITE
+    assert "1 of the model's tensors" in error.value.detail
+
+
+@pytest.mark.parametrize("restore", ["scores", "labels"])
+@pytest.mark.parametrize("decision", ["argmax", "threshold"])
+def test_scores_that_overflow_give_no_labels(
+    card: ModelCard, restore: Any, decision: str, tmp_path: Path
+) -> None:
+    wrong = replace(changed(card, tmp_path, weight=3e38), restore=restore)
+    if decision == "threshold":
+        wrong = replace(
+            wrong,
+            activation="sigmoid",
+            decision=Threshold(),
+            structures=cards_by_hand.structures(3),
+        )
+
+    assert "scores" in refused(wrong, scan()).detail
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "factor"),
+    [
+        ((Normalize(),), "float32", 1e35),  # its variance overflows
+        ((ScaleMinMax(),), "float32", 3e35),  # its range does
+        ((Normalize(),), "float64", 1e300),  # no float32 holds it
+    ],
+)
+def test_a_scan_that_overflows_gives_no_labels(
+    card: ModelCard, steps: Any, dtype: str, factor: float
+) -> None:
+    assert (
+        "the scan's intensities" in refused(replace(card, after=steps), scan(dtype, factor)).detail
+    )
+
+
+def test_large_scores_are_no_fault(card: ModelCard, tmp_path: Path) -> None:
+    """Their sum overflows, none of them does; labels are those of smaller ones."""
+    large = replace(changed(card, tmp_path, weight=1e37, bias=1e37), activation=None)
+
+    labels = Predictor(large).predict(scan()).layers[0].labels
+
+    plain = Predictor(replace(card, activation=None)).predict(scan()).layers[0].labels
+    assert (labels == plain).mean() > 0.999
+
+
+@needs_units
+def test_half_precision_that_overflows_gives_way_to_float32(
+    card: ModelCard, tmp_path: Path
+) -> None:
+    """For this scan, and it is said: the labels are those of float32."""
+    loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD))
+    exact = Predictor(loud, precision="float32").predict(scan())
+    predictor, clock = Predictor(loud, device="cpu", precision="half"), Clock()
+    assert predictor.precision_name == "bfloat16"
+
+    for _ in range(2):
+        made = predictor.predict(scan(), clock)
+
+        assert made.flags == (Flag.HALF_OVERFLOWED,)
+        assert (made.device, made.precision) == ("cpu", "float32")
+        np.testing.assert_array_equal(made.layers[0].labels, exact.layers[0].labels)
+    assert clock.notes["ladder"] == ["float32, as bfloat16 overflowed"]
+    assert (exact.flags, exact.precision) == ((), "float32")
+
+
+@needs_units
+def test_half_precision_that_does_not_overflow_says_so(card: ModelCard) -> None:
+    made = Predictor(card, device="cpu", precision="half").predict(scan())
+
+    assert (made.flags, made.precision) == ((), "bfloat16")
+
+
+@needs_units
+def test_weights_that_half_precision_can_not_hold_stay_float32(
+    card: ModelCard, tmp_path: Path
+) -> None:
+    weights = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=3.4e38)
+    predictor = Predictor(other(card, weights), device="cpu", precision="half")
+
+    made = predictor.predict(scan())
+
+    assert predictor.precision_name == made.precision == "float32"
+    assert "overflow bfloat16" in predictor.precision.why
+    assert made.flags == (Flag.HALF_OVERFLOWED,)
+
+
+@needs_units
+def test_what_float32_can_not_say_either_is_refused(card: ModelCard, tmp_path: Path) -> None:
+    loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0)))
+    with pytest.raises(ScanError) as error:
+        Predictor(loud, device="cpu", precision="half").predict(scan())
+    assert error.value.reason is Reason.NOT_FINITE
+
+
+@needs_units
+def test_weights_that_changed_meanwhile_are_not_fallen_back_to(
+    card: ModelCard, tmp_path: Path
+) -> None:
+    """What is loaded for float32 is what was loaded before."""
+    path = cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD)
+    predictor = Predictor(other(card, path), device="cpu", precision="half")
+    path.write_bytes(Path(card.weights.file).read_bytes())
+
+    with pytest.raises(ScanError) as error:
+        predictor.predict(scan())
+
+    assert error.value.reason is Reason.MODEL_HASH
