@@ -39,7 +39,7 @@ from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.record import LIBRARIES
 from scanloom.engine.scope import Scope
-from scanloom.engine.select import Inputs, check_channels, select
+from scanloom.engine.select import Inputs, LeftOut, check_channels, select
 from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
@@ -233,7 +233,7 @@ class _Run:
         """Do the whole run; return whether it was completed, and the count of files."""
         index = build_index(paths, self.key, self.out)
         chosen, left = select(index.series, self.workflow, self.cards)
-        cases = list(self._cases(index, chosen))
+        cases = list(self._cases(index, chosen, left))
         once = first_of_each(cases)
         todo, before = self._todo(once)
         self._remember_sources(cases)
@@ -260,8 +260,11 @@ class _Run:
         files = collect(self.out, index, left, ends, self.key, own, self.damaged)
         return complete and not stop.is_set(), files
 
-    def _cases(self, index: Index, chosen: Sequence[Inputs]) -> Iterator[Case]:
-        for inputs, case in make_cases(index, chosen, self.workflow, self.cards, self.key):
+    def _cases(
+        self, index: Index, chosen: Sequence[Inputs], left: list[LeftOut]
+    ) -> Iterator[Case]:
+        made = make_cases(index, chosen, self.workflow, self.cards, self.key, left)
+        for inputs, case in made:
             if self.options.scope.holds(case.id):
                 self.books.series[case.id] = tuple(one.id for one in inputs)
                 yield case

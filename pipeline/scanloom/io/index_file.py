@@ -26,7 +26,7 @@ FORM = "5"
 """Of the file; with the version of scanloom, since another one may judge otherwise."""
 
 _FORM, _KEY = b"scanloom.index", b"scanloom.key"
-_LOOKED_AGAIN = Reason.UNREADABLE.code  # who may read a file can change without a trace
+_LOOKED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # nothing of the file
 
 
 class IndexedSeries(NamedTuple):
@@ -159,8 +159,10 @@ class StoredRows:
         ]
 
     def _must_be_tried(self) -> set[int]:
-        """Return files that could not be read: who may can change without a trace in the file."""
-        failed = {n for n, reason in enumerate(self.reasons) if reason == _LOOKED_AGAIN}
+        """Return files that could not be read: that can change without a trace in the file."""
+        of_series = {g for g, one in enumerate(self.series) if one.what.reason in _LOOKED_AGAIN}
+        pairs = enumerate(zip(self.reasons, self.groups, strict=True))
+        failed = {n for n, (why, g) in pairs if why in _LOOKED_AGAIN or g in of_series}
         unopened = self._table.column("unopened")
         return {n for n in failed if not unopened[n].as_py()}
 
@@ -226,6 +228,8 @@ def _opened(path: Path) -> parquet.ParquetFile:
     """Open the file; a page whose checksum is wrong is an OSError."""
     from pyarrow import parquet
 
+    if not path.is_file():
+        raise FileNotFoundError
     return parquet.ParquetFile(path, page_checksum_verification=True)
 
 

@@ -28,6 +28,8 @@ LOCK = ".lock"
 DEAD_AFTER = 3600
 """Seconds after which a draft is no longer being written: it takes a moment."""
 
+_LOCKING = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+"""A link to nothing in the lock's place would seem to be taken away for ever."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
@@ -138,7 +140,7 @@ def _open_lock(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         try:
-            handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            handle = os.open(folder / LOCK, _LOCKING, 0o600)
         except FileNotFoundError:  # taken away between the two lines
             continue
         try:

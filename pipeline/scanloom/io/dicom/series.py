@@ -17,11 +17,13 @@ from scanloom.io.dicom.kinds import is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
 from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
 from scanloom.io.dicom.phases import split_volumes
+from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
+from scanloom.io.unpack import SCRATCH, starts_gzip
 from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = 0x00280121
@@ -201,6 +203,10 @@ def _headers(files: Sequence[Path]) -> list[Header]:
             raise header
         if header is not None:
             headers.append(header)
+    packed = {header.path for header in headers if header.elements.gzipped}
+    packed = {path for path in packed if starts_gzip(read_start(path))}  # or it was, when found
+    if packed:  # it could not be unpacked then: that is tried again, or says why not
+        return _headers([SCRATCH.plain(str(p), gzipped=p in packed) for p in taken])
     usable = [header for header in headers if skip_reason(header) is None]
     if not usable:
         reasons = [skip_reason(header) for header in headers]
