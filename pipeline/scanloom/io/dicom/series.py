@@ -11,13 +11,13 @@ import numpy as np
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
 from scanloom.io.dicom.kinds import is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
 from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
 from scanloom.io.dicom.phases import split_volumes
-from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
