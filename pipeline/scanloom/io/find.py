@@ -336,9 +336,9 @@ def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:
     failed = [reason for reason in lost if reason.outcome == "failed"]
     if len(entries) == 1 and failed:
         return ScanError(failed[0], "what was named can't be used")
-    full = next((one for one in looks if one.reason == Reason.SCRATCH_FULL.code), None)
-    if full is not None:
-        return ScanError(Reason.SCRATCH_FULL, full.detail)
+    for entry, look in zip(entries, looks, strict=True):
+        if IN_ZIP in entry.path and look.detail and not look.kind:
+            return ScanError(Reason[look.reason], look.detail)  # the archive can't be unpacked
     skipped = Counter(look.reason for look in looks if look.packed and look.reason)
     skipped.update(look.reason for look in looks if look.reason == Reason.UNREADABLE.code)
     if len(skipped) == 1:

@@ -139,6 +139,15 @@ class Scratch:
         """Return where a file lies that may be a member of a zip archive."""
         return path if IN_ZIP not in path else str(self.plain(path))
 
+    def close(self) -> None:
+        """Take away all that was unpacked."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock_file is not None:
+            self._lock_file.close()
+        self._folder = self._lock_file = None
+        self._plain.clear()
+
     def _unpack_zip(self, archive: str) -> None:
         """Unpack all files of an archive, or none."""
         zip_members(Path(archive))  # their sizes are judged
@@ -190,7 +199,7 @@ class Scratch:
         if self._folder is None:
             _clear_dead(Path(tempfile.gettempdir()))
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
-            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+            atexit.register(self.close)
             self._lock_file = _locked(self._folder)
             self._kept_free = shutil.disk_usage(self._folder).free * (1 - MOST_OF_DISK)
         return self._folder
