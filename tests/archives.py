@@ -202,11 +202,12 @@ def _links(root: Path) -> Outcomes:
     target = sorted((root / "mixed").iterdir())[0]
     (folder / "again").symlink_to(target)
     (folder / "nowhere").symlink_to("absent")
-    os.mkfifo(folder / "pipe")  # is not found: opening it would wait for ever
+    os.mkfifo(folder / "pipe")  # opening it would wait for ever
     return {
         str(folder / "again"): ("skipped", "LINK"),
         str(folder / "nowhere"): ("failed", "UNREADABLE"),
         str(folder / "self"): ("failed", "UNREADABLE"),
+        str(folder / "pipe"): ("skipped", "NOT_AN_IMAGE"),
     }
 
 

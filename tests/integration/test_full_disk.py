@@ -1,39 +1,181 @@
-"""A disk that is really full: a small one is mounted in a namespace of its own."""
+"""Disks that are really full, or can't be written: small ones, in a namespace of their own."""
 
 from __future__ import annotations
 
-import shutil
+import gzip
+import json
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
-from commands import write_tiny_bundle
-from dicom_maker import noise, write_series
+from archives import nifti
+from commands import scanloom, write_tiny_bundle
+from dicom_maker import Words, noise, write_series
+from trouble import Quick, on_small_disk
 
-MOUNT = 'mount -t tmpfs -o size=40k none "$1" && shift && exec "$@"'
+FULL = """
+mount -t tmpfs -o size=40k none "$1"; disk=$1; shift
+scanloom "$@"; echo "code $?"
+ls -A "$disk"
+"""
 
 
 def test_a_full_disk_is_74_and_nothing_stays(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    small = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, "sh", str(disk)]
-    probe = [*small, "true"]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(probe, capture_output=True, check=False).returncode
-    ):
-        pytest.skip("unshare can't mount a small disk here")
     write_series(tmp_path / "study", noise((64, 60, 20)))
     model = write_tiny_bundle(tmp_path / "models")
+    disk = tmp_path / "disk"
 
-    command = [sys.executable, "-m", "scanloom", "segment", str(tmp_path / "study")]
-    command += ["--model", str(model), "--out", str(disk / "out"), "--output", "image"]
-    listing = [*small, "sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk), *command]
-    done = subprocess.run(listing, capture_output=True, text=True, check=False)
+    words = ["segment", tmp_path / "study", "--model", model, "--out", disk / "out"]
+    said = on_small_disk(FULL, [disk, *words, "--output", "image", "--quiet"])
 
-    assert done.returncode == 74, done.stderr
-    assert "DISK_FULL" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert said.endswith("code 74\n"), said
+    assert "DISK_FULL" in said
+
+
+LITTLE = """
+mount -t tmpfs -o size=1m none "$1"; disk=$1; shift
+for room in 0 8 16 24 32 48; do
+  rm -rf "$disk"/*
+  head -c $((1048576 - room * 1024)) /dev/zero > "$disk/filler"
+  scanloom "$@"; echo "code $?"
+  scanloom status "$disk/out"; echo "status $?"
+done
+rm "$disk/filler"
+scanloom "$@"; echo "code $?"
+scanloom status "$disk/out"; echo "status $?"
+mount -o remount,ro "$disk"
+scanloom "$@"; echo "code $?"
+scanloom report "$disk/out"; echo "code $?"
+"""
+
+
+@pytest.mark.slow
+def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
+    tmp_path: Path,
+) -> None:
+    quick, disk = Quick(tmp_path / "quick"), tmp_path / "disk"
+
+    said = on_small_disk(LITTLE, [disk, *quick.words(disk / "out")])
+
+    codes = [line.split()[1] for line in said.splitlines() if line.startswith("code ")]
+    assert codes == [*["74"] * 6, "0", "74", "74"], said
+    assert said.count("DISK_FULL). Make room") == 6, said
+    status = [line.split()[1] for line in said.splitlines() if line.startswith("status ")]
+    assert status[-1] == "0"
+    assert set(status[:-1]) <= {"1", "65"}, said  # 65: it had no room to say anything
+    assert "failed (DISK_FULL)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("manifest.csv", True),
+        ("measurements.parquet", True),
+        ("report/index.html", True),
+        ("report/thumbs", False),
+        ("report", False),
+        ("private/runs", False),
+        ("bids", False),
+    ],
+)
+def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
+    name: str, folder: bool, tmp_path: Path
+) -> None:
+    quick = Quick(tmp_path / "quick")
+    (quick.out / name).parent.mkdir(parents=True)
+    if folder:
+        (quick.out / name / "inside").mkdir(parents=True)
+    else:
+        (quick.out / name).write_text("a file")
+
+    ended = scanloom(*quick.words(), *(["--bids"] if name == "bids" else []))
+
+    if name == "bids":  # is moved out of the way
+        assert ended.code == 0, ended.err
+        return
+    assert ended.code == 74, ended.err
+    assert "(OUTPUT)" in ended.err
+    status = scanloom("status", quick.out, "--json")
+    assert (status.code, status.document["status"]["state"]) == (1, "failed")
+    assert status.document["status"]["reason"] == "OUTPUT"
+
+
+# --- the folder for temporary files --------------------------------------------------------------
+
+SCRATCH = """
+mount -t tmpfs -o size=1m none "$1"; export TMPDIR=$1; shift
+scanloom "$@"; echo "code $?"
+ls "$TMPDIR"/scanloom-*/* 2>/dev/null
+unset TMPDIR
+scanloom "$@"; echo "code $?"
+"""
+
+
+def write_packed(folder: Path) -> None:
+    """Write a zip and a series of gzipped files that grow to 3 MB each, and a plain scan."""
+    folder.mkdir()
+    nifti(folder / "plain.nii.gz")
+    for name in ("zip", "gz"):
+        words = Words(name=name, study=name)
+        files = write_series(folder / name, noise((256, 256, 24), seed=len(name)), words=words)
+        pack = zipfile.ZipFile(folder.with_name("packed.zip"), "a", zipfile.ZIP_DEFLATED)
+        for file in files:
+            if name == "zip":
+                pack.write(file, file.name)
+            else:
+                file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes(), 1))
+            file.unlink()
+        pack.close()
+
+
+@pytest.mark.slow
+def test_scans_that_find_no_room_to_be_unpacked_fail_alone_and_are_tried_again(
+    tmp_path: Path,
+) -> None:
+    scans, model = tmp_path / "scans", write_tiny_bundle(tmp_path / "models")
+    write_packed(scans)
+    workflow, out = tmp_path / "workflow.yaml", tmp_path / "out"
+    text = f"name: test\nmodels: [{model}]\npolicy: {{modality: CT}}\nexecution: {{device: cpu}}\n"
+    workflow.write_text(text)
+
+    words = ["run", workflow, scans, tmp_path / "packed.zip", "--out", out, "--cluster", "none"]
+    said = on_small_disk(SCRATCH, [tmp_path / "disk", *words])
+
+    first, second = said.split("code 1\n")
+    assert "48 files: SCRATCH_FULL" in first, said
+    assert len(list((out / "cases").iterdir())) == 3
+    assert second.endswith("code 0\n"), said
+    assert set(parquet.read_table(out / "manifest.parquet").column("outcome").to_pylist()) == {
+        "used"
+    }
+
+
+def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Path) -> None:
+    scans = tmp_path / "scans"
+    write_packed(scans)
+    model = write_tiny_bundle(tmp_path / "models")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    limited = f'ulimit -f 64; exec "{sys.executable}" -m scanloom "$@"'  # kB, or half of them
+
+    def ended(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", limited, "bash", *map(str, words)]
+        environment = {**os.environ, "TMPDIR": str(scratch)}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    index = ended("index", scans, tmp_path / "packed.zip", "--json")
+    packed = ended("segment", tmp_path / "packed.zip", "--model", model, "--out", tmp_path / "out")
+
+    assert index.returncode == 1, index.stderr
+    document = json.loads(index.stdout)
+    assert document["files"] == {"found": 49, "used": 25, "skipped": 0, "failed": 24}
+    assert document["reasons"] == {"SCRATCH_FULL": 24}
+    assert packed.returncode == 74, packed.stderr
+    assert "in the folder that TMPDIR names (EFBIG) (SCRATCH_FULL)" in packed.stderr
+    assert str(scratch) not in packed.stderr
+    assert not list(scratch.iterdir())

@@ -153,6 +153,11 @@ def speaking(manner: Manner) -> Iterator[None]:
     except Exception as error:  # the last border: foreign text goes no further
         if isinstance(error, OSError) and stdout_lost():  # `steady_streams` ends it
             raise
+        from scanloom.io.casefolder import disk_error
+
+        if (of_a_file := disk_error(error)) is not None:
+            _fail(manner, error, of_a_file.reason, of_a_file.detail)
+            raise typer.Exit(exit_of_reason(of_a_file.reason)) from error
         _fail(manner, error, Reason.INTERNAL, f"something unforeseen, {type(error).__name__}")
         raise typer.Exit(Exit.SOME_FAILED) from error
 

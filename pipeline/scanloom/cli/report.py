@@ -37,6 +37,7 @@ def report(
         from scanloom.io.bids import BIDS, write_bids
         from scanloom.io.casefolder import output_error
         from scanloom.review.report.page import write_report
+        from scanloom.review.report.runs import damaged_totals
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
             raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
@@ -53,4 +54,6 @@ def report(
         else:
             console().print(f"Look at {page}")
         warn_of_damaged(out, sorted(damaged))
+        for file in damaged_totals(out):
+            typer.echo(f"scanloom: {file} is damaged and left out: take it away.", err=True)
     raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)

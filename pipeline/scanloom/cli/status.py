@@ -26,15 +26,28 @@ def status(
         from scanloom.io.living import DIED
 
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
+        damaged = []
         for folder in reversed(folders):
             try:
                 now = Status.read(folder).seen()
-            except (OSError, ValueError):
+            except FileNotFoundError:
                 continue  # it has not said anything yet
+            except (OSError, ValueError):
+                damaged.append(folder.name)
+                continue
+            for name in damaged:
+                typer.echo(f"scanloom: {_damage(name)}.", err=True)
             if as_json:
                 print_json({"schema": 1, "status": asdict(now)})
             else:
                 console().print(status_table(now))
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
+        if damaged:
+            raise ScanError(Reason.OUTPUT, _damage(damaged[0]))
         made = "; its results are of segment" if (out / "cases").is_dir() else ""
         raise ScanError(Reason.NOT_FOUND, f"no run has said anything in this folder{made}")
+
+
+def _damage(run: str) -> str:
+    """Return what is said of a run whose status can't be read."""
+    return f"runs/{run}/status.json is damaged: take it away; `scanloom report` shows the results"

@@ -124,6 +124,11 @@ class Reason(Enum):
     TOO_LONG = ("failed", False, "Give a case more time, or leave this scan out")
     CRASHED = ("failed", False, "It brings its process down, even alone: please report it")
     WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
+    SCRATCH_FULL = (
+        "failed",
+        True,
+        "Make room in the folder for temporary files, or name another one by TMPDIR",
+    )
     DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
     OUTPUT = ("failed", True, "Check that the folder is there and can be written")
     KEY_OTHER = ("failed", False, "This output folder belongs to another key: give it with --key")

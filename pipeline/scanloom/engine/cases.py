@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Case, Reason, Series
+from scanloom.core import Case, Reason, ScanError, Series
 from scanloom.engine.record import recipe_hash
-from scanloom.engine.select import Inputs
+from scanloom.engine.select import Inputs, LeftOut
 from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import case_id, source_stamp
 from scanloom.io.index import Index
@@ -35,20 +35,27 @@ def make_cases(
     workflow: Workflow,
     cards: Sequence[ModelCard],
     key: bytes,
+    left: list[LeftOut],
 ) -> Iterator[tuple[Inputs, Case]]:
-    """Give the cases of series with those series, one after another."""
+    """Give the cases of series with those series, one after another.
+
+    `left` gets the series of which none can be made, such as those that can't be unpacked.
+    """
     recipe = workflow_recipe(workflow, cards)
     for inputs in chosen:
-        one, *others = inputs
-        series = index.as_series(one)
-        several = one.reason in (Reason.PHASES, Reason.FOUR_D)
-        count = count_phases(series) if several and workflow.policy.phases == "all" else 1
+        one = inputs[0]
+        try:
+            series, *others = map(index.as_series, inputs)
+            several = one.reason in (Reason.PHASES, Reason.FOUR_D)
+            count = count_phases(series) if several and workflow.policy.phases == "all" else 1
+        except ScanError as error:
+            left += [LeftOut(each, error.reason, error.detail) for each in inputs]
+            continue
         for phase in range(count) if several else (None,):
             number = one.id if phase is None else case_id(series, key, phase)
             case = make_case(number, series, workflow, recipe, phase=phase)
-            channels = tuple(map(index.as_series, others))
-            stamp = source_stamp((series, *channels), key)
-            yield inputs, replace(case, others=channels, stamp=stamp)
+            stamp = source_stamp((series, *others), key)
+            yield inputs, replace(case, others=tuple(others), stamp=stamp)
 
 
 def first_of_each(cases: Iterable[Case]) -> list[Case]:

@@ -17,7 +17,7 @@ from scanloom.engine.dask_settings import NO_PAGES, QUIET, close_pages, schedule
 from scanloom.engine.gpus import local_devices
 from scanloom.engine.handshake import Handshake
 from scanloom.engine.local_cluster import local_cluster
-from scanloom.engine.workflow import Cluster, Execution, Workflow
+from scanloom.engine.workflow import Execution, Workflow
 
 LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
 HOSTED = (SLURM, SSH, KUBERNETES)
@@ -128,7 +128,8 @@ def open_cluster(
         devices = local_devices(execution)[: max(1, tasks)]
         opened = local_cluster(devices, execution.in_flight, pages=cluster.dashboard)
     elif kind.partition(":")[0] in HOSTED:
-        opened = hosted_cluster(starter_of(kind, execution, private), execution, private)
+        wait = cluster.wait or patience_of(kind)
+        opened = hosted_cluster(starter_of(kind, execution, private), execution, private, wait)
     else:
         opened = joined_cluster(kind, cluster.wait or JOINING)
     with opened as client, Handshake(out, workflow.models, book) as handshake:
@@ -224,7 +225,7 @@ def _named(address: str) -> dict[str, str]:
 
 @contextmanager
 def hosted_cluster(
-    start: Callable[[Path], Starter], execution: Execution, private: Path
+    start: Callable[[Path], Starter], execution: Execution, private: Path, wait: float
 ) -> Iterator[Any]:
     """Have the scheduler here, and workers on other machines that are started for this run.
 
@@ -236,6 +237,8 @@ def hosted_cluster(
         Threads, device and cluster options.
     private : Path
         The run's private folder, for the contact file and the key of the run; both go at the end.
+    wait : float
+        Seconds that the first worker has to come.
 
     Yields
     ------
@@ -264,7 +267,7 @@ def hosted_cluster(
             close_pages(cluster)
         starter = start(path)
         try:
-            _wait_for_first(client, starter, options)
+            _wait_for_first(client, starter, wait)
             with _keeping(starter):
                 yield client
         finally:
@@ -303,15 +306,15 @@ def _contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Pa
             path.unlink(missing_ok=True)
 
 
-def _wait_for_first(client: Any, starter: Starter, options: Cluster) -> None:
-    until = time.monotonic() + options.wait if options.wait else float("inf")
+def _wait_for_first(client: Any, starter: Starter, wait: float) -> None:
+    until = time.monotonic() + wait
     while True:
         starter.keep(came=False)
         with suppress(TimeoutError):  # none yet: look after those that start
             client.wait_for_workers(1, timeout=KEEPING)
             return
         if time.monotonic() > until:
-            raise ScanError(Reason.CLUSTER, f"no worker came within {options.wait:.0f} s")
+            raise ScanError(Reason.CLUSTER, f"no worker came within {wait:.0f} s")
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.engine.select import LeftOut
+from scanloom.engine.workflow import MOST_BYTES
 from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.failures import has_failed
 from scanloom.io.identity import file_id
 from scanloom.io.index import Index
 from scanloom.io.join import defused
 from scanloom.io.outfolder import each_case, read_case
+from scanloom.io.regular import read_regular
 from scanloom.io.tables import COLUMNS, flat_measurement, read_plain_measurements
 from scanloom.io.whole import write_whole
 
@@ -129,11 +131,11 @@ def collect_shards(out: Path, damaged: set[str] | None = None) -> bool:
 
 def _collect_shards(out: Path, newest: Path, damaged: set[str]) -> None:
     """Write both tables over the runs that did the same as `newest`, each a part of the cases."""
-    same = (newest / "workflow.json").read_bytes()
+    same = _workflow_of(newest)
     shards = [
         _manifest_of(run)
         for run in sorted((out / "runs").iterdir(), reverse=True)
-        if _manifest_of(run).exists() and (run / "workflow.json").read_bytes() == same
+        if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == same)
     ]
     _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(shards))
     _write_measurements(out, damaged)
@@ -143,14 +145,36 @@ def _manifest_of(run: Path) -> Path:
     return (run / MANIFEST).with_suffix(".parquet")
 
 
+def _workflow_of(run: Path) -> bytes:
+    """Return what a run was asked to do; nothing that any other was where that can't be read."""
+    try:
+        return read_regular(run / "workflow.json", MOST_BYTES)
+    except OSError:
+        return run.name.encode()
+
+
+def _read_manifest(path: Path) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path, schema=_schema(MANIFEST_COLUMNS))
+    except (OSError, pa.ArrowException) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise
+        name = f"runs/{path.parent.name}/{path.name}"
+        detail = f"{name} is damaged: take it away, and run that shard again"
+        raise ScanError(Reason.OUTPUT, detail) from exc
+
+
 def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     """Give a row for each file, of the newest run that knows what became of it."""
-    from pyarrow import compute, parquet
+    from pyarrow import compute
 
     newest, *older = manifests
-    rows = {(row["file"], row["copy"]): row for row in parquet.read_table(newest).to_pylist()}
+    rows = {(row["file"], row["copy"]): row for row in _read_manifest(newest).to_pylist()}
     for path in older:
-        table = parquet.read_table(path)
+        table = _read_manifest(path)
         known = table.filter(compute.not_equal(table["outcome"], "open"))
         for row in known.to_pylist():
             now = rows.get((row["file"], row["copy"]))
@@ -254,7 +278,7 @@ def _write_both(
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema([(name, _kind(name)) for name in columns])
+    schema = _schema(columns)
     with (
         parquet.ParquetWriter(parquet_file, schema) as whole,
         csv_file.open("w", encoding="utf-8", newline="") as text,
@@ -268,6 +292,12 @@ def _write_both(
                 {name: defused(v) if isinstance(v, str) else v for name, v in row.items()}
                 for row in batch
             )
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([(name, _kind(name)) for name in columns])
 
 
 def _kind(column: str) -> pa.DataType:

@@ -17,6 +17,7 @@ from scanloom.engine.plan import PLAN, rates_name
 from scanloom.engine.rates import Measured, Rates, folder_bytes
 from scanloom.engine.workflow import Workflow
 from scanloom.io.names import CASE, TIMING
+from scanloom.io.regular import open_regular
 
 SAMPLE = 2000
 """Cases of a run that are looked at; of more, so many evenly chosen ones."""
@@ -118,7 +119,10 @@ def conclude(
         learn(rates, out, course, workers)
         rates.save(name)
     plan = _newest_plan(out, recipe)
-    return None if plan is None else compare(plan, out, course)
+    try:
+        return None if plan is None else compare(plan, out, course)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None  # no plan of ours
 
 
 def compare(plan: Mapping[str, Any], out: Path, course: Course) -> dict[str, Any] | None:
@@ -160,7 +164,8 @@ def _where(folder: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> tupl
 
 def _newest_plan(out: Path, recipe: str) -> dict[str, Any] | None:
     try:
-        plan = json.loads((out / "runs" / PLAN).read_text(encoding="utf-8"))
+        with open_regular(out / "runs" / PLAN) as file:
+            plan = json.load(file)
         return plan if plan["recipe"] == recipe and plan["cases"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

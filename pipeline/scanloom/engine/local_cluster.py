@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from scanloom.core import Reason, ScanError
 from scanloom.engine.dask_settings import (
     ANY_PORT,
     NO_PAGES,
@@ -19,6 +22,12 @@ from scanloom.engine.gpus import worker_environment
 
 JOINING = 120.0
 """Seconds that workers have to come."""
+
+STARTING = 60.0
+"""Seconds that a worker's process has to start, and half of those that its nanny has to end it."""
+
+CLOSING = 30.0
+"""Seconds that workers have to end in good order."""
 
 KEEPING = 3.0
 """Seconds between two looks at whether a nanny gave up."""
@@ -40,6 +49,11 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
     Yields
     ------
     distributed.Client
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if they don't start, or not in time; what was started of them is ended.
     """
     import dask
     from distributed import Client, Nanny, SpecCluster
@@ -53,6 +67,7 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
         "security": security,
         "dashboard_address": ANY_PORT,
         "preload": [PRELOAD],
+        "death_timeout": STARTING,
         "silence_logs": 50,
     }
     workers = {
@@ -65,14 +80,55 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
     scheduler = scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
     with (
         dask.config.set(QUIET if pages else QUIET | NO_PAGES),
-        SpecCluster(workers, scheduler, security=security, silence_logs=50) as cluster,
+        _all_ended(),
+        _started(
+            lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50)
+        ) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
     ):
         if not pages:
             close_pages(cluster)
-        client.wait_for_workers(len(devices), timeout=JOINING)
+        try:
+            client.wait_for_workers(len(devices), timeout=JOINING)
+        except (OSError, TimeoutError) as exc:
+            detail = f"not all of its {len(devices)} workers came within {JOINING:.0f} s"
+            raise ScanError(Reason.CLUSTER, detail) from exc
         with _kept_up(cluster):
             yield client
+
+
+@contextmanager
+def _started(make: Callable[[], Any]) -> Iterator[Any]:
+    """Give the cluster that `make` starts, and close it; neither goes on for ever."""
+    made: Future[Any] = Future()
+
+    def start() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as exc:  # noqa: BLE001 told by the thread that waits
+            made.set_exception(exc)
+
+    threading.Thread(target=start, name="cluster", daemon=True).start()
+    try:
+        cluster = made.result(3 * STARTING)
+    except Exception as exc:
+        raise ScanError(Reason.CLUSTER, "the workers of this machine did not start") from exc
+    try:
+        yield cluster
+    finally:
+        with suppress(TimeoutError):
+            cluster.close(CLOSING)
+
+
+@contextmanager
+def _all_ended() -> Iterator[None]:
+    """End the processes that are left of those that were started in the block."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    finally:
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
 
 
 @contextmanager

@@ -15,9 +15,16 @@ from pathlib import Path
 from scanloom.core import Reason, ScanError
 from scanloom.io.casefolder import output_error, tidy
 from scanloom.io.living import process_start
+from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
 
 WORK = ".work"
+MOST_BYTES = 1 << 12
+"""Of a lock."""
+PATIENCE = 10.0
+"""Seconds that another process has to look at a lock."""
+TRIES = 100
+"""How often a lock may come and go before that is given up."""
 
 
 @contextmanager
@@ -68,12 +75,22 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
 def _one_at_a_time(out: Path) -> Iterator[None]:
     """Let one process look at locks at once, where the file system knows how (flock)."""
     folder = os.open(out, os.O_RDONLY)
+    until = time.monotonic() + PATIENCE
     try:
         with suppress(OSError):  # linking and renaming are all that is left then
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            while not _flocked(folder) and time.monotonic() < until:
+                time.sleep(0.05)
         yield
     finally:
         os.close(folder)
+
+
+def _flocked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _acquire(path: Path, mine: str, *, take_over: bool) -> None:
@@ -81,13 +98,14 @@ def _acquire(path: Path, mine: str, *, take_over: bool) -> None:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     write_whole(draft, lambda file: file.write_text(mine))
     try:
-        while True:
+        for _ in range(TRIES):
             try:
                 os.link(draft, path)
             except FileExistsError:
                 _give_up_or_clear(path, take_over=take_over)
             else:
                 return
+        raise ScanError(Reason.LOCKED, "its lock comes and goes")
     finally:
         draft.unlink(missing_ok=True)
 
@@ -101,7 +119,7 @@ def _give_up_or_clear(path: Path, *, take_over: bool) -> None:
         host, process = str(held["host"]), int(held["process"])
         start, since = str(held["start"]), str(held["since"])
     except (ValueError, KeyError, TypeError):
-        host, process, start, since = "unknown", 0, "", "unknown"
+        host, process, start, since = "", 0, "", ""
     here = host == socket.gethostname()
     if (here and process_start(process) != start) or (take_over and not here):
         # Renamed, not deleted: who comes second renames a lock that is not the dead one's any
@@ -113,14 +131,22 @@ def _give_up_or_clear(path: Path, *, take_over: bool) -> None:
             return
         if _read(stale) != text:
             os.link(stale, path)  # it was somebody's: give it back
+        if stale.is_dir() and not stale.is_symlink():
+            return  # no run made it: whoever did has it still, under another name
         stale.unlink(missing_ok=True)
         return
+    if not host:
+        detail = f"{WORK}/{path.name} does not say which run holds it: --take-over, if none goes on"
+        raise ScanError(Reason.LOCKED, detail)
     where = "this host" if here else f"host {host}: --take-over, if it surely runs no more"
     raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
 
 
 def _read(path: Path) -> str | None:
+    """Return what a lock says, None where there is none; of what no run wrote, nothing."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, MOST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
-        return None
+        return "" if os.path.lexists(path) else None  # a link to nothing stands in the way too
+    except OSError:
+        return ""

@@ -194,7 +194,7 @@ def make_plan(
     site = find_site(workflow, cards)
     pairs = [
         (inputs[0], case)
-        for inputs, case in make_cases(index, chosen, workflow, cards, key)
+        for inputs, case in make_cases(index, chosen, workflow, cards, key, left)
         if scope.holds(case.id)
     ]
     series = {case.id: one for one, case in pairs}

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +43,7 @@ from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
-from scanloom.io.casefolder import claim_out
+from scanloom.io.casefolder import claim_out, output_border
 from scanloom.io.crosswalk import add_sources, known_ids, remember_series, source_of
 from scanloom.io.failures import failed_cases, forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
@@ -179,19 +179,22 @@ def run(
     claim_out(options.out, fingerprint)
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
     with hold_lock(options.out, shard=shard, take_over=options.take_over):
-        name = new_run(options.out, workflow, cards)
+        with output_border():
+            name = new_run(options.out, workflow, cards)
         board = Board(name, options.out / RUNS / name, metrics=options.metrics)
         meter = Meter() if options.cluster in HERE else None
-        with closing(board), on_board(board) if on_board else _nothing():
+        shown = on_board(board) if on_board else _nothing()
+        with closing(board), shown, output_border():
             made = _Run(workflow, options, cards, key, name, board)
             complete, files = made.go(paths, stop)
-            board.state("done" if complete else "stopped")
-        status = board.now()
-        joules = meter.joules() if meter else None
-        totals = write_totals(options.out, status, joules=joules, price=options.price)
-        if options.bids:
-            write_bids(options.out, metadata.version("scanloom"), made.damaged)
-        write_report(options.out, made.damaged)
+            state = "done" if complete else "stopped"
+            joules = meter.joules() if meter else None
+            status = replace(board.now(), state=state)
+            totals = write_totals(options.out, status, joules=joules, price=options.price)
+            if options.bids:
+                write_bids(options.out, metadata.version("scanloom"), made.damaged)
+            write_report(options.out, made.damaged)
+            board.state(state)
         damaged = tuple(sorted(made.damaged))
         return RunResult(name, status, files, complete, totals, made.compared, damaged)
 
@@ -233,7 +236,7 @@ class _Run:
         """Do the whole run; return whether it was completed, and the count of files."""
         index = build_index(paths, self.key, self.out)
         chosen, left = select(index.series, self.workflow, self.cards)
-        cases = list(self._cases(index, chosen))
+        cases = list(self._cases(index, chosen, left))
         once = first_of_each(cases)
         todo, before = self._todo(once)
         self._remember_sources(cases)
@@ -263,8 +266,9 @@ class _Run:
         files = collect(self.out, index, left, ends, self.key, own, self.damaged)
         return complete and not stop.is_set(), files
 
-    def _cases(self, index: Index, chosen: Sequence[Inputs]) -> Iterator[Case]:
-        for inputs, case in make_cases(index, chosen, self.workflow, self.cards, self.key):
+    def _cases(self, index: Index, chosen: Sequence[Inputs], left: list[LeftOut]) -> Iterator[Case]:
+        made = make_cases(index, chosen, self.workflow, self.cards, self.key, left)
+        for inputs, case in made:
             if self.options.scope.holds(case.id):
                 self.books.series[case.id] = tuple(one.id for one in inputs)
                 yield case

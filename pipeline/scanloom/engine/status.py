@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from scanloom.core import CaseRecord, Reason, ScanError
 from scanloom.io.living import DIED, process_start, state_seen, this_host
+from scanloom.io.regular import open_regular
 
 STATUS = "status.json"
 RECENT_SECONDS = 300.0
@@ -87,7 +88,8 @@ class Status:
         OSError, ValueError
             If it said nothing, or something else.
         """
-        told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        with open_regular(folder / STATUS) as file:
+            told = json.load(file)
         try:
             return cls(**told)
         except TypeError as exc:
@@ -196,7 +198,7 @@ class Board:
             self._state, self._reason = state or self._state, reason
         self._over.set()
         self._writer.join()
-        self._write()
+        self._write(_replace_or_fill)
 
     def _rate(self, now: float) -> float | None:
         """Return cases a second over the last minutes, None where too little is known."""
@@ -206,16 +208,17 @@ class Board:
         return len(self._moments) / span if span > 0 else None
 
     def _keep_writing(self) -> None:
+        self._write()  # from now on it has its place, also on a disk that is full
         while not self._over.wait(self._period):
             self._write()
 
-    def _write(self) -> None:
+    def _write(self, put: Callable[[Path, str], None] | None = None) -> None:
         """Replace the file; not brought to the disk each second: it is a view, not a record."""
         from scanloom.engine.metrics import metrics_text
 
         now = self.now()
         with suppress(OSError):  # a full disk is told where results are written
-            _replace(self._folder / STATUS, json.dumps(asdict(now)))
+            (put or _replace)(self._folder / STATUS, json.dumps(asdict(now)))
         if self._metrics is not None:
             with suppress(OSError):  # a run does not end for want of metrics
                 _replace(self._metrics, metrics_text(now))
@@ -235,10 +238,23 @@ def closing(board: Board) -> Iterator[None]:
 
 def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}")
-    draft.unlink(missing_ok=True)
-    with draft.open("x", encoding="utf-8") as file:  # a link there would lead elsewhere
-        file.write(text)
-    draft.replace(path)
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:  # a link there would lead elsewhere
+            file.write(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _replace_or_fill(path: Path, text: str) -> None:
+    """Replace a file, or else write into it: on a full disk there may be room in it alone."""
+    try:
+        _replace(path, text)
+    except OSError:
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(text)
+            file.truncate()
 
 
 def gpu_state() -> list[dict[str, Any]]:

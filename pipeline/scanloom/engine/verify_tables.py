@@ -6,6 +6,7 @@ import csv
 import itertools
 from collections.abc import Container, Iterator
 from contextlib import suppress
+from io import TextIOWrapper
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from scanloom.engine.collect import BATCH, MANIFEST, MEASUREMENTS, measurement_r
 from scanloom.io.crosswalk import case_folders
 from scanloom.io.join import defused
 from scanloom.io.outfolder import CASES
+from scanloom.io.regular import open_regular
 
 Cells = dict[str, str]
 """A row as it stands in the CSV."""
@@ -117,10 +119,10 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[Cells]:
 
     try:
         if path.suffix == ".csv":
-            with path.open(encoding="utf-8", newline="") as text:
+            with TextIOWrapper(open_regular(path), "utf-8", newline="") as text:
                 yield from csv.DictReader(text, strict=True)
             return
-        with parquet.ParquetFile(path) as file:
+        with open_regular(path) as plain, parquet.ParquetFile(plain) as file:
             for batch in file.iter_batches(BATCH, columns=columns):
                 yield from map(_cells, batch.to_pylist())
     except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:

@@ -20,6 +20,7 @@ from pydantic import (
 
 from scanloom.core import Outputs, Reason, ScanError
 from scanloom.engine.mistakes import mistake, repeated
+from scanloom.io.regular import read_regular
 
 MOST_BYTES = 1 << 20
 """A workflow is a page of text."""
@@ -289,7 +290,7 @@ def read_workflow(path: Path) -> Workflow:
         WORKFLOW, with line, key, what was expected and the nearest right word for each mistake.
     """
     try:
-        raw = path.read_bytes()[: MOST_BYTES + 1]
+        raw = read_regular(path, MOST_BYTES)
     except OSError as exc:
         raise ScanError(Reason.WORKFLOW, f"the file can't be read ({type(exc).__name__})") from exc
     if len(raw) > MOST_BYTES:

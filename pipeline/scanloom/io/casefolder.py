@@ -43,6 +43,15 @@ from scanloom.io.whole import clear_drafts, sync
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full disk and a used-up quota say."""
 
+_NOT_OF_A_DISK = (
+    ConnectionError,
+    TimeoutError,
+    ChildProcessError,
+    ProcessLookupError,
+    InterruptedError,
+    BlockingIOError,
+)
+
 ELSEWHERE_DEAD_AFTER = 86_400.0
 """Seconds without a change after which a folder that another host was building is given up."""
 
@@ -228,6 +237,38 @@ def output_error(exc: OSError, what: str = "the results") -> ScanError:
         return ScanError(Reason.DISK_FULL, f"no space left for {what}")
     name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
     return ScanError(Reason.OUTPUT, f"{what} can't be written ({name})")
+
+
+def disk_error(error: Exception) -> ScanError | None:
+    """Return the error of the closed list for what a disk said of a file of ours, else None.
+
+    What it says of a scan is UNREADABLE, by who reads it: it does not get here.
+    """
+    if not isinstance(error, OSError) or error.errno is None or isinstance(error, _NOT_OF_A_DISK):
+        return None
+    known = output_error(error, "a file of ours")
+    name = errno.errorcode.get(error.errno, "an unknown error")
+    full = known.reason is Reason.DISK_FULL
+    detail = known.detail if full else f"a file of ours can't be read or written ({name})"
+    return ScanError(known.reason, detail)
+
+
+@contextmanager
+def output_border() -> Iterator[None]:
+    """Turn what a disk says of files of ours in the block into an error of the closed list.
+
+    Raises
+    ------
+    ScanError
+        DISK_FULL or OUTPUT.
+    """
+    try:
+        yield
+    except OSError as exc:
+        known = disk_error(exc)
+        if known is None:
+            raise
+        raise known from exc
 
 
 @dataclass(frozen=True)

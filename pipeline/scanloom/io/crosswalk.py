@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError, Series
 from scanloom.io.private import CROSSWALK, PRIVATE, private_folder, write_private
+from scanloom.io.regular import open_regular
 from scanloom.io.unpack import IN_ZIP, SCRATCH
 
 if TYPE_CHECKING:
@@ -238,10 +239,13 @@ def _read(path: Path) -> pa.Table:
     if not path.exists():
         return _table([])
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_regular(path) as plain, parquet.ParquetFile(plain) as file:
             return file.read().select(list(COLUMNS)).cast(_table([]).schema)
     except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
-        detail = f"its crosswalk can't be read ({type(exc).__name__})"
+        detail = (
+            f"{PRIVATE}/{CROSSWALK} can't be read ({type(exc).__name__}). It is not written over: "
+            "move it aside, and the next run makes a new one of the scans that it finds"
+        )
         raise ScanError(Reason.OUTPUT, detail) from exc
 
 

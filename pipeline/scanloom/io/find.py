@@ -171,8 +171,14 @@ def lost_beside(paths: Iterable[str], lost: Mapping[str, int]) -> int:
 
 def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:
     """Return a group as what readers take; packed files are unpacked for it."""
-    files = tuple(SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in group.members)
     stamp = stamp_of(entries[n] for n in group.members)
+    try:
+        files = tuple(
+            SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in group.members
+        )
+    except ScanError:  # who reads the series says so; others are not stopped
+        packed = tuple(Path(SCRATCH.place(entries[n].path)) for n in group.members)
+        return Series(group.kind, packed, group.study, group.series, stamp=stamp)
     if group.kind != "dicom":
         return Series(group.kind, files, stamp=stamp)
     pairs = zip(files, (looks[n] for n in group.members), strict=True)
@@ -233,14 +239,41 @@ def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
     raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(found)}: {_listed(found)}")
 
 
-def look_result(entry: Entry) -> Look | None:
-    """Return what is known of a file that is not opened; None if it must be."""
-    return None if entry.reason is None else Look("", reason=entry.reason.code)
+def look_results(entries: Sequence[Entry], before: Sequence[Look | None]) -> list[Look | None]:
+    """Return what is known of files before they are opened; None of those that must be.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    before : sequence of Look or None
+        What was seen of each file an earlier time.
+
+    Returns
+    -------
+    list of Look or None
+        Zip archives are unpacked for files that must be opened; of one that can't be, its files
+        have the reason.
+    """
+    failed: dict[str, ScanError] = {}
+    looks: list[Look | None] = []
+    for entry, look in zip(entries, before, strict=True):
+        archive = entry.path.partition(IN_ZIP)[0]
+        if entry.reason is not None:
+            look = Look("", reason=entry.reason.code)
+        elif look is None and archive != entry.path and archive not in failed:
+            try:
+                SCRATCH.place(entry.path)
+            except ScanError as error:
+                failed[archive] = error
+        if look is None and archive in failed:
+            look = Look("", reason=failed[archive].code, detail=failed[archive].detail)
+        looks.append(look)
+    return looks
 
 
 def _looks(entries: Sequence[Entry]) -> list[Look]:
-    """Return what each file is; zip archives are unpacked for it."""
-    known = [look_result(entry) for entry in entries]
+    """Return what each file is."""
+    known = look_results(entries, [None] * len(entries))
     paths = [
         SCRATCH.place(entry.path)
         for entry, look in zip(entries, known, strict=True)
@@ -283,7 +316,11 @@ def _parts(entry: Entry, look: Look) -> list[str]:
     """Return the files of a volume: itself, and what holds the voxels if that is another one."""
     if look.kind not in _FILES or not entry.path.lower().endswith(_PARTED):
         return [entry.path]
-    files = (nifti_files if look.kind == "nifti" else itk_files)(SCRATCH.plain(entry.path))
+    try:
+        file = SCRATCH.plain(entry.path)
+    except ScanError:  # its archive can't be unpacked any more: who reads the series says so
+        return [entry.path]
+    files = (nifti_files if look.kind == "nifti" else itk_files)(file)
     return [entry.path, *(_join(entry.path, file.name) for file in files[1:])]
 
 
@@ -301,6 +338,9 @@ def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:
     failed = [reason for reason in lost if reason.outcome == "failed"]
     if len(entries) == 1 and failed:
         return ScanError(failed[0], "what was named can't be used")
+    for entry, look in zip(entries, looks, strict=True):
+        if IN_ZIP in entry.path and look.detail and not look.kind:
+            return ScanError(Reason[look.reason], look.detail)  # the archive can't be unpacked
     skipped = Counter(look.reason for look in looks if look.packed and look.reason)
     skipped.update(look.reason for look in looks if look.reason == Reason.UNREADABLE.code)
     if len(skipped) == 1:

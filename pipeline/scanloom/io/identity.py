@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
+from scanloom.io.regular import open_regular, read_regular
 
 KEY_BYTES = 32
 ID_BYTES = 16
@@ -45,13 +46,14 @@ def load_key(file: Path | None = None) -> bytes:
         detail = "the folder of the key file is not there: a key is made in a folder that is"
         raise ScanError(Reason.NOT_FOUND, detail)
     try:
-        key = path.read_bytes() if path.exists() else _make_key(path)
+        key = read_regular(path, KEY_BYTES) if path.exists() else _make_key(path)
     except OSError as exc:
         elsewhere = "" if named else ": name another place by --key or SCANLOOM_KEY"
         detail = f"the key file can't be read or made ({type(exc).__name__}){elsewhere}"
         raise ScanError(Reason.UNREADABLE, detail) from exc
     if len(key) != KEY_BYTES:
-        raise ScanError(Reason.DAMAGED, f"the key file holds {len(key)} bytes, not {KEY_BYTES}")
+        held = len(key) if len(key) < KEY_BYTES else f"more than {KEY_BYTES}"
+        raise ScanError(Reason.DAMAGED, f"the key file holds {held} bytes, not {KEY_BYTES}")
     return key
 
 
@@ -170,7 +172,7 @@ def _make_key(path: Path) -> bytes:
         try:
             os.link(draft, path)  # fails where the key is there already: never overwritten
         except FileExistsError:
-            return path.read_bytes()
+            return read_regular(path, KEY_BYTES)
     finally:
         draft.unlink()
     return key
@@ -203,7 +205,7 @@ def _of_each(
 def _whole_file(path: Path, key: bytes) -> bytes:
     digest = hashlib.blake2b(key=key, digest_size=ID_BYTES)
     piece = bytearray(_PIECE)
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         while count := file.readinto(piece):
             digest.update(memoryview(piece)[:count])
     return digest.digest()
@@ -211,7 +213,7 @@ def _whole_file(path: Path, key: bytes) -> bytes:
 
 def _fingerprint(path: Path, key: bytes) -> bytes:
     """Return a hash of size, head, tail and samples between: enough to tell files apart."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         between = max(size - 2 * END_BYTES, 0)
         places = [(0, END_BYTES), (max(size - END_BYTES, 0), END_BYTES)]

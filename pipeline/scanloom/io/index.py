@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
-from scanloom.io.find import Group, group_files, look_result, lost_beside, lost_files
+from scanloom.io.find import Group, group_files, look_results, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index_file import (
@@ -177,12 +177,10 @@ def _build(
     entries: list[Entry], key: bytes, old: StoredRows | None, helpers: Helpers
 ) -> tuple[Rows, int]:
     """Return a row for each entry, and how many files were opened for it."""
-    looks: list[Look | None] = [look_result(entry) for entry in entries]
     before = [-1] * len(entries) if old is None else old.unchanged(entries)
-    if old is not None:
-        for n, row in enumerate(before):
-            if row >= 0 and looks[n] is None:
-                looks[n] = old.looks[row]
+    looks = look_results(
+        entries, [old.looks[row] if old is not None and row >= 0 else None for row in before]
+    )
     missing = [n for n, look in enumerate(looks) if look is None]
     told: dict[tuple[int, ...], Description] = {}
     if len(missing) > MANY:
@@ -248,13 +246,16 @@ def _to_describe(
 ) -> ToDescribe | Description:
     """Return what has to be looked at, or what is known of damaged files."""
     files = _files(group)
+    try:
+        paths = [SCRATCH.place(entries[n].path) for n in files]
+    except ScanError as error:
+        return Description(reason=error.code, detail=error.detail)
     if group.kind != "dicom":
-        return ToDescribe(group.kind, [SCRATCH.place(entries[n].path) for n in files], [])
+        return ToDescribe(group.kind, paths, [])
     packed = [one for n in files if (one := looks[n].packed)]
     lost = [looks[n] for n in files if not looks[n].packed]
     if lost:
         return Description(reason=lost[0].reason, detail=lost[0].detail)
-    paths = [SCRATCH.place(entries[n].path) for n in files]
     return ToDescribe("dicom", paths, packed)
 
 

@@ -27,7 +27,7 @@ FORM = "5"
 
 _FORM, _KEY = b"scanloom.index", b"scanloom.key"
 _RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
-_LOOKED_AGAIN = Reason.UNREADABLE.code  # who may read a file can change without a trace
+_LOOKED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # nothing of the file
 
 
 class IndexedSeries(NamedTuple):
@@ -160,11 +160,11 @@ class StoredRows:
         ]
 
     def _must_be_tried(self) -> set[int]:
-        """Return files that could not be read: who may can change without a trace in the file.
+        """Return files that could not be read: that can change without a trace in the file.
 
         So can whatever else trying again may help.
         """
-        failed = {n for n, reason in enumerate(self.reasons) if reason == _LOOKED_AGAIN}
+        failed = {n for n, reason in enumerate(self.reasons) if reason in _LOOKED_AGAIN}
         failed.update(n for one in self.series if one.what.reason in _RETRIED for n in one.files)
         unopened = self._table.column("unopened")
         return {n for n in failed if not unopened[n].as_py()}
@@ -231,6 +231,8 @@ def _opened(path: Path) -> parquet.ParquetFile:
     """Open the file; a page whose checksum is wrong is an OSError."""
     from pyarrow import parquet
 
+    if not path.is_file():
+        raise FileNotFoundError
     return parquet.ParquetFile(path, page_checksum_verification=True)
 
 

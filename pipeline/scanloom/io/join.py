@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source
+from scanloom.io.regular import open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +159,7 @@ def _is_parquet(path: Path) -> bool:
     if not path.exists():
         raise ScanError(Reason.NOT_FOUND, "there is no such table")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(4) == b"PAR1"
     except OSError as exc:
         detail = f"the table can't be read ({type(exc).__name__})"

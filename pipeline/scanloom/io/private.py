@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
 
 PRIVATE = "private"
@@ -25,9 +26,18 @@ KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
 
+MOST_BYTES = 1 << 10
+"""Of a fingerprint."""
+
 DEAD_AFTER = 3600
 """Seconds after which a draft is no longer being written: it takes a moment."""
 
+_NO_FINGERPRINT = (
+    f"{PRIVATE}/{KEY_FINGERPRINT} is damaged: if you are sure of the key, take it away, and the "
+    "next run with that key writes it anew"
+)
+_LOCKING = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+"""A link to nothing in the lock's place would seem to be taken away for ever."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
@@ -40,11 +50,15 @@ def known_fingerprint(out: Path) -> str | None:
         OUTPUT if it can't be read.
     """
     try:
-        text = (out / PRIVATE / KEY_FINGERPRINT).read_text(encoding="ascii").strip()
+        text = read_regular(out / PRIVATE / KEY_FINGERPRINT, MOST_BYTES).decode("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as exc:
+    except PermissionError as exc:
         raise ScanError(Reason.OUTPUT, "its private folder can't be read") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ScanError(Reason.OUTPUT, _NO_FINGERPRINT) from exc
+    if not text or not text.isalnum():
+        raise ScanError(Reason.OUTPUT, _NO_FINGERPRINT)
     return text
 
 
@@ -138,7 +152,7 @@ def _open_lock(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         try:
-            handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            handle = os.open(folder / LOCK, _LOCKING, 0o600)
         except FileNotFoundError:  # taken away between the two lines
             continue
         try:

@@ -7,7 +7,9 @@ when the next one makes its own: a lock of flock(2), which ends with its process
 from __future__ import annotations
 
 import atexit
+import errno
 import gzip
+import os
 import shutil
 import tempfile
 import threading
@@ -27,11 +29,11 @@ MOST_MEMBERS = 1_000_000
 MOST_BYTES = 1 << 36
 """Of a zip archive, unpacked: 64 GiB."""
 MOST_OF_DISK = 0.8
-"""Share of the free space that may be taken."""
+"""Share of the space that was free at first that may be taken."""
 PACKED_FILE = 1 << 32
 """Bytes of one packed DICOM file, unpacked: as many as pixels may have."""
 MOST_TIMES = 200
-"""An archive that grows more than this, and beyond `SMALL`, was made to do harm."""
+"""What grows more than this, and beyond `SMALL`, was made to do harm: an archive, or a file."""
 SMALL = 1 << 30
 GZIP = b"\x1f\x8b"
 PREFIX = "scanloom-"
@@ -39,6 +41,9 @@ PREFIX = "scanloom-"
 LOCK = "lock"
 
 _PIECE = 1 << 20
+_SYSTEMS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 names, for a message
+_OUT_OF_REACH = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT})
+"""What a disk or a network says that gives no bytes, whatever they are."""
 _ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
@@ -95,6 +100,7 @@ class Scratch:
         self._plain: dict[tuple[str, bool], Path] = {}
         self._origins: dict[Path, Path] = {}
         self._numbers: dict[str, int] = {}
+        self._kept_free = 0.0
         self._lock = threading.Lock()
 
     def plain(self, path: str, *, gzipped: bool = False) -> Path:
@@ -110,7 +116,7 @@ class Scratch:
         Raises
         ------
         ScanError
-            DAMAGED, UNREADABLE, TOO_LARGE; DISK_FULL.
+            DAMAGED, UNREADABLE, TOO_LARGE; SCRATCH_FULL, which says nothing of the file.
         """
         if not gzipped and IN_ZIP not in path:
             return Path(path)
@@ -133,56 +139,112 @@ class Scratch:
         """Return where a file lies that may be a member of a zip archive."""
         return path if IN_ZIP not in path else str(self.plain(path))
 
+    def close(self) -> None:
+        """Take away all that was unpacked."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock_file is not None:
+            self._lock_file.close()
+        self._folder = self._lock_file = None
+        self._plain.clear()
+
     def _unpack_zip(self, archive: str) -> None:
+        """Unpack all files of an archive, or none."""
         zip_members(Path(archive))  # their sizes are judged
-        with _opened(Path(archive)) as pack:
-            for info in pack.infolist():
-                if info.is_dir():
-                    continue
-                folder = info.filename.rpartition("/")[0]
-                place = self._place(archive + IN_ZIP + folder, info.filename)
-                with pack.open(info) as packed:
-                    self._copy(packed, place, info.file_size)
-                self._plain[archive + IN_ZIP + info.filename, False] = place
-                self._origins[place] = Path(archive)
+        made: dict[str, Path] = {}
+        try:
+            with _opened(Path(archive)) as pack:
+                for info in pack.infolist():
+                    if info.is_dir():
+                        continue
+                    folder = info.filename.rpartition("/")[0]
+                    place = self._place(archive + IN_ZIP + folder, info.filename)
+                    made[info.filename] = place
+                    with pack.open(info) as packed:
+                        self._copy(packed, place, info.file_size)
+        except BaseException:
+            for place in made.values():
+                place.unlink(missing_ok=True)
+            raise
+        for name, place in made.items():
+            self._plain[archive + IN_ZIP + name, False] = place
+            self._origins[place] = Path(archive)
 
     def _gunzip(self, source: Path) -> Path:
         place = self._place(str(source), source.name.removesuffix(".gz"))
         try:
             with gzip.open(source) as packed:
-                self._copy(packed, place, PACKED_FILE)
-        except _ERRORS as exc:
+                most = max(SMALL, MOST_TIMES * source.stat().st_size)
+                self._copy(packed, place, min(most, PACKED_FILE))
+        except BaseException as exc:
             place.unlink(missing_ok=True)
-            detail = f"a packed file can't be unpacked ({type(exc).__name__})"
-            raise ScanError(Reason.DAMAGED, detail) from exc
+            if isinstance(exc, _ERRORS):
+                raise _not_unpacked(exc, "a packed file") from exc
+            raise
         return place
 
     def _place(self, near: str, name: str) -> Path:
         """Return where a file goes: files that were beside each other stay so, by their names."""
-        if self._folder is None:
-            _clear_dead(Path(tempfile.gettempdir()))
-            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
-            self._lock_file = _locked(self._folder)
-            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
-        folder = self._folder / str(self._numbers.setdefault(near, len(self._numbers)))
-        folder.mkdir(exist_ok=True)
+        with _writing():
+            folder = self._made() / str(self._numbers.setdefault(near, len(self._numbers)))
+            folder.mkdir(exist_ok=True)
         name = name.replace("\\", "/").rpartition("/")[2]
         place = folder / (name if name not in ("", ".", "..") else "file")
         while place.exists():
             place = place.with_name(f"_{place.name}")
         return place
 
+    def _made(self) -> Path:
+        """Return the folder of this process, which is made for its first file."""
+        if self._folder is None:
+            _clear_dead(Path(tempfile.gettempdir()))
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
+            atexit.register(self.close)
+            self._lock_file = _locked(self._folder)
+            self._kept_free = shutil.disk_usage(self._folder).free * (1 - MOST_OF_DISK)
+        return self._folder
+
     def _copy(self, source: IO[bytes] | gzip.GzipFile, place: Path, limit: int) -> None:
-        free = shutil.disk_usage(place.parent).free * MOST_OF_DISK
+        with _writing():
+            room = shutil.disk_usage(place.parent).free - self._kept_free
+            target = place.open("xb", buffering=0)
         size = 0
-        with place.open("xb") as target:
+        with target:
             while piece := source.read(_PIECE):
                 size += len(piece)
                 if size > limit:
                     raise ScanError(Reason.TOO_LARGE, f"a packed file of more than {limit} bytes")
-                if size > free:
-                    raise ScanError(Reason.DISK_FULL, "no room to unpack it")
-                target.write(piece)
+                if size > room:
+                    raise ScanError(Reason.SCRATCH_FULL, f"no room to unpack it in {_scratch()}")
+                with _writing():
+                    left = memoryview(piece)
+                    while left:
+                        left = left[target.write(left) :]
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Tell what goes wrong with unpacked files from what is wrong with packed ones."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ScanError(Reason.SCRATCH_FULL, f"no room to unpack it in {_scratch()}") from exc
+        name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+        detail = f"nothing can be unpacked in {_scratch()} ({name})"
+        raise ScanError(Reason.SCRATCH_FULL, detail) from exc
+
+
+def _scratch() -> str:
+    """Return words for the folder for temporary files: a path only where it is the system's."""
+    named = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), None)
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:
+        folder = "any folder for temporary files"
+    if named and os.path.abspath(os.environ[named]) == folder:  # noqa: PTH100 as tempfile does
+        return f"the folder that {named} names"
+    return folder if folder in _SYSTEMS else "the folder for temporary files"
 
 
 def _locked(folder: Path) -> BinaryIO | None:
@@ -217,8 +279,14 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
     except FileNotFoundError as exc:
         raise ScanError(Reason.NOT_FOUND, "the zip archive is not there") from exc
     except _ERRORS as exc:  # RuntimeError: it is encrypted
-        detail = f"a zip archive can't be unpacked ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
+        raise _not_unpacked(exc, "a zip archive") from exc
+
+
+def _not_unpacked(exc: BaseException, what: str) -> ScanError:
+    """Return why something packed can't be read: its own fault, or that of where it lies."""
+    detail = f"{what} can't be unpacked ({type(exc).__name__})"
+    away = isinstance(exc, OSError) and exc.errno in _OUT_OF_REACH
+    return ScanError(Reason.UNREADABLE if away else Reason.DAMAGED, detail)
 
 
 SCRATCH = Scratch()

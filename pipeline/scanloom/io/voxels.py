@@ -146,6 +146,7 @@ def size_of(path: Path) -> int:
 
 def is_gzip(path: Path, start: int = 0) -> bool:
     """Whether gzip's magic number stands at byte `start`."""
+    size_of(path)  # opening a pipe would wait for ever
     with path.open("rb") as file:
         file.seek(start)
         return file.read(2) == b"\x1f\x8b"

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import itertools
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -60,7 +61,8 @@ def list_files(
     """Return all files at paths: files, folders with all below, zips, DICOMDIRs, glob patterns.
 
     Links to files and folders are followed, each folder being entered once. What can't be looked
-    at is an entry too, with its reason. What scanloom wrote into an output folder is none, unless
+    at is an entry too, with its reason, and so is what is no regular file: a pipe, a socket, a
+    device, none of which is ever opened. What scanloom wrote into an output folder is none, unless
     that folder, or something in it, was named.
 
     Parameters
@@ -160,7 +162,7 @@ def _at(path: str, walk: _Walk) -> Iterable[Entry]:
         return walk.below(path)
     if is_zip(path):
         return _in_zip(path)
-    if os.path.basename(path).upper() == DICOMDIR:  # noqa: PTH119
+    if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):  # noqa: PTH113, PTH119
         return _in_dicomdir(path)
     return [_entry(path)]
 
@@ -170,7 +172,14 @@ def _entry(path: str) -> Entry:
         state = os.stat(path)  # noqa: PTH116
     except OSError:
         return Entry(path, 0, 0, 0, Reason.UNREADABLE)
-    return Entry(path, state.st_size, state.st_mtime_ns, state.st_ino)
+    return _seen(path, state)
+
+
+def _seen(path: str, state: os.stat_result, reason: Reason | None = None) -> Entry:
+    """Return the entry of what is there; what is no regular file might never end."""
+    if not stat.S_ISREG(state.st_mode):
+        reason = reason or Reason.NOT_AN_IMAGE
+    return Entry(path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
 
 
 class _Walk:
@@ -242,7 +251,7 @@ class _Walk:
         reason: Reason | None,
         folders: list[tuple[str, Reason | None]],
     ) -> Entry | None:
-        """Return the entry of a file; None for folders, which are noted, and for what is none."""
+        """Return the entry of a file; None for folders, which are noted."""
         if item.is_dir(follow_symlinks=False):
             folders.append((item.path, reason))
             return None
@@ -250,14 +259,11 @@ class _Walk:
             if item.is_dir():
                 self._linked.append((item.path, reason))
                 return None
-            if not item.is_symlink():
-                return None  # a pipe, a socket, a device
         elif item.is_symlink():
             self.links.add(item.path)
         elif reason is None and item.name[-4:].lower() == ZIP:
             reason = Reason.PACKED
-        state = item.stat()
-        return Entry(item.path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
+        return _seen(item.path, item.stat(), reason)
 
 
 def _identity(folder: Path | None) -> tuple[int, int] | None:

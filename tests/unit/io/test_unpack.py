@@ -6,7 +6,16 @@ import gzip
 import os
 import subprocess
 import sys
+import tempfile
+import zipfile
+from contextlib import closing
 from pathlib import Path
+
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.io import unpack as unpack_module
+from scanloom.io.unpack import Scratch
 
 UNPACK = """
 import os, sys
@@ -41,3 +50,48 @@ def test_what_a_killed_process_unpacked_goes_when_the_next_one_unpacks(tmp_path:
         assert kept.read_bytes() == b"scan"
 
     assert sorted(tmp_path.iterdir()) == [packed, other]
+
+
+def scratch_files(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_a_gzip_file_that_grows_beyond_reason_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "bomb.dcm.gz"
+    packed.write_bytes(gzip.compress(bytes(1 << 22)))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(unpack_module, "SMALL", 1 << 16)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    with closing(Scratch()) as made:
+        with pytest.raises(ScanError) as caught:
+            made.plain(str(packed), gzipped=True)
+        left = scratch_files(scratch)
+
+    assert caught.value.code == "TOO_LARGE"
+    assert left == []
+    assert not list(scratch.iterdir())
+
+
+def test_an_archive_that_can_not_be_unpacked_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, scratch = tmp_path / "scans.zip", tmp_path / "scratch"
+    scratch.mkdir()
+    with zipfile.ZipFile(archive, "w") as pack:  # stored, so that one byte is damage
+        pack.writestr("a", b"one" * 100)
+        pack.writestr("b", b"two" * 100)
+    archive.write_bytes(archive.read_bytes().replace(b"twotwo", b"TWOTWO", 1))
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    with closing(Scratch()) as made:
+        with pytest.raises(ScanError) as caught:
+            made.plain(f"{archive}\0b")
+        left = scratch_files(scratch)
+
+    assert caught.value.code == "DAMAGED"
+    assert left == []
+    assert not list(scratch.iterdir())

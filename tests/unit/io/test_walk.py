@@ -228,7 +228,7 @@ def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(unpack.shutil, "disk_usage", lambda _: full)
     with pytest.raises(ScanError) as caught:
         find_series(place)
-    assert caught.value.code == "DISK_FULL"
+    assert caught.value.code == "SCRATCH_FULL"
 
 
 def test_a_mark_of_members_can_be_in_no_path() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
 from scanloom.io.dicom.kinds import is_multiframe, skip_reason
@@ -22,6 +23,7 @@ from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
+from scanloom.io.unpack import SCRATCH, starts_gzip
 from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = 0x00280121
@@ -201,6 +203,10 @@ def _headers(files: Sequence[Path]) -> list[Header]:
             raise header
         if header is not None:
             headers.append(header)
+    packed = {header.path for header in headers if header.elements.gzipped}
+    packed = {path for path in packed if starts_gzip(read_start(path))}  # or it was, when found
+    if packed:  # it could not be unpacked then: that is tried again, or says why not
+        return _headers([SCRATCH.plain(str(p), gzipped=p in packed) for p in taken])
     usable = [header for header in headers if skip_reason(header) is None]
     if not usable:
         reasons = [skip_reason(header) for header in headers]

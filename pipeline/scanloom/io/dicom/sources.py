@@ -93,7 +93,7 @@ def opened(plane: Plane) -> Iterator[tuple[Plane, Source]]:
     ScanError
         TRUNCATED, DAMAGED or TOO_LARGE where it has to be inflated.
     """
-    descriptor = os.open(plane.path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(plane.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         disk = _Disk(descriptor)
         yield _found(plane, disk) if plane.syntax == DEFLATED else (plane, disk)

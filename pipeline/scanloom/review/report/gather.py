@@ -8,14 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Flag, Measurement, Reason
+from scanloom.core import Flag, Measurement, Reason, ScanError
 from scanloom.io.failures import FAILED
 from scanloom.io.living import state_seen
 from scanloom.io.names import TIMING
 from scanloom.io.outfolder import each_case, read_case
+from scanloom.io.regular import open_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
@@ -109,8 +111,8 @@ def gather(out: Path, damaged: set[str]) -> Gathered:
 
     Raises
     ------
-    OSError, ValueError
-        If the manifest can't be read.
+    ScanError
+        OUTPUT if the manifest can't be read.
     """
     models: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
@@ -195,7 +197,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
     by_reason: Counter[tuple[str, str]] = Counter()
     series: dict[tuple[str, str], set[str]] = defaultdict(set)
     try:
-        with (out / "manifest.csv").open(encoding="utf-8", newline="") as file:
+        with TextIOWrapper(open_regular(out / "manifest.csv"), "utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 files[row["outcome"]] += 1
                 if row["reason"]:
@@ -204,6 +206,9 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
                     series[key] |= {row["case"]} - {""}
     except FileNotFoundError:
         return (), {}
+    except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
+        detail = "manifest.csv is damaged: take it away, and the next run writes it anew"
+        raise ScanError(Reason.OUTPUT, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
     return tuple(left_out), {name: files[name] for name in OUTCOMES if files[name]}
@@ -219,7 +224,8 @@ def advice(code: str) -> str:
 def _json(path: Path) -> dict[str, Any] | None:
     """Return what a file says; None where it is not there, or says nothing that is ours."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            told = json.load(file)
     except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) else None

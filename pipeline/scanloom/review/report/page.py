@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from scanloom.core import Flag
 from scanloom.io.whole import write_whole
 from scanloom.review.report.charts import Chart, draw_charts
 from scanloom.review.report.gather import Gathered, Shown, advice, gather
+from scanloom.review.report.runs import our_runs, run_row, together
 from scanloom.review.report.thumbs import draw_thumbs
 from scanloom.review.risk import COHORT, DOUBTFUL, Doubt, judge, score
 
@@ -46,8 +46,10 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
 
     Raises
     ------
-    OSError, ValueError
-        If the manifest can't be read, or the report can't be written.
+    ScanError
+        OUTPUT if the manifest can't be read.
+    OSError
+        If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
     found = gather(out, damaged)
@@ -84,7 +86,7 @@ def _render(
     doubts = judge({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
     rows = [_row(c, doubts.get(c.id, []), structures, thumbs.get(c.id)) for c in found.cases]
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
-    names = list(structures.values())
+    names, runs = list(structures.values()), our_runs(found.runs)
     policy = (
         "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
@@ -112,8 +114,8 @@ def _render(
         models=found.models,
         versions=found.versions,
         workflow=json.dumps(found.workflow, indent=2) if found.workflow else "",
-        runs=[_run(run) for run in found.runs[:MOST_RUNS]],
-        all_runs=_together(found.runs),
+        runs=[run_row(run) for run in runs[:MOST_RUNS]],
+        all_runs=together(runs),
     )
 
 
@@ -174,39 +176,6 @@ def _most_found(rows: Sequence[dict[str, Any]], structures: int) -> int:
         for n, ml in enumerate(row["volumes"]):
             found[n] += bool(ml)
     return found.index(max(found)) if found else 0
-
-
-def _run(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's totals, or else its status, as a row of the page."""
-    cases = told.get("cases")
-    counts = cases if isinstance(cases, dict) else told
-    device, cost, joules = told.get("device"), told.get("cost"), told.get("joules_a_scan")
-    return {
-        "name": told["run"],
-        "state": told["state"],
-        **{name: counts.get(name, 0) for name in ("done", "failed", "before")},
-        "time": str(timedelta(seconds=round(told["elapsed_s"]))),
-        "busy": f"{device['busy_share']:.0%}" if device else "",
-        "joules": f"{joules:.0f}" if joules is not None else "",
-        "cost": f"{cost['amount']:.2f}" if cost else "",
-    }
-
-
-def _together(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what several runs, shards for example, took together; None where there is one."""
-    if len(runs) < 2:
-        return None
-    devices = [told for run in runs if (told := run.get("device"))]
-    busy, span = (sum(told[name] for told in devices) for name in ("busy_s", "span_s"))
-    costs = [told["amount"] for run in runs if (told := run.get("cost"))]
-    rows = [_run(run) for run in runs]
-    return {
-        "count": len(runs),
-        "done": sum(row["done"] for row in rows),
-        "time": str(timedelta(seconds=round(sum(run["elapsed_s"] for run in runs)))),
-        "busy": f"{busy / span:.0%}" if span else "",
-        "cost": f"{sum(costs):.2f}" if costs else "",
-    }
 
 
 def _embedded(data: dict[str, Any]) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from scanloom.io.whole import draft_of
 from scanloom.review.layout import GUTTER, MAIN_WIDTH, MARGIN, WIDTH
@@ -58,8 +59,8 @@ def draw_thumbs(
 
 
 def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
-    if thumb.exists() and thumb.stat().st_mtime_ns >= preview.stat().st_mtime_ns:
-        with Image.open(thumb) as drawn:
+    if thumb.is_file() and thumb.stat().st_mtime_ns >= preview.stat().st_mtime_ns:
+        with suppress(UnidentifiedImageError), Image.open(thumb) as drawn:
             return drawn.size
     try:
         with Image.open(preview) as page:
@@ -74,8 +75,11 @@ def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
         small.thumbnail((SIZE[0] // 2, SIZE[1] // 2))
         data = _encoded(small, _QUALITIES[-1])
     draft = draft_of(thumb)
-    draft.write_bytes(data)
-    draft.replace(thumb)
+    try:
+        draft.write_bytes(data)
+        draft.replace(thumb)
+    finally:
+        draft.unlink(missing_ok=True)
     return small.size
 
 

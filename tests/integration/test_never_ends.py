@@ -1,0 +1,291 @@
+"""Pipes, devices, locks and workers that would be waited for for ever: every command ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from commands import scanloom
+from dicom_maker import noise, write_series
+from scanloom.core import ScanError
+from scanloom.engine.lock import hold_lock
+from trouble import Quick, in_time
+
+ZERO = Path("/dev/zero")
+
+
+def write_endless(root: Path) -> set[str]:
+    """Write series and volumes among which files are pipes or devices; return their names."""
+    root.mkdir()
+    write_series(root / "slices", noise((16, 15, 8)))
+    for name in ("0009.dcm", "0010.dcm"):  # where two more slices should be
+        os.mkfifo(root / "slices" / name)
+    pair = nibabel.Nifti1Pair(np.ones((5, 6, 7), np.int16), np.eye(4))
+    nibabel.save(pair, root / "pair.hdr")
+    (root / "pair.img").unlink()
+    for name in ("pair.img", "a.nii", "a.nii.gz", "a.nrrd", "a.mha", "a.zip", "DICOMDIR", "pipe"):
+        os.mkfifo(root / name)
+    for name in ("zero.dcm", "zero.nii", "zero.nrrd", "b"):
+        (root / name).symlink_to(ZERO)
+    (root / "linked.dcm").symlink_to("pipe")
+    return {path.name for path in root.rglob("*") if path.exists() and not path.is_file()} - {
+        "slices"
+    }
+
+
+def test_pipes_and_devices_among_scans_are_counted_and_never_opened(tmp_path: Path) -> None:
+    root = tmp_path / "scans"
+    endless = write_endless(root)
+
+    found = in_time("index", root, "--json")
+
+    assert found.code == 1, found.err
+    files = found.document["files"]
+    assert files["found"] == 8 + 1 + len(endless)
+    assert found.document["reasons"]["NOT_AN_IMAGE"] == len(endless) - 1
+    assert files["used"] == 8
+    assert found.document["reasons"]["UNREADABLE"] == 2  # the pair
+
+
+def test_slices_that_are_pipes_are_missed(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    write_endless(tmp_path / "scans")
+    model = tmp_path / "quick" / "models" / "tiny"
+    ended = in_time(
+        "segment", tmp_path / "scans" / "slices", "--model", model, "--out", quick.out, "--json"
+    )
+    [case] = ended.document["cases"]
+    assert "FILES_LOST" in [flag["code"] for flag in case["flags"]], ended.err
+
+
+def test_a_run_over_pipes_and_devices_ends_with_a_row_for_each(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    endless = write_endless(quick.scans / "endless")
+    ended = in_time(*quick.words())
+    assert ended.code == 1, ended.err
+    rows = parquet.read_table(quick.out / "manifest.parquet").to_pylist()
+    assert len(rows) == 2 + 8 + 1 + len(endless)
+
+
+@pytest.mark.parametrize("name", ["pipe", "a.nii", "a.zip", "DICOMDIR", "zero.nii", "b"])
+def test_a_pipe_or_device_that_is_named_is_no_scan(name: str, tmp_path: Path) -> None:
+    write_endless(tmp_path / "scans")
+    found = in_time("index", tmp_path / "scans" / name, "--json")
+    assert found.code == 65, found.err
+    assert found.document["reasons"] == {"NOT_AN_IMAGE": 1}
+
+
+@pytest.mark.parametrize("endless", ["pipe", "zero"])
+def test_a_workflow_key_table_or_out_that_never_ends_is_refused(
+    endless: str, tmp_path: Path
+) -> None:
+    quick, place = Quick(tmp_path / "quick"), ZERO
+    if endless == "pipe":
+        place = tmp_path / "pipe"
+        os.mkfifo(place)
+    run, _, scans, *rest = quick.words()
+
+    workflow = in_time(run, place, scans, *rest)
+    key = in_time(*quick.words(), "--key", place)
+    out = in_time(*quick.words(place))
+    join = in_time("join", place, "--out", quick.out)
+
+    assert (workflow.code, key.code, out.code, join.code) == (65, 65, 74, 65)
+    assert "(WORKFLOW)" in workflow.err
+    assert "(UNREADABLE)" in key.err
+    assert "(OUTPUT)" in out.err
+
+
+# --- locks ---------------------------------------------------------------------------------------
+
+
+def put(kind: str, place: Path) -> None:
+    """Put something where a file belongs."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    if kind == "link to nothing":
+        place.symlink_to("/nonexistent/lock")
+    elif kind == "folder":
+        (place / "inside").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        contents = {"empty": b"", "text": TEXT, "list": b"[]"}
+        place.write_bytes(contents[kind])
+
+
+TEXT = b"\xff\0{no"
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "folder", "pipe"])
+def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
+    kind: str, tmp_path: Path
+) -> None:
+    quick = Quick(tmp_path / "quick")
+    put(kind, quick.out / ".work" / "run.lock")
+
+    ended = in_time(*quick.words())
+    asked = in_time(*quick.words(), "--take-over")
+
+    assert ended.code == 65, ended.err
+    assert ".work/run.lock does not say which run holds it: --take-over" in ended.err
+    assert "(LOCKED)" in ended.err
+    assert asked.code == 0, asked.err
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "list"])
+def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "out" / ".work" / "run.lock"
+    put(kind, place)
+    with pytest.raises(ScanError, match="does not say which run") as caught:
+        hold_lock(tmp_path / "out").__enter__()
+    assert caught.value.code == "LOCKED"
+    with hold_lock(tmp_path / "out", take_over=True):
+        assert "process" in place.read_text()
+    assert not place.exists()
+
+
+def test_a_private_lock_that_links_to_nothing_is_refused(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    put("link to nothing", quick.out / "private" / ".lock")
+    assert in_time("index", quick.scans, "--out", quick.out).code == 74
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+HANGS = """
+import os, sys, time
+if "spawn_main" in " ".join(sys.orig_argv) and os.environ.get("HANG"):
+    time.sleep(3600)
+"""
+IMPATIENT = """
+import sys
+if __name__ == "__main__":
+    from scanloom.engine import local_cluster
+    local_cluster.STARTING = 2.0
+    from scanloom.cli.main import main
+    main()
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_never_start_are_given_up_and_ended(tmp_path: Path) -> None:
+    quick = Quick(tmp_path / "quick")
+    quick.workflow.write_text(quick.workflow.read_text().replace("modality: MR", "modality: CT"))
+    (tmp_path / "sitecustomize.py").write_text(HANGS)
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    words = [word for word in quick.words() if word not in ("--cluster", "none")]
+
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "impatient.py"), *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "HANG": str(tmp_path)},
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 65, done.stderr
+    assert "did not start (CLUSTER)" in done.stderr
+    status = json.loads((quick.last / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("failed", "CLUSTER")
+    mark = f"HANG={tmp_path}".encode()
+    left = [p for p in Path("/proc").glob("[0-9]*/environ") if mark in read_environment(p)]
+    assert left == []
+
+
+def read_environment(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_before(tmp_path_factory: pytest.TempPathFactory) -> Quick:
+    quick = Quick(tmp_path_factory.mktemp("before") / "quick")
+    assert scanloom(*quick.words()).code == 0
+    return quick
+
+
+DAMAGE = [
+    ("runs/*-*/totals.json", "report", 0, "totals.json is damaged and left out: take it away"),
+    ("runs/*-*/status.json", "status", 74, "status.json is damaged: take it away"),
+    ("runs/*-*/workflow.json", "report", 0, ""),
+    ("runs/plan.json", "run", 0, ""),
+    ("manifest.csv", "report", 74, "manifest.csv is damaged: take it away"),
+    ("private/crosswalk.parquet", "run", 74, "move it aside, and the next run makes a new one"),
+    ("private/key.fingerprint", "run", 74, "key.fingerprint is damaged: if you are sure"),
+    ("private/index.parquet", "run", 0, ""),
+]
+
+
+def damaged(before: Quick, out: Path, name: str, kind: str) -> Path:
+    shutil.copytree(before.out, out)
+    place = next(iter(sorted(out.glob(name))), out / name)
+    put(kind, place)
+    return place
+
+
+@pytest.mark.parametrize(("name", "command", "code", "told"), DAMAGE)
+def test_a_damaged_file_is_named_with_the_way_out(
+    run_before: Quick, name: str, command: str, code: int, told: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    place = damaged(run_before, out, name, "text")
+
+    ended = scanloom(*(run_before.words(out) if command == "run" else [command, out]))
+
+    assert ended.code == code, ended.err
+    assert told in ended.err
+    if command == "run" and code:
+        assert place.read_bytes() == TEXT  # it is never written over
+        place.rename(tmp_path / "aside")
+        assert scanloom(*run_before.words(out)).code == 0
+
+
+@pytest.mark.parametrize(("name", "command", "code", "told"), DAMAGE)
+def test_a_pipe_in_the_place_of_a_file_of_ours_is_never_waited_for(
+    run_before: Quick, name: str, command: str, code: int, told: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    damaged(run_before, out, name, "pipe")
+    ended = in_time(*(run_before.words(out) if command == "run" else [command, out]))
+    assert ended.code == code, ended.err
+    assert told in ended.err
+
+
+@pytest.mark.parametrize("told", ["[]", '{"a": 1}', '{"run": "x", "state": "done"}'])
+def test_totals_of_another_form_are_left_out_of_the_report(
+    run_before: Quick, told: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    damaged(run_before, out, "runs/*-*/totals.json", "empty").write_text(told)
+    ended = scanloom("report", out)
+    assert ended.code == 0, ended.err
+    assert "totals.json is damaged and left out" in ended.err
+
+
+def test_a_shard_whose_manifest_is_damaged_is_named(run_before: Quick, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(run_before.out, out)
+    [run] = [path for path in (out / "runs").iterdir() if path.is_dir()]
+    (run / "manifest.parquet").write_bytes(b"PAR1" + TEXT)
+    ended = scanloom("report", out)
+    assert ended.code == 74, ended.err
+    assert "manifest.parquet is damaged: take it away, and run that shard again" in ended.err
