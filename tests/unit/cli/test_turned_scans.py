@@ -91,6 +91,22 @@ def test_a_qform_is_read_as_itk_reads_it(tmp_path: Path) -> None:
     assert wc.farthest(nib.load(tmp_path / "scan.nii").affine, grid.affine, SHAPE) > 0.05
 
 
+def test_a_qform_in_float64_goes_into_the_sform(tiny_model: Path, tmp_path: Path) -> None:
+    """NIfTI-2 says it exactly, NIfTI-1 could not by its qform."""
+    image = nib.Nifti2Image(noise(SHAPE), None)
+    affine = about((1, 2, 3), 1e-3).affine
+    image.set_qform(affine, 3)
+    image.header.set_xyzt_units("mm")
+    image.to_filename(tmp_path / "scan.nii")
+
+    path = segmented(tmp_path / "scan.nii", tiny_model, tmp_path / "out")
+
+    header = nib.load(path).header
+    assert (header["sform_code"], header["qform_code"]) == (3, 0)
+    for seen in (header.get_sform(), wc.by_itk(path)):
+        assert wc.farthest(seen, affine, SHAPE) < 1e-3
+
+
 def three_decimals(k: int, ds: Dataset) -> None:
     ds.ImageOrientationPatient = [f"{float(v):.3f}" for v in ds.ImageOrientationPatient]
 
