@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import nibabel as nib
 import numpy as np
+import pytest
+import SimpleITK as sitk
 from pydicom import Dataset
 
-from scanloom.core import Case, Code, Grid, Layer, Outputs, Segmentation, Series, Structure, Volume
+from scanloom.core import (
+    Case,
+    Code,
+    Grid,
+    Layer,
+    Measurement,
+    Outputs,
+    ScanError,
+    Segmentation,
+    Series,
+    Structure,
+    Volume,
+)
+from scanloom.io.readback import read_back
+from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, ItkSource, NiftiSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
+from scanloom.io.tables import write_measurements
 
 SHAPE = (19, 14, 9)
 SPACING = (1.25, 1.5, 2.5)
@@ -174,3 +194,82 @@ def case_with(**outputs: object) -> Case:
         source_hash="0" * 32,
         recipe="r" * 64,
     )
+
+
+def measured(segmentations: Sequence[Segmentation]) -> list[Measurement]:
+    return [
+        Measurement(
+            s.model,
+            x.label,
+            x.number,
+            count := int(np.count_nonzero(layer.labels == x.number)),
+            count * s.grid.voxel_volume / 1000,
+            "HU",
+            *[None] * 7,
+            None,
+            0,
+        )
+        for s in segmentations
+        for layer in s.layers
+        for x in layer.structures
+    ]
+
+
+class Written:
+    """A case folder with what it should hold."""
+
+    def __init__(self, folder: Path, scan: Scan, *segmentations: Segmentation, **o: object) -> None:
+        self.folder, self.scan, self.segmentations = folder, scan, segmentations
+        self.case = case_with(**o)
+        write_results(folder, segmentations, scan, self.case, ())
+        write_measurements(folder, measured(segmentations))
+
+    def read_back(self) -> None:
+        read_back(self.folder, self.segmentations, self.scan, self.case)
+
+    def is_caught(self) -> bool:
+        with pytest.raises(ScanError) as caught:
+            self.read_back()
+        return caught.value.code == "WRITE_MISMATCH"
+
+
+# --- NIfTI headers alone, and where their readers put the corners ---------------------------------
+
+CORNERS = np.array(list(itertools.product((0, 1), repeat=3)))
+
+
+def header_with(shape: tuple[int, int, int] = (2, 2, 2), **fields: object) -> nib.Nifti1Header:
+    """Return a header of a uint8 image in mm, with these fields."""
+    header = nib.Nifti1Header(endianness="<")
+    header.set_data_dtype(np.uint8)
+    header.set_data_shape(shape)
+    header.set_xyzt_units("mm")
+    header["pixdim"][:4] = 1
+    header["scl_slope"], header["magic"], header["vox_offset"] = 1, b"n+1", 352
+    for name, value in fields.items():
+        header[name] = value
+    return header
+
+
+def header_file(path: Path, header: nib.Nifti1Header | bytes) -> Path:
+    """Write a header as the start of a file that has no voxels to speak of."""
+    block = header if isinstance(header, bytes) else header.binaryblock + bytes(4)
+    path.write_bytes(gzip.compress(block, 1) if path.suffix == ".gz" else block)
+    return path
+
+
+def by_itk(path: Path) -> np.ndarray:
+    """Return voxel index to RAS mm as SimpleITK reads it from a header."""
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(path)
+    reader.ReadImageInformation()
+    affine = np.eye(4)
+    affine[:3, :3] = np.reshape(reader.GetDirection(), (3, 3)) * reader.GetSpacing()
+    affine[:3, 3] = reader.GetOrigin()
+    return np.diag((-1.0, -1.0, 1.0, 1.0)) @ affine
+
+
+def farthest(one: np.ndarray, other: np.ndarray, shape: tuple[int, int, int]) -> float:
+    """Return the largest distance, mm, that two affines put between one corner of a grid."""
+    corners = np.c_[CORNERS * (np.array(shape) - 1), np.ones(8)]
+    return float(np.linalg.norm((corners @ (one - other).T)[:, :3], axis=1).max())

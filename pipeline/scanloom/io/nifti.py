@@ -290,8 +290,8 @@ def _quaternion(header: Nifti1Header) -> tuple[float, float, float]:
 def _qform(header: Nifti1Header) -> NDArray[np.float64] | None:
     """Return the qform as nifti1_io reads it; None where quaternion or spacing can't be one.
 
-    nibabel takes more quaternions for half a turn than ITK, FSL and all others who use nifti1_io,
-    which came with the standard. pixdim[0] says by its sign which way k grows (nifti1.h).
+    nibabel takes more quaternions for half a turn than ITK and others who use nifti1_io, which
+    came with the standard. pixdim[0] says by its sign which way k grows (nifti1.h).
     """
     bcd = np.array(_quaternion(header))
     spacing = np.array(header["pixdim"][1:4], dtype=np.float64)
@@ -299,7 +299,7 @@ def _qform(header: Nifti1Header) -> NDArray[np.float64] | None:
     single = header["quatern_b"].dtype.itemsize == 4
     if not (np.isfinite([*bcd, *spacing, *offset]).all() and spacing.min() > 0):
         return None
-    if bcd @ bcd > 1 + (TOO_LONG if single else TOO_LONG_DOUBLE):
+    if np.abs(bcd).max() > 2 or bcd @ bcd > 1 + (TOO_LONG if single else TOO_LONG_DOUBLE):
         return None
     qform = np.eye(4)
     qform[:3, :3] = rotations(bcd[None], HALF_TURN if single else HALF_TURN_DOUBLE)[0] * spacing

@@ -17,7 +17,7 @@ APART = 0.01
 """mm by which a qform may place a corner otherwise than the sform: a twentieth of 0.2 mm."""
 
 HALF_TURN = 1e-7
-"""1 - b² - c² - d² below which a is 0 for nifti1_io, and so for ITK, dcm2niix, NiiVue and AFNI."""
+"""1 - b² - c² - d² below which a is 0 for nifti1_io, and so for ITK."""
 
 HALF_TURN_DOUBLE = 1e-15
 """The same for the float64 of NIfTI-2 (nifti2_io)."""

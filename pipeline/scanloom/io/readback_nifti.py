@@ -91,13 +91,20 @@ def check_place(path: Path, grid: Grid, source: Source) -> Forms:
         sform, qform = _both(source)
         itk_takes_it = not _leans(sform)
     _check_forms(forms, sform, qform, forms_for(grid, source), path.name)
-    differ = _apart(sform, qform, grid)
-    if itk_takes_it and differ <= APART:  # else readers differ
-        # ITK mixes: directions and offset of one form, the spacing of the other
-        limit = _rounding(sform, grid) + 6 * differ
-        if not _apart(itk_affine(path), sform, grid) <= limit:
-            raise mismatch(f"{path.name} lies elsewhere for ITK")
+    if itk_takes_it:
+        _check_itk(path, forms)
     return forms
+
+
+def _check_itk(path: Path, forms: Forms) -> None:
+    """Compare SimpleITK's reading with what was decoded."""
+    form = forms.sform if forms.sform_code else forms.qform
+    differ = _apart(form, forms.qform, forms) if forms.qform_code else 0.0
+    if differ > APART + _rounding(form, forms):
+        return  # the source's own forms; readers differ
+    # ITK mixes: directions and offset of one form, the spacing of the other
+    if not _apart(itk_affine(path), form, forms) <= _rounding(form, forms) + 6 * differ:
+        raise mismatch(f"{path.name} lies elsewhere for ITK")
 
 
 def _both(source: NiftiSource) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -16,50 +16,13 @@ import pytest
 from pydicom.uid import ExplicitVRLittleEndian
 
 import written_cases as wc
-from scanloom.core import Flag, Measurement, ScanError, Segmentation
+from scanloom.core import Flag
 from scanloom.io import write_nifti, write_seg
 from scanloom.io.readback import read_back
 from scanloom.io.results import write_results
 from scanloom.io.scan import Scan
 from scanloom.io.tables import write_measurements
-
-
-def measured(segmentations: Sequence[Segmentation]) -> list[Measurement]:
-    return [
-        Measurement(
-            s.model,
-            x.label,
-            x.number,
-            count := int(np.count_nonzero(layer.labels == x.number)),
-            count * s.grid.voxel_volume / 1000,
-            "HU",
-            *[None] * 7,
-            None,
-            0,
-        )
-        for s in segmentations
-        for layer in s.layers
-        for x in layer.structures
-    ]
-
-
-class Written:
-    """A case folder with what it should hold."""
-
-    def __init__(self, folder: Path, scan: Scan, *segmentations: Segmentation, **o: object) -> None:
-        self.folder, self.scan, self.segmentations = folder, scan, segmentations
-        self.case = wc.case_with(**o)
-        write_results(folder, segmentations, scan, self.case, ())
-        write_measurements(folder, measured(segmentations))
-
-    def read_back(self) -> None:
-        read_back(self.folder, self.segmentations, self.scan, self.case)
-
-    def is_caught(self) -> bool:
-        with pytest.raises(ScanError) as caught:
-            self.read_back()
-        return caught.value.code == "WRITE_MISMATCH"
-
+from written_cases import Written, measured
 
 SCANS: dict[str, Callable[[], Scan]] = {
     "dicom": wc.dicom_scan,
