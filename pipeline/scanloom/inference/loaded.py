@@ -10,7 +10,7 @@ from torch import nn
 from scanloom.cards.card import ModelCard
 from scanloom.inference.ends import Ends
 from scanloom.inference.head import PROBE, Head, take_off
-from scanloom.inference.networks import build_network
+from scanloom.inference.networks import build_network, find_class
 from scanloom.inference.weights import largest, load_weights, read_weights
 
 
@@ -53,6 +53,7 @@ def load_network(card: ModelCard, dtype: torch.dtype) -> LoadedNetwork:
     ScanError
         As `read_weights`, `build_network` and `load_weights`.
     """
+    find_class(card.network)  # MONAI tells torch which of its own kinds of tensors are data
     state = read_weights(card.weights)
     network = build_network(card.network, sum(values.numel() for values in state.values()))
     load_weights(network, state)

@@ -79,15 +79,12 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
         MODEL_UNSUPPORTED if it is not three-dimensional; MODEL_WEIGHTS if it has far more than
         `values`; OUT_OF_MEMORY.
     """
-    listed = NETWORKS.get(spec.name)
-    if listed is None:
-        raise ScanError(Reason.MODEL_NETWORK, f"the network is none of {', '.join(NETWORKS)}")
+    network_class, listed = find_class(spec)
     if spec.args.get("spatial_dims", 3) != 3:
         raise ScanError(Reason.MODEL_UNSUPPORTED, "its network is not three-dimensional")
     args = {name: value for name, value in spec.args.items() if name not in listed.gone}
     for name, value in args.items():
         _check_numbers(value, listed.most.get(name, MOST))
-    network_class = getattr(importlib.import_module(listed.module), listed.name)
     try:
         with _counted(values):
             network: nn.Module = network_class(**args)
@@ -126,6 +123,14 @@ def check_network(card: ModelCard) -> None:
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
     if card.weights.file.suffix != ".safetensors" and start not in CONTAINERS:
         raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file")
+
+
+def find_class(spec: NetworkSpec) -> tuple[Any, Listed]:
+    """Return the class of a network, imported, and what is known of it; MODEL_NETWORK if none."""
+    listed = NETWORKS.get(spec.name)
+    if listed is None:
+        raise ScanError(Reason.MODEL_NETWORK, f"the network is none of {', '.join(NETWORKS)}")
+    return getattr(importlib.import_module(listed.module), listed.name), listed
 
 
 def _refuse_too_large(network_class: Any, args: Mapping[str, Any], values: int | None) -> None:

@@ -136,13 +136,13 @@ def _state(data: Any, key: str | None) -> State:
         raise ScanError(Reason.MODEL_WEIGHTS, "the weights file holds no state dict")
     if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
         raise ScanError(Reason.MODEL_WEIGHTS, "the weights file holds no plain state dict")
-    return dict(data)
+    return {k: v.detach().as_subclass(torch.Tensor) for k, v in data.items()}
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a value is a tensor of numbers that are there, one by one."""
     return (
-        type(value) in (torch.Tensor, nn.Parameter)
+        isinstance(value, torch.Tensor)
         and value.layout is torch.strided
         and value.device.type == "cpu"
         and not (value.is_quantized or value.is_complex() or value.is_nested)

@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import resource
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +87,22 @@ def test_weights_kept_in_another_floating_type(
 
     assert values.dtype is torch.float32
     torch.testing.assert_close(values, state[WEIGHT], rtol=0.01, atol=0.01)
+
+
+def test_tensors_of_monai_are_data(state: State, tmp_path: Path) -> None:
+    """As training with MONAI's transforms may leave them; read before anything else of MONAI is."""
+    from monai.data.meta_tensor import MetaTensor
+
+    path = tmp_path / "model.pt"
+    torch.save({**state, WEIGHT: MetaTensor(state[WEIGHT])}, path)
+    program = (
+        "import sys; from pathlib import Path; import cards_by_hand;"
+        "from scanloom.inference.loaded import load_network;"
+        "load_network(cards_by_hand.card(Path(sys.argv[1])), __import__('torch').float32)"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    subprocess.run([sys.executable, "-c", program, str(path)], env=env, check=True)
 
 
 def as_zip(names: dict[str, bytes]) -> bytes:
