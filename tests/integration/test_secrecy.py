@@ -100,8 +100,9 @@ def notes(tmp_path: Path) -> Iterator[Path]:
         os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("attacker")
-@pytest.mark.parametrize("cluster", ["none", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cluster", ["none", "local"])
 def test_no_process_of_a_run_shows_its_memory(tmp_path: Path, notes: Path, cluster: str) -> None:
     environment = formula_environment(notes)
     asked = command(tmp_path, em.HANG_QUIETLY, cluster)
@@ -133,6 +134,7 @@ def core_limit(process: int) -> str:
     return " ".join(line.split()[4:6])
 
 
+@pytest.mark.slow
 def test_a_case_that_brings_its_process_down_leaves_no_core(tmp_path: Path, notes: Path) -> None:
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -165,12 +167,13 @@ def test_a_case_that_brings_its_process_down_leaves_no_core(tmp_path: Path, note
 def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
     word = os.urandom(32)
     sandbox = (
-        "import sys, time\n"
-        "from scanloom.io import sandbox\n"
-        "sandbox.warm_up(); print(sandbox._HELPER._process.pid, flush=True); time.sleep(600)\n"
+        "import time\n"
+        "from scanloom.io import sandbox as s\n"
+        "assert s.run_limited(s.warm_up, limits=s.Limits(1 << 28, 30.0, 30.0)) is None\n"
+        "print(s._HELPER._process.pid, flush=True); time.sleep(600)\n"
     )
     survey = (
-        "import sys, time\n"
+        "import time\n"
         "from scanloom.io.helpers import Helpers\n"
         "with Helpers(2) as h:\n"
         "    h.start(); h.survey([[], []])\n"
@@ -183,9 +186,6 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
         ) as parent:
             assert parent.stdout is not None
             helper = int(parent.stdout.readline())
-            until = time.monotonic() + 30  # it has to start before it can ask for anything
-            while attack(word.hex().encode(), [helper]) and time.monotonic() < until:
-                time.sleep(0.1)
             found = attack(word.hex().encode(), [helper])
             limit = core_limit(helper)
             parent.kill()
