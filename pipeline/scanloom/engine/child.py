@@ -133,8 +133,8 @@ class Child:
     def _make_models(self) -> None:
         try:
             with lean_imports():
+                models = self._setup.labellers()  # first: it is what may fail
                 import_heavy()
-                models = self._setup.labellers()
             made = self._setup
             room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
             self._models.set_result((models, room))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import engine_models as em
+from commands import scanloom, write_tiny_bundle
 from scanloom.core import CaseRecord, Reason
-from scanloom.engine.status import Board, Status
+from scanloom.engine.status import Board, Status, closing
 from scanloom.io.living import process_start, this_host
 
 
@@ -72,3 +75,44 @@ def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
 ) -> None:
     told = Status("run", "collecting", host="elsewher", process=os.getpid())
     assert replace(told, moment=time.time() - silent).seen().state == state
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "link", "pipe"])
+def test_metrics_replace_no_device(tmp_path: Path, kind: str) -> None:
+    """Refused before anything is made: a rename over a device would take it from all."""
+    place = tmp_path / "metrics.prom"
+    if kind == "device":
+        if os.getuid() != 0:
+            pytest.skip("only root can make a device")
+        os.mknod(place, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to("/dev/null")
+    else:
+        os.mkfifo(place)
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    em.make_case(scans, "one")
+    workflow, model = tmp_path / "workflow.yaml", write_tiny_bundle(tmp_path / "bundles")
+    workflow.write_text(f"name: test\nmodels: [{model}]\n")
+    before = place.lstat()
+
+    ended = scanloom("run", workflow, scans, "--out", tmp_path / "out", "--metrics", place)
+
+    assert (ended.code, "regular file" in ended.err) == (74, True)
+    assert not (tmp_path / "out").exists()
+    assert place.lstat().st_ino == before.st_ino
+
+
+def test_metrics_follow_no_link_that_somebody_left(tmp_path: Path) -> None:
+    victim, metrics = tmp_path / "victim", tmp_path / "metrics.prom"
+    victim.write_text("mine")
+    (tmp_path / ".metrics.prom").symlink_to(victim)
+    (tmp_path / "run").mkdir()
+
+    with closing(Board("run", tmp_path / "run", metrics=metrics)):
+        pass
+
+    assert victim.read_text() == "mine"
+    assert "scanloom" in metrics.read_text()
