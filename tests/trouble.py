@@ -14,7 +14,7 @@ import pytest
 from archives import nifti
 from commands import Ended, write_tiny_bundle
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 """Seconds in which every command ends, whatever is in its way."""
 SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 

@@ -100,7 +100,7 @@ def collect(
 
     _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, manifest)
     if shard is None:
-        _write_measurements(out, damaged)
+        collect_measurements(out, damaged)
     else:
         _collect_shards(out, shard, damaged)
     files = {name: counts[name] for name in ("used", "skipped", "failed", "open")}
@@ -138,7 +138,7 @@ def _collect_shards(out: Path, newest: Path, damaged: set[str]) -> None:
         if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == same)
     ]
     _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(shards))
-    _write_measurements(out, damaged)
+    collect_measurements(out, damaged)
 
 
 def _manifest_of(run: Path) -> Path:
@@ -183,7 +183,9 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     return rows.values()
 
 
-def _write_measurements(out: Path, damaged: set[str]) -> None:
+def collect_measurements(out: Path, damaged: set[str]) -> None:
+    """Write `measurements` anew; parameters as in `collect`."""
+
     def rows() -> Iterator[dict[str, Any]]:
         return itertools.chain.from_iterable(each_case(out, measurement_rows, damaged))
 

@@ -159,6 +159,18 @@ def build_index(
     return Index(rows, _in_order(rows), opened)
 
 
+def stored_index(out: Path, fingerprint: str) -> Index | None:
+    """Return the index that an output folder keeps, None where there is none for this key.
+
+    The files are those that were there when it was made: none is looked at.
+    """
+    old = read_index(out / PRIVATE / INDEX, fingerprint)
+    if old is None or not old.is_whole():
+        return None
+    rows = old.rows()
+    return Index(rows, _in_order(rows), 0)
+
+
 def cache_file(paths: Sequence[Path | str]) -> Path:
     """Return where the index of some paths is kept for who names no output folder."""
     base = os.environ.get("XDG_CACHE_HOME")

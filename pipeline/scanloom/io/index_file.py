@@ -145,7 +145,21 @@ class StoredRows:
             return None
         if table.column("path").to_pylist() != [os.fsencode(e.path) for e in entries]:
             return None
-        gzipped = table.column("gzipped").to_pylist()
+        return self._rows(entries)
+
+    def rows(self) -> Rows:
+        """Return all rows, of the files as they were."""
+        names = ("path", "size", "mtime_ns", "inode", "unopened")
+        stored = zip(*(self._table.column(name).to_pylist() for name in names), strict=True)
+        return self._rows(
+            [
+                Entry(os.fsdecode(path), size, time, inode, Reason[why] if why else None)
+                for path, size, time, inode, why in stored
+            ]
+        )
+
+    def _rows(self, entries: list[Entry]) -> Rows:
+        gzipped = self._table.column("gzipped").to_pylist()
         return Rows(entries, self.reasons, self.groups, gzipped, self.series, lambda: self.looks)
 
     def unchanged(self, entries: Sequence[Entry]) -> list[int]:
