@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from scanloom.cli import (
     where,
 )
 from scanloom.cli.streams import steady_streams
+from scanloom.io.own_python import safe_path
 
 app = typer.Typer(
     name="scanloom",
@@ -85,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments : sequence of str, optional
         What stands behind the program's name; by default what it was started with.
     """
+    if arguments is None:  # a program of its own
+        sys.path[:] = safe_path(sys.path)
     atexit.register(gc.freeze)  # else Python looks through all of torch before it ends: 1.5 s
     with steady_streams():
         app(None if arguments is None else list(arguments), prog_name="scanloom")

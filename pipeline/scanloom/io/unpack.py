@@ -14,12 +14,13 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.scratch import PREFIX, clear_dead, locked
 
 IN_ZIP = "\0"
 """Stands between a zip archive and its member: no path of a file system has it."""
@@ -34,9 +35,6 @@ MOST_TIMES = 200
 """An archive that grows more than this, and beyond `SMALL`, was made to do harm."""
 SMALL = 1 << 30
 GZIP = b"\x1f\x8b"
-PREFIX = "scanloom-"
-"""Of the folder's name in the system's folder for temporary files."""
-LOCK = "lock"
 
 _PIECE = 1 << 20
 _ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
@@ -160,9 +158,9 @@ class Scratch:
     def _place(self, near: str, name: str) -> Path:
         """Return where a file goes: files that were beside each other stay so, by their names."""
         if self._folder is None:
-            _clear_dead(Path(tempfile.gettempdir()))
+            clear_dead(Path(tempfile.gettempdir()))
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
-            self._lock_file = _locked(self._folder)
+            self._lock_file = locked(self._folder)
             atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
         folder = self._folder / str(self._numbers.setdefault(near, len(self._numbers)))
         folder.mkdir(exist_ok=True)
@@ -183,30 +181,6 @@ class Scratch:
                 if size > free:
                     raise ScanError(Reason.DISK_FULL, "no room to unpack it")
                 target.write(piece)
-
-
-def _locked(folder: Path) -> BinaryIO | None:
-    """Return the open lock file of a folder, None if another process holds it or there are none."""
-    try:
-        import fcntl
-    except ImportError:  # no POSIX
-        return None
-    file = (folder / LOCK).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
-
-
-def _clear_dead(place: Path) -> None:
-    """Take away the folders of processes that were killed: nobody holds their lock."""
-    for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or gone meanwhile
-            if (folder / LOCK).is_file() and (lock := _locked(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                lock.close()
 
 
 @contextmanager
