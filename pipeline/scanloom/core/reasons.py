@@ -90,6 +90,7 @@ class Reason(Enum):
     MODEL_NETWORK = ("failed", False, "Use a bundle whose network is on the list in the docs")
     MODEL_HASH = ("failed", False, "The weights are not those of the card: get them again")
     MODEL_WEIGHTS = ("failed", False, "The weights don't fit the network of the card")
+    MODEL_CHANGED = ("failed", True, "Leave the model's files as they are, and run it again")
     # --- a scan and a model --------------------------------------------------------------------
     MODALITY = ("skipped", False, "The model was made for another modality: choose another model")
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
@@ -103,6 +104,7 @@ class Reason(Enum):
     LOCKED = ("failed", True, "Another run holds this output folder: wait for it")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
     LOST = ("failed", True, "Its workers were lost again and again: see the cluster's own log")
+    START = ("failed", True, "See `scanloom doctor`, and the engine's log in OUT/private/runs")
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
         "failed",

@@ -58,6 +58,8 @@ class Outcome:
     engine: str = ""
 
 
+NOT_STARTED = "not started"
+"""How a try ends whose process ended before it took cases: that is never a case's fault."""
 KILLED = f"died -{signal.SIGKILL.value}"
 """How a try ends whose process was killed from outside: that alone is not the case's fault."""
 
@@ -156,7 +158,7 @@ class Engine:
         except CaseLateError:
             end = "late"
         except ChildDiedError as error:
-            end = f"died {error.code}"
+            end = f"died {error.code}" if error.ready else NOT_STARTED
         tries.append(Try(end, alone, time.monotonic() - began))
         return (done.record, done.device) if done else (None, None)
 
@@ -177,6 +179,10 @@ class Engine:
 
 def _verdict(case: Case, last: Try) -> CaseRecord:
     """Return the record of a case that failed alone."""
+    if last.end == NOT_STARTED:
+        return CaseRecord(
+            case.id, Reason.START, "the engine's process ends before it takes a case", (), None
+        )
     if last.end == "late":
         return CaseRecord(case.id, Reason.TOO_LONG, f"stopped after {last.seconds:.0f} s", (), None)
     if last.end == KILLED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from scanloom.core import Case
 from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
+from scanloom.io.own_python import own_environment, own_python
 
 OnStep = Callable[[str], None]
 START_LIMIT = 600.0
@@ -26,11 +26,19 @@ _TICK = 0.25
 
 
 class ChildDiedError(Exception):
-    """The child ended before the case did: `code` is its exit code, negative for a signal."""
+    """The child ended before the case did.
 
-    def __init__(self, code: int) -> None:
+    Parameters
+    ----------
+    code : int
+        Its exit code, negative for a signal.
+    ready : bool
+        Whether it had come so far that it took cases; one that had not was not ended by a case.
+    """
+
+    def __init__(self, code: int, *, ready: bool = True) -> None:
         super().__init__(f"the engine child ended with {code}")
-        self.code = code
+        self.code, self.ready = code, ready
 
 
 class CaseLateError(Exception):
@@ -83,11 +91,11 @@ class EngineProcess:
         ours, theirs = socketpair()
         with theirs, _open_log(log) as words:
             self._process = subprocess.Popen(  # noqa: S603  # ourselves
-                [sys.executable, "-m", "scanloom.engine.child", str(theirs.fileno())],
+                own_python("-m", "scanloom.engine.child", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env={**os.environ, **(environment or {})},
+                env={**own_environment(), **(environment or {})},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # a Ctrl-C at the terminal is for the worker
             )
@@ -134,7 +142,7 @@ class EngineProcess:
         waiting = _Waiting(on_step)
         with self._lock:
             if self._code is not None:
-                raise ChildDiedError(self._code)
+                raise ChildDiedError(self._code, ready=self._ready)
             self._number += 1
             number = self._number
             self._waiting[number] = waiting
@@ -147,7 +155,7 @@ class EngineProcess:
             if not self._ready and time.monotonic() - self._began > START_LIMIT:
                 self.kill()
         if waiting.done is None:
-            raise ChildDiedError(self._code or 0)
+            raise ChildDiedError(self._code or 0, ready=self._ready)
         return waiting.done
 
     def kill(self) -> None:

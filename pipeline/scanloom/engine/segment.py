@@ -18,6 +18,7 @@ from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
+from scanloom.engine.record import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
@@ -228,7 +229,8 @@ class _Session:
 
     def _load_networks(self) -> Sequence[Labeller]:
         execution = self.workflow.execution
-        self._labellers = load_predictors(self.workflow.models, execution)
+        digests = [card_digest(card) for card in self.cards]
+        self._labellers = load_predictors(self.workflow.models, digests, execution)
         return self._labellers
 
 
