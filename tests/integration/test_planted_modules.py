@@ -48,8 +48,9 @@ class Attack:
             "    (folder / f'{name}.py').write_text(text)\n"
         )
         place = self.temporary / name
-        words = [sys.executable, "-c", code, str(place), str(self.caught), *NAMES]
-        subprocess.run(words, check=True, cwd="/")
+        words = [sys.executable, "-c", code, name, str(self.caught), *NAMES]
+        # from within: the folders above may be closed to others
+        subprocess.run(words, check=True, cwd=self.temporary)
         assert place.stat().st_uid == NOBODY
         return place
 
@@ -59,9 +60,6 @@ class Attack:
 
 @pytest.fixture
 def attack(tmp_path: Path) -> Attack:
-    for folder in (tmp_path, *tmp_path.parents):  # the other user must come so far
-        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
     return Attack(tmp_path)
 
 
