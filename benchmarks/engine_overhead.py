@@ -18,7 +18,9 @@ from meter import machine, table
 from scanloom.core import Case
 from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
-from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+from scanloom.engine.dask_pool import DaskPool
+from scanloom.engine.dask_worker import EngineSetup
+from scanloom.engine.handshake import Handshake
 from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place, work_on
@@ -45,25 +47,27 @@ def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> f
 
 @contextmanager
 def engine(
-    out: Path, weights: Path, seconds: float, workers: int
+    cases: Sequence[Case], out: Path, weights: Path, seconds: float, workers: int
 ) -> Iterator[Callable[..., float]]:
-    """Give a function that works on cases through Dask and returns its seconds; all is warm."""
-    setup = Setup(Place(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
-    with local_cluster([""] * workers, IN_FLIGHT) as client:
-        book = out.parent / "book"
-        told = EngineSetup(setup, 600.0, book, out.parent / "logs")
-        client.register_plugin(EnginePlugin(told))
+    """Give a function that works on some cases through Dask and returns its seconds."""
+    child = Setup(Place(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
+    private = out.parent
+    private.mkdir(parents=True, exist_ok=True)
+    book = CaseBook.write(private / "book", cases)
+    with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as shake:
+        setup = EngineSetup("run", child, 600.0, private, shake.question, shake.expected)
+        pool = DaskPool(client, book, setup)
 
-        def go(cases: Sequence[Case]) -> float:
-            pool = DaskPool(client, CaseBook.write(book, cases), IN_FLIGHT)
+        def go(some: Sequence[Case]) -> float:
             ends: list[bool] = []
             start = time.perf_counter()
-            pump(cases, pool, lambda _, o: ends.append(bool(o.record and o.record.folder)))
+            pump(some, pool, lambda _, o: ends.append(bool(o.record and o.record.folder)))
             assert all(ends)
-            assert len(ends) == len(cases)
+            assert len(ends) == len(some)
             return time.perf_counter() - start
 
         yield go
+        pool.stop(1.0)
 
 
 def main() -> None:
@@ -84,7 +88,7 @@ def main() -> None:
         cases = draw(root / "in", max(options.cases, many) + 50)
         warm, cases = cases[:50], cases[50:]
         loop = serial(cases[: options.cases], root / "serial" / "out", weights, 0.0)
-        with engine(root / "a" / "out", weights, 0.0, 1) as go:
+        with engine([*warm, *cases], root / "a" / "out", weights, 0.0, 1) as go:
             go(warm)
             spent = go(cases[: options.cases])
             shutil.rmtree(root / "a" / "out" / "cases")
@@ -107,7 +111,8 @@ def main() -> None:
         some = cases[:40]
         spent_by = []
         for workers in (1, 2):
-            with engine(root / f"w{workers}" / "out", weights, options.sleep, workers) as go:
+            place = root / f"w{workers}" / "out"
+            with engine([*warm, *cases], place, weights, options.sleep, workers) as go:
                 go(warm[:12])
                 spent_by.append(go(some))
         rows.append(

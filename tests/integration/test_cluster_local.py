@@ -97,8 +97,8 @@ def test_nothing_is_left_of_a_run_that_is_killed(run: ClusterRun) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_are_killed_while_they_start_come_back() -> None:
-    with local_cluster(["", ""], 1) as client:
+def test_workers_that_are_killed_while_they_start_come_back(tmp_path: Path) -> None:
+    with local_cluster(["", ""], 1, tmp_path) as client:
         for _ in range(6):
             for process in psutil.Process().children(recursive=True):
                 if "spawn_main" in " ".join(process.cmdline()):

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from cluster_runs import LOOPBACK, ClusterRun, listeners
-from formula_run import processes
+from formula_run import formula_environment, processes
+from real_run import RealRun, other_weights, weights_of
 
 pytestmark = [
     pytest.mark.reference,
@@ -30,7 +31,7 @@ def make_run(folder: Path, host: str = "127.0.0.1") -> ClusterRun:
         for name, value in (
             ("FORMULA", str(folder / "notes")),
             ("FORMULA_SECONDS", "4"),
-            ("PYTHONPATH", str(Path(__file__).parents[1])),
+            ("PYTHONPATH", formula_environment(folder / "notes")["PYTHONPATH"]),
         )
     ]
     cluster = {
@@ -80,3 +81,47 @@ def test_a_host_that_does_not_answer(tmp_path: Path) -> None:
     with run.going("--cluster", "ssh") as process:
         assert process.wait(120) == 65
     assert "no host could be worked on" in run.said
+
+
+def make_real_run(folder: Path) -> RealRun:
+    """Return a run of two sessions; the second waits for a word, and has another store."""
+    store, gate = folder / "theirs", folder / "gate"
+    names = {"PYTHONPATH": formula_environment(folder / "notes")["PYTHONPATH"]}
+    names |= {"FORMULA": str(folder / "notes"), "XDG_DATA_HOME": str(folder / "ours")}
+    cluster = {
+        "hosts": ["127.0.0.1", "127.0.0.1"],
+        "ssh_options": yaml.safe_load(os.environ["SCANLOOM_SSH"]),
+        "interface": "lo",
+        "job_script_prologue": [
+            *(f"export {name}={shlex.quote(value)}" for name, value in names.items()),
+            f"if ! mkdir {gate} 2>/dev/null; then export XDG_DATA_HOME={store}",
+            f"n=0; while [ ! -e {gate}/open -a $n -lt 600 ]; do sleep 0.2; n=$((n+1)); done; fi",
+        ],
+    }
+    execution = {"in_flight": 1, "threads": 1, "device": "cpu", "cluster": cluster}
+    text = yaml.safe_dump(execution, default_flow_style=True, width=10**6)
+    return RealRun(folder, 60, text)
+
+
+def test_a_late_session_with_other_weights_gives_no_result(tmp_path: Path) -> None:
+    run = make_real_run(tmp_path)
+    with run.real("--cluster", "ssh") as process:
+        run.until(lambda: run.done, "the first result")
+        (tmp_path / "gate" / "open").touch()
+        assert process.wait(300) == 0, run.said
+    assert run.hashes == {weights_of(run.ours)}
+    assert run.done == run.status["done"] == run.scans
+    assert set(run.status["sent_away"]) == {"1 of 1 workers have no or other files of the models"}
+
+
+def test_weights_that_change_end_a_run_over_ssh(tmp_path: Path) -> None:
+    run = make_real_run(tmp_path)
+    before = weights_of(run.ours)
+    with run.real("--cluster", "ssh") as process:
+        run.until(lambda: run.done, "the first result")
+        other_weights(run.ours)
+        run.kill_engines()
+        assert process.wait(240) == 65, run.said
+    assert "MODEL_CHANGED" in run.said
+    assert run.hashes == {before}
+    assert not list(run.out.glob("failed/*"))

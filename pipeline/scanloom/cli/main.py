@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from scanloom.cli import (
 )
 from scanloom.cli.console import clean
 from scanloom.cli.streams import steady_streams
+from scanloom.io.own_python import safe_path
 
 
 class _Commands(typer.core.TyperGroup):
@@ -113,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments : sequence of str, optional
         What stands behind the program's name; by default what it was started with.
     """
+    if arguments is None:  # a program of its own
+        sys.path[:] = safe_path(sys.path)
     atexit.register(gc.freeze)  # else Python looks through all of torch before it ends: 1.5 s
     with steady_streams():
         app(None if arguments is None else list(arguments), prog_name="scanloom")

@@ -146,6 +146,8 @@ def status_table(status: Status) -> RenderableType:
     )
     if status.remade:
         table.add_row("made anew", f"{status.remade}: their scans had changed")
+    for why, count in status.sent_away.items():
+        table.add_row("sent away", f"{count} worker{'s' if count > 1 else ''}: {why}")
     if status.per_hour:
         left = f", {_clock(status.left_s)} left" if status.left_s else ""
         table.add_row("rate", f"{status.per_hour:.0f} scans an hour{left}")

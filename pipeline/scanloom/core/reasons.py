@@ -91,6 +91,7 @@ class Reason(Enum):
     MODEL_NETWORK = ("failed", False, "Use a bundle whose network is on the list in the docs")
     MODEL_HASH = ("failed", False, "The weights are not those of the card: get them again")
     MODEL_WEIGHTS = ("failed", False, "The weights don't fit the network of the card")
+    MODEL_CHANGED = ("failed", True, "Leave the model's files as they are, and run it again")
     # --- a scan and a model --------------------------------------------------------------------
     MODALITY = ("skipped", False, "The model was made for another modality: choose another model")
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+from scanloom.cards.store import find_model
 from scanloom.core import Case
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
@@ -19,6 +20,7 @@ from scanloom.engine.models import load_predictors
 from scanloom.engine.pool import LocalPool
 from scanloom.engine.pump import pump
 from scanloom.engine.rates import Rates
+from scanloom.engine.record import card_digest
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import key_fingerprint
@@ -58,10 +60,11 @@ def calibrate(todo: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, k
         return rates
     execution = workflow.execution
     fingerprint = key_fingerprint(key)
+    digests = [card_digest(find_model(name)) for name in workflow.models]
     with _scratch(out, fingerprint) as scratch:
         setup = Setup(
             Place(scratch, fingerprint, key=key),
-            partial(load_predictors, workflow.models, execution),
+            partial(load_predictors, workflow.models, digests, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
         )

@@ -54,7 +54,7 @@ def make_cases(
         for phase in range(count) if several else (None,):
             number = one.id if phase is None else case_id(series, key, phase)
             case = make_case(number, series, workflow, recipe, phase=phase)
-            stamp = source_stamp((series, *others), key)
+            stamp = source_stamp([each.stamp for each in (series, *others)], key)
             yield inputs, replace(case, others=tuple(others), stamp=stamp)
 
 

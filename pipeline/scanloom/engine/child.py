@@ -31,6 +31,7 @@ from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
+from scanloom.io.own_python import safe_path
 
 WAITING = "waiting"
 """The step of a case that waits for models or before the device's door: its time is not its own."""
@@ -57,7 +58,8 @@ class Setup:
     neighbours : int
         How many such processes share the machine's memory where there is no limit.
     search_path : tuple of str
-        Where Python looks for modules, as in the process that starts it.
+        Where Python looks for modules, as in the process that makes this; what others can write,
+        here or where the child is, is left out.
     """
 
     place: Place
@@ -65,7 +67,7 @@ class Setup:
     in_flight: int = 1
     memory_limit: int | None = None
     neighbours: int = 1
-    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
+    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(safe_path(sys.path)))
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,12 @@ class Child:
                 import_heavy()
             made = self._setup
             room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
+            self._tell(Ready())  # first: what ends this process from now on may be a case
             self._models.set_result((models, room))
         except BaseException as exc:  # noqa: BLE001  # whatever it is, no case is to blame
             traceback.print_exc()  # into the log, which is private
             self._models.set_exception(exc)
             self._tell(Ready(blame(exc)))
-            return
-        self._tell(Ready())
 
     def _work(self, order: Order) -> None:
         held: list[float] = []
@@ -217,7 +218,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
         signal.signal(number, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    sys.path[:] = connection.recv()  # before what it unpickles may need it
+    sys.path[:] = safe_path([*connection.recv(), *sys.path])  # what it unpickles may need it
     setup: Setup = connection.recv()
     limit_memory(setup.memory_limit)
     settle_in()

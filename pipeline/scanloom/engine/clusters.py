@@ -7,17 +7,29 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.dask_settings import NO_PAGES, QUIET, close_pages, scheduler_spec
+from scanloom.engine.book import CaseBook
+from scanloom.engine.child import Setup
+from scanloom.engine.dask_settings import (
+    QUIET,
+    careful_path,
+    close_pages,
+    quiet,
+    scheduler_spec,
+)
 from scanloom.engine.gpus import local_devices
 from scanloom.engine.handshake import Handshake
 from scanloom.engine.local_cluster import local_cluster
+from scanloom.engine.models import check_same
+from scanloom.engine.pool import Pool
 from scanloom.engine.workflow import Execution, Workflow
+from scanloom.io.scratch import private_scratch
 
 LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
 HOSTED = (SLURM, SSH, KUBERNETES)
@@ -92,11 +104,35 @@ class Starter(Protocol):
         """End all that was started."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a run has for its workers.
+
+    Parameters
+    ----------
+    out, private : Path
+        The output folder and the run's private folder: all workers must see both.
+    book : CaseBook
+        Of the cases.
+    child : Setup
+        For the engines.
+    digests : tuple of str
+        The `card_digest` of each model when the recipe was made.
+    on_unfit : callable
+        Is told why a worker was sent away.
+    """
+
+    out: Path
+    private: Path
+    book: CaseBook
+    child: Setup
+    digests: tuple[str, ...]
+    on_unfit: Callable[[str], None]
+
+
 @contextmanager
-def open_cluster(
-    kind: str, workflow: Workflow, place: tuple[Path, Path], book: Path, tasks: int
-) -> Iterator[Any]:
-    """Start or join the cluster of a run, and check that it can do the work.
+def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
+    """Start or join the cluster of a run, check that it can do the work, and give its workers.
 
     Parameters
     ----------
@@ -105,36 +141,64 @@ def open_cluster(
         file of a cluster.
     workflow : Workflow
         Models, workers, threads and device, and the options of its cluster.
-    place : (Path, Path)
-        The output folder and the run's private folder: all workers must see both.
-    book : Path
-        The run's book of cases.
-    tasks : int
-        How many cases there are: no more workers than these.
-
-    Yields
-    ------
-    distributed.Client
+    job : Job
+        What is to be done.
 
     Raises
     ------
     ScanError
         CLUSTER.
     """
-    out, private = place
+    from scanloom.engine.dask_pool import DaskPool, Terms
+    from scanloom.engine.dask_worker import EngineSetup
+
+    shake = Handshake(job.out, workflow.models, job.digests, job.book.path)
+    terms = Terms(
+        patience_of(kind),
+        same_machine=kind == LOCAL,
+        check_models=partial(check_same, workflow.models, job.digests),
+        on_unfit=job.on_unfit,
+    )
+    with open_cluster(kind, workflow, job.private, len(job.book)) as client, shake:
+        shake.check(client)
+        setup = EngineSetup(
+            job.private.name,
+            job.child,
+            workflow.execution.time_limit,
+            job.private,
+            shake.question,
+            shake.expected,
+        )
+        pool = DaskPool(client, job.book, setup, terms)
+        try:
+            yield pool
+        finally:
+            pool.stop(5.0)
+
+
+def open_cluster(
+    kind: str, workflow: Workflow, private: Path, tasks: int
+) -> AbstractContextManager[Any]:
+    """Return what starts or joins a cluster, as `open_pool`, and gives a client of it.
+
+    Parameters
+    ----------
+    kind, workflow
+        As there.
+    private : Path
+        The run's private folder.
+    tasks : int
+        How many cases there are: no more workers than these.
+    """
     execution = workflow.execution
     cluster = execution.cluster
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]
-        opened = local_cluster(devices, execution.in_flight, pages=cluster.dashboard)
-    elif kind.partition(":")[0] in HOSTED:
+        return local_cluster(devices, execution.in_flight, private, pages=cluster.dashboard)
+    if kind.partition(":")[0] in HOSTED:
         wait = cluster.wait or patience_of(kind)
-        opened = hosted_cluster(starter_of(kind, execution, private), execution, private, wait)
-    else:
-        opened = joined_cluster(kind, cluster.wait or JOINING)
-    with opened as client, Handshake(out, workflow.models, book) as handshake:
-        handshake.check(client)
-        yield client
+        return hosted_cluster(starter_of(kind, execution, private), execution, private, wait)
+    return joined_cluster(kind, cluster.wait or JOINING)
 
 
 def check_cluster(kind: str, execution: Execution) -> None:
@@ -258,7 +322,9 @@ def hosted_cluster(
     listen = {"interface": options.interface} if options.interface else {}
     scheduler = scheduler_spec(security, listen, pages=options.dashboard)
     with (
-        dask.config.set(QUIET if options.dashboard else QUIET | NO_PAGES),
+        private_scratch(private) as scratch,
+        careful_path(scratch),
+        dask.config.set(quiet(scratch, pages=options.dashboard)),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
         _contact_file(_contact(cluster.scheduler_address, execution), security, private) as path,

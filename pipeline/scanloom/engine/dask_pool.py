@@ -1,148 +1,129 @@
 """Dask's workers as a pool: each a thin supervisor with an engine child.
 
 A task carries ids alone and never raises, so that no scheduler, log or error page ever shows where
-a scan lies: the worker reads the case from the run's book in `OUT/private/`. Nothing is pinned to
-a worker, nothing is kept in Dask: what is on the disk is the only truth.
+a scan lies: the worker reads the case from the run's book in `OUT/private/`. Nothing is kept in
+Dask: what is on the disk is the only truth. A case is for any of the workers that have said that
+they have an engine; one that can't do the work, or hangs while it starts, is given none.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import pickle
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distributed import Client, WorkerPlugin, get_worker
+from distributed import Client
 from distributed.client import Future as DaskFuture
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
-from scanloom.engine.engine import Engine, Outcome
-from scanloom.engine.handshake import Answer, Question, answer, find_fault
-from scanloom.engine.pool import LostError
+from scanloom.engine.dask_worker import EnginePlugin, EngineSetup, Unfit, run_case, stop_engine
+from scanloom.engine.engine import Outcome
+from scanloom.engine.pool import LostError, UnfitError
 
 LOOKING = 0.5
 """Seconds for which the count of workers is taken as known."""
+LISTENING = 30.0
+"""Seconds that a scheduler has until it hands on what workers say."""
+ENDING = 10.0
+"""Seconds that workers have to end their engines, beside the patience with what they work on."""
 GONE = "its scheduler is gone"
 
 
 @dataclass(frozen=True)
-class EngineSetup:
-    """What a worker makes its engine of."""
+class Terms:
+    """When a run gives its workers up, and whom it tells.
 
-    child: Setup
-    time_limit: float
-    book: Path
-    logs: Path
-
-
-class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
-    """Gives a worker its engine before it takes a task, also after it was started anew."""
-
-    name = "scanloom-engine"
-    idempotent = False
-
-    def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
-
-    def setup(self, worker: Any) -> None:
-        """Start the engine."""
-        made = self._setup
-        name = f"engine-{os.getpid()}-{time.time_ns():x}.log"
-        engine = Engine(made.child, made.time_limit, made.logs / name)
-        engine.warm_up()
-        worker.scanloom_engine = engine
-
-    def teardown(self, worker: Any) -> None:
-        """End the engine at once: what it works on is done again elsewhere."""
-        worker.scanloom_engine.stop()
-
-
-class Doorkeeper(WorkerPlugin):  # type: ignore[misc]
-    """Keeps out a worker that comes later and can't do the work: it does not start."""
-
-    name = "scanloom-doorkeeper"
-
-    def __init__(self, question: Question, expected: Answer) -> None:
-        self._question, self._expected = question, expected
-
-    def setup(self, worker: Any) -> None:
-        """Check the worker."""
-        fault = find_fault({"": answer(self._question)}, self._expected)
-        if fault is not None:
-            raise RuntimeError(fault)
-
-
-def run_case(book: str, offset: int) -> bytes:
-    """Work on the case at `offset` of the run's book; on a worker.
-
-    Returns
-    -------
-    bytes
-        The pickled `Outcome`, or the name of an error that says nothing of the case: Dask shows the
-        type of a result, not what is in it. Never an exception, of which Dask shows all.
+    Parameters
+    ----------
+    patience : float
+        Seconds without any worker.
+    unfit_patience : float
+        Seconds in which workers come and none of them can do the work.
+    same_machine : bool
+        Whether what keeps one worker out keeps out all.
+    check_models : callable
+        Raises ScanError (MODEL_CHANGED) if the models are not what they were, for this process.
+    on_unfit : callable
+        Is told why a worker was sent away.
     """
-    try:
-        case = CaseBook.read(Path(book), offset)
-        told: Outcome | str = get_worker().scanloom_engine.run(case)
-    except Exception as exc:  # noqa: BLE001  # a book out of sight, a worker that is leaving
-        told = type(exc).__name__
-    return pickle.dumps(told)
+
+    patience: float = 600.0
+    unfit_patience: float = 600.0
+    same_machine: bool = False
+    check_models: Callable[[], None] = lambda: None
+    on_unfit: Callable[[str], None] = lambda fault: None
 
 
 class DaskPool:
-    """The workers of a cluster.
+    """The workers of a cluster, and an engine in each that can do the work.
 
     Parameters
     ----------
     client : distributed.Client
-        Connected; its workers have an engine (`EnginePlugin`).
+        Connected.
     book : CaseBook
         Where the cases stand.
-    in_flight : int
-        Cases at once in a worker.
-    patience : float
-        Seconds without any worker after which the cluster is given up.
+    setup : EngineSetup
+        For the workers that are there and those that come.
+    terms : Terms
+        When they are given up.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if the scheduler is gone.
     """
 
     def __init__(
-        self, client: Client, book: CaseBook, in_flight: int, patience: float = 600.0
+        self, client: Client, book: CaseBook, setup: EngineSetup, terms: Terms | None = None
     ) -> None:
-        self._client, self._book, self._in_flight = client, book, in_flight
-        self._patience = patience
+        self._client, self._book, self._setup = client, book, setup
+        self._terms = terms or Terms()
         self._stopped = threading.Event()
-        self._given: dict[Future[Outcome], DaskFuture] = {}
-        self._workers, self._looked, self._seen = 0, -LOOKING, time.monotonic()
-        self._faulty: set[str] = set()
-        self._proven = False
+        self._given: dict[Future[Outcome], tuple[DaskFuture, frozenset[str]]] = {}
+        self._fit: set[str] = set()
+        self._unfit: dict[str, Unfit] = {}
+        self._doubt: list[Unfit] = []
+        self._workers: frozenset[str] = frozenset()
+        self._looked, self._seen = -LOOKING, time.monotonic()
+        self._refused: float | None = None
+        self._listen()
+        try:
+            client.register_plugin(EnginePlugin(setup))
+        except (ImportError, AttributeError) as exc:  # of a worker that has just answered
+            detail = f"a worker's scanloom is another one of this version ({type(exc).__name__})"
+            raise ScanError(Reason.CLUSTER, detail) from exc
+        except Exception:  # noqa: BLE001, S110  # a worker that just left: others were asked
+            pass
 
     @property
     def window(self) -> int:
-        """As many as the workers that are there now take, one at least.
+        """As many as the workers that can do the work take.
 
         Raises
         ------
         ScanError
-            CLUSTER if the scheduler is gone, or no worker was there for long.
+            CLUSTER if the scheduler is gone, or no worker was there for long; MODEL_CHANGED if
+            the models are not what they were; START if no engine starts on this machine.
         """
         now = time.monotonic()
         if now - self._looked > LOOKING:
-            self._workers, self._looked = self._count(), now
+            self._workers, self._looked = self._present(), now
+            self._judge()
+            self._take_back()
         if self._workers:
-            self._seen = now
-        elif now - self._seen > self._patience:
-            raise ScanError(Reason.CLUSTER, f"no worker was there for {self._patience:.0f} s")
-        return max(1, self._workers) * self._in_flight
+            self._seen, self._refused = now, None
+        self._check_patience(now)
+        return len(self._workers) * self._setup.child.in_flight
 
     def submit(self, case: Case) -> Future[Outcome]:
-        """Have a case worked on by whichever worker is free.
+        """Have a case worked on by whichever worker is free; there must be a window.
 
         Raises
         ------
@@ -151,42 +132,113 @@ class DaskPool:
         """
         self._check_scheduler()  # else what it took with it would be lost again and again
         ours: Future[Outcome] = Future()
-        offset = self._book.offset(case.id)
+        where = (self._setup.run, str(self._book.path), self._book.offset(case.id))
         theirs = self._client.submit(
-            run_case, str(self._book.path), offset, pure=False, key=_key(case.id)
+            run_case, *where, pure=False, key=_key(case.id), workers=list(self._workers)
         )
-        self._given[ours] = theirs
+        self._given[ours] = (theirs, self._workers)
         theirs.add_done_callback(lambda done: self._hand_on(done, ours))
         return ours
 
     def stop(self, patience: float) -> None:
         """Have the engines end, after `patience` seconds at the latest."""
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         if self._client.status == "running":
-            with suppress(OSError, TimeoutError, ValueError):  # no worker is left
-                self._client.run(_stop_engine, patience, on_error="ignore")
+            ender = threading.Thread(target=self._end, args=(patience,), daemon=True)
+            ender.start()
+            ender.join(patience + ENDING)  # a worker may hang
         until = time.monotonic() + 2.0
         while any(not f.done() for f in self._given) and time.monotonic() < until:
             time.sleep(0.05)
         for ours in list(self._given):
             ours.cancel()
 
-    def _count(self) -> int:
+    def _end(self, patience: float) -> None:
+        """End the engines, and have workers that come later start none."""
+        run = self._setup.run
+        with suppress(Exception):  # no worker is left, or the scheduler is gone
+            left = list(self._present())
+            if left:
+                self._client.run(stop_engine, run, patience, workers=left, on_error="ignore")
+            self._client.unregister_worker_plugin(run)
+
+    def _listen(self) -> None:
+        """Hear what workers say of themselves, before the first is asked."""
+        heard = threading.Event()
+
+        def hear(event: tuple[float, Mapping[str, Any]]) -> None:
+            told = event[1]
+            if "address" not in told:
+                heard.set()
+            elif "fault" in told:
+                reason = Reason[told["reason"]]
+                self._keep_out(Unfit(str(told["address"]), reason, str(told["fault"])))
+            else:
+                self._fit.add(str(told["address"]))
+
+        run, until = self._setup.run, time.monotonic() + LISTENING
+        try:
+            self._client.subscribe_topic(run, hear)
+            while not heard.wait(0.05):
+                self._client.log_event(run, {})
+                if time.monotonic() > until:
+                    raise ScanError(Reason.CLUSTER, "its scheduler hands on no events")
+        except (OSError, TimeoutError) as exc:
+            raise ScanError(Reason.CLUSTER, GONE) from exc
+
+    def _keep_out(self, unfit: Unfit) -> None:
+        """Take note of a worker that can't do the work; it leaves by itself."""
+        self._fit.discard(unfit.address)
+        if unfit.address not in self._unfit:
+            self._terms.on_unfit(unfit.fault)
+            self._doubt.append(unfit)
+        self._unfit[unfit.address] = unfit
+        if self._refused is None:
+            self._refused = time.monotonic()
+
+    def _judge(self) -> None:
+        """End the run where it is not the worker that is at fault."""
+        while self._doubt:
+            unfit = self._doubt.pop()
+            if unfit.reason is Reason.MODEL_CHANGED:
+                self._terms.check_models()
+            if self._terms.same_machine:
+                raise ScanError(unfit.reason, unfit.fault)
+
+    def _check_patience(self, now: float) -> None:
+        terms = self._terms
+        if self._refused is not None and now - self._refused > terms.unfit_patience:
+            fault = list(self._unfit.values())[-1].fault
+            detail = f"for {terms.unfit_patience:.0f} s no worker could do the work: {fault}"
+            raise ScanError(Reason.CLUSTER, detail)
+        if now - self._seen > terms.patience:
+            detail = f"no worker that can do the work was there for {terms.patience:.0f} s"
+            raise ScanError(Reason.CLUSTER, detail)
+
+    def _take_back(self) -> None:
+        """Take cases from Dask whose workers are all gone: it would wait for them for ever."""
+        for ours, (theirs, where) in list(self._given.items()):
+            if where & self._workers or theirs.status != "pending":
+                continue
+            self._given.pop(ours, None)
+            theirs.cancel()
+            lost = UnfitError if where <= self._unfit.keys() else LostError
+            with suppress(InvalidStateError):  # its end came just now
+                ours.set_exception(lost("its workers are gone"))
+
+    def _present(self) -> frozenset[str]:
+        """Return the workers that are there and can do the work."""
         self._check_scheduler()
         try:
-            return len(self._client.nthreads())
+            return frozenset(self._fit & set(self._client.nthreads()))
         except (OSError, TimeoutError, ValueError, RuntimeError) as exc:
             raise ScanError(Reason.CLUSTER, GONE) from exc
 
     def _check_scheduler(self) -> None:
         if self._client.status != "running":
             raise ScanError(Reason.CLUSTER, GONE)
-
-    def _unfit(self, told: Outcome) -> Exception:
-        """Return what an engine's fault means: its worker's own, or that no worker can do it."""
-        self._faulty.add(told.engine)
-        shared = not self._proven and len(self._faulty) >= max(1, self._workers)
-        return told.fault if shared and told.fault else LostError("its worker is unfit")
 
     def _hand_on(self, theirs: DaskFuture, ours: Future[Outcome]) -> None:
         self._given.pop(ours, None)
@@ -195,13 +247,13 @@ class DaskPool:
                 ours.set_exception(LostError(theirs.status))
                 return
             told = pickle.loads(theirs.result())  # noqa: S301  # our own worker's
-            if isinstance(told, Outcome) and told.fault is None:
-                self._proven = True
+            if isinstance(told, Outcome):
                 ours.set_result(told)
-            elif isinstance(told, Outcome):
-                ours.set_exception(self._unfit(told))
             else:
-                ours.set_exception(LostError(told))
+                self._keep_out(told)
+                ours.set_exception(UnfitError(told.fault))
+        except InvalidStateError:  # taken back just now
+            pass
         except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
             if not ours.done():
                 ours.set_exception(LostError(type(exc).__name__))
@@ -211,8 +263,3 @@ class DaskPool:
 
 def _key(case_id: str) -> str:
     return f"case-{case_id}-{time.time_ns():x}"
-
-
-async def _stop_engine(patience: float, dask_worker: Any) -> None:
-    """End a worker's engine; beside its event loop, by which results go out meanwhile."""
-    await asyncio.to_thread(dask_worker.scanloom_engine.stop, patience)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from scanloom.io.own_python import own_environment, safe_path
+
+_PATHS = ("PYTHONPATH", "PYTHONSAFEPATH")
 
 QUIET: dict[str, Any] = {
     "distributed.scheduler.allowed-failures": 0,  # the run counts losses itself
@@ -26,6 +34,46 @@ NO_PAGES: dict[str, Any] = {
     "distributed.worker.http.routes": [],
 }
 """No page and no number over HTTP. `/sitemap.json` would answer still: see `close_pages`."""
+
+
+def quiet(scratch: Path, *, pages: bool = False) -> dict[str, Any]:
+    """Return the settings of Dask's processes of a run, which keep their files in a folder of ours.
+
+    Dask puts that folder at the head of `sys.path`; its own is shared by all users of a machine,
+    and belongs to whoever makes it first.
+
+    Parameters
+    ----------
+    scratch : Path
+        A private folder that is there.
+    pages : bool
+        Whether Dask's pages are served.
+    """
+    settings = QUIET | {"temporary-directory": str(scratch)}
+    return settings if pages else settings | NO_PAGES
+
+
+@contextmanager
+def careful_path(scratch: Path) -> Iterator[None]:
+    """Keep off `sys.path`, for a while, what others can write; and `scratch` from then on.
+
+    A worker's process takes over the path of the one that starts it, and its variables.
+    """
+    before, during = list(sys.path), safe_path(sys.path)
+    variables, own = {name: os.environ.get(name) for name in _PATHS}, own_environment()
+    os.environ.update({name: own[name] for name in _PATHS})
+    sys.path[:] = during
+    try:
+        yield
+    finally:
+        added = [p for p in sys.path if p not in during and not Path(p).is_relative_to(scratch)]
+        sys.path[:] = [*added, *before]
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
 
 PRELOAD = "scanloom.engine.preload"
 

@@ -223,7 +223,8 @@ class Engine:
             self._vain = 0
             return
         self._vain += 1
-        if self._vain == MOST_STARTS or ended.late or not ended.fault.reason.retry:
+        final = not ended.fault.reason.retry or ended.fault.reason is Reason.MODEL_CHANGED
+        if self._vain == MOST_STARTS or ended.late or final:
             self._fault = ended.fault
 
     def _replace_child(self) -> None:

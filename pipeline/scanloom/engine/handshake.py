@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
+from scanloom.io.casefolder import token_name
 
 
 @dataclass(frozen=True)
@@ -53,26 +54,35 @@ class Handshake:
         The output folder.
     models : sequence of str
         Which must be the same files everywhere.
+    digests : sequence of str
+        The `card_digest` of each when the recipe was made.
     book : Path or None
         Of the run; the files of its first case must be seen.
     """
 
-    def __init__(self, out: Path, models: Sequence[str] = (), book: Path | None = None) -> None:
-        token = out.absolute() / ".work" / f"handshake-{os.getpid()}-{os.urandom(4).hex()}"
+    def __init__(
+        self,
+        out: Path,
+        models: Sequence[str] = (),
+        digests: Sequence[str] = (),
+        book: Path | None = None,
+    ) -> None:
+        token = out.absolute() / ".work" / token_name()
         seen = str(book.absolute()) if book else None
-        self._token, self._question = token, Question(str(token), tuple(models), seen)
+        self._token, self._digests = token, tuple(digests)
+        self.question = Question(str(token), tuple(models), seen)
 
     def __enter__(self) -> Self:
         self._token.parent.mkdir(parents=True, exist_ok=True)
         self._token.write_text(os.urandom(16).hex())
-        self._expected = answer(self._question)
+        self.expected = replace(answer(self.question), models=self._digests)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._token.unlink(missing_ok=True)
 
     def check(self, client: Any) -> None:
-        """Check that all workers can do the work; those that come later must as well.
+        """Check that all workers that are there can do the work.
 
         Raises
         ------
@@ -80,22 +90,15 @@ class Handshake:
             CLUSTER if one can't.
         """
         try:
-            answers = client.run(answer, self._question, on_error="return")
+            answers = client.run(answer, self.question, on_error="return")
         except (OSError, TimeoutError, AssertionError) as exc:  # what Dask can't carry is the last
             detail = f"a worker gives no answer ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
         if not answers:
             raise ScanError(Reason.CLUSTER, "no worker is there")
-        fault = find_fault(answers, self._expected)
+        fault = find_fault(answers, self.expected)
         if fault is not None:
             raise ScanError(Reason.CLUSTER, fault)
-        client.register_plugin(_doorkeeper(self._question, self._expected))
-
-
-def _doorkeeper(question: Question, expected: Answer) -> Any:
-    from scanloom.engine.dask_pool import Doorkeeper
-
-    return Doorkeeper(question, expected)
 
 
 def answer(question: Question) -> Answer:

@@ -64,7 +64,7 @@ class KubernetesJob:
             "image": options.image,
             "command": [
                 options.python or "python",
-                *("-m", "scanloom.engine.worker", str(self._contact)),
+                *("-P", "-m", "scanloom.engine.worker", str(self._contact)),
             ],
             "resources": {"requests": resources, "limits": resources},
             "volumeMounts": [

@@ -7,18 +7,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.dask_settings import (
     ANY_PORT,
-    NO_PAGES,
     PRELOAD,
-    QUIET,
+    careful_path,
     close_pages,
+    quiet,
     scheduler_spec,
 )
 from scanloom.engine.gpus import worker_environment
+from scanloom.io.scratch import private_scratch
 
 JOINING = 120.0
 """Seconds that workers have to come."""
@@ -34,7 +36,9 @@ KEEPING = 3.0
 
 
 @contextmanager
-def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) -> Iterator[Any]:
+def local_cluster(
+    devices: Sequence[str], threads: int, private: Path, *, pages: bool = False
+) -> Iterator[Any]:
     """Start workers on this machine: loopback only, TLS with a key of this run, no dashboard.
 
     Parameters
@@ -43,6 +47,8 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
         One worker each: what its CUDA_VISIBLE_DEVICES says, "" for a CPU worker.
     threads : int
         Cases at once in a worker.
+    private : Path
+        Of the run: for what Dask keeps in files, if the folder for temporary files is not safe.
     pages : bool
         Whether Dask's pages are served on loopback.
 
@@ -79,7 +85,9 @@ def local_cluster(devices: Sequence[str], threads: int, *, pages: bool = False) 
     }
     scheduler = scheduler_spec(security, {"host": "127.0.0.1"}, pages=pages)
     with (
-        dask.config.set(QUIET if pages else QUIET | NO_PAGES),
+        private_scratch(private) as scratch,
+        careful_path(scratch),
+        dask.config.set(quiet(scratch, pages=pages)),
         _all_ended(),
         _started(
             lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50)

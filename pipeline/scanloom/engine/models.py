@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Outputs, Reason, ScanError, nearest
+from scanloom.engine.record import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.workflow import Execution
 
@@ -75,34 +76,76 @@ def import_heavy() -> None:
         importlib.import_module(name)
 
 
-def load_predictors(models: Sequence[str], execution: Execution) -> tuple[Labeller, ...]:
+def find_same(name: str, digest: str) -> ModelCard:
+    """Return the card of a model that is still what it was.
+
+    Parameters
+    ----------
+    name : str
+        From the store, or a bundle folder.
+    digest : str
+        Its `card_digest` when the recipe was made.
+
+    Raises
+    ------
+    ScanError
+        MODEL_CHANGED.
+    """
+    try:
+        card = find_model(name)
+    except ScanError as exc:
+        detail = f"a model that was there is not any more ({exc.code})"
+        raise ScanError(Reason.MODEL_CHANGED, detail) from exc
+    if card_digest(card) != digest:
+        raise ScanError(Reason.MODEL_CHANGED, f"{card.name} is not what it was")
+    return card
+
+
+def check_same(models: Sequence[str], digests: Sequence[str]) -> None:
+    """Refuse models that changed since their digests were taken: MODEL_CHANGED."""
+    for name, digest in zip(models, digests, strict=True):
+        find_same(name, digest)
+
+
+def load_predictors(
+    models: Sequence[str], digests: Sequence[str], execution: Execution
+) -> tuple[Labeller, ...]:
     """Load the networks of models, in the process that will run them.
 
     Parameters
     ----------
     models : sequence of str
         Names from the store, or bundle folders.
+    digests : sequence of str
+        The `card_digest` of each when the recipe was made: what was put in its place is refused.
     execution : Execution
         On which device, with how many threads: the same number gives the same bytes.
 
     Raises
     ------
     ScanError
-        If a model can't be loaded.
+        MODEL_CHANGED, or why a model can't be loaded.
     """
     from scanloom.inference.device import use_threads
     from scanloom.inference.predictor import Predictor
 
     if execution.threads != "auto":
         use_threads(execution.threads)
-    return tuple(
-        Predictor(
-            find_model(name),
-            device=execution.device,
-            precision=execution.precision,
-            memory_limit=execution.memory_limit,
-            body_box=execution.body_box,
-            fused_restore=execution.fused_restore,
+    cards = [find_same(name, digest) for name, digest in zip(models, digests, strict=True)]
+    try:
+        return tuple(
+            Predictor(
+                card,
+                device=execution.device,
+                precision=execution.precision,
+                memory_limit=execution.memory_limit,
+                body_box=execution.body_box,
+                fused_restore=execution.fused_restore,
+            )
+            for card in cards
         )
-        for name in models
-    )
+    except ScanError as exc:
+        if exc.reason is not Reason.MODEL_HASH:
+            raise
+        detail = "the weights were exchanged while they were read"
+        raise ScanError(Reason.MODEL_CHANGED, detail) from exc

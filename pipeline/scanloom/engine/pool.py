@@ -16,12 +16,16 @@ class LostError(Exception):
     """The worker is gone: killed, preempted, cut off. Nobody is to blame, the case may go on."""
 
 
+class UnfitError(LostError):
+    """The worker could never have done the work: that counts for nothing, and the case goes on."""
+
+
 class Pool(Protocol):
     """Takes cases and gives outcomes."""
 
     @property
     def window(self) -> int:
-        """How many cases are worth handing over at once."""
+        """How many cases are worth handing over at once; 0 while nobody is there to take one."""
 
     def submit(self, case: Case) -> Future[Outcome]:
         """Have a case worked on.

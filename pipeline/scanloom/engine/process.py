@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
+from scanloom.io.own_python import own_environment, own_python
 
 OnStep = Callable[[str], None]
 START_LIMIT = 600.0
@@ -96,11 +96,11 @@ class EngineProcess:
         ours, theirs = socketpair()
         with theirs, _open_log(log) as words:
             self._process = subprocess.Popen(  # noqa: S603  # ourselves
-                [sys.executable, "-m", "scanloom.engine.child", str(theirs.fileno())],
+                own_python("-m", "scanloom.engine.child", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env={**os.environ, **(environment or {})},
+                env={**own_environment(), **(environment or {})},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # a Ctrl-C at the terminal is for the worker
             )

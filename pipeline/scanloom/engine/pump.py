@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from scanloom.core import Case, CaseRecord, Reason
 from scanloom.engine.engine import Outcome
-from scanloom.engine.pool import LostError, Pool
+from scanloom.engine.pool import LostError, Pool, UnfitError
 
 MOST_LOSSES = 10
 """How often a case may lose its worker before it is given up for this run."""
@@ -76,7 +76,7 @@ def pump(
                     break
                 hand_over(case)
                 flying += 1
-            if flying == 0 or stop.is_set():
+            if stop.is_set() or (flying == 0 and exhausted and not again):
                 break
             try:
                 case, future = ended.get(timeout=0.2)
@@ -85,7 +85,7 @@ def pump(
             flying -= 1
             outcome = _outcome(future)
             if outcome is None:
-                losses[case.id] += 1
+                losses[case.id] += not isinstance(future.exception(), UnfitError)
                 if losses[case.id] < MOST_LOSSES:
                     again.append(case)
                     continue

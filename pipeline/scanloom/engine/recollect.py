@@ -14,9 +14,11 @@ from scanloom.engine.models import unique_cards
 from scanloom.engine.select import Inputs, select
 from scanloom.engine.workflow import MOST_BYTES, parse_workflow
 from scanloom.io.failures import failed_before
-from scanloom.io.identity import case_id, key_fingerprint
+from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index import stored_index
-from scanloom.io.outfolder import CASES, read_case
+from scanloom.io.outfolder import CASES
+from scanloom.io.private import PRIVATE
+from scanloom.io.published import read_made
 from scanloom.io.regular import read_regular
 
 RUNS, TOTALS = "runs", "totals.json"
@@ -50,14 +52,16 @@ def recollect(out: Path, key: bytes | None, damaged: set[str]) -> bool:
         collect_measurements(out, damaged)
         return False
     run = sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())[-1]
-    workflow = parse_workflow(read_regular(run / "workflow.json", MOST_BYTES))
+    whole = out / PRIVATE / RUNS / run.name / "workflow.json"  # with the folders of its models
+    workflow = parse_workflow(read_regular(whole, MOST_BYTES))
     cards = unique_cards([find_model(name) for name in workflow.models])
     recipe = workflow_recipe(workflow, cards)
     chosen, left = select(index.series, workflow, cards)
     endings: dict[str, list[Ending]] = {}
     for inputs in chosen:
+        stamp = source_stamp([index.stamp(one) for one in inputs], key)
         for number in _case_ids(out, inputs, key):
-            if (end := _ending(out, number, recipe)) is not None:
+            if (end := _ending(out, number, recipe, stamp)) is not None:
                 for one in inputs:
                     endings.setdefault(one.id, []).append(end)
     collect(out, index, left, endings, key, None, damaged)
@@ -81,12 +85,15 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes) -> Iterator[str]:
         yield number
 
 
-def _ending(out: Path, case: str, recipe: str) -> Ending | None:
-    """Return how a case ended, None where nothing says it."""
+def _ending(out: Path, case: str, recipe: str, stamp: str) -> Ending | None:
+    """Return how a case ended, None where nothing says it of these files."""
+    old = failed_before(out, case, recipe, stamp)
+    if old is not None:
+        return Ending(old.reason.code, old.detail, 0.0)
     try:
-        if read_case(out / CASES / case)["recipe"] == recipe:
-            return Ending("", "", 0.0)
+        made = read_made(out / CASES / case)
+    except (OSError, ValueError):
+        return None
+    if made.recipe != recipe:
         return Ending(Reason.STALE.code, "its result was made by another recipe", 0.0)
-    except (OSError, ValueError, LookupError):
-        old = failed_before(out, case, recipe)
-        return None if old is None else Ending(old.reason.code, old.detail, 0.0)
+    return Ending("", "", 0.0) if made.stamp == stamp else None

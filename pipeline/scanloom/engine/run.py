@@ -35,6 +35,7 @@ from scanloom.engine.models import check_structures, load_predictors, unique_car
 from scanloom.engine.plan import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
+from scanloom.engine.record import card_digest
 from scanloom.engine.run_folder import RUNS, keep_workflow, new_run
 from scanloom.engine.scope import Scope
 from scanloom.engine.select import Inputs, LeftOut, check_channels, select
@@ -59,6 +60,9 @@ logger = logging.getLogger(__name__)
 NO_CLUSTER, LOCAL = "none", "local"
 HERE = ("local", NO_CLUSTER)
 """Clusters whose energy this machine's counters count."""
+
+OF_ALL = (Reason.DISK_FULL, Reason.KEY_OTHER, Reason.MODEL_CHANGED)
+"""What ends a run, since it is no single case's."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +252,7 @@ class _Run:
         complete = True
         if todo and not stop.is_set():
             self.course.began = time.monotonic()
-            with self._pool(book, len(todo)) as pool:
+            with self._pool(book) as pool:
                 complete = pump(
                     todo,
                     pool,
@@ -311,11 +315,12 @@ class _Run:
             forget_failure(self.out, case_id)
 
     @contextmanager
-    def _pool(self, book: CaseBook, todo: int) -> Iterator[Pool]:
+    def _pool(self, book: CaseBook) -> Iterator[Pool]:
         execution = self.workflow.execution
+        digests = tuple(card_digest(card) for card in self.cards)
         setup = Setup(
             Place(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(load_predictors, self.workflow.models, execution),
+            partial(load_predictors, self.workflow.models, digests, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if self._is_local() else 1,
@@ -329,19 +334,11 @@ class _Run:
             finally:
                 pool.stop(5.0)
             return
-        from scanloom.engine.clusters import open_cluster, patience_of
-        from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+        from scanloom.engine.clusters import Job, open_pool
 
-        engines = EngineSetup(setup, execution.time_limit, book.path, logs)
-        place = (self.out, logs)
-        with open_cluster(self.options.cluster, self.workflow, place, book.path, todo) as client:
-            client.register_plugin(EnginePlugin(engines))
-            patience = patience_of(self.options.cluster)
-            made = DaskPool(client, book, execution.in_flight, patience)
-            try:
-                yield made
-            finally:
-                made.stop(5.0)
+        job = Job(self.out, logs, book, setup, digests, self.board.send_away)
+        with open_pool(self.options.cluster, self.workflow, job) as made:
+            yield made
 
     def _ended(self, case: Case, outcome: Outcome) -> None:
         record = outcome.record
@@ -349,7 +346,7 @@ class _Run:
             return  # cut off: it is as if it had not been started
         self.course.note(outcome)
         self._log(case, outcome)
-        if record.reason in (Reason.DISK_FULL, Reason.KEY_OTHER):
+        if record.reason in OF_ALL:
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
             forget_failure(self.out, record.id)

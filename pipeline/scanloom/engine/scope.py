@@ -48,7 +48,7 @@ class Scope:
                 return CaseRecord(case.id, None, "", (), folder)
         except ScanError as error:
             return CaseRecord(case.id, error.reason, error.detail, (), None)
-        old = failed_before(out, case)
+        old = failed_before(out, case.id, case.recipe, case.stamp)
         if old is None or old.reason.retry or self.retry_failed:
             return None
         return CaseRecord(case.id, old.reason, old.detail, (), None)

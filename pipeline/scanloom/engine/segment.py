@@ -29,6 +29,7 @@ from scanloom.engine.cases import make_case, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
+from scanloom.engine.record import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, with_source_hash, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
@@ -199,7 +200,7 @@ class _Session:
                 phase = self.options.phase
                 number = case_id(series, self.key, phase)
                 case = make_case(number, series, self.workflow, self.recipe, phase=phase)
-                case = replace(case, stamp=source_stamp([series], self.key))
+                case = replace(case, stamp=source_stamp([series.stamp], self.key))
                 case = with_source_hash(case, self.key)
             record = self._segment(case, clock)
         except Exception as error:  # a fault in one case must not stop the others
@@ -246,8 +247,9 @@ class _Session:
 
     def _load_networks(self) -> Sequence[Labeller]:
         execution = self.workflow.execution
+        digests = [card_digest(card) for card in self.cards]
         try:
-            self._labellers = load_predictors(self.workflow.models, execution)
+            self._labellers = load_predictors(self.workflow.models, digests, execution)
         except Exception as error:
             self._fault = blame(error)
             raise self._fault from error

@@ -89,7 +89,7 @@ class SlurmJobs:
 
     def script(self) -> str:
         """Return the script of a job."""
-        words = [self._orders.python, "-m", "scanloom.engine.worker", str(self._contact)]
+        words = [self._orders.python, "-P", "-m", "scanloom.engine.worker", str(self._contact)]
         return "\n".join(["#!/bin/sh", *self._orders.prologue, f"exec {shlex.join(words)}", ""])
 
     def keep(self, came: bool) -> None:

@@ -44,7 +44,7 @@ class SshHosts:
     def command(self, host: str) -> list[str]:
         """Return the command that starts the workers of a host."""
         python = self._options.python or sys.executable
-        words = [python, "-m", "scanloom.engine.worker", str(self._contact), "--tied"]
+        words = [python, "-P", "-m", "scanloom.engine.worker", str(self._contact), "--tied"]
         script = "\n".join([*self._options.job_script_prologue, f"exec {shlex.join(words)}"])
         quiet = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T"]
         return [

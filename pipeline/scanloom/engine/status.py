@@ -53,6 +53,8 @@ class Status:
         Busy share, memory, temperature and power of each GPU.
     moment : float
         When this was written (seconds since 1970).
+    sent_away : dict
+        Workers that could not do the work: how many, by why.
     reason : str
         The code of why the run failed as a whole; empty where it did not.
     host, process, start : str, int, str
@@ -74,6 +76,7 @@ class Status:
     per_hour: float | None = None
     devices: list[dict[str, Any]] = field(default_factory=list)
     moment: float = 0.0
+    sent_away: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     host: str = ""
     process: int = 0
@@ -128,6 +131,7 @@ class Board:
         self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
         self._ends: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
+        self._sent_away: Counter[str] = Counter()
         self._flying: dict[str, float] = {}
         self._moments: deque[float] = deque()
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -161,6 +165,11 @@ class Board:
                 self._ends[record.reason.outcome] += 1
                 self._reasons[record.reason.code] += 1
 
+    def send_away(self, why: str) -> None:
+        """Say that a worker could not do the work."""
+        with self._lock:
+            self._sent_away[why] += 1
+
     def now(self) -> Status:
         """Return the status of this moment."""
         now = time.monotonic()
@@ -186,6 +195,7 @@ class Board:
                 per_hour=round(3600 * rate, 1) if rate else None,
                 devices=gpu_state(),
                 moment=round(time.time(), 1),
+                sent_away=dict(self._sent_away),
                 reason=self._reason,
                 host=this_host(),
                 process=self._process,

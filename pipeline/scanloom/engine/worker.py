@@ -17,8 +17,10 @@ from typing import Any
 
 from scanloom.core import keep_memory_private, settle_in
 from scanloom.engine.clusters import Contact
-from scanloom.engine.dask_settings import ANY_PORT, NO_PAGES, PRELOAD, QUIET
+from scanloom.engine.dask_settings import ANY_PORT, PRELOAD, careful_path, quiet
 from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
+from scanloom.io.own_python import safe_path
+from scanloom.io.scratch import private_scratch
 
 FAREWELL = 60
 """Seconds that a worker waits for a scheduler that does not answer."""
@@ -68,15 +70,21 @@ async def serve(contact: Contact, over: asyncio.Event) -> None:
 
 def main() -> None:
     """Run the workers of this machine."""
+    sys.path[:] = safe_path(sys.path)
     import dask
     import distributed  # noqa: F401  # before its options are set: leaving would take all of them away
 
     keep_memory_private()
     settle_in()
-    contact = Contact.read(Path(sys.argv[1]))
+    place = Path(sys.argv[1]).absolute()
+    contact = Contact.read(place)
     with suppress(OSError):  # only what is named relative to it can't be found then
         os.chdir(contact.folder)
-    with dask.config.set(QUIET | NO_PAGES):
+    with (
+        private_scratch(place.parent) as scratch,
+        careful_path(scratch),
+        dask.config.set(quiet(scratch)),
+    ):
         asyncio.run(_until_told(contact, tied="--tied" in sys.argv[2:]))
 
 

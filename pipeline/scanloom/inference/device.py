@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ from pathlib import Path
 import torch
 
 from scanloom.core import Reason, ScanError, lacks_memory
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Before oneDNN is asked for anything. Its kernels for AMX (3.12, of torch 2.13) use tiles that were
+# not configured, after others released them: bfloat16 convolutions end the process (SIGILL)
 
 MOST_WINDOWS = 8
 """Beyond that many windows of 96^3 at once a large GPU gains nothing."""
@@ -105,10 +110,10 @@ def choose_precision(
     units = bfloat16_units()
     if wanted == "half":
         if units is None:
-            raise ScanError(Reason.DEVICE, "half precision needs CUDA, AMX or AVX512-BF16")
+            raise ScanError(Reason.DEVICE, "half precision needs CUDA or AVX512-BF16")
         return PrecisionChoice(torch.bfloat16, "asked for")
     if units is None:
-        return PrecisionChoice(torch.float32, "the CPU has no AMX or AVX512-BF16")
+        return PrecisionChoice(torch.float32, "the CPU has no AVX512-BF16")
     if "bfloat16" not in validated:
         return PrecisionChoice(torch.float32, "bfloat16 was not validated for this model")
     return PrecisionChoice(torch.bfloat16, f"the CPU has {units}, and the model's card allows it")
@@ -128,8 +133,6 @@ def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     flags = set(next(found, []))
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
-    if "amx_bf16" in flags:
-        return "AMX"
     return "AVX512-BF16" if "avx512_bf16" in flags else None
 
 

@@ -55,6 +55,9 @@ _NOT_OF_A_DISK = (
 ELSEWHERE_DEAD_AFTER = 86_400.0
 """Seconds without a change after which a folder that another host was building is given up."""
 
+HANDSHAKE = "handshake"
+"""Of a run: the file by which workers prove that they see OUT."""
+
 State = Literal["new", "ready", "old"]
 
 
@@ -109,8 +112,20 @@ def tidy(out: Path, since: float) -> None:
     work = out / ".work"
     for path in work.iterdir() if work.is_dir() else ():
         with suppress(FileNotFoundError):  # of a run of another shard
-            if path.suffix != ".lock" and path.is_file() and path.stat().st_mtime < since:
+            if path.suffix != ".lock" and path.is_file() and _is_left(path, since):
                 path.unlink()
+
+
+def token_name() -> str:
+    """Return a name for a file in `.work` that stays while this process lives, and no longer."""
+    owner = _Owner.here(HANDSHAKE)
+    return f"{HANDSHAKE}.{owner.host}.{owner.process}.{owner.start}.{owner.random}"
+
+
+def _is_left(path: Path, since: float) -> bool:
+    """Whether nobody needs a file of `.work`: whose owner is known goes with that one."""
+    owner = _Owner.parse(f"{path.name}.new")
+    return owner.given_up(path) if owner else path.stat().st_mtime < since
 
 
 class CaseFolder:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Reason
+from scanloom.core import CaseRecord, Reason
 from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
@@ -83,11 +83,11 @@ def failed_cases(out: Path) -> set[str]:
     return {path.stem for path in (out / FAILED).glob("*.json")}
 
 
-def failed_before(out: Path, case: Case) -> Failure | None:
+def failed_before(out: Path, case_id: str, recipe: str, stamp: str) -> Failure | None:
     """Return how a case failed when the same was asked of the same files; None if it did not."""
     try:
-        told = json.loads((out / FAILED / f"{case.id}.json").read_text(encoding="utf-8"))
-        if told["recipe"] != case.recipe or told.get("source_stamp", "") != case.stamp:
+        told = json.loads((out / FAILED / f"{case_id}.json").read_text(encoding="utf-8"))
+        if told["recipe"] != recipe or told.get("source_stamp", "") != stamp:
             return None
         return Failure(Reason[told["reason"]], str(told["detail"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple, Self, TypeVar
 
 from scanloom.core import keep_memory_private
 from scanloom.io.dicom.elements import Packed
+from scanloom.io.own_python import own_environment, own_python, safe_path
 from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 
 MOST = 16
@@ -131,11 +132,14 @@ class _Helper:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 this program itself
-            [sys.executable, "-c", _START, json.dumps(sys.path)],
+            own_python("-c", _START, json.dumps(safe_path(sys.path))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # it would start others for nothing
+            env={
+                **own_environment(),
+                "OPENBLAS_NUM_THREADS": "1",
+            },  # it would start others for nothing
             bufsize=0,  # what was read ahead would be seen by nobody who waits
         )
         if self._process.stdin is None or self._process.stdout is None:

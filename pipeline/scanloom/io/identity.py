@@ -138,11 +138,11 @@ def source_hash(series: Series, key: bytes) -> str:
     return _text(_hash(key, b"source", sorted(set(_of_each(series.files, key, _whole_file)))))
 
 
-def source_stamp(series: Sequence[Series], key: bytes) -> str:
+def source_stamp(stamps: Sequence[str], key: bytes) -> str:
     """Return a keyed hash over the stamps of all input series; empty where one has none."""
-    if not all(one.stamp for one in series):
+    if not all(stamps):
         return ""
-    return _text(_hash(key, b"stamp", [one.stamp.encode() for one in series]))
+    return _text(_hash(key, b"stamp", [stamp.encode() for stamp in stamps]))
 
 
 def usual_key_file() -> Path:

@@ -96,6 +96,10 @@ class Index:
             lambda n: rows.groups[n] in dicom,
         )
 
+    def stamp(self, one: IndexedSeries) -> str:
+        """Return the stamp of a series' files; see `Series`."""
+        return stamp_of(self.rows.entries[n] for n in one.files)
+
     def as_series(self, one: IndexedSeries) -> Series:
         """Return a series as readers take it; what is packed is unpacked for it."""
         return Series(
@@ -109,7 +113,7 @@ class Index:
             modality=one.what.modality or None,
             description=one.what.description,
             lost=lost_beside((self.rows.entries[n].path for n in one.files), self._lost),
-            stamp=stamp_of(self.rows.entries[n] for n in one.files),
+            stamp=self.stamp(one),
         )
 
 

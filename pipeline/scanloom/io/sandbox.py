@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")
 
@@ -229,19 +230,14 @@ class _Helper:
             ours.settimeout(_PATIENCE)
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - this very Python
-                    [
-                        sys.executable,
-                        "-s",
-                        "-c",
-                        _START,
-                        f"{theirs.fileno()}",
-                        json.dumps(sys.path),
-                    ],
+                    own_python(
+                        "-s", "-c", _START, f"{theirs.fileno()}", json.dumps(safe_path(sys.path))
+                    ),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # decoders print what headers say
-                    env={**os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+                    env={**own_environment(), **dict.fromkeys(_ONE_THREAD, "1")},
                 )
             self._control = ours
         return self._control

@@ -16,12 +16,13 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.scratch import PREFIX, clear_dead, locked
 
 IN_ZIP = "\0"
 """Stands between a zip archive and its member: no path of a file system has it."""
@@ -36,9 +37,6 @@ MOST_TIMES = 200
 """What grows more than this, and beyond `SMALL`, was made to do harm: an archive, or a file."""
 SMALL = 1 << 30
 GZIP = b"\x1f\x8b"
-PREFIX = "scanloom-"
-"""Of the folder's name in the system's folder for temporary files."""
-LOCK = "lock"
 
 _PIECE = 1 << 20
 _SYSTEMS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 names, for a message
@@ -197,10 +195,10 @@ class Scratch:
     def _made(self) -> Path:
         """Return the folder of this process, which is made for its first file."""
         if self._folder is None:
-            _clear_dead(Path(tempfile.gettempdir()))
+            clear_dead(Path(tempfile.gettempdir()))
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
             atexit.register(self.close)
-            self._lock_file = _locked(self._folder)
+            self._lock_file = locked(self._folder)
             self._kept_free = shutil.disk_usage(self._folder).free * (1 - MOST_OF_DISK)
         return self._folder
 
@@ -245,30 +243,6 @@ def _scratch() -> str:
     if named and os.path.abspath(os.environ[named]) == folder:  # noqa: PTH100 as tempfile does
         return f"the folder that {named} names"
     return folder if folder in _SYSTEMS else "the folder for temporary files"
-
-
-def _locked(folder: Path) -> BinaryIO | None:
-    """Return the open lock file of a folder, None if another process holds it or there are none."""
-    try:
-        import fcntl
-    except ImportError:  # no POSIX
-        return None
-    file = (folder / LOCK).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
-
-
-def _clear_dead(place: Path) -> None:
-    """Take away the folders of processes that were killed: nobody holds their lock."""
-    for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or gone meanwhile
-            if (folder / LOCK).is_file() and (lock := _locked(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                lock.close()
 
 
 @contextmanager

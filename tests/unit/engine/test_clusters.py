@@ -199,7 +199,7 @@ def test_the_script_of_a_job_is_shell_whatever_stands_in_a_path(tmp_path: Path) 
     script = SlurmJobs(orders, contact, tmp_path).script()
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
 
-    assert said.split("\n")[:-1] == ["a b", "-m", "scanloom.engine.worker", str(contact)]
+    assert said.split("\n")[:-1] == ["a b", "-P", "-m", "scanloom.engine.worker", str(contact)]
 
 
 def test_a_session_of_ssh_is_told_no_secret_and_asks_nothing(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_session_of_ssh_is_told_no_secret_and_asks_nothing(tmp_path: Path) -> 
     assert command[:3] == ["ssh", "-p", "2222"]
     assert "BatchMode=yes" in command
     assert command[-3:-1] == ["--", "node1"]
-    words = [sys.executable, "-m", "scanloom.engine.worker", str(contact), "--tied"]
+    words = [sys.executable, "-P", "-m", "scanloom.engine.worker", str(contact), "--tied"]
     assert shlex.split(command[-1]) == ["sh", "-c", f"exec {shlex.join(words)}"]
 
 
@@ -286,7 +286,7 @@ def test_the_job_of_kubernetes(tmp_path: Path) -> None:
 
     assert told["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
     assert told["spec"]["parallelism"] == 3
-    assert container["command"] == ["python", "-m", "scanloom.engine.worker", str(contact)]
+    assert container["command"] == ["python", "-P", "-m", "scanloom.engine.worker", str(contact)]
     limits = {"cpu": "4", "memory": "8192Mi", "nvidia.com/gpu": "1"}
     assert container["resources"]["limits"] == limits
     mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}

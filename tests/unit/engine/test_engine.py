@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,17 @@ def test_cases_are_published(engine: Engine, tmp_path: Path) -> None:
     assert len({line.split()[1] for line in (tmp_path / "starts").read_text().splitlines()}) == 1
     spans = sorted(o.device for o in outcomes if o.device)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weights: Path) -> None:
+    engine = Engine(setup(tmp_path, weights, labellers=partial(os._exit, 3)), time_limit=60.0)
+
+    outcome = engine.run(em.make_case(tmp_path, "one"))
+    engine.stop()
+
+    assert outcome.record is None
+    assert outcome.fault is not None
+    assert outcome.fault.reason is Reason.ENVIRONMENT
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_plan_counts_what_a_run_with_its_options_would_do(
     damaged = CaseRecord(case.case, Reason.DAMAGED, "", (), None)
     write_failure(out, damaged, recipe, "of files as they were before")
     assert planned() == (1, 0, [])
-    stamp = source_stamp(find_series(scans[0]), load_key(tmp_path / "key"))
+    stamp = source_stamp([find_series(scans[0])[0].stamp], load_key(tmp_path / "key"))
     write_failure(out, damaged, recipe, stamp)
     assert planned() == (0, 1, [])
     assert planned(retry_failed=True) == (1, 0, [])

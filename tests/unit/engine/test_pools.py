@@ -20,7 +20,7 @@ from scanloom.engine.book import CaseBook
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.lock import hold_lock
-from scanloom.engine.pool import LocalPool, LostError
+from scanloom.engine.pool import LocalPool, LostError, UnfitError
 from scanloom.engine.pump import MOST_LOSSES, pump
 from scanloom.engine.work import Place
 
@@ -32,8 +32,10 @@ def case(name: str) -> Case:
 class Threads:
     """A pool of plain threads; `lose` says how often each case loses its worker."""
 
-    def __init__(self, window: int, lose: int = 0, seconds: float = 0.0) -> None:
-        self.window, self._lose, self._seconds = window, lose, seconds
+    def __init__(
+        self, window: int, lose: int = 0, seconds: float = 0.0, error: type = LostError
+    ) -> None:
+        self.window, self._lose, self._seconds, self._error = window, lose, seconds, error
         self.starts: Counter[str] = Counter()
         self.most, self._now, self._lock = 0, 0, threading.Lock()
         self.stopped: float | None = None
@@ -55,7 +57,7 @@ class Threads:
         with self._lock:
             self._now -= 1
         if self.starts[one.id] <= self._lose:
-            future.set_exception(LostError("killed"))
+            future.set_exception(self._error("killed"))
         else:
             future.set_result(Outcome(CaseRecord(one.id, None, "", (), None), ()))
 
@@ -92,6 +94,14 @@ def test_who_always_loses_its_worker_is_given_up() -> None:
     assert pool.starts["a"] == MOST_LOSSES
 
 
+def test_workers_that_could_never_do_the_work_cost_a_case_nothing() -> None:
+    pool, records = Threads(3, lose=3 * MOST_LOSSES, error=UnfitError), []
+
+    assert pump(map(case, "ab"), pool, lambda t, o: records.append(o.record))
+
+    assert [r.reason for r in records] == [None, None]
+
+
 def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
     """A worker that is retired ends its engine: an outcome without a record is none."""
     starts: Counter[str] = Counter()
@@ -109,6 +119,26 @@ def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
     assert pump(map(case, "abc"), Leaving(3), lambda t, o: records.append(o.record))
     assert sorted(r.id for r in records if r) == ["a", "b", "c"]
     assert starts == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_pool_without_workers_is_waited_for() -> None:
+    """Between two workers the window is 0: that is no end."""
+
+    class Late(Threads):
+        looks = 0
+
+        @property
+        def window(self) -> int:
+            self.looks += 1
+            return int(self.looks % 3 == 0)
+
+        @window.setter
+        def window(self, _: int) -> None: ...
+
+    ended: list[str] = []
+
+    assert pump(map(case, "abc"), Late(1, lose=1), lambda t, o: ended.append(t.id))
+    assert sorted(ended) == ["a", "b", "c"]
 
 
 def test_stop_starts_nothing_more() -> None:
@@ -222,7 +252,8 @@ def test_local_pool(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
-    from scanloom.engine.dask_pool import DaskPool, EnginePlugin, EngineSetup
+    from scanloom.engine.dask_pool import DaskPool
+    from scanloom.engine.dask_worker import EngineSetup
     from scanloom.engine.handshake import Handshake
     from scanloom.engine.local_cluster import local_cluster
 
@@ -235,11 +266,10 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
     cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
     book = CaseBook.write(tmp_path / "book", cases)
     ended = {}
-    with local_cluster(["", ""], 2) as client, Handshake(out) as handshake:
-        handshake.check(client)
-        plugin = EnginePlugin(EngineSetup(setup, 60.0, book.path, tmp_path / "logs"))
-        client.register_plugin(plugin)
-        pool = DaskPool(client, book, 2)
+    with local_cluster(["", ""], 2, tmp_path) as client, Handshake(out) as shake:
+        shake.check(client)
+        logs, seen = tmp_path / "logs", (shake.question, shake.expected)
+        pool = DaskPool(client, book, EngineSetup("run", setup, 60.0, logs, *seen))
         assert pump(cases, pool, lambda t, o: ended.update({t.id: o.record}))
         pool.stop(5.0)
 

@@ -20,7 +20,7 @@ from scanloom.inference.predictor import Predictor
 LOUD = (2.0**127, 1.998)
 """3.4e38 in float32; the second is 2 in bfloat16, and the product infinite."""
 needs_units = pytest.mark.skipif(
-    bfloat16_units() is None, reason="half precision on a CPU needs AMX or AVX512-BF16"
+    bfloat16_units() is None, reason="half precision on a CPU needs AVX512-BF16"
 )
 
 

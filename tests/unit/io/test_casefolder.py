@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
-from scanloom.io.casefolder import CaseFolder, claim_out, tidy
+from scanloom.io.casefolder import CaseFolder, claim_out, tidy, token_name
 from scanloom.io.published import Standing, standing_of
 from scanloom.io.tables import write_json
 
@@ -285,6 +285,21 @@ def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
     assert publish(out, text="second") == out / "cases" / CASE
     assert (out / "cases" / CASE / "dicom" / "a b.dcm").read_text() == "first"
     assert not list((out / ".work").iterdir())
+
+
+def test_tidy_leaves_what_other_shards_prove_themselves_by(tmp_path: Path) -> None:
+    work = tmp_path / ".work"
+    work.mkdir()
+    code = "from scanloom.io.casefolder import token_name; print(token_name())"
+    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    alive = work / token_name()
+    for path in (alive, work / dead.stdout.strip()):
+        path.touch()
+        os.utime(path, (1000, 1000))
+
+    tidy(tmp_path, since=2000)
+
+    assert list(work.iterdir()) == [alive]
 
 
 def test_tidy_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:

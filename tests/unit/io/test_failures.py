@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core import Case, CaseRecord, Flag, Outputs, Reason, Series
+from scanloom.core import CaseRecord, Flag, Reason
 from scanloom.io.failures import failed_before, forget_failure, is_failure, write_failure
 
 
@@ -68,8 +68,7 @@ def test_a_failure_counts_for_the_same_recipe_and_the_same_files_alone(tmp_path:
     write_failure(tmp_path, record(Reason.SLICE_GAP), "recipe", "ten files")
 
     def before(recipe: str, stamp: str) -> bool:
-        case = Case("abc", Series("dicom", ()), Outputs(), "", recipe, stamp=stamp)
-        return failed_before(tmp_path, case) is not None
+        return failed_before(tmp_path, "abc", recipe, stamp) is not None
 
     assert before("recipe", "ten files")
     assert not before("recipe", "twenty files")

@@ -1,0 +1,117 @@
+"""Workers that can't do the work, on two real ones by address: sent away, nothing lost, no lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster_runs import ClusterRun
+from foreign_dask import BLIND, NO_SCANLOOM, foreign
+from real_run import RealRun, other_weights, weights_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("preload", "nanny", "word"),
+    [
+        (BLIND, "--nanny", "don't see the output folder"),
+        (BLIND, "--no-nanny", "don't see the output folder"),
+        (NO_SCANLOOM, "--nanny", ""),
+    ],
+)
+def test_a_late_worker_that_can_not_do_the_work_costs_nothing(
+    tmp_path: Path, preload: str, nanny: str, word: str
+) -> None:
+    run = ClusterRun(tmp_path, 20, 1.0, "{in_flight: 1}")
+    with foreign(run) as cluster:
+        cluster.worker("", "--no-nanny")
+        with run.going("--cluster", str(cluster.file)) as process:
+            run.until(lambda: run.started, "the first scan")
+            late = cluster.worker(preload, nanny)
+            if word:
+                assert late.wait(240) == 0  # it leaves, and its nanny with it
+            assert process.wait(240) == 0, run.said
+    assert run.done == run.status["done"] == run.scans
+    assert not list(run.out.glob("failed/*"))
+    assert not word or run.status["sent_away"] == {f"1 of 1 workers {word}": 1}
+    assert not word or "sent away" in run.said
+    assert "Traceback" not in run.said
+    assert max(run.started.values()) == 1
+
+
+NO_ENGINE = """
+import os, sys
+if "scanloom.engine.child" in sys.orig_argv:
+    os._exit(3)
+"""
+
+
+def test_a_late_worker_whose_engine_does_not_start_costs_nothing(tmp_path: Path) -> None:
+    run = ClusterRun(tmp_path, 20, 1.0, "{in_flight: 1}")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_ENGINE)
+    path = os.pathsep.join((str(tmp_path / "site"), run.environment["PYTHONPATH"]))
+    with foreign(run) as cluster:
+        cluster.worker("", "--no-nanny")
+        with run.going("--cluster", str(cluster.file)) as process:
+            run.until(lambda: run.started, "the first scan")
+            late = cluster.worker("", environment={**run.environment, "PYTHONPATH": path})
+            assert late.wait(240) == 0
+            assert process.wait(240) == 0, run.said
+    assert run.done == run.status["done"] == run.scans
+    assert not list(run.out.glob("failed/*"))
+    assert list(run.status["sent_away"]) == ["the engine's process ends before it takes a case"]
+
+
+def test_two_runs_on_one_cluster_keep_to_their_own(tmp_path: Path) -> None:
+    one = ClusterRun(tmp_path / "one", 6, 1.0, "{in_flight: 1}")
+    two = ClusterRun(tmp_path / "two", 3, 0.0, "{in_flight: 1}")
+    with foreign(one) as cluster:
+        cluster.worker("", "--no-nanny")
+        with one.going("--cluster", str(cluster.file)) as first:
+            one.until(lambda: one.started, "the first scan")
+            with two.going("--cluster", str(cluster.file)) as second:
+                assert second.wait(240) == 0, two.said
+            assert first.wait(240) == 0, one.said
+    for run in (one, two):
+        assert run.done == run.status["done"] == run.scans
+        assert not list(run.out.glob("failed/*"))
+
+
+def test_a_late_worker_with_other_weights_gives_no_result(tmp_path: Path) -> None:
+    run = RealRun(tmp_path, 40)
+    with foreign(run) as cluster:
+        cluster.worker("", "--no-nanny")
+        with run.real("--cluster", str(cluster.file)) as process:
+            run.until(lambda: list(run.out.glob("private/runs/*/engine-*.log")), "the engine")
+            other = {**run.environment, "XDG_DATA_HOME": str(run.theirs)}
+            late = cluster.worker("", "--nanny", environment=other)
+            assert late.wait(240) == 0
+            assert process.wait(300) == 0, run.said
+    assert run.hashes == {weights_of(run.ours)}
+    assert run.done == run.status["done"] == run.scans
+    assert run.status["sent_away"] == {"1 of 1 workers have no or other files of the models": 1}
+
+
+@pytest.mark.parametrize("where", ["none", "address"])
+def test_weights_that_change_in_a_run_end_it_before_they_are_used(
+    tmp_path: Path, where: str
+) -> None:
+    run = RealRun(tmp_path, 40)
+    before = weights_of(run.ours)
+    with foreign(run) as cluster:
+        for _ in range(2 if where == "address" else 0):
+            cluster.worker("", "--no-nanny")
+        named = "none" if where == "none" else str(cluster.file)
+        with run.real("--cluster", named) as process:
+            run.until(lambda: run.done, "the first result")
+            other_weights(run.ours)
+            run.kill_engines()
+            assert process.wait(240) == 65, run.said
+    assert "MODEL_CHANGED" in run.said
+    assert run.hashes == {before}
+    assert run.status["state"] == "failed"
+    assert not list(run.out.glob("failed/*"))

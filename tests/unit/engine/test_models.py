@@ -1,0 +1,79 @@
+"""Models that change after the recipe was made are refused, wherever they are loaded."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+import engine_models as em
+from commands import write_tiny_bundle
+from real_run import other_weights
+from scanloom.cards.store import find_model
+from scanloom.core import Reason, ScanError
+from scanloom.engine.child import Setup
+from scanloom.engine.engine import Engine
+from scanloom.engine.models import check_same, load_predictors
+from scanloom.engine.record import card_digest
+from scanloom.engine.segment import SegmentOptions, segment_each
+from scanloom.engine.work import Place
+from scanloom.engine.workflow import Execution
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_tiny_bundle(tmp_path / "bundles")
+
+
+def test_other_weights_another_card_and_none_are_told_apart_from_the_same(bundle: Path) -> None:
+    models, digests = [str(bundle)], [card_digest(find_model(str(bundle)))]
+    check_same(models, digests)
+
+    other_weights(bundle)
+    with pytest.raises(ScanError, match="MODEL_CHANGED"):
+        load_predictors(models, digests, Execution(device="cpu"))
+    shutil.rmtree(bundle)
+    with pytest.raises(ScanError, match="MODEL_CHANGED"):
+        check_same(models, digests)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_started_again_refuses_weights_that_changed(
+    bundle: Path, tmp_path: Path
+) -> None:
+    models, digests = [str(bundle)], [card_digest(find_model(str(bundle)))]
+    labellers = partial(load_predictors, models, digests, Execution(device="cpu"))
+    engine = Engine(Setup(Place(tmp_path / "out", "print"), labellers), 120.0)
+    try:
+        first = engine.run(em.make_case(tmp_path, "a")).record
+        other_weights(bundle)
+        kept = engine.run(em.make_case(tmp_path, "b")).record  # loaded before: still right
+        for child in psutil.Process().children():
+            if "scanloom.engine.child" in child.cmdline():
+                child.kill()
+                child.wait()
+        again = engine.run(em.make_case(tmp_path, "c")).record
+    finally:
+        engine.stop()
+
+    assert [r and r.reason for r in (first, kept, again)] == [None, None, Reason.MODEL_CHANGED]
+
+
+def test_segment_refuses_weights_that_changed_after_the_recipe(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    scan = em.make_case(tmp_path, "a").series.files[0]
+    options = SegmentOptions((str(bundle),), tmp_path / "out", modality="CT", device="cpu")
+
+    def paths():  # type: ignore[no-untyped-def]  # the session is made before the first is taken
+        other_weights(bundle)
+        yield scan
+
+    (_, record), *_ = segment_each(paths(), options)
+
+    assert record.reason is Reason.MODEL_CHANGED
+    assert not list((tmp_path / "out").glob("cases/*"))
