@@ -243,7 +243,7 @@ class _Run:
         cases = list(self._cases(index, chosen, left))
         once = first_of_each(cases)
         todo, before = self._todo(once)
-        self._remember_sources(cases)
+        self._remember_sources(cases, {case.id for case in todo})
         keep_workflow(self._private(), self.workflow)
         book = CaseBook.write(self._private() / "cases.jsonl", todo)
         unread = [self._unread(one) for one in left if self._failed(one)]
@@ -394,9 +394,9 @@ class _Run:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
-    def _remember_sources(self, cases: Sequence[Case]) -> None:
-        """Add the cases that are new to the crosswalk, all at once."""
-        known = known_ids(self.out)
+    def _remember_sources(self, cases: Sequence[Case], todo: set[str]) -> None:
+        """Add the cases that are new, or are worked on, to the crosswalk, all at once."""
+        known = known_ids(self.out) - todo
         new = [source_of(case.series, case.id) for case in cases if case.id not in known]
         if new:
             with private_folder(self.out, self.fingerprint) as private:
