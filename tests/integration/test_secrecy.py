@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -137,8 +136,7 @@ def core_limit(process: int) -> str:
 @pytest.mark.slow
 def test_a_case_that_brings_its_process_down_leaves_no_core(tmp_path: Path, notes: Path) -> None:
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    if pattern.startswith(("|", "/")) or hard != resource.RLIM_INFINITY:
+    if pattern.startswith(("|", "/")):
         pytest.skip("cores do not go into the folder of a process here")
     place = tmp_path / "place"
     place.mkdir()
