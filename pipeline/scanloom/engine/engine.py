@@ -19,7 +19,7 @@ from scanloom.engine.process import (
     CaseLateError,
     ChildDiedError,
     EngineProcess,
-    UnfitError,
+    NoEngineError,
 )
 
 OnStep = Callable[[str], None]
@@ -113,7 +113,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Start the child, so that models are loaded before the first case comes."""
-        with suppress(UnfitError):  # the first case tells
+        with suppress(NoEngineError):  # the first case tells
             self._running()
 
     def run(self, case: Case, on_step: OnStep | None = None) -> Outcome:
@@ -134,7 +134,7 @@ class Engine:
         tries: list[Try] = []
         try:
             return self._work_on(case, tries, on_step)
-        except UnfitError as unfit:
+        except NoEngineError as unfit:
             return Outcome(None, tuple(tries), None, self._name, unfit.fault)
 
     def _work_on(self, case: Case, tries: list[Try], on_step: OnStep | None) -> Outcome:
@@ -188,7 +188,7 @@ class Engine:
             child = self._running()
             try:
                 return child.ask(case, self._limit, on_step)
-            except (ChildDiedError, UnfitError):
+            except (ChildDiedError, NoEngineError):
                 if child.ready or self._stopped.is_set():
                     raise
 
@@ -197,7 +197,7 @@ class Engine:
 
         Raises
         ------
-        UnfitError
+        NoEngineError
             If it is known that no child can work on anything.
         """
         with self._starting:
@@ -209,11 +209,11 @@ class Engine:
                 self._judge(self._child)
                 self._child = None
             if self._fault is not None:
-                raise UnfitError(self._fault)
+                raise NoEngineError(self._fault)
             try:
                 self._child = EngineProcess(self._setup, self._log, self._environment)
             except (OSError, RuntimeError) as error:
-                raise UnfitError(blame(error)) from error
+                raise NoEngineError(blame(error)) from error
             return self._child
 
     def _judge(self, ended: EngineProcess) -> None:

@@ -33,7 +33,7 @@ class ChildDiedError(Exception):
         self.code = code
 
 
-class UnfitError(Exception):
+class NoEngineError(Exception):
     """No case can be worked on, whichever it is: `fault` says why."""
 
     def __init__(self, fault: ScanError) -> None:
@@ -153,7 +153,7 @@ class EngineProcess:
 
         Raises
         ------
-        UnfitError
+        NoEngineError
             If it could not load the models.
         ChildDiedError
             If the child died meanwhile, whoever's fault that was.
@@ -183,7 +183,7 @@ class EngineProcess:
 
     def _check_alive(self) -> None:
         if self._fault is not None:
-            raise UnfitError(self._fault)
+            raise NoEngineError(self._fault)
         if self._code is not None:
             raise ChildDiedError(self._code)
 
