@@ -69,6 +69,8 @@ def _lacking(error: BaseException) -> str:
     if not isinstance(error, OSError | RuntimeError | KeyError):
         return ""
     place = traceback.extract_tb(error.__traceback__)[-1:]
+    if isinstance(error, OSError) and place and _is_of(place[0].filename, "pathlib"):
+        return ""  # of any path
     modules = [module for frame in place for module in _ASKED if _is_of(frame.filename, module)]
     return _ASKED[modules[0]] if modules else ""
 

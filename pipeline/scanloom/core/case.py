@@ -91,7 +91,10 @@ class Case:
     source_hash : str
         Keyed hash over the files' contents, to tell whether a source changed.
     stamp : str
-        Keyed hash over the stamps of its series; see `Series`. Empty where it is not known.
+        Keyed hash of the stamp of each series, joined by spaces; see `Series`. Empty where one is
+        not known.
+    folder : str
+        What its folder in `OUT/cases/` is called, if not by its id.
     recipe : str
         Hash over everything that can change the result (models and options).
     orientation : str or None
@@ -121,6 +124,12 @@ class Case:
     max_bytes: int | None = None
     others: tuple[Series, ...] = ()
     stamp: str = ""
+    folder: str = ""
+
+    @property
+    def folder_name(self) -> str:
+        """What its folder in `OUT/cases/` is called."""
+        return self.folder or self.id
 
 
 @dataclass(frozen=True)

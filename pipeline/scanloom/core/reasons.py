@@ -37,6 +37,7 @@ class Reason(Enum):
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
     ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they are from")
     COLUMN_UNKNOWN = ("failed", False, "Name the column of the ids with --column")
+    ID_TAKEN = ("failed", False, "Give each file an output folder of its own, or compress one")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
     SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
@@ -133,6 +134,7 @@ class Reason(Enum):
     DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
     OUTPUT = ("failed", True, "Check that the folder is there and can be written")
     KEY_OTHER = ("failed", False, "This output folder belongs to another key: give it with --key")
+    RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; take its folder away, or --replace")
     STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
     INTERNAL = ("failed", True, "A fault of scanloom: run with --debug and report it")
 

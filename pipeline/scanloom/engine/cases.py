@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from scanloom.cards.card import ModelCard
@@ -10,8 +11,9 @@ from scanloom.core import Case, Reason, ScanError, Series
 from scanloom.engine.record import recipe_hash
 from scanloom.engine.select import Inputs, LeftOut
 from scanloom.engine.workflow import Workflow
-from scanloom.io.identity import case_id, source_stamp
+from scanloom.io.identity import case_id, channels_hash, source_stamp
 from scanloom.io.index import Index
+from scanloom.io.index_file import IndexedSeries
 from scanloom.io.outline import count_phases
 
 
@@ -58,12 +60,45 @@ def make_cases(
             yield inputs, replace(case, others=tuple(others), stamp=stamp)
 
 
-def first_of_each(cases: Iterable[Case]) -> list[Case]:
-    """Return one case of each id: volume files that are equal are one, wherever they lie."""
+def first_of_each(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
+    """Return one case of each id: volume files that are equal are one, wherever they lie.
+
+    Returns
+    -------
+    (cases, taken)
+        `taken` are ids of several files that are not equal, since an id is made of samples of a
+        file: they are no cases.
+    """
     found: dict[str, Case] = {}
+    taken: set[str] = set()
     for case in cases:
-        found.setdefault(case.id, case)
-    return list(found.values())
+        first = found.setdefault(case.id, case)
+        if first is case or case.id in taken:
+            continue
+        with suppress(ScanError):  # it can't be read: its worker says so
+            found[case.id] = with_source_hash(first, key)
+            if with_source_hash(case, key).source_hash != found[case.id].source_hash:
+                taken.add(case.id)
+    return [case for case in found.values() if case.id not in taken], taken
+
+
+def leave_out(taken: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
+    """Return the series whose ids are those of several files."""
+    detail = "another file has the same id, and differs from it between the samples"
+    return [LeftOut(one, Reason.ID_TAKEN, detail) for one in series if one.id in taken]
+
+
+def with_source_hash(case: Case, key: bytes) -> Case:
+    """Return a case with the hash over the files of all its input channels.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if a file can't be read.
+    """
+    if case.source_hash:
+        return case
+    return replace(case, source_hash=channels_hash((case.series, *case.others), key))
 
 
 def make_case(

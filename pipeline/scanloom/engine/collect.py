@@ -134,9 +134,10 @@ def _collect_shards(out: Path, newest: Path, damaged: set[str]) -> None:
     same = _workflow_of(newest)
     shards = [
         _manifest_of(run)
-        for run in sorted((out / "runs").iterdir(), reverse=True)
+        for run in (out / "runs").iterdir()
         if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == same)
     ]
+    shards.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(shards))
     collect_measurements(out, damaged)
 
@@ -168,17 +169,23 @@ def _read_manifest(path: Path) -> pa.Table:
 
 
 def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
-    """Give a row for each file, of the newest run that knows what became of it."""
+    """Give a row for each file that the run found that ended last.
+
+    It knows all results that are current. Why files of other shards were not used, their own runs
+    say, the newest first.
+    """
+    import pyarrow as pa
     from pyarrow import compute
 
     newest, *older = manifests
     rows = {(row["file"], row["copy"]): row for row in _read_manifest(newest).to_pylist()}
     for path in older:
         table = _read_manifest(path)
-        known = table.filter(compute.not_equal(table["outcome"], "open"))
+        unused = compute.is_in(table["outcome"], value_set=pa.array(["failed", "skipped"]))
+        known = table.filter(unused)
         for row in known.to_pylist():
             now = rows.get((row["file"], row["copy"]))
-            if now is None or now["outcome"] == "open":
+            if now is not None and now["outcome"] == "open":
                 rows[row["file"], row["copy"]] = row
     return rows.values()
 

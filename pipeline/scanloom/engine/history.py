@@ -36,7 +36,7 @@ class Course:
     ended : int
         How many cases ended, well or not.
     done : list of str
-        The cases that were published, without those whose result was there already.
+        The folders of cases that were published, without those whose result was there already.
     """
 
     began: float
@@ -53,7 +53,7 @@ class Course:
             self.first = outcome.device[0]
         record = outcome.record
         if record is not None and record.reason is None and not record.recalled:
-            self.done.append(record.id)
+            self.done.append(record.folder.name if record.folder else record.id)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,17 @@ import numpy as np
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, Grid, Reason, ScanError
-from scanloom.engine.cases import first_of_each, make_cases
+from scanloom.engine.cases import first_of_each, leave_out, make_cases
 from scanloom.engine.estimate import Placement, check_memory, estimate_case
 from scanloom.engine.models import check_networks, check_structures, unique_cards
 from scanloom.engine.pays import elsewhere, verdict
 from scanloom.engine.rates import Rates
 from scanloom.engine.record import card_digest
 from scanloom.engine.room import SHARE
-from scanloom.engine.scope import Scope
+from scanloom.engine.scope import OF_RESULTS, Scope
 from scanloom.engine.select import select
 from scanloom.engine.workflow import Workflow
+from scanloom.io.crosswalk import case_folders
 from scanloom.io.identity import load_key
 from scanloom.io.index import build_index
 from scanloom.io.index_file import IndexedSeries
@@ -192,23 +193,25 @@ def make_plan(
     index = build_index(paths, key, out)
     chosen, left = select(index.series, workflow, cards)
     site = find_site(workflow, cards)
+    folders = case_folders(out)
     pairs = [
-        (inputs[0], case)
+        (inputs[0], replace(case, folder=folders.get(case.id, "")))
         for inputs, case in make_cases(index, chosen, workflow, cards, key, left)
         if scope.holds(case.id)
     ]
     series = {case.id: one for one, case in pairs}
-    cases = first_of_each(case for _, case in pairs)
+    cases, taken = first_of_each((case for _, case in pairs), key)
+    left += leave_out(taken, index.series)
     ends = [scope.before(out, case) for case in cases]
     todo = [case for case, end in zip(cases, ends, strict=True) if end is None]
     planned = [_planned(series[case.id], case, workflow, cards, site) for case in todo]
-    stale = [end for end in ends if end and end.reason is Reason.STALE]
+    stale = [end for end in ends if end and end.reason in OF_RESULTS]
     small = [(p.voxels, c) for p, c in zip(planned, todo, strict=True) if not p.reason]
     known = partial(_known_rates, cards=cards, todo=small, out=out, key=key)
     rates = known(workflow, site)
     planned = [_with_rates(one, rates) for one in planned]
     pays = _pays([p for p in planned if not p.reason], workflow, site, cards, known)
-    planned += [PlannedCase(end.id, reason=Reason.STALE.code, detail=end.detail) for end in stale]
+    planned += [PlannedCase(e.id, reason=e.reason.code, detail=e.detail) for e in stale if e.reason]
     return Plan(
         workflow=workflow.name,
         recipe=todo[0].recipe if todo else "",
@@ -399,7 +402,7 @@ def parallel(site: Site) -> int:
 
 
 def _made_before(todo: Sequence[Case], out: Path) -> Iterator[str]:
-    count = sum((out / "cases" / case.id).is_dir() for case in todo)
+    count = sum((out / "cases" / case.folder_name).is_dir() for case in todo)
     if count:
         yield (
             f"{count} cases have a result already; where the scan's content has changed, or with "

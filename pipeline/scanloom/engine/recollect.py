@@ -13,6 +13,7 @@ from scanloom.engine.collect import Ending, collect, collect_measurements
 from scanloom.engine.models import unique_cards
 from scanloom.engine.select import Inputs, select
 from scanloom.engine.workflow import MOST_BYTES, parse_workflow
+from scanloom.io.crosswalk import case_folders
 from scanloom.io.failures import failed_before
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index import stored_index
@@ -58,10 +59,12 @@ def recollect(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     recipe = workflow_recipe(workflow, cards)
     chosen, left = select(index.series, workflow, cards)
     endings: dict[str, list[Ending]] = {}
+    folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([index.stamp(one) for one in inputs], key)
         for number in _case_ids(out, inputs, key):
-            if (end := _ending(out, number, recipe, stamp)) is not None:
+            name = folders.get(number, number)
+            if (end := _ending(out, (number, name), recipe, stamp)) is not None:
                 for one in inputs:
                     endings.setdefault(one.id, []).append(end)
     collect(out, index, left, endings, key, None, damaged)
@@ -85,13 +88,14 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes) -> Iterator[str]:
         yield number
 
 
-def _ending(out: Path, case: str, recipe: str, stamp: str) -> Ending | None:
-    """Return how a case ended, None where nothing says it of these files."""
-    old = failed_before(out, case, recipe, stamp)
+def _ending(out: Path, case: tuple[str, str], recipe: str, stamp: str) -> Ending | None:
+    """Return how a case, by id and folder, ended; None where nothing says it of these files."""
+    number, name = case
+    old = failed_before(out, number, recipe, stamp)
     if old is not None:
         return Ending(old.reason.code, old.detail, 0.0)
     try:
-        made = read_made(out / CASES / case)
+        made = read_made(out / CASES / name)
     except (OSError, ValueError):
         return None
     if made.recipe != recipe:

@@ -23,7 +23,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.cases import first_of_each, make_cases, workflow_recipe
+from scanloom.engine.cases import first_of_each, leave_out, make_cases, workflow_recipe
 from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.energy import Meter
@@ -32,12 +32,13 @@ from scanloom.engine.gpus import local_devices
 from scanloom.engine.history import Course, conclude
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
+from scanloom.engine.outdated import Marker
 from scanloom.engine.plan import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.record import card_digest
 from scanloom.engine.run_folder import RUNS, keep_workflow, new_run
-from scanloom.engine.scope import Scope
+from scanloom.engine.scope import OF_RESULTS, Scope
 from scanloom.engine.select import Inputs, LeftOut, check_channels, select
 from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
@@ -45,8 +46,14 @@ from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
 from scanloom.io.casefolder import claim_out, output_border
-from scanloom.io.crosswalk import add_sources, known_ids, remember_series, source_of
-from scanloom.io.failures import failed_cases, forget_failure, is_failure, write_failure
+from scanloom.io.crosswalk import (
+    add_sources,
+    case_folders,
+    known_ids,
+    remember_series,
+    source_of,
+)
+from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.private import private_folder
@@ -232,6 +239,7 @@ class _Run:
         self.key, self.name, self.board = key, name, board
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.books = _Books()
+        self.elsewhere: list[tuple[tuple[str, ...], Case]] = []
         self.course = Course(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
@@ -241,14 +249,15 @@ class _Run:
         index = build_index(paths, self.key, self.out)
         chosen, left = select(index.series, self.workflow, self.cards)
         cases = list(self._cases(index, chosen, left))
-        once = first_of_each(cases)
+        once, taken = first_of_each(cases, self.key)
+        left += leave_out(taken, index.series)
         todo, before = self._todo(once)
         self._remember_sources(cases, {case.id for case in todo})
         keep_workflow(self._private(), self.workflow)
         book = CaseBook.write(self._private() / "cases.jsonl", todo)
         unread = [self._unread(one) for one in left if self._failed(one)]
         self.board.plan(len(once) + len(unread), before)
-        self._note_unread(index, unread, {case.id for case in once})
+        self._note_unread(unread)
         complete = True
         if todo and not stop.is_set():
             self.course.began = time.monotonic()
@@ -266,16 +275,26 @@ class _Run:
         own = self.out / RUNS / self.name if self.options.scope.shard else None
         ids = (one.id for one in index.series if self.options.scope.holds(one.id))
         remember_series(self.out, self.fingerprint, index, ids)
+        held = [one for one in index.series if self.options.scope.holds(one.id)]
+        recipe = workflow_recipe(self.workflow, self.cards)
+        Marker(self.out, self.key, recipe).mark(index, held, left, {case.id for case in once})
+        self._note_elsewhere()
         ends = self.books.endings
         files = collect(self.out, index, left, ends, self.key, own, self.damaged)
         return complete and not stop.is_set(), files
 
     def _cases(self, index: Index, chosen: Sequence[Inputs], left: list[LeftOut]) -> Iterator[Case]:
         made = make_cases(index, chosen, self.workflow, self.cards, self.key, left)
-        for inputs, case in made:
+        folders = case_folders(self.out)
+        for inputs, found in made:
+            case = replace(found, folder=folders.get(found.id, ""))
+            series = tuple(one.id for one in inputs)
             if self.options.scope.holds(case.id):
-                self.books.series[case.id] = tuple(one.id for one in inputs)
+                self.books.series[case.id] = series
                 yield case
+            else:
+                light = replace(case, series=replace(case.series, files=()), others=())
+                self.elsewhere.append((series, light))
 
     def _todo(self, cases: Sequence[Case]) -> tuple[list[Case], int]:
         """Return what is to be done, and how many cases need nothing."""
@@ -285,7 +304,7 @@ class _Run:
             end = self.options.scope.before(self.out, case)
             if end is None:
                 todo.append(case)
-            elif end.reason is Reason.STALE:
+            elif end.reason in OF_RESULTS:
                 self._finish(end)
             else:
                 before += 1
@@ -302,17 +321,22 @@ class _Run:
     def _unread(self, one: LeftOut) -> CaseRecord:
         return CaseRecord(one.series.id, one.reason, one.detail, (), None)
 
-    def _note_unread(self, index: Index, unread: Sequence[CaseRecord], cases: set[str]) -> None:
-        """Write down which series failed by their headers; forget those that no longer do."""
+    def _note_unread(self, unread: Sequence[CaseRecord]) -> None:
+        """Write down which series failed by their headers."""
         recipe = workflow_recipe(self.workflow, self.cards)
         for record in unread:
             self.board.finish(record)
             if record.id:
                 write_failure(self.out, record, recipe)
-        here = {one.id for one in index.series if self.options.scope.holds(one.id)}
-        gone = (failed_cases(self.out) & here) - {record.id for record in unread} - cases
-        for case_id in gone:
-            forget_failure(self.out, case_id)
+
+    def _note_elsewhere(self) -> None:
+        """Take in what has become of the cases of other shards by now."""
+        for series, case in self.elsewhere:
+            end = self.options.scope.before(self.out, case)
+            if end is not None:
+                self.books.series[case.id] = series
+                code = end.reason.code if end.reason else ""
+                self.books.note(case.id, Ending(code, end.detail, 0.0))
 
     @contextmanager
     def _pool(self, book: CaseBook) -> Iterator[Pool]:

@@ -6,9 +6,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, ScanError
+from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.io.failures import failed_before
 from scanloom.io.published import Standing, standing_of
+
+OF_RESULTS = (Reason.STALE, Reason.RESULT_DAMAGED)
+"""What keeps a case from being worked on: the result that is there."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,13 @@ class Scope:
     def before(self, out: Path, case: Case) -> CaseRecord | None:
         """Return how a case ended before, None if it is to be worked on.
 
-        A reason of None stands for a result; STALE for one that is damaged or of another recipe,
-        and may not be replaced. A case whose files may have changed is to be worked on: its worker
-        compares their content.
+        A reason of None stands for a result; those of `OF_RESULTS` for one that is of another
+        recipe or damaged, and may not be replaced. A case whose files may have changed is to be
+        worked on: its worker compares their content.
         """
-        folder = out / "cases" / case.id
+        folder = out / "cases" / case.folder_name
         try:
-            if standing_of(out, case.id, case, replace=self.replace) is Standing.CURRENT:
+            if standing_of(out, case.folder_name, case, replace=self.replace) is Standing.CURRENT:
                 return CaseRecord(case.id, None, "", (), folder)
         except ScanError as error:
             return CaseRecord(case.id, error.reason, error.detail, (), None)

@@ -19,6 +19,8 @@ from scanloom.engine.verify_tables import (
 )
 from scanloom.io.names import SUMS, TIMING
 from scanloom.io.outfolder import CASES, published_cases
+from scanloom.io.published import MOST
+from scanloom.io.regular import open_regular, read_regular
 
 Fault = Literal["changed", "missing", "extra", "unreadable"]
 
@@ -81,7 +83,7 @@ def _verify_case(folder: Path, name: str) -> Iterator[Finding]:
     yield from (Finding("extra", f"{name}/{file}") for file in sorted(there - expected))
     for file in sorted(there & sums.keys()):
         try:
-            with (folder / file).open("rb") as stream:
+            with open_regular(folder / file) as stream:
                 same = hashlib.file_digest(stream, "sha256").hexdigest() == sums[file]
         except OSError:
             yield Finding("unreadable", f"{name}/{file}")
@@ -93,7 +95,7 @@ def _verify_case(folder: Path, name: str) -> Iterator[Finding]:
 def _read_sums(path: Path) -> dict[str, str]:
     """Return file to digest of what `sha256sum --check` reads."""
     sums = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_regular(path, MOST).decode().splitlines():
         digest, gap, file = line[:64], line[64:66], line[66:]
         if gap != "  " or not file:
             raise ValueError("no line of sums")

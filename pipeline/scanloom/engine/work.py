@@ -11,9 +11,9 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError, blame
 from scanloom.engine import steps
+from scanloom.engine.cases import with_source_hash
 from scanloom.io.casefolder import CaseFolder
 from scanloom.io.crosswalk import Source
-from scanloom.io.identity import source_hash
 from scanloom.io.published import Standing, keep_source_stamp, standing_of
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def work_on(
         Never an exception: why there is no result stands in its `reason`.
     """
     clock = clock or Clock()
-    name = folder or case.id
+    name = folder or case.folder_name
     try:
         with clock.step("find"):
             states = _file_states(case)
@@ -107,20 +107,6 @@ def failed_record(case: str, error: Exception) -> CaseRecord:
     """Return the record of a case that ended with an error: its reason, and what may be said."""
     fault = blame(error)
     return CaseRecord(case, fault.reason, fault.detail, (), None)
-
-
-def with_source_hash(case: Case, key: bytes) -> Case:
-    """Return a case with the hash over the files of all its input channels.
-
-    Raises
-    ------
-    ScanError
-        UNREADABLE if a file can't be read.
-    """
-    if case.source_hash:
-        return case
-    series = replace(case.series, files=_all_files(case))
-    return replace(case, source_hash=source_hash(series, key))
 
 
 def _all_files(case: Case) -> tuple[Path, ...]:

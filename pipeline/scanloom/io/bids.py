@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scanloom.core import Flag
+from scanloom.io.failures import has_failed
 from scanloom.io.names import SEGMENTS
 from scanloom.io.outfolder import each_case, read_case
 from scanloom.io.tables import write_json
@@ -108,6 +110,8 @@ def _read_subject(case: Path) -> _Subject:
 def _write_subject(folder: Path, subject: str, one: _Subject) -> None:
     folder.mkdir(parents=True)
     taken: set[str] = set()
+    later = has_failed(one.case.parent.parent, str(one.told["case"]))
+    outdated = [Flag.OUTDATED.code] if later else []
     for file in one.files:
         layer = re.search(r"segmentation-(\d+)\.nii\.gz$", file["file"])
         name = _alphanumeric(file["model"]) + (f"layer{layer[1]}" if layer else "")
@@ -116,7 +120,7 @@ def _write_subject(folder: Path, subject: str, one: _Subject) -> None:
         taken.add(name)
         stem = folder / f"{subject}_seg-{name}_dseg"
         _link(one.case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
-        sidecar = _sidecar(one.models[file["model"]], one.told)
+        sidecar = _sidecar(one.models[file["model"]], one.told, outdated)
         write_json(stem.with_name(f"{stem.name}.json"), sidecar)
         _write_tsv(
             stem.with_name(f"{stem.name}.tsv"),
@@ -125,13 +129,15 @@ def _write_subject(folder: Path, subject: str, one: _Subject) -> None:
         )
 
 
-def _sidecar(model: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+def _sidecar(
+    model: dict[str, Any], told: dict[str, Any], outdated: Sequence[str]
+) -> dict[str, Any]:
     return {
         "Description": f"Segmentation by {model['name']} {model['version']}",
         "Manual": False,
         "ModelWeightsSHA256": model["weights_sha256"],
         "SourceModality": told["source"]["modality"] or "unknown",
-        "Flags": [flag["code"] for flag in told["flags"]],
+        "Flags": [*(flag["code"] for flag in told["flags"]), *outdated],
     }
 
 

@@ -227,6 +227,27 @@ def case_folders(out: Path) -> dict[str, str]:
     return {case_id: folder for case_id, folder in named if folder}
 
 
+def volume_files(out: Path) -> dict[str, set[str]]:
+    """Return the ids of the cases that were found last in a volume file, by its path.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT if the crosswalk can't be read.
+    """
+    path = out / PRIVATE / CROSSWALK
+    found: dict[str, set[str]] = {}
+    if path.exists():
+        from pyarrow import compute
+
+        table = _read(path)
+        volumes = table.filter(compute.not_equal(table.column("kind"), "dicom"))
+        for row in newest(_rows(volumes)).values():
+            if row.files == 1:
+                found.setdefault(row.path, set()).add(row.id)
+    return found
+
+
 def newest(sources: Iterable[Source]) -> dict[str, Source]:
     """Return one row an id: where it was found last."""
     return {row.id: row for row in sources}

@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason
+from scanloom.io.regular import read_regular
 from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 FAILED = "failed"
+MOST = 1 << 20
+"""Bytes of a record: more is none of ours."""
 
-_OF_THE_OUTPUT = (Reason.DISK_FULL, Reason.OUTPUT, Reason.STALE, Reason.KEY_OTHER)
+_OF_THE_OUTPUT = (
+    Reason.DISK_FULL,
+    Reason.OUTPUT,
+    Reason.STALE,
+    Reason.RESULT_DAMAGED,
+    Reason.KEY_OTHER,
+)
 """These say something of OUT, nothing of the case."""
 
 
@@ -57,8 +66,8 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
         "source_stamp": stamp,
     }
     path = out / FAILED / f"{record.id}.json"
-    with suppress(OSError, ValueError):
-        if json.loads(path.read_text(encoding="utf-8")) == document:
+    with suppress(OSError, ValueError, RecursionError):
+        if json.loads(read_regular(path, MOST)) == document:
             return path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda draft: write_json(draft, document))
@@ -86,11 +95,12 @@ def failed_cases(out: Path) -> set[str]:
 def failed_before(out: Path, case_id: str, recipe: str, stamp: str) -> Failure | None:
     """Return how a case failed when the same was asked of the same files; None if it did not."""
     try:
-        told = json.loads((out / FAILED / f"{case_id}.json").read_text(encoding="utf-8"))
+        told = json.loads(read_regular(out / FAILED / f"{case_id}.json", MOST))
         if told["recipe"] != recipe or told.get("source_stamp", "") != stamp:
             return None
-        return Failure(Reason[told["reason"]], str(told["detail"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        reason = Reason[told["reason"]]
+        return Failure(reason, str(told["detail"])) if reason.outcome == "failed" else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # not there, or not ours: it is tried again
 
 

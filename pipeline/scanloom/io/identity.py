@@ -138,11 +138,25 @@ def source_hash(series: Series, key: bytes) -> str:
     return _text(_hash(key, b"source", sorted(set(_of_each(series.files, key, _whole_file)))))
 
 
+def channels_hash(series: Sequence[Series], key: bytes) -> str:
+    """Return a keyed hash of what the files of all input channels hold; their order counts.
+
+    Raises
+    ------
+    ScanError
+        UNREADABLE if a file can't be read.
+    """
+    hashes = [source_hash(one, key) for one in series]
+    if len(hashes) == 1:
+        return hashes[0]
+    return _text(_hash(key, b"channels", [one.encode() for one in hashes]))
+
+
 def source_stamp(stamps: Sequence[str], key: bytes) -> str:
-    """Return a keyed hash over the stamps of all input series; empty where one has none."""
+    """Return a keyed hash of each input series' stamp, joined by spaces; empty if one has none."""
     if not all(stamps):
         return ""
-    return _text(_hash(key, b"stamp", [stamp.encode() for stamp in stamps]))
+    return " ".join(_text(_hash(key, b"stamp", [stamp.encode()])) for stamp in stamps)
 
 
 def usual_key_file() -> Path:

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from scanloom.io.names import CASE
 from scanloom.io.private import KEY_FINGERPRINT, PRIVATE
-from scanloom.io.published import check_files
+from scanloom.io.published import MOST, check_files
+from scanloom.io.regular import read_regular
 
 CASES = "cases"
 FIRST_WRITTEN = frozenset({".work", "runs", PRIVATE})
@@ -27,7 +28,7 @@ WRITTEN = FIRST_WRITTEN | {
 """All that scanloom writes into an output folder."""
 
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and what `scanloom.io.source_names` makes
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading a file that is not as it was published ends with."""
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ def read_case(folder: Path) -> dict[str, Any]:
     OSError, ValueError
         If it is not there, or not ours.
     """
-    told = json.loads((folder / CASE).read_text(encoding="utf-8"))
+    told = json.loads(read_regular(folder / CASE, MOST))
     if not isinstance(told, dict):
         raise ValueError("case.json has another form")  # noqa: TRY004
     return told

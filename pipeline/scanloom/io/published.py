@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,9 +20,12 @@ from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.io.names import CASE, SUMS, TIMING
+from scanloom.io.regular import open_regular, read_regular
 from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
+MOST = 1 << 26
+"""Bytes of a document of a case: more is none of ours."""
 FILES, SOURCE = "files", "source_stamp"
 """Entries of `timing.json`: size and time of change of each other file; stamp of the source."""
 
@@ -68,7 +71,8 @@ def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
     Raises
     ------
     ScanError
-        STALE if such a result is there and may not be replaced.
+        STALE or RESULT_DAMAGED if such a result is there and may not be replaced; STALE also where
+        its source has other content, and files that scanloom did not write lie in its folder.
     """
     folder = out / "cases" / name
     if not folder.is_dir():
@@ -78,13 +82,18 @@ def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
     except (OSError, ValueError) as exc:
         if replace:
             return Standing.REPLACEABLE
-        raise ScanError(Reason.STALE, "its result is damaged, see `scanloom verify`") from exc
+        raise ScanError(Reason.RESULT_DAMAGED, "a file of its result is not as published") from exc
     if made.recipe != case.recipe:
         if replace:
             return Standing.REPLACEABLE
         raise ScanError(Reason.STALE, "its result was made by another recipe")
+    if case.source_hash and made.source != case.source_hash:
+        if not replace and _has_strangers(folder):
+            detail = "its folder holds files of somebody else, such as a correction"
+            raise ScanError(Reason.STALE, detail)
+        return Standing.CHANGED
     if case.source_hash:
-        return Standing.CURRENT if made.source == case.source_hash else Standing.CHANGED
+        return Standing.CURRENT
     return Standing.CURRENT if case.stamp and made.stamp == case.stamp else Standing.UNSURE
 
 
@@ -126,8 +135,14 @@ def keep_source_stamp(folder: Path, stamp: str) -> None:
             _write_timing(folder, {**timing, SOURCE: stamp})
 
 
-def keep_file_stamps(folder: Path) -> None:
-    """Write size and time of change of all other files of a case folder into its `timing.json`.
+def keep_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write size and time of change of a case folder's files into its `timing.json`.
+
+    Parameters
+    ----------
+    folder : Path
+    names : iterable of str, optional
+        Relative to the folder; all other files by default.
 
     Raises
     ------
@@ -135,7 +150,8 @@ def keep_file_stamps(folder: Path) -> None:
         If `timing.json` can't be read or written.
     """
     timing = _read(folder / TIMING)
-    states = {name: (folder / name).stat() for name in _names(folder) if name != TIMING}
+    wanted = [name for name in _names(folder) if name != TIMING] if names is None else names
+    states = {name: (folder / name).stat() for name in wanted}
     stamps = {name: [s.st_size, s.st_mtime_ns] for name, s in states.items()}
     _write_timing(folder, {**timing, FILES: stamps})
 
@@ -143,6 +159,13 @@ def keep_file_stamps(folder: Path) -> None:
 def _names(folder: Path) -> Iterator[str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     yield from (path.relative_to(folder).as_posix() for path in files)
+
+
+def _has_strangers(folder: Path) -> bool:
+    """Whether a case folder holds files that were not published, but for what systems leave."""
+    stamps = _read(folder / TIMING).get(FILES, {})
+    strange = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
+    return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in strange)
 
 
 def _check_files(folder: Path, timing: dict[str, Any]) -> None:
@@ -159,16 +182,16 @@ def _check_files(folder: Path, timing: dict[str, Any]) -> None:
     if touched:
         _compare_sums(folder, touched)
         with suppress(OSError, ValueError):  # they are compared again next time
-            keep_file_stamps(folder)
+            keep_file_stamps(folder, stamps)
 
 
 def _compare_sums(folder: Path, files: Sequence[str]) -> None:
-    lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    lines = read_regular(folder / SUMS, MOST).decode().splitlines()
     sums = {line[66:]: line[:64] for line in lines}
     for name in files:
         if name == SUMS:
             continue
-        with (folder / name).open("rb") as file:
+        with open_regular(folder / name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sums.get(name):
                 raise ValueError(f"{name} was changed")
 
@@ -178,7 +201,7 @@ def _write_timing(folder: Path, timing: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    told = json.loads(path.read_text(encoding="utf-8"))
+    told = json.loads(read_regular(path, MOST))
     if not isinstance(told, dict):
         raise ValueError(f"{path.name} has another form")  # noqa: TRY004
     return told

@@ -11,11 +11,14 @@ from typing import Any
 
 from scanloom.core import Flag, Measurement
 from scanloom.io.names import MEASUREMENTS_CSV, MEASUREMENTS_JSON
+from scanloom.io.regular import read_regular
 
 DIGITS = 7
 """Significant digits of a number in a table: more than a measurement has, fewer than noise."""
 
 _CORNERS = ("i_first", "j_first", "k_first", "i_last", "j_last", "k_last")
+MOST = 1 << 26
+"""Bytes of `measurements.json`: more is none of ours."""
 COLUMNS = (
     *(f.name for f in fields(Measurement) if f.name not in ("box", "components", "flags")),
     *_CORNERS,
@@ -75,7 +78,7 @@ def read_plain_measurements(folder: Path) -> list[dict[str, Any]]:
     OSError, ValueError
         If `measurements.json` is not there or not ours.
     """
-    told = json.loads((folder / MEASUREMENTS_JSON).read_text(encoding="utf-8"))
+    told = json.loads(read_regular(folder / MEASUREMENTS_JSON, MOST))
     if not isinstance(told, dict) or not isinstance(told.get("measurements"), list):
         raise ValueError("measurements.json has another form")  # noqa: TRY004
     return list(told["measurements"])

@@ -97,7 +97,8 @@ class Scratch:
         self._lock_file: BinaryIO | None = None  # open as long as this process lives
         self._plain: dict[tuple[str, bool], Path] = {}
         self._origins: dict[Path, Path] = {}
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._states: dict[str, tuple[int, int, int]] = {}
         self._kept_free = 0.0
         self._lock = threading.Lock()
 
@@ -119,6 +120,7 @@ class Scratch:
         if not gzipped and IN_ZIP not in path:
             return Path(path)
         with self._lock:
+            self._forget_changed(path.split(IN_ZIP)[0])
             if (path, False) not in self._plain and IN_ZIP in path:
                 self._unpack_zip(path.split(IN_ZIP)[0])
             source = self._plain.get((path, False), Path(path))
@@ -145,6 +147,19 @@ class Scratch:
             self._lock_file.close()
         self._folder = self._lock_file = None
         self._plain.clear()
+
+    def _forget_changed(self, packed: str) -> None:
+        """Forget what was unpacked of a file that has changed since."""
+        try:
+            found = os.stat(packed)  # noqa: PTH116
+        except OSError:
+            return  # whoever opens it says so
+        state = (found.st_size, found.st_mtime_ns, found.st_ino)
+        if self._states.setdefault(packed, state) != state:
+            old = [key for key in self._plain if key[0].split(IN_ZIP)[0] == packed]
+            for key in old:
+                del self._plain[key]
+            self._states[packed] = state
 
     def _unpack_zip(self, archive: str) -> None:
         """Unpack all files of an archive, or none."""
@@ -184,7 +199,9 @@ class Scratch:
     def _place(self, near: str, name: str) -> Path:
         """Return where a file goes: files that were beside each other stay so, by their names."""
         with _writing():
-            folder = self._made() / str(self._numbers.setdefault(near, len(self._numbers)))
+            packed = near.split(IN_ZIP)[0]
+            key = near, self._states.get(packed, (0, 0, 0))[1]
+            folder = self._made() / str(self._numbers.setdefault(key, len(self._numbers)))
             folder.mkdir(exist_ok=True)
         name = name.replace("\\", "/").rpartition("/")[2]
         place = folder / (name if name not in ("", ".", "..") else "file")

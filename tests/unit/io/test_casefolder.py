@@ -169,7 +169,7 @@ def test_a_damaged_file_is_seen_before_a_result_is_used_again(tmp_path: Path, ha
         file.write_text("z")  # of the same size
     with pytest.raises(ScanError) as caught:
         standing(tmp_path / "out", "one")
-    assert caught.value.code == "STALE"
+    assert caught.value.code == "RESULT_DAMAGED"
     assert standing(tmp_path / "out", "one", replace=True) is Standing.REPLACEABLE
 
 
@@ -184,12 +184,12 @@ def test_files_that_were_only_touched_are_compared_once(tmp_path: Path) -> None:
     assert standing(tmp_path / "out", "one") is Standing.CURRENT
 
 
-def test_damaged_record_is_stale(tmp_path: Path) -> None:
+def test_a_damaged_record_is_told_from_one_of_another_recipe(tmp_path: Path) -> None:
     folder = publish(tmp_path / "out")
     (folder / "case.json").write_text("[]")
     with pytest.raises(ScanError) as caught:
         standing(tmp_path / "out", "one")
-    assert caught.value.code == "STALE"
+    assert caught.value.code == "RESULT_DAMAGED"
 
 
 KILLED = """

@@ -17,7 +17,8 @@ from scanloom.io.failures import FAILED
 from scanloom.io.living import state_seen
 from scanloom.io.names import TIMING
 from scanloom.io.outfolder import each_case, read_case
-from scanloom.io.regular import open_regular
+from scanloom.io.published import MOST
+from scanloom.io.regular import open_regular, read_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
@@ -160,7 +161,7 @@ class _Published:
 
 def _published(folder: Path) -> _Published:
     told = read_case(folder)
-    timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
+    timing = json.loads(read_regular(folder / TIMING, MOST))
     preview = folder / PREVIEW
     shown = Shown(
         id=folder.name,
