@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import engine_models as em
 from commands import scanloom, write_tiny_bundle
 from dicom_maker import Words, noise, write_series
 from run_maker import GOOD, Runs
-from scanloom.core import Clock
+from scanloom.core import Clock, Series
+from scanloom.engine.scope import Scope
 from scanloom.engine.work import Place, work_on
-from scanloom.io.identity import key_fingerprint
+from scanloom.io.identity import channels_hash, key_fingerprint
+from scanloom.io.read import load_volume
 
 SLICES = 20
 BLOCK = 9
@@ -234,6 +239,148 @@ def test_damage_that_verify_sees_is_seen_by_report_and_run(runs: Runs, harm: str
     assert voxels(runs) == [BLOCK * SLICES]
 
 
+def test_a_correction_beside_a_result_is_never_destroyed_unasked(
+    runs: Runs, tmp_path: Path
+) -> None:
+    files = write_slices(tmp_path / "scanner")
+    add(files[:10], runs.archive)
+    assert runs().code == 0
+    [case] = runs.cases()
+    mine = runs.out / "cases" / case / "segmentation_corrected.nii.gz"
+    mine.write_text("hours of work")
+    (mine.parent / ".DS_Store").touch()
+    add(files, runs.archive)
+
+    ended = runs()
+
+    assert ended.code == 1
+    assert ended.document["status"]["reasons"] == {"STALE": 1}
+    assert mine.read_text() == "hours of work"
+    mine.unlink()
+    assert runs().code == 0
+    assert voxels(runs) == [BLOCK * SLICES]
+
+
+def test_a_stray_file_that_comes_and_goes_damages_no_result(runs: Runs) -> None:
+    write_slices(runs.archive)
+    assert runs().code == 0
+    [case] = runs.cases()
+    folder = runs.out / "cases" / case
+    (folder / ".DS_Store").touch()
+    for file in (folder / "case.json", folder / "segmentation.nii.gz"):
+        os.utime(file, (0, 0))
+    assert runs().code == 0
+    (folder / ".DS_Store").unlink()
+
+    assert runs().code == 0
+    assert voxels(runs) == [BLOCK * SLICES]
+
+
+def test_a_scan_that_is_left_out_after_it_changed_has_an_outdated_result(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """Its result is not that of the files that are there; left out as it was, it is current."""
+    files = write_slices(runs.archive)
+    assert runs().code == 0
+    runs.write("modality: CT, min_slices: 30")
+
+    assert runs().code == 0
+    assert "OUTDATED" not in runs.rows("measurements")[0]["flags"]
+
+    for file in files[5:]:
+        file.unlink()
+    for _ in range(2):
+        assert runs().code == 0
+        assert "OUTDATED" in runs.rows("measurements")[0]["flags"]
+
+    runs.write()
+    assert runs().code == 0
+    assert voxels(runs) == [BLOCK * 5]
+    assert "OUTDATED" not in runs.rows("measurements")[0]["flags"]
+
+
+def test_a_run_keeps_the_names_that_segment_gave(runs: Runs, tmp_path: Path) -> None:
+    files = write_slices(tmp_path / "scanner")
+    add(files[:10], runs.archive)
+    assert runs().code == 0
+    [case] = runs.cases()
+    crosswalk = runs.out / "private" / "crosswalk.parquet"
+    table = parquet.read_table(crosswalk)
+    names = pa.array(["A-1" if one == case else "" for one in table["id"].to_pylist()])
+    named = table.set_column(table.schema.get_field_index("folder"), "folder", names)
+    parquet.write_table(named, crosswalk)
+    (runs.out / "cases" / case).rename(runs.out / "cases" / "A-1")
+    add(files, runs.archive)
+
+    ended = runs()
+
+    assert ended.code == 0, ended.err
+    assert list(runs.cases()) == ["A-1"]
+    assert voxels(runs) == [BLOCK * SLICES]
+    assert runs().document["status"]["before"] == 1
+
+
+def test_volume_files_that_share_an_id_and_differ_are_told(runs: Runs) -> None:
+    """An id is made of samples of a file: neither of them is taken for the other."""
+    values = np.zeros((64, 64, 64), np.int16)
+    values[3:6, 3:6, 1:3] = GOOD[0]
+    image = nib.Nifti1Image(values, np.eye(4))
+    for name in ("one.nii", "two.nii"):
+        nib.save(image, runs.archive / name)
+    content = bytearray((runs.archive / "two.nii").read_bytes())
+    content[len(content) // 2 + 5000] = 1
+    (runs.archive / "two.nii").write_bytes(content)
+    runs.write(more="policy: {modality: CT}\n")
+
+    ended = runs()
+
+    assert ended.code == 1
+    assert outcomes(runs) == {"ID_TAKEN": 2}
+    assert not (runs.out / "cases").exists()
+
+
+def test_a_volume_file_that_holds_another_scan_outdates_the_result_of_the_first(
+    runs: Runs,
+) -> None:
+    def write(brightest: int) -> None:
+        values = np.zeros((12, 10, 4), np.int16)
+        values[3:6, 3:6, 1:3] = brightest
+        nib.save(nib.Nifti1Image(values, np.eye(4)), runs.archive / "scan.nii")
+
+    runs.write(more="policy: {modality: CT}\n")
+    write(GOOD[0])
+    assert runs().code == 0
+    [first] = runs.cases()
+    write(GOOD[1])
+
+    assert runs().code == 0
+
+    flags = {row["case"]: row["flags"].split() for row in runs.rows("measurements")}
+    assert len(flags) == 2
+    assert [case for case, codes in flags.items() if "OUTDATED" in codes] == [first]
+
+
+def test_shards_say_what_is_there_now(runs: Runs, tmp_path: Path) -> None:
+    """Not what an earlier shard said of files that are gone, or have changed since."""
+    for number in range(4):
+        write_slices(runs.archive / str(number), f"study {number}", GOOD[number])
+    parts = [("--shard", f"{part}/2") for part in (1, 2)]
+    assert [runs(*part).code for part in parts] == [0, 0]
+    assert outcomes(runs) == {"used": 4 * SLICES}
+    of_second = {case for case in runs.cases() if Scope(shard=(2, 2)).holds(case)}
+    joined = scanloom("where", *of_second, "--out", runs.out, "--json").document
+    [changed, *_] = [Path(row["path"]) for row in joined["sources"]]
+    gone = next(path for path in runs.archive.iterdir() if path != changed)
+    shutil.rmtree(gone)
+    change_pixels(min(changed.iterdir()))
+
+    runs(*parts[0])
+
+    assert outcomes(runs) == {"used": 2 * SLICES, "open": SLICES}
+    runs(*parts[1])
+    assert outcomes(runs) == {"used": 3 * SLICES}
+
+
 # --- segment ------------------------------------------------------------------------------------
 
 
@@ -315,3 +462,27 @@ def test_a_file_that_changes_while_it_is_read_gives_no_result(tmp_path: Path) ->
     assert record.reason is not None
     assert (record.reason.code, record.reason.retry) == ("SOURCE_CHANGED", True)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_channel_a_series_is_counts(tmp_path: Path) -> None:
+    """A workflow whose channels were exchanged does not take the result of the first."""
+    made = [em.make_case(tmp_path, name, task).series for name, task in (("a", 1000), ("b", 2000))]
+
+    assert channels_hash(made, b"k" * 32) != channels_hash(made[::-1], b"k" * 32)
+    assert channels_hash(made[:1], b"k" * 32) == channels_hash(
+        [Series("nifti", made[0].files)], b"k" * 32
+    )
+
+
+def test_an_archive_that_changed_is_unpacked_again(tmp_path: Path) -> None:
+    """In one process, as a notebook is."""
+    found = []
+    for brightest in GOOD[:2]:
+        folder = tmp_path / str(brightest)
+        write_slices(folder, brightest=brightest)
+        with zipfile.ZipFile(tmp_path / "scan.zip", "w") as pack:
+            for file in sorted(folder.iterdir()):
+                pack.write(file, file.name)
+        found.append(int(load_volume(tmp_path / "scan.zip").array.max()))
+
+    assert found == [*GOOD[:2]]

@@ -167,15 +167,9 @@ def test_started_again_nothing_is_done_twice(runs: Runs) -> None:
     assert again.code == 0 or again.code == 1, again.err
     assert runs.cases() == before
     assert not (failed / f"{published}.json").exists()
-    assert runs.started == started  # nor what failed, since trying again can't help
+    assert runs.started == {**started, WRONG: 2}  # a fault of scanloom: another try can help
     assert Counter(row["outcome"] for row in runs.rows("manifest"))["failed"] == 2 * SLICES - 1
-    assert again.document["status"]["before"] == 5
-
-    retried = runs("--retry-failed")
-
-    assert retried.code == 1
-    assert runs.cases() == before
-    assert runs.started == {**started, WRONG: 2}
+    assert again.document["status"]["before"] == 4
 
 
 def test_all_well_is_0_and_verify_agrees(done: Runs) -> None:
