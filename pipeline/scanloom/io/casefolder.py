@@ -36,6 +36,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source, add_sources
 from scanloom.io.living import process_start, this_host
 from scanloom.io.names import SUMS, TIMING
+from scanloom.io.outfolder import check_unclaimed
 from scanloom.io.private import PRIVATE, check_key, private_folder
 from scanloom.io.published import Made, keep_file_stamps, read_made
 from scanloom.io.whole import clear_drafts, sync
@@ -70,9 +71,11 @@ def claim_out(out: Path, fingerprint: str) -> None:
     Raises
     ------
     ScanError
-        KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read.
+        KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read, or holds
+        somebody's own files under names that scanloom writes to.
     """
     check_key(out, fingerprint)
+    check_unclaimed(out)
     try:
         _recover(out)
     except OSError as exc:
@@ -107,7 +110,7 @@ def tidy(out: Path, since: float) -> None:
         If something can't be taken away.
     """
     _recover(out)
-    for folder in (out, out / "failed", out / "report", out / PRIVATE):
+    for folder in (out, *(out / part for part in ("failed", "report", "report/thumbs", PRIVATE))):
         clear_drafts(folder, since)
     work = out / ".work"
     for path in work.iterdir() if work.is_dir() else ():

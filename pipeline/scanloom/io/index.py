@@ -30,6 +30,7 @@ from scanloom.io.index_file import (
     read_index,
     write_index,
 )
+from scanloom.io.outfolder import check_unclaimed
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.survey import Description, Look, no_collector
 from scanloom.io.unpack import SCRATCH
@@ -146,6 +147,7 @@ def build_index(
     fingerprint = key_fingerprint(key)
     if out is not None:
         check_key(out, fingerprint)
+        check_unclaimed(out)  # the index claims it
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
     with Helpers(processes or _cores()) as helpers, no_collector():

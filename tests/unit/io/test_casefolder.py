@@ -14,6 +14,7 @@ import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.io.casefolder import CaseFolder, claim_out, tidy, token_name
+from scanloom.io.index import build_index
 from scanloom.io.published import Standing, standing_of
 from scanloom.io.tables import write_json
 
@@ -323,3 +324,33 @@ def test_tidy_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
 
     assert files(out) == {*kept, ".manifest.csv.89abcdef"}
     assert not dead.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["measurements.csv", "manifest.parquet", "report/index.html", "bids/x", "cases/7/scan"]
+)
+def test_a_folder_of_the_users_own_files_is_not_claimed(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(ScanError, match="name another --out") as caught:
+        claim_out(tmp_path, KEY)
+    assert caught.value.code == "OUTPUT"
+    with pytest.raises(ScanError, match="name another --out"):
+        build_index([tmp_path], bytes(32), tmp_path)
+    assert files(tmp_path) == {name}
+
+
+def test_what_a_run_left_that_died_early_is_claimed(tmp_path: Path) -> None:
+    for folder in (".work", "runs/1", "private/runs/1", "cases", "failed"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "scan.nii").write_text("an input")
+    claim_out(tmp_path, KEY)
+
+
+def test_a_fingerprint_that_was_taken_away_is_written_anew(tmp_path: Path) -> None:
+    """As the words of a damaged one advise: the crosswalk says whose folder it is."""
+    publish(tmp_path)
+    (tmp_path / "private" / "key.fingerprint").unlink()
+    (tmp_path / "private" / "crosswalk.parquet").write_text("x")
+    claim_out(tmp_path, KEY)
