@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
+from scanloom.core.own_python import make_private_folder
 from scanloom.io.find import Group, group_files, look_results, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -341,7 +342,7 @@ def _keep_in_out(rows: Rows, out: Path, fingerprint: str) -> None:
 def _keep_in_cache(rows: Rows, path: Path, fingerprint: str) -> None:
     """Keep the index for its owner alone; who has no cache folder does without."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         path.parent.chmod(0o700)
         write_private(path, lambda draft: write_index(rows, draft, fingerprint))
     except OSError:

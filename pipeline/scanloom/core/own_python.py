@@ -70,6 +70,19 @@ def is_closed(path: Path, *, sticky: bool = False) -> bool:
     return True
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone.
+
+    Raises
+    ------
+    OSError
+        If one can't be made.
+    """
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
 def _is_ours(path: Path, *, sticky: bool) -> bool:
     found = path.stat()
     if found.st_uid not in (0, os.getuid()):

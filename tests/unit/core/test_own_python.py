@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.io.own_python import is_closed, own_environment, own_python, safe_path
+from scanloom.core.own_python import is_closed, own_environment, own_python, safe_path
 from scanloom.io.scratch import LOCK, PREFIX, private_scratch
 
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
