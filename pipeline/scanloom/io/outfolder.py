@@ -7,13 +7,15 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.names import CASE
-from scanloom.io.private import CROSSWALK, KEY_FINGERPRINT, PRIVATE
+from scanloom.io.private import CROSSWALK, KEY_FINGERPRINT, MOST_BYTES, PRIVATE
 from scanloom.io.published import check_files
+from scanloom.io.regular import read_regular
 
 CASES = "cases"
 FIRST_WRITTEN = frozenset({".work", "runs", PRIVATE})
@@ -30,6 +32,7 @@ _OFTEN_EMPTY = frozenset({CASES, "failed"})
 """What may be left of a run that died before it had a result."""
 
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and what `scanloom.io.source_names` makes
+_FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 """What reading a file that is not as it was published ends with."""
 
@@ -47,13 +50,26 @@ def is_output(folder: str, inside: list[str]) -> bool:
     """
     if PRIVATE not in inside:
         return False
+    file = Path(folder, PRIVATE, KEY_FINGERPRINT)
+    with suppress(OSError):
+        if _FINGERPRINT.fullmatch(read_regular(file, MOST_BYTES).strip()):
+            return True
     try:
-        os.stat(os.path.join(folder, PRIVATE, KEY_FINGERPRINT))  # noqa: PTH116, PTH118
+        file.lstat()
     except PermissionError:  # somebody else's
-        return CASES in inside
+        pass
     except OSError:
         return False
-    return True
+    return CASES in inside and _holds_a_case(Path(folder, CASES))  # or its fingerprint is damaged
+
+
+def _holds_a_case(cases: Path) -> bool:
+    """Whether a folder of a folder is a published case."""
+    try:
+        with os.scandir(cases) as items:
+            return any(os.path.lexists(os.path.join(item.path, CASE)) for item in items)  # noqa: PTH118
+    except OSError:
+        return False
 
 
 def check_unclaimed(out: Path) -> None:
