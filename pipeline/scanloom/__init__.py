@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as of typing, which may not be the standard library's yet: see __main__
 
 if TYPE_CHECKING:
     from scanloom.core import Flag, Outputs, Reason, ScanError, Segmentation, Volume
@@ -35,7 +35,7 @@ _HOMES = {
 """Where each public name is defined; it is imported when it is first asked for."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name: `import scanloom` alone loads nothing heavy."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,10 +51,20 @@ def find_workflow(name: str) -> Workflow:
 
 @contextmanager
 def telling_new_key(key: Path | None) -> Iterator[None]:
-    """Say on stderr that a key was made in the block, and where: a wrong name is noticed."""
+    """Say on stderr that a key was made in the block, and where: a wrong name is noticed.
+
+    Likewise, that another user may know or change a key which is there: one in the usual place is
+    refused then, one that was named may be meant.
+    """
+    from scanloom.core.own_python import is_ours
     from scanloom.io.identity import usual_key_file
 
     file = key or usual_key_file()
+    named = bool(key or os.environ.get("SCANLOOM_KEY"))
+    with suppress(OSError):  # not there yet, or not to be read: loading it tells
+        if named and not is_ours(file):
+            words = "belongs to another user, or others may write to it: ids hang on it"
+            say(f"scanloom: the key in {file} {words}.", err=True)
     there = os.path.exists(file)  # noqa: PTH110 says no where Path raises
     try:
         yield

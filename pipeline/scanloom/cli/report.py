@@ -40,7 +40,7 @@ def report(
         from scanloom.core import Reason, ScanError
         from scanloom.engine.collect import collect_shards
         from scanloom.engine.recollect import is_behind, recollect
-        from scanloom.io.bids import BIDS, write_bids
+        from scanloom.io.bids import has_bids, write_bids
         from scanloom.io.casefolder import output_error
         from scanloom.review.report.page import write_report
         from scanloom.review.report.runs import damaged_totals
@@ -52,7 +52,7 @@ def report(
         try:
             if not collect_shards(out, damaged) and behind:
                 behind = not recollect(out, _key_of(out, key), damaged)
-            if (out / BIDS).is_dir():
+            if has_bids(out):
                 write_bids(out, metadata.version("scanloom"), damaged)
             page = write_report(out, damaged)
         except OSError as exc:

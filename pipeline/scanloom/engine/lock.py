@@ -15,6 +15,7 @@ from pathlib import Path
 from scanloom.core import Reason, ScanError
 from scanloom.io.casefolder import output_error, tidy
 from scanloom.io.living import process_start
+from scanloom.io.private import check_links
 from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
 
@@ -46,6 +47,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     ScanError
         LOCKED, naming host, process and start time; DISK_FULL or OUTPUT.
     """
+    check_links(out)
     began = time.time()
     path = out / WORK / (f"run-{shard}.lock" if shard else "run.lock")
     mine = json.dumps(
@@ -66,7 +68,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
         yield
     finally:
         if _read(path) == mine:
-            with suppress(OSError):  # what stays is cleared by the next run
+            with suppress(OSError, ScanError):  # what stays is cleared by the next run
                 tidy(out, began)
             path.unlink(missing_ok=True)
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import home
+from scanloom.core.own_python import make_private_folder
+from scanloom.io.private import write_private
 
 logger = logging.getLogger(__name__)
 
@@ -174,11 +176,10 @@ class Rates:
     def save(self, name: str) -> None:
         """Keep it; who has no cache folder does without."""
         path = rates_file(name)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        told = json.dumps({"form": FORM, **asdict(self)})
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"form": FORM, **asdict(self)}), encoding="utf-8")
-            draft.replace(path)
+            make_private_folder(path.parent)
+            write_private(path, lambda draft: draft.write_text(told, encoding="utf-8"))
         except OSError:
             logger.debug("rates can't be kept", exc_info=True)
 

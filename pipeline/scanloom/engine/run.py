@@ -44,7 +44,7 @@ from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
-from scanloom.io.bids import write_bids
+from scanloom.io.bids import check_bids, write_bids
 from scanloom.io.casefolder import claim_out, output_border
 from scanloom.io.crosswalk import (
     add_sources,
@@ -216,6 +216,8 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
     check_structures(cards, workflow.outputs.outputs())
     check_channels(workflow, cards)
     check_paths(paths, options.out)
+    if options.bids:
+        check_bids(options.out)
     if options.metrics is not None:
         check_replaceable(options.metrics, "the file of --metrics")
     if options.cluster not in HERE:

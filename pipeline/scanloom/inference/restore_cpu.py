@@ -1,14 +1,17 @@
 """The way back on a CPU: compiled kernels where Numba and a cache folder are at hand.
 
-Compiled code is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`). Where that
-can't be written, or Numba does not work, the choice says so, and plain torch does the work.
+Compiled code is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`), or in a folder
+that goes with the process where others could add code to that one. Where it can't be written, or
+Numba does not work, the choice says so, and plain torch does the work.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.core import home
+from scanloom.core.own_python import is_closed, make_private_folder
 
 PARTS = 4
 """Pieces of work a thread: some parts of a scan hold more edges than others."""
@@ -75,20 +79,30 @@ def available(
 
 
 def cache_folder() -> Path:
-    """Return the user's own folder for compiled code; made if it isn't there.
+    """Return a folder for compiled code that is this user's alone; made if it isn't there.
 
     Raises
     ------
     OSError
-        If it can't be written, or belongs to somebody else: code is loaded from it.
+        If none can be written, or others could add code to each.
     """
     base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
-    folder = Path(base, "scanloom", "numba")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-        raise PermissionError("the cache folder belongs to another user")
+    folder = Path(base, "scanloom", "numba").absolute()
+    make_private_folder(folder)
+    if not is_closed(folder):
+        folder = _temporary_folder()
     with tempfile.TemporaryFile(dir=folder):
         return folder
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Return a new folder that goes with this process."""
+    if not is_closed(Path(tempfile.gettempdir()).absolute(), sticky=True):
+        raise PermissionError("others could move a temporary folder away")
+    folder = Path(tempfile.mkdtemp(prefix="scanloom-numba-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Flag
+from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.failures import has_failed
 from scanloom.io.names import SEGMENTS
 from scanloom.io.outfolder import each_case, read_case
@@ -26,6 +26,7 @@ from scanloom.io.tables import write_json
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
+_DESCRIPTION = "dataset_description.json"
 _README = """# Segmentations by scanloom
 
 Label maps of scans, one subject a scan: what a subject is called is a keyed hash, which whoever
@@ -54,9 +55,12 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
 
     Raises
     ------
+    ScanError
+        OUTPUT if a data set that is not scanloom's is there.
     OSError
         If the derivative can't be written.
     """
+    check_bids(out)
     folder, word = out / BIDS, secrets.token_hex(4)
     draft, old = out / ".work" / f"bids-{word}", out / ".work" / f"bids-{word}-old"
     try:
@@ -75,6 +79,28 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
     return folder
 
 
+def check_bids(out: Path) -> None:
+    """Refuse to replace an `OUT/bids` that scanloom did not write.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT.
+    """
+    if os.path.lexists(out / BIDS) and not has_bids(out):
+        detail = f"{BIDS} is there already, and scanloom did not write it: name another --out"
+        raise ScanError(Reason.OUTPUT, detail)
+
+
+def has_bids(out: Path) -> bool:
+    """Whether `OUT/bids` is there, and says that scanloom wrote it."""
+    try:
+        told = json.loads((out / BIDS / _DESCRIPTION).read_text(encoding="utf-8"))
+        return any(maker["Name"] == "scanloom" for maker in told["GeneratedBy"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
 def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
     description = {
         "Name": "Segmentations by scanloom",
@@ -82,7 +108,7 @@ def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
         "DatasetType": "derivative",
         "GeneratedBy": [{"Name": "scanloom", "Version": version}],
     }
-    write_json(folder / "dataset_description.json", description)
+    write_json(folder / _DESCRIPTION, description)
     (folder / "README.md").write_text(_README, encoding="utf-8")
     _write_tsv(folder / "participants.tsv", ("participant_id",), [(s,) for s in subjects])
     told = {"participant_id": {"Description": "A scan, by its case id"}}

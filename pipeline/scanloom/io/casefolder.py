@@ -22,6 +22,7 @@ import dataclasses
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -36,7 +37,8 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source, add_sources
 from scanloom.io.living import process_start, this_host
 from scanloom.io.names import SUMS, TIMING
-from scanloom.io.private import PRIVATE, check_key, private_folder
+from scanloom.io.outfolder import check_unclaimed
+from scanloom.io.private import PRIVATE, check_key, check_links, private_folder
 from scanloom.io.published import Made, keep_file_stamps, read_made
 from scanloom.io.whole import clear_drafts, sync
 
@@ -58,6 +60,13 @@ ELSEWHERE_DEAD_AFTER = 86_400.0
 HANDSHAKE = "handshake"
 """Of a run: the file by which workers prove that they see OUT."""
 
+_OF_A_RUN = re.compile(
+    rf"{HANDSHAKE}\..+|run(-\d+-of-\d+)?\.lock\.[0-9a-f]{{16}}(\.stale)?|\..+\.[0-9a-f]{{8}}"
+)
+"""Files of `.work` that a run makes, beside its lock: of workers, of locks, drafts."""
+_OF_BIDS = re.compile(r"bids-[0-9a-f]{8}(-old)?")
+"""Folders of `.work` in which `OUT/bids` is made anew."""
+
 State = Literal["new", "ready", "old"]
 
 
@@ -70,9 +79,11 @@ def claim_out(out: Path, fingerprint: str) -> None:
     Raises
     ------
     ScanError
-        KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read.
+        KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read, or holds
+        somebody's own files under names that scanloom writes to.
     """
     check_key(out, fingerprint)
+    check_unclaimed(out)
     try:
         _recover(out)
     except OSError as exc:
@@ -103,16 +114,21 @@ def tidy(out: Path, since: float) -> None:
 
     Raises
     ------
+    ScanError
+        OUTPUT if a part of it is a link.
     OSError
         If something can't be taken away.
     """
+    check_links(out)
     _recover(out)
-    for folder in (out, out / "failed", out / "report", out / PRIVATE):
+    for folder in (out, *(out / part for part in ("failed", "report", "report/thumbs", PRIVATE))):
         clear_drafts(folder, since)
     work = out / ".work"
     for path in work.iterdir() if work.is_dir() else ():
         with suppress(FileNotFoundError):  # of a run of another shard
-            if path.suffix != ".lock" and path.is_file() and _is_left(path, since):
+            if _OF_BIDS.fullmatch(path.name) and path.stat().st_mtime < since:
+                shutil.rmtree(path, ignore_errors=True)
+            elif _OF_A_RUN.fullmatch(path.name) and path.is_file() and _is_left(path, since):
                 path.unlink()
 
 

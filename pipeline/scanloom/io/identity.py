@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
+from scanloom.core.own_python import is_ours, make_private_folder
 from scanloom.io.regular import open_regular, read_regular
 
 KEY_BYTES = 32
@@ -21,6 +22,10 @@ END_BYTES = 1 << 16
 SAMPLES = 16
 SAMPLE_BYTES = 1 << 12
 
+_OF_OTHERS = (
+    "the key file belongs to another user, or others may write to it or its folder: take that "
+    "right from them if the key is yours, or name another place by --key or SCANLOOM_KEY"
+)
 _PIECE = 1 << 20
 _THREADS = 4
 
@@ -38,7 +43,8 @@ def load_key(file: Path | None = None) -> bytes:
     ------
     ScanError
         NOT_FOUND if the folder of a file that was named is not there: it may be mistyped;
-        UNREADABLE if it can't be read or made; DAMAGED if it is no key.
+        UNREADABLE if it can't be read or made, or lies in the usual place and may be somebody
+        else's; DAMAGED if it is no key.
     """
     named = file or _named_by_environment()
     path = named or usual_key_file()
@@ -46,6 +52,8 @@ def load_key(file: Path | None = None) -> bytes:
         detail = "the folder of the key file is not there: a key is made in a folder that is"
         raise ScanError(Reason.NOT_FOUND, detail)
     try:
+        if not named and not _is_own_key(path):
+            raise ScanError(Reason.UNREADABLE, _OF_OTHERS)
         key = read_regular(path, KEY_BYTES) if path.exists() else _make_key(path)
     except OSError as exc:
         elsewhere = "" if named else ": name another place by --key or SCANLOOM_KEY"
@@ -70,7 +78,13 @@ def read_key(file: Path | None = None) -> bytes:
     path = file or usual_key_file()
     if not path.exists():
         raise ScanError(Reason.KEY_OTHER, "there is no key here yet")
-    return load_key(path)
+    return load_key(file)
+
+
+def _is_own_key(path: Path) -> bool:
+    """Whether no other user has, or could have, put a key into the usual place."""
+    places = {place for file in (path, path.resolve()) for place in (file, file.parent)}
+    return all(is_ours(place) for place in places if place.exists())
 
 
 def key_fingerprint(key: bytes) -> str:
@@ -174,7 +188,7 @@ def _named_by_environment() -> Path | None:
 
 def _make_key(path: Path) -> bytes:
     """Write a new key whole, then link it into place: who comes second takes the first one."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     key = secrets.token_bytes(KEY_BYTES)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

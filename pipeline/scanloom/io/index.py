@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
+from scanloom.core.own_python import make_private_folder
 from scanloom.io.find import Group, group_files, look_results, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -30,6 +31,7 @@ from scanloom.io.index_file import (
     read_index,
     write_index,
 )
+from scanloom.io.outfolder import check_unclaimed
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.survey import Description, Look, no_collector
 from scanloom.io.unpack import SCRATCH
@@ -146,6 +148,7 @@ def build_index(
     fingerprint = key_fingerprint(key)
     if out is not None:
         check_key(out, fingerprint)
+        check_unclaimed(out)  # the index claims it
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
     with Helpers(processes or _cores()) as helpers, no_collector():
@@ -339,7 +342,7 @@ def _keep_in_out(rows: Rows, out: Path, fingerprint: str) -> None:
 def _keep_in_cache(rows: Rows, path: Path, fingerprint: str) -> None:
     """Keep the index for its owner alone; who has no cache folder does without."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         path.parent.chmod(0o700)
         write_private(path, lambda draft: write_index(rows, draft, fingerprint))
     except OSError:

@@ -7,11 +7,13 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scanloom.core import Reason, ScanError
 from scanloom.io.names import CASE
-from scanloom.io.private import KEY_FINGERPRINT, PRIVATE
+from scanloom.io.private import CROSSWALK, KEY_FINGERPRINT, MOST_BYTES, PRIVATE
 from scanloom.io.published import MOST, check_files
 from scanloom.io.regular import read_regular
 
@@ -26,8 +28,11 @@ WRITTEN = FIRST_WRITTEN | {
     *(f"{table}.{kind}" for table in ("manifest", "measurements") for kind in ("csv", "parquet")),
 }
 """All that scanloom writes into an output folder."""
+_OFTEN_EMPTY = frozenset({CASES, "failed"})
+"""What may be left of a run that died before it had a result."""
 
 _CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and what `scanloom.io.source_names` makes
+_FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading a file that is not as it was published ends with."""
 
@@ -45,20 +50,68 @@ def is_output(folder: str, inside: list[str]) -> bool:
     """
     if PRIVATE not in inside:
         return False
+    file = Path(folder, PRIVATE, KEY_FINGERPRINT)
+    with suppress(OSError):
+        if _FINGERPRINT.fullmatch(read_regular(file, MOST_BYTES).strip()):
+            return True
     try:
-        os.stat(os.path.join(folder, PRIVATE, KEY_FINGERPRINT))  # noqa: PTH116, PTH118
+        file.lstat()
     except PermissionError:  # somebody else's
-        return CASES in inside
+        pass
     except OSError:
         return False
-    return True
+    return CASES in inside and _holds_a_case(Path(folder, CASES))  # or its fingerprint is damaged
+
+
+def _holds_a_case(cases: Path) -> bool:
+    """Whether a folder of a folder is a published case."""
+    try:
+        with os.scandir(cases) as items:
+            return any(os.path.lexists(os.path.join(item.path, CASE)) for item in items)  # noqa: PTH118
+    except OSError:
+        return False
+
+
+def check_unclaimed(out: Path) -> None:
+    """Refuse a folder of somebody's own files where scanloom would write over some of them.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, which need not be there. One that was claimed for a key passes; so does
+        one that lost its fingerprint and has its crosswalk.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT if something has a name that scanloom writes to, or the folder can't be read.
+    """
+    try:
+        foreign = _foreign(out)
+    except OSError as exc:
+        raise ScanError(Reason.OUTPUT, f"it can't be read ({type(exc).__name__})") from exc
+    if foreign is not None:
+        detail = f"it holds {foreign} that scanloom did not write: name another --out"
+        raise ScanError(Reason.OUTPUT, detail)
+
+
+def _foreign(out: Path) -> str | None:
+    """Return what stands under a name of ours in a folder that no key was claimed for."""
+    if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
+        return None
+    for name in sorted(WRITTEN - FIRST_WRITTEN):
+        path = out / name
+        empty = name in _OFTEN_EMPTY and path.is_dir() and not any(path.iterdir())
+        if os.path.lexists(path) and not empty:
+            return name
+    return None
 
 
 def published_cases(out: Path) -> list[Path]:
     """Return the folders of the published cases, by name; what others put beside them is none."""
     try:
         with os.scandir(out / CASES) as items:
-            names = [item.name for item in items if _is_case_name(item.name) and item.is_dir()]
+            names = [item.name for item in items if is_case_name(item.name) and item.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [out / CASES / name for name in sorted(names)]
@@ -100,5 +153,6 @@ def read_case(folder: Path) -> dict[str, Any]:
     return told
 
 
-def _is_case_name(name: str) -> bool:
+def is_case_name(name: str) -> bool:
+    """Whether a folder in `cases/` may be called so."""
     return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None

@@ -25,6 +25,8 @@ PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
+NEVER_LINKS = (".work", PRIVATE, "report", "report/thumbs", "bids")
+"""Parts of OUT in which files are taken away or closed to others."""
 
 MOST_BYTES = 1 << 10
 """Of a fingerprint."""
@@ -62,14 +64,28 @@ def known_fingerprint(out: Path) -> str | None:
     return text
 
 
+def check_links(out: Path) -> None:
+    """Refuse an OUT of which a part is a link: what it leads to is not ours to clear or to close.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT, which names the part.
+    """
+    for part in NEVER_LINKS:
+        if (out / part).is_symlink():
+            raise ScanError(Reason.OUTPUT, f"its {part} is a link: a folder has to be there")
+
+
 def check_key(out: Path, fingerprint: str) -> None:
     """Refuse a key that is not OUT's; an OUT that is not claimed yet takes any.
 
     Raises
     ------
     ScanError
-        KEY_OTHER; OUTPUT if its private folder can't be read.
+        KEY_OTHER; OUTPUT if its private folder can't be read, or a part of it is a link.
     """
+    check_links(out)
     if known_fingerprint(out) not in (None, fingerprint):
         raise ScanError(Reason.KEY_OTHER, "the ids in it were made with another key")
 
@@ -90,10 +106,11 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     Raises
     ------
     ScanError
-        KEY_OTHER if OUT belongs to another key.
+        KEY_OTHER if OUT belongs to another key; OUTPUT if a part of it is a link.
     OSError
         If it can't be written.
     """
+    check_links(out)
     folder = out / PRIVATE
     with _locked(folder):
         new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]

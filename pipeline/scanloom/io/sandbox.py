@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.own_python import own_environment, own_python, safe_path
+from scanloom.core.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")
 

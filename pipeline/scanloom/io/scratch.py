@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from scanloom.io.own_python import is_closed
+from scanloom.core.own_python import is_closed
 
 PREFIX = "scanloom-"
 """Of the folders' names."""

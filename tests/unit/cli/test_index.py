@@ -83,3 +83,15 @@ def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:
     told = scanloom("index", tmp_path, "--json").document["series"]
     for one in told:
         assert len(choose_series(find_series(tmp_path), str(one["number"])).files) == one["n_files"]
+
+
+def test_a_named_key_that_others_may_change_is_told(tmp_path: Path, own_key: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(own_key.read_bytes())
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "notes.txt").write_text("no scan")
+    words = ("index", tmp_path / "scans", "--key", key)
+    key.chmod(0o600)
+    assert "others may write" not in scanloom(*words).err
+    key.chmod(0o666)
+    assert "belongs to another user, or others may write to it" in scanloom(*words).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_a_run_is_shared_out_among_its_cases() -> None:
 
     assert sum(e or 0.0 for e in expected) == pytest.approx(500.0, rel=0.1)
     assert rates.start == 3.0
+
+
+def test_rates_are_written_through_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may add links to the folder; no draft has a name to be foreseen."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mine, folder = tmp_path / "mine", rates_file("one").parent
+    mine.write_text("mine")
+    folder.mkdir(parents=True)
+    (folder / f".one.json.{os.getpid()}").symlink_to(mine)
+
+    Rates(start=1.0).save("one")
+
+    assert mine.read_text() == "mine"
+    assert Rates.load("one") == Rates(start=1.0)
+    assert not rates_file("one").is_symlink()
 
 
 def test_rates_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,13 +187,26 @@ def test_plain_torch_takes_over_where_numba_is_missing() -> None:
     assert probed(hidden).startswith("plain | plain torch: Numba is not there")
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users are told apart by number")
-def test_code_is_not_loaded_from_another_users_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["open to all", "a link", "below a folder open to all"])
+def test_code_is_not_loaded_from_where_others_can_add_some(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert restore_cpu.cache_folder() == tmp_path / "scanloom" / "numba"
-    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    base = tmp_path / "a" / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base))
+    usual = base / "scanloom" / "numba"
+    assert restore_cpu.cache_folder() == usual
+    made = (tmp_path / "a", base, base / "scanloom", usual)
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700] * 4
+    if fault == "a link":
+        usual.rmdir()
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs").chmod(0o777)
+        usual.symlink_to(tmp_path / "theirs")
+    else:
+        (usual if fault == "open to all" else base).chmod(0o777)
 
-    with pytest.raises(PermissionError):
-        restore_cpu.cache_folder()
+    folder = restore_cpu.cache_folder()
+
+    assert not folder.is_relative_to(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert restore_cpu.cache_folder() == folder

@@ -14,7 +14,11 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from commands import write_tiny_bundle
 from report_maker import add_case, id_of, measured
+from scanloom.core import ScanError
+from scanloom.engine.run import RunOptions, run
+from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
 from scanloom.io.results import write_results
 from written_cases import case_with, grid_of, nifti_scan, overlapping, segmentation_of
@@ -104,3 +108,32 @@ def test_the_validator_accepts_it(out: Path) -> None:
     issues = json.loads(done.stdout)["issues"]["issues"]
     assert [i for i in issues if i.get("severity") == "error"] == []
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("description", [None, '{"Name": "my study"}', "[]", "no JSON"])
+def test_a_data_set_of_the_users_own_is_left_as_it_is(out: Path, description: str | None) -> None:
+    mine = out / "bids"
+    mine.mkdir()
+    (mine / "scan.nii.gz").write_text("mine")
+    if description is not None:
+        (mine / "dataset_description.json").write_text(description)
+    before = files(out)
+
+    with pytest.raises(ScanError, match="scanloom did not write it") as caught:
+        write_bids(out, "1")
+
+    assert caught.value.code == "OUTPUT"
+    assert files(out) == before
+
+
+def test_a_run_refuses_such_a_data_set_before_it_begins(tmp_path: Path) -> None:
+    model = write_tiny_bundle(tmp_path / "model")
+    mine = tmp_path / "study" / "bids" / "scan.nii.gz"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    options = RunOptions(tmp_path / "study", tmp_path / "key", "none", bids=True)
+
+    with pytest.raises(ScanError, match="scanloom did not write it"):
+        run(Workflow(name="any", models=[str(model)]), [mine.parent], options)
+
+    assert files(tmp_path / "study") == ["bids/scan.nii.gz"]

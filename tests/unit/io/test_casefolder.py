@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
-from scanloom.io.casefolder import CaseFolder, claim_out, tidy, token_name
+from scanloom.engine.lock import hold_lock
+from scanloom.io.casefolder import HANDSHAKE, CaseFolder, claim_out, tidy, token_name
+from scanloom.io.index import build_index
+from scanloom.io.private import private_folder
 from scanloom.io.published import Standing, standing_of
 from scanloom.io.tables import write_json
+from scanloom.review.report.page import write_report
 
 CASE = "a" * 26
 KEY = "0123456789abcdef"
@@ -314,12 +318,73 @@ def test_tidy_takes_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
     drafts += [out / "private" / ".index.parquet.0123abcd", work / "run.lock.0123456789abcdef"]
     for path in (*drafts, work / "run-1-of-2.lock", out / ".hidden"):
         path.touch()
-    kept = {*before, ".work/run-1-of-2.lock", ".hidden"}
-    for path in (*drafts, dead):
+    (work / "bids-0123abcd-old" / "sub-1").mkdir(parents=True)
+    mine = work / "notes.txt"
+    mine.touch()
+    kept = {*before, ".work/run-1-of-2.lock", ".work/notes.txt", ".hidden"}
+    for path in (*drafts, dead, mine, work / "bids-0123abcd-old"):
         os.utime(path, (1000, 1000))
     (out / ".manifest.csv.89abcdef").touch()  # being written
 
     tidy(out, since=2000)
 
     assert files(out) == {*kept, ".manifest.csv.89abcdef"}
-    assert not dead.exists()
+    assert {path.name for path in work.iterdir()} == {"run-1-of-2.lock", "notes.txt"}
+
+
+@pytest.mark.parametrize(
+    "name", ["measurements.csv", "manifest.parquet", "report/index.html", "bids/x", "cases/7/scan"]
+)
+def test_a_folder_of_the_users_own_files_is_not_claimed(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(ScanError, match="name another --out") as caught:
+        claim_out(tmp_path, KEY)
+    assert caught.value.code == "OUTPUT"
+    with pytest.raises(ScanError, match="name another --out"):
+        build_index([tmp_path], bytes(32), tmp_path)
+    assert files(tmp_path) == {name}
+
+
+def test_what_a_run_left_that_died_early_is_claimed(tmp_path: Path) -> None:
+    for folder in (".work", "runs/1", "private/runs/1", "cases", "failed"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "scan.nii").write_text("an input")
+    claim_out(tmp_path, KEY)
+
+
+def test_a_fingerprint_that_was_taken_away_is_written_anew(tmp_path: Path) -> None:
+    """As the words of a damaged one advise: the crosswalk says whose folder it is."""
+    publish(tmp_path)
+    (tmp_path / "private" / "key.fingerprint").unlink()
+    (tmp_path / "private" / "crosswalk.parquet").write_text("x")
+    claim_out(tmp_path, KEY)
+
+
+@pytest.mark.parametrize("part", [".work", "private", "report", "report/thumbs", "bids"])
+def test_a_part_of_out_that_is_a_link_is_refused(part: str, tmp_path: Path) -> None:
+    """It could lead to a folder of the user's own, whose old files would be cleared away."""
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    mine.mkdir(mode=0o755)
+    (mine / f"{HANDSHAKE}.0").touch()
+    os.utime(mine / f"{HANDSHAKE}.0", (1000, 1000))
+    (out / part).parent.mkdir(parents=True)
+    (out / part).symlink_to(mine)
+
+    def lock() -> None:
+        with hold_lock(out):
+            pass
+
+    def close() -> None:
+        with private_folder(out, KEY):
+            pass
+
+    tried = (lambda: claim_out(out, KEY), lambda: tidy(out, 2000), lock, close)
+    for attempt in (*tried, lambda: write_report(out), lambda: build_index([mine], bytes(32), out)):
+        with pytest.raises(ScanError, match="is a link") as caught:
+            attempt()
+        assert caught.value.code == "OUTPUT"
+        assert part in caught.value.detail
+    assert files(mine) == {f"{HANDSHAKE}.0"}
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o755

@@ -175,3 +175,42 @@ def test_asking_makes_no_key(tmp_path):
     assert caught.value.code == "KEY_OTHER"
     assert not (tmp_path / "key").exists()
     assert load_key(tmp_path / "key") == read_key(tmp_path / "key")
+
+
+@pytest.mark.parametrize("fault", ["folder", "file", "owner", "link"])
+def test_a_key_that_others_may_have_put_there_is_refused(fault, tmp_path, monkeypatch):
+    """Who knows the key can tell whose id it is. One that is named may be meant."""
+    if fault == "owner" and os.getuid() != 0:
+        pytest.skip("only root can give files away")
+    monkeypatch.delenv("SCANLOOM_KEY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a" / "config"))
+    load_key()
+    path = usual_key_file()
+    above = (tmp_path / "a", path.parents[1], path.parent)
+    assert [stat.S_IMODE(p.stat().st_mode) for p in above] == [0o700] * 3
+    if fault == "folder":
+        path.parent.chmod(0o777)
+    elif fault == "file":
+        path.chmod(0o666)
+    elif fault == "owner":
+        os.chown(path, 65534, 65534)
+    else:
+        (tmp_path / "theirs").mkdir()
+        (tmp_path / "theirs").chmod(0o777)
+        path.symlink_to(path.rename(tmp_path / "theirs" / "key"))
+
+    for attempt in (load_key, read_key):
+        with pytest.raises(ScanError, match="name another place by --key") as caught:
+            attempt()
+        assert caught.value.code == "UNREADABLE"
+    assert len(load_key(path)) == 32
+
+
+def test_no_key_is_made_where_others_may_write(tmp_path, monkeypatch):
+    monkeypatch.delenv("SCANLOOM_KEY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "scanloom").mkdir()
+    (tmp_path / "scanloom").chmod(0o777)
+    with pytest.raises(ScanError, match="others may write"):
+        load_key()
+    assert list((tmp_path / "scanloom").iterdir()) == []

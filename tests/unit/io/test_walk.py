@@ -12,6 +12,7 @@ from archives import nifti, series, write_dicomdir, write_zip
 from scanloom.core import ScanError
 from scanloom.io import unpack, walk
 from scanloom.io.find import find_series
+from scanloom.io.outfolder import is_output
 from scanloom.io.unpack import SCRATCH, zip_members
 from scanloom.io.walk import Entry, list_files
 
@@ -24,7 +25,7 @@ def names(entries: list[Entry], root: Path) -> dict[str, str]:
 def touch(root: Path, *paths: str) -> None:
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(path)
+        (root / path).write_text("a" * 26 if path.endswith("key.fingerprint") else path)
 
 
 def test_the_order_is_that_of_names_folder_by_folder(tmp_path: Path) -> None:
@@ -109,11 +110,39 @@ def test_an_output_folder_is_no_input_of_itself(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look into all folders")
 def test_what_scanloom_wrote_for_somebody_else_is_no_input(tmp_path: Path) -> None:
-    touch(tmp_path, "scan", *OUTPUT)
+    touch(tmp_path, "scan", "out/cases/a/case.json", *OUTPUT)
     (tmp_path / "out" / "private").chmod(0)
     found = names(list_files([tmp_path]), tmp_path)
     (tmp_path / "out" / "private").chmod(0o700)
     assert found == {"scan": ""}
+
+
+def test_a_folder_that_only_looks_like_one_that_scanloom_wrote_is_searched(tmp_path: Path) -> None:
+    scans = ("z/cases/1/scan", "z/private/key.fingerprint", "z/report/scan")
+    touch(tmp_path, *scans)
+    for text in ("", "no fingerprint", "a" * 27):
+        (tmp_path / "z" / "private" / "key.fingerprint").write_text(text)
+        assert names(list_files([tmp_path]), tmp_path) == dict.fromkeys(scans, ""), text
+    touch(tmp_path, "z/cases/2/case.json")  # an output folder, and damaged
+    assert names(list_files([tmp_path]), tmp_path) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can play another user")
+def test_a_closed_private_folder_beside_cases_makes_no_output_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the folders above are closed to others
+    touch(tmp_path, "archive/cases/1/scan", "archive/private/letters")
+    touch(tmp_path, "out/cases/1/case.json", "out/private/key.fingerprint")
+    tmp_path.chmod(0o755)
+    for folder in ("archive", "out"):
+        (tmp_path / folder / "private").chmod(0o700)
+    os.seteuid(65534)
+    try:
+        found = [is_output(folder, ["cases", "private"]) for folder in ("archive", "out")]
+    finally:
+        os.seteuid(0)
+    assert found == [False, True]
 
 
 # --- DICOMDIR -------------------------------------------------------------------------------------

@@ -283,3 +283,18 @@ def test_the_command(tmp_path: Path) -> None:
 
     assert scanloom("report", out, "--json").document["report"] == str(out / "report/index.html")
     assert scanloom("report", tmp_path / "elsewhere").code != 0
+
+
+def test_files_of_others_among_the_thumbnails_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make_out(out, 1)
+    thumbs = out / "report" / "thumbs"
+    thumbs.mkdir(parents=True)
+    for name in ("notes.txt", ".hidden.webp", f"{id_of(99)}.webp"):
+        (thumbs / name).write_text("x")
+
+    write_report(out)
+
+    left = {path.name for path in thumbs.iterdir()}
+    assert left >= {"notes.txt", ".hidden.webp"}
+    assert f"{id_of(99)}.webp" not in left

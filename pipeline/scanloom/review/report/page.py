@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Flag
+from scanloom.io.private import check_links
 from scanloom.io.whole import write_whole
 from scanloom.review.report.charts import Chart, draw_charts
 from scanloom.review.report.gather import Gathered, Shown, advice, gather
@@ -47,11 +48,12 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     Raises
     ------
     ScanError
-        OUTPUT if the manifest can't be read.
+        OUTPUT if the manifest can't be read, or a part of the folder is a link.
     OSError
         If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
+    check_links(out)
     found = gather(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)

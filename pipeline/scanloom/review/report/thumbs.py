@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from scanloom.io.outfolder import is_case_name
 from scanloom.io.whole import draft_of
 from scanloom.review.layout import GUTTER, MAIN_WIDTH, MARGIN, WIDTH
 
@@ -50,7 +51,8 @@ def draw_thumbs(
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {f"{case}.webp" for case, _ in previews}
     for old in folder.iterdir():
-        if old.name not in wanted and not old.is_dir():
+        known = old.suffix == ".webp" and is_case_name(old.stem)
+        if known and old.name not in wanted and not old.is_dir():
             old.unlink(missing_ok=True)
     with ThreadPoolExecutor(threads) as pool:
         sizes = pool.map(lambda item: _draw(item[1], folder / f"{item[0]}.webp"), previews)

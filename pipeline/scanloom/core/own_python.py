@@ -63,14 +63,43 @@ def is_closed(path: Path, *, sticky: bool = False) -> bool:
     try:
         for place in (path, path.resolve()):
             there = next(p for p in (place, *place.parents) if p.exists())
-            if not all(_is_ours(p, sticky=sticky or p != there) for p in (there, *there.parents)):
+            if not all(is_ours(p, sticky=sticky or p != there) for p in (there, *there.parents)):
                 return False
     except (OSError, RuntimeError):  # RuntimeError: links in a ring
         return False
     return True
 
 
-def _is_ours(path: Path, *, sticky: bool) -> bool:
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone.
+
+    Raises
+    ------
+    OSError
+        If one can't be made.
+    """
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
+def is_ours(path: Path, *, sticky: bool = False) -> bool:
+    """Whether a file or folder is this user's or root's, and nobody else may write to it.
+
+    Parameters
+    ----------
+    path : Path
+        Links are followed; what is above it is not looked at.
+    sticky : bool
+        Whether others may write to a folder in which they can move nothing of ours, as /tmp.
+
+    Raises
+    ------
+    OSError
+        If it is not there.
+    """
+    if not hasattr(os, "getuid"):
+        return True
     found = path.stat()
     if found.st_uid not in (0, os.getuid()):
         return False

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.io.own_python import is_closed, own_environment, own_python, safe_path
+import scanloom
+from scanloom.core.own_python import is_closed, own_environment, own_python, safe_path
 from scanloom.io.scratch import LOCK, PREFIX, private_scratch
 
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
@@ -124,3 +125,22 @@ def test_a_folder_for_temporary_files_in_which_others_can_move_things_is_not_use
 
     with private_scratch(tmp_path) as folder:
         assert folder.parent == tmp_path
+
+
+@pytest.mark.parametrize("module", ["json", "typing", "typer", "inspect"])
+def test_no_module_of_the_working_folder_is_imported(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('planted')")
+    program = Path(scanloom.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(program)}
+    environment.pop("PYTHONSAFEPATH", None)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "scanloom", "--version"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("scanloom ")
