@@ -277,6 +277,36 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
     assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
 
 
+@pytest.mark.slow
+def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
+    from scanloom.engine.dask_pool import MOST_FAILED, DaskPool, Terms
+    from scanloom.engine.dask_worker import EngineSetup
+    from scanloom.engine.handshake import Handshake
+    from scanloom.engine.local_cluster import local_cluster
+
+    out = tmp_path / "out"
+    (out / ".work").mkdir(parents=True)
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
+    setup = Setup(Place(out, "print"), models)
+    cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
+    book, ended, faults = CaseBook.write(tmp_path / "book", cases), {}, []
+    with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as shake:
+        made = EngineSetup("run", setup, 60.0, tmp_path, shake.question, shake.expected)
+        pool = DaskPool(client, book, made, Terms(on_unfit=faults.append))
+        until = time.monotonic() + 60.0
+        while pool.window < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert pump(cases, pool, lambda t, o: ended.update({t.id: o}))
+        pool.stop(5.0)
+
+    assert [ended[c.id].record.reason for c in cases] == [None] * 12
+    again = [o for o in ended.values() if len(o.tries) == 2]
+    assert {o.tries[0].end for o in again} == {"SCRATCH_FULL"}
+    assert MOST_FAILED <= len(again) < 12
+    assert faults == [f"a worker failed {MOST_FAILED} cases that others did (SCRATCH_FULL)"]
+
+
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
     setup = Setup(Place(tmp_path / "out", "print"), models, in_flight=2)
