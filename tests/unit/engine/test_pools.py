@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from scanloom.engine.lock import hold_lock
 from scanloom.engine.pool import LocalPool, LostError, UnfitError
 from scanloom.engine.pump import MOST_LOSSES, pump
 from scanloom.engine.work import Place
+from scanloom.io.living import this_host
 
 
 def case(name: str) -> Case:
@@ -205,6 +208,51 @@ def test_the_lock_of_another_host_is_taken_only_if_asked(tmp_path: Path) -> None
     with hold_lock(tmp_path, take_over=True):
         pass
     assert not lock.exists()
+
+
+def test_the_lock_of_another_container_of_this_host_is_taken_only_if_asked(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    with hold_lock(tmp_path):
+        held = json.loads(lock.read_text())
+    dead = {**held, "process": 2**22 + 1, "space": "pid:[1]"}
+    lock.write_text(json.dumps(dead))
+
+    with pytest.raises(ScanError, match="another container of host"), hold_lock(tmp_path):
+        pass
+    with hold_lock(tmp_path, take_over=True):
+        pass
+    lock.write_text(json.dumps({**dead, "space": held["space"]}))
+    with hold_lock(tmp_path):
+        pass
+
+
+OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
+TRY_LOCK = """
+import sys
+from pathlib import Path
+from scanloom.engine.lock import hold_lock
+from scanloom.io.living import state_seen, this_host
+told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
+print(state_seen(told), flush=True)
+with hold_lock(Path(sys.argv[1])):
+    pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a PID namespace")
+def test_a_run_in_another_pid_namespace_of_this_host_is_not_taken_for_dead(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRY_LOCK, str(tmp_path), this_host()]
+    if subprocess.run([*OWN_PROCESSES, "true"], check=False).returncode != 0:
+        pytest.skip("no PID namespace can be made")
+    with hold_lock(tmp_path):
+        there = subprocess.run(
+            [*OWN_PROCESSES, *command], capture_output=True, text=True, check=False
+        )
+        here = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert there.stdout == "running\n"
+    assert "another container of host" in there.stderr
+    assert here.stdout == "died\n"
+    assert "on this host" in here.stderr
 
 
 def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
