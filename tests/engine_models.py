@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import resource
 import shutil
 import signal
 import time
@@ -175,6 +176,15 @@ class FullWorker(Threshold):
 
 def full_worker_models(weights: Path, first: Path, seconds: float) -> Sequence[Threshold]:
     return (FullWorker(weights, first, seconds),)
+
+
+def tiring_models() -> Sequence[Threshold]:
+    """Use up the processor time that the process may have."""
+    resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
+    until = time.monotonic() + 60.0
+    while time.monotonic() < until:
+        pass
+    raise AssertionError("there is no limit")
 
 
 def make_case(folder: Path, name: str, task: int = FINE) -> Case:
