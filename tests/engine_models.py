@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import resource
 import shutil
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import nibabel as nib
@@ -155,6 +157,34 @@ def unfit_models(notes: Path, how: str, times: int) -> Sequence[Threshold]:
     weights = notes.with_name("weights")
     weights.touch()
     return threshold_models(weights)
+
+
+class FullWorker(Threshold):
+    """Finds no room for temporary files, if it is an engine of the worker that came first."""
+
+    def __init__(self, weights: Path, first: Path, seconds: float) -> None:
+        super().__init__(weights, None, seconds)
+        self._first, self._worker = first, str(os.getppid())
+
+    def predict(self, volume: Volume, clock: Clock | None = None, **_: object) -> Segmentation:
+        with suppress(FileExistsError):
+            self._first.symlink_to(self._worker)
+        if self._first.readlink().name == self._worker:
+            raise ScanError(Reason.SCRATCH_FULL, "no room")
+        return super().predict(volume, clock)
+
+
+def full_worker_models(weights: Path, first: Path, seconds: float) -> Sequence[Threshold]:
+    return (FullWorker(weights, first, seconds),)
+
+
+def tiring_models() -> Sequence[Threshold]:
+    """Use up the processor time that the process may have."""
+    resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
+    until = time.monotonic() + 60.0
+    while time.monotonic() < until:
+        pass
+    raise AssertionError("there is no limit")
 
 
 def make_case(folder: Path, name: str, task: int = FINE) -> Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from cluster_runs import ClusterRun
@@ -38,9 +38,13 @@ class Foreign:
         run.until(lambda: self.file.exists() and self.file.read_text(), "the scheduler file")
 
     def start(
-        self, what: str, *options: str, environment: Mapping[str, str] | None = None
+        self,
+        what: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"distributed.cli.dask_{what}"]
+        command = [*before, sys.executable, "-m", f"distributed.cli.dask_{what}"]
         quiet = ["--scheduler-file", str(self.file), "--no-dashboard", "--dashboard-address", ":0"]
         with (self._run.folder / f"{what}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -53,13 +57,17 @@ class Foreign:
         return process
 
     def worker(
-        self, preload: str = "", *options: str, environment: Mapping[str, str] | None = None
+        self,
+        preload: str = "",
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         path = self._run.folder / f"preload_{len(preload)}.py"
         path.write_text(preload)
         named = ["--preload", str(path)] if preload else []
         words = ("--host", "127.0.0.1", "--nthreads", "1", *named, *options)
-        return self.start("worker", *words, environment=environment)
+        return self.start("worker", *words, environment=environment, before=before)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -42,6 +42,8 @@ def test_a_late_worker_that_can_not_do_the_work_costs_nothing(
     assert max(run.started.values()) == 1
 
 
+NO_READING = "-dac_override,-dac_read_search"
+READ_ONLY = 'mount --bind "$0" "$0"; mount -o remount,ro,bind "$0"; exec "$@"'
 NO_ENGINE = """
 import os, sys
 if "scanloom.engine.child" in sys.orig_argv:
@@ -79,6 +81,35 @@ def test_two_runs_on_one_cluster_keep_to_their_own(tmp_path: Path) -> None:
     for run in (one, two):
         assert run.done == run.status["done"] == run.scans
         assert not list(run.out.glob("failed/*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone takes a worker what it may do")
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        (("setpriv", f"--bounding-set={NO_READING}", f"--inh-caps={NO_READING}"), "read the scans"),
+        (("unshare", "-m", "sh", "-c", READ_ONLY, "{out}"), "write in the output folder"),
+    ],
+)
+def test_a_late_worker_that_may_not_read_or_write_costs_nothing(
+    tmp_path: Path, before: tuple[str, ...], word: str
+) -> None:
+    run = ClusterRun(tmp_path, 12, 1.0, "{in_flight: 1}")
+    for scan in run.archive.iterdir():
+        scan.chmod(0o600)
+        os.chown(scan, 54321, 54321)
+    before = tuple(part.format(out=run.out) for part in before)
+    with foreign(run) as cluster:
+        cluster.worker("", "--no-nanny")
+        with run.going("--cluster", str(cluster.file)) as process:
+            run.until(lambda: run.started, "the first scan")
+            late = cluster.worker("", "--local-directory", str(tmp_path / "its"), before=before)
+            assert late.wait(240) == 0
+            assert process.wait(240) == 0, run.said
+    assert run.done == run.status["done"] == run.scans
+    assert not list(run.out.glob("failed/*"))
+    assert run.status["sent_away"] == {f"1 of 1 workers can't {word}": 1}
+    assert max(run.started.values()) == 1
 
 
 def test_a_late_worker_with_other_weights_gives_no_result(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import engine_models as em
 from commands import scanloom, scanloom_process, write_tiny_bundle
 from formula_run import processes
 from run_maker import GOOD, SLICES, THORAX, WRONG, Runs, write_study
-from scanloom.io.living import process_start
+from scanloom.io.living import process_space, process_start
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,13 @@ def test_one_run_at_a_time(done: Runs) -> None:
     lock = done.out / ".work" / "run.lock"
     lock.parent.mkdir(exist_ok=True)
     pid = os.getpid()
-    mine = {"host": socket.gethostname(), "process": pid, "start": process_start(pid), "since": "x"}
+    mine = {
+        "host": socket.gethostname(),
+        "space": process_space(),
+        "process": pid,
+        "start": process_start(pid),
+        "since": "x",
+    }
 
     lock.write_text(json.dumps(mine))
     held = done()

@@ -6,6 +6,7 @@ import errno
 import traceback
 
 from scanloom.core.errors import ScanError
+from scanloom.core.limits import FILE_SIZE, is_limited
 from scanloom.core.reasons import Reason
 
 _NO_MEMORY = (
@@ -64,6 +65,8 @@ def _lacking(error: BaseException) -> str:
         which = f" ({name})" if name.replace(".", "").isidentifier() else ""
         return f"a library is missing or can't be loaded{which}"
     number = getattr(error, "errno", None)
+    if number == errno.EFBIG and is_limited("FSIZE"):
+        return f"the system limits {FILE_SIZE}"
     if number in _EXHAUSTED:
         return f"the system gives no more files or processes ({errno.errorcode[number]})"
     if not isinstance(error, OSError | RuntimeError | KeyError):

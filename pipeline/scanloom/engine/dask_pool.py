@@ -11,10 +11,11 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distributed import Client
@@ -22,7 +23,14 @@ from distributed.client import Future as DaskFuture
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.dask_worker import EnginePlugin, EngineSetup, Unfit, run_case, stop_engine
+from scanloom.engine.dask_worker import (
+    EnginePlugin,
+    EngineSetup,
+    Unfit,
+    dismiss,
+    run_case,
+    stop_engine,
+)
 from scanloom.engine.engine import Outcome
 from scanloom.engine.pool import LostError, UnfitError
 
@@ -33,6 +41,14 @@ LISTENING = 30.0
 ENDING = 10.0
 """Seconds that workers have to end their engines, beside the patience with what they work on."""
 GONE = "its scheduler is gone"
+OF_PLACE = frozenset(
+    (Reason.UNREADABLE, Reason.OUTPUT, Reason.SCRATCH_FULL, Reason.ENVIRONMENT, Reason.DEVICE)
+)
+"""What a case ends with that may go well on another machine."""
+OF_DEVICE = frozenset((Reason.DEVICE,))
+"""What may go well on another worker of the same machine."""
+MOST_FAILED = 3
+"""Cases that a worker fails and another does: then it is sent away."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +106,8 @@ class DaskPool:
         self._fit: set[str] = set()
         self._unfit: dict[str, Unfit] = {}
         self._doubt: list[Unfit] = []
+        self._first: dict[str, tuple[str, Outcome]] = {}
+        self._outdone: Counter[str] = Counter()
         self._workers: frozenset[str] = frozenset()
         self._looked, self._seen = -LOOKING, time.monotonic()
         self._refused: float | None = None
@@ -132,13 +150,20 @@ class DaskPool:
         """
         self._check_scheduler()  # else what it took with it would be lost again and again
         ours: Future[Outcome] = Future()
-        where = (self._setup.run, str(self._book.path), self._book.offset(case.id))
-        theirs = self._client.submit(
-            run_case, *where, pure=False, key=_key(case.id), workers=list(self._workers)
-        )
-        self._given[ours] = (theirs, self._workers)
-        theirs.add_done_callback(lambda done: self._hand_on(done, ours))
+        self._give(case, ours)
         return ours
+
+    def _give(self, case: Case, ours: Future[Outcome]) -> None:
+        """Give a case to the workers; not to one that failed it if there are others."""
+        where = (self._setup.run, str(self._book.path), self._book.offset(case.id))
+        able = self._workers & self._fit or self._workers
+        if case.id in self._first:
+            able = able - {self._first[case.id][0]} or able
+        theirs = self._client.submit(
+            run_case, *where, pure=False, key=_key(case.id), workers=list(able)
+        )
+        self._given[ours] = (theirs, able)
+        theirs.add_done_callback(lambda done: self._hand_on(done, case, ours))
 
     def stop(self, patience: float) -> None:
         """Have the engines end, after `patience` seconds at the latest."""
@@ -240,18 +265,20 @@ class DaskPool:
         if self._client.status != "running":
             raise ScanError(Reason.CLUSTER, GONE)
 
-    def _hand_on(self, theirs: DaskFuture, ours: Future[Outcome]) -> None:
+    def _hand_on(self, theirs: DaskFuture, case: Case, ours: Future[Outcome]) -> None:
         self._given.pop(ours, None)
         try:
             if theirs.status != "finished":
                 ours.set_exception(LostError(theirs.status))
                 return
             told = pickle.loads(theirs.result())  # noqa: S301  # our own worker's
-            if isinstance(told, Outcome):
-                ours.set_result(told)
-            else:
+            if isinstance(told, Unfit):
                 self._keep_out(told)
                 ours.set_exception(UnfitError(told.fault))
+                return
+            worker, outcome = told
+            if not self._asks_another(case, worker, outcome, ours):
+                ours.set_result(self._settle(case, worker, outcome))
         except InvalidStateError:  # taken back just now
             pass
         except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
@@ -259,6 +286,46 @@ class DaskPool:
                 ours.set_exception(LostError(type(exc).__name__))
         finally:
             theirs.release()
+
+    def _asks_another(
+        self, case: Case, worker: str, outcome: Outcome, ours: Future[Outcome]
+    ) -> bool:
+        """Give a case once to another worker where the first one may be at fault."""
+        doubtful = OF_DEVICE if self._terms.same_machine else OF_PLACE
+        if outcome.record is None or outcome.record.reason not in doubtful:
+            return False
+        others = (self._workers & self._fit) - {worker}
+        if case.id in self._first or not others or self._stopped.is_set() or ours.done():
+            return False
+        self._first[case.id] = (worker, outcome)
+        self._give(case, ours)
+        return True
+
+    def _settle(self, case: Case, worker: str, outcome: Outcome) -> Outcome:
+        """Return what counts: the second worker's word, with the tries of both."""
+        if outcome.record is None or case.id not in self._first:
+            return outcome
+        failed_on, first = self._first.pop(case.id)
+        if outcome.record.reason is None and worker != failed_on:
+            self._outdone[failed_on] += 1
+            known = not self._terms.same_machine and failed_on in self._fit
+            if self._outdone[failed_on] >= MOST_FAILED and known:
+                self._dismiss(failed_on, first)
+        return replace(outcome, tries=first.tries + outcome.tries)
+
+    def _dismiss(self, worker: str, last: Outcome) -> None:
+        """Send a worker away that fails what others do; beside this thread, since it may hang."""
+        reason = last.record.reason if last.record and last.record.reason else Reason.CLUSTER
+        fault = f"a worker failed {MOST_FAILED} cases that others did ({reason.code})"
+        self._keep_out(Unfit(worker, Reason.CLUSTER, fault))
+
+        def tell() -> None:
+            run = self._setup.run
+            with suppress(Exception):  # it is gone, or hangs: it is given nothing more anyway
+                said = (run, Reason.CLUSTER, fault)
+                self._client.run(dismiss, *said, workers=[worker], on_error="ignore")
+
+        threading.Thread(target=tell, daemon=True).start()
 
 
 def _key(case_id: str) -> str:

@@ -101,8 +101,8 @@ def run_case(run: str, book: str, offset: int) -> bytes:
     Returns
     -------
     bytes
-        The pickled `Outcome` or `Unfit`: Dask shows the type of a result, not what is in it. Never
-        an exception, of which Dask shows all.
+        The pickled `Outcome`, with the worker's address, or `Unfit`: Dask shows the type of a
+        result, not what is in it. Never an exception, of which Dask shows all.
     """
     worker = get_worker()
     engine = _places(worker).get(run)
@@ -122,7 +122,7 @@ def run_case(run: str, book: str, offset: int) -> bytes:
         return pickle.dumps(now)  # cut off when it was sent away
     if outcome.fault is not None:
         return pickle.dumps(send_away(worker, run, outcome.fault.reason, outcome.fault.detail))
-    return pickle.dumps(outcome)
+    return pickle.dumps((worker.address, outcome))
 
 
 async def stop_engine(run: str, patience: float, dask_worker: Any) -> None:
@@ -145,6 +145,11 @@ def send_away(worker: Any, run: str, reason: Reason, fault: str) -> Unfit:
         worker.loop.call_later, LEAVING, worker.close_gracefully, reason=f"scanloom-{reason.code}"
     )
     return unfit
+
+
+def dismiss(run: str, reason: Reason, fault: str, dask_worker: Any) -> None:
+    """Send a worker away because of what it did; run on it."""
+    send_away(dask_worker, run, reason, fault)
 
 
 def _places(worker: Any) -> dict[str, Engine | Unfit]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
+from scanloom.core.limits import is_limited, limit_met
 from scanloom.engine.child import Done, Setup
 from scanloom.engine.gate import Gate
 from scanloom.engine.process import (
@@ -234,25 +234,19 @@ class Engine:
                 self._child = None
 
 
-def address_space_limited() -> bool:
-    """Whether the system limits what this process, and those it starts, may map (RLIMIT_AS)."""
-    if sys.platform != "linux":
-        return False
-    import resource
-
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-
-
 def _verdict(case: Case, last: Try) -> CaseRecord:
     """Return the record of a case that failed alone."""
     if last.end == "late":
         return CaseRecord(case.id, Reason.TOO_LONG, f"stopped after {last.seconds:.0f} s", (), None)
+    code = last.end.removeprefix("died ")
+    limit = limit_met(int(code))
+    if limit is not None:
+        return CaseRecord(case.id, limit.reason, limit.detail, (), None)
     if last.end == KILLED:
         detail = "its process was killed twice while it was alone: by the system, for memory?"
         return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
-    code = last.end.removeprefix("died ")
     how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
-    if address_space_limited():  # native code has no other way to say that it got no memory
+    if is_limited("AS"):  # native code has no other way to say that it got no memory
         detail = f"its process ended with {how}, under a limit of address space (ulimit -v)"
         return CaseRecord(case.id, Reason.ENVIRONMENT, detail, (), None)
     return CaseRecord(case.id, Reason.CRASHED, f"its process ended with {how}", (), None)

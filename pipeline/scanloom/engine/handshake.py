@@ -1,10 +1,11 @@
-"""The handshake: each worker sees the same folder and scans, and runs the same program."""
+"""The handshake: each worker reads the scans, writes results, and runs the same program."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Self
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.io.casefolder import token_name
+from scanloom.io.regular import open_regular
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Question:
     models : tuple of str
         Names from the store, or bundle folders.
     book : str or None
-        The book of the run: whether the worker sees the files of its first case.
+        The book of the run: whether the worker sees and reads the files of its first case.
     """
 
     token: str
@@ -43,6 +45,16 @@ class Answer:
     python: tuple[int, int]
     models: tuple[str | None, ...]
     sees_scans: bool
+    reads_scans: bool
+    writes: bool
+
+
+_ABLE = {
+    "sees_scans": "don't see the scans",
+    "reads_scans": "can't read the scans",
+    "writes": "can't write in the output folder",
+}
+"""What a worker must be able to do if this process is, by names of `Answer`."""
 
 
 class Handshake:
@@ -57,7 +69,7 @@ class Handshake:
     digests : sequence of str
         The `card_digest` of each when the recipe was made.
     book : Path or None
-        Of the run; the files of its first case must be seen.
+        Of the run; the files of its first case must be seen and read.
     """
 
     def __init__(
@@ -107,12 +119,15 @@ def answer(question: Question) -> Answer:
         word = Path(question.token).read_text()
     except OSError:
         word = None
+    files = _first_case(question.book)
     return Answer(
         word,
         version("scanloom"),
         sys.version_info[:2],
         tuple(_model_hash(name) for name in question.models),
-        question.book is None or _sees_first_case(Path(question.book)),
+        files is not None and all(file.exists() for file in files),
+        files is not None and all(map(_can_read, files)),
+        _can_write(Path(question.token).parent),
     )
 
 
@@ -124,7 +139,7 @@ def find_fault(answers: Mapping[str, Any], expected: Answer) -> str | None:
     answers : mapping
         By address: an `Answer`, or the exception that came instead.
     expected : Answer
-        This process's own.
+        This process's own: what it can't do either is not a worker's fault.
     """
     count = len(answers)
     told = [a for a in answers.values() if isinstance(a, Answer)]
@@ -143,8 +158,11 @@ def find_fault(answers: Mapping[str, Any], expected: Answer) -> str | None:
     other = sum(a.models != expected.models for a in told)
     if other:
         return f"{other} of {count} workers have no or other files of the models"
-    blind = sum(not a.sees_scans for a in told)
-    return f"{blind} of {count} workers don't see the scans" if blind else None
+    for able, words in _ABLE.items():
+        lacking = sum(not getattr(a, able) for a in told) if getattr(expected, able) else 0
+        if lacking:
+            return f"{lacking} of {count} workers {words}"
+    return None
 
 
 def _model_hash(name: str) -> str | None:
@@ -157,8 +175,39 @@ def _model_hash(name: str) -> str | None:
         return None
 
 
-def _sees_first_case(book: Path) -> bool:
+def _first_case(book: str | None) -> tuple[Path, ...] | None:
+    """Return the files of the first case, of all its inputs; None where the book can't be read."""
+    if book is None:
+        return ()
     try:
-        return all(file.exists() for file in CaseBook.read(book, 0).series.files)
+        case = CaseBook.read(Path(book), 0)
     except (OSError, ValueError):
+        return None
+    return tuple(file for series in (case.series, *case.others) for file in series.files)
+
+
+def _can_read(file: Path) -> bool:
+    """Try: permissions say little where another machine decides (NFS)."""
+    try:
+        with open_regular(file) as opened:
+            opened.read(1)
+    except OSError:
         return False
+    return True
+
+
+def _can_write(work: Path) -> bool:
+    """Make a file where results are made, move it to where they go, and remove it."""
+    draft, cases = work / token_name(), work.parent / "cases"
+    moved = cases / f".{draft.name}"
+    try:
+        draft.write_bytes(b"")
+        if cases.is_dir():
+            draft.rename(moved)
+    except OSError:
+        return False
+    finally:
+        for path in (draft, moved):
+            with suppress(OSError):
+                path.unlink()
+    return True

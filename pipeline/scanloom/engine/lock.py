@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.casefolder import output_error, tidy
-from scanloom.io.living import process_start
+from scanloom.io.living import process_space, process_start
 from scanloom.io.private import check_links
 from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
@@ -39,8 +39,9 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     shard : str
         A run of one shard holds that shard alone.
     take_over : bool
-        Whether the lock of a run on another host is taken: from here nobody can know whether that
-        one still runs. That of a process which is dead on this host is taken without asking.
+        Whether the lock of a run on another host, or in another container, is taken: from here
+        nobody can know whether that one still runs. That of a process which is dead on this host
+        is taken without asking.
 
     Raises
     ------
@@ -53,6 +54,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     mine = json.dumps(
         {
             "host": socket.gethostname(),
+            "space": process_space(),
             "process": os.getpid(),
             "start": process_start(os.getpid()),
             "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -120,9 +122,11 @@ def _give_up_or_clear(path: Path, *, take_over: bool) -> None:
         held = json.loads(text)
         host, process = str(held["host"]), int(held["process"])
         start, since = str(held["start"]), str(held["since"])
+        space = str(held.get("space"))
     except (ValueError, KeyError, TypeError):
-        host, process, start, since = "", 0, "", ""
-    here = host == socket.gethostname()
+        host, process, start, since, space = "", 0, "", "", ""
+    same_name = host == socket.gethostname()
+    here = same_name and space == process_space()
     if (here and process_start(process) != start) or (take_over and not here):
         # Renamed, not deleted: who comes second renames a lock that is not the dead one's any
         # more only if it was taken between our reading and this line
@@ -140,7 +144,8 @@ def _give_up_or_clear(path: Path, *, take_over: bool) -> None:
     if not host:
         detail = f"{WORK}/{path.name} does not say which run holds it: --take-over, if none goes on"
         raise ScanError(Reason.LOCKED, detail)
-    where = "this host" if here else f"host {host}: --take-over, if it surely runs no more"
+    there = f"another container of host {host}" if same_name else f"host {host}"
+    where = "this host" if here else f"{there}: --take-over, if it surely runs no more"
     raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
 
 

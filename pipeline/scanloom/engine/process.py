@@ -15,6 +15,7 @@ from socket import SHUT_WR, socketpair
 from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
+from scanloom.core.limits import limit_met
 from scanloom.core.own_python import own_environment, own_python
 from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
 
@@ -241,6 +242,9 @@ class EngineProcess:
 
 def _never_ready(code: int) -> ScanError:
     """Return what a child's end says that came before its models were loaded."""
+    limit = limit_met(code)
+    if limit is not None:
+        return limit
     if code == -signal.SIGKILL:
         detail = "its process was killed while models were loaded: by the system, for memory?"
         return ScanError(Reason.OUT_OF_MEMORY, detail)

@@ -27,9 +27,18 @@ def process_start(process: int) -> str:
     return "0" if words[0] in "ZX" else words[19]  # fields 3 and 22; a zombie runs no more
 
 
+def process_space() -> str:
+    """Return in which PID namespace this process is: containers may share a host's name."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 def this_host() -> str:
-    """Return eight characters that tell this host from others without naming it."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+    """Return eight characters that tell this host, or container, from others without naming it."""
+    where = f"{socket.gethostname()} {process_space()}"
+    return hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
 
 
 def state_seen(told: Mapping[str, Any]) -> str:

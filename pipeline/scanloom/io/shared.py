@@ -7,6 +7,7 @@ descriptors of nameless memory (memfd_create(2)), which the system frees with it
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import json
 import mmap
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from scanloom.core import Flag, Reason
+from scanloom.core import Flag, Reason, blame
 
 LONGEST = 1 << 28
 """Bytes of a message; a description of 100,000 slices has a tenth of it."""
@@ -46,6 +47,8 @@ def shared_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     ------
     MemoryError
         If the system has no room for it.
+    ScanError
+        ENVIRONMENT if it is larger than a file may be (ulimit -f), which holds for memory too.
     """
     kind = np.dtype(dtype)
     size = max(1, int(np.prod(shape, dtype=object)) * kind.itemsize)
@@ -56,7 +59,7 @@ def shared_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         pages = _map(descriptor, size)
     except OSError as exc:
         os.close(descriptor)
-        raise MemoryError from exc
+        raise (blame(exc) if exc.errno == errno.EFBIG else MemoryError()) from exc
     return np.ndarray(tuple(shape), kind, buffer=pages)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Reason, ScanError, blame
+from scanloom.io.shared import shared_empty
 
 
 def no_memory() -> None:
@@ -129,3 +130,24 @@ def told_of(fails: Callable[[], object]) -> ScanError:
     except Exception as error:  # noqa: BLE001 whichever it is
         return blame(error)
     raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize("write", ["file", "memory"])
+def test_a_limit_of_file_sizes_is_not_taken_for_a_lack_of_memory(
+    write: str, tmp_path: Path
+) -> None:
+    """Memory that processes share counts as a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        if write == "file":
+            (tmp_path / "file").write_bytes(bytes(1 << 20))
+        else:
+            shared_empty((1 << 20,), "u1")
+    except (OSError, ScanError, MemoryError) as error:
+        told = blame(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert told.reason is Reason.ENVIRONMENT
+    assert "ulimit -f" in told.detail

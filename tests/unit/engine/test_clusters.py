@@ -14,15 +14,17 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+import engine_models as em
 from scanloom.core import ScanError
 from scanloom.engine import gpus
-from scanloom.engine.handshake import Answer, find_fault
+from scanloom.engine.book import CaseBook
+from scanloom.engine.handshake import Answer, Handshake, answer, find_fault
 from scanloom.engine.kubernetes import KubernetesJob
 from scanloom.engine.slurm import SlurmJobs, read_orders
 from scanloom.engine.ssh import SshHosts
 from scanloom.engine.workflow import Cluster, Execution, parse_workflow
 
-GOOD = Answer("word", "1.0", (3, 11), ("hash",), True)
+GOOD = Answer("word", "1.0", (3, 11), ("hash",), True, True, True)
 
 
 class FakeNvml:
@@ -137,10 +139,37 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
         (replace(GOOD, word="other"), "1 of 2 workers don't see the output folder"),
         (replace(GOOD, models=(None,)), "1 of 2 workers have no or other files of the models"),
         (replace(GOOD, sees_scans=False), "1 of 2 workers don't see the scans"),
+        (replace(GOOD, reads_scans=False), "1 of 2 workers can't read the scans"),
+        (replace(GOOD, writes=False), "1 of 2 workers can't write in the output folder"),
     ],
 )
 def test_what_is_wrong_with_a_worker_is_said_in_our_words(answer: object, word: str | None) -> None:
     assert find_fault({"a": GOOD, "b": answer}, GOOD) == word
+
+
+def test_what_this_process_can_not_do_either_is_not_a_worker_s_fault() -> None:
+    unable = replace(GOOD, sees_scans=False, reads_scans=False, writes=False)
+
+    assert find_fault({"a": GOOD, "b": unable}, unable) is None
+
+
+def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
+    (tmp_path / "out" / "cases").mkdir(parents=True)
+    case = em.make_case(tmp_path, "scan")
+    book = CaseBook.write(tmp_path / "book", [case])
+    scan = case.series.files[0]
+    with Handshake(tmp_path / "out", book=book.path) as shake:
+        before = answer(shake.question)
+        scan.rename(tmp_path / "away")
+        scan.mkdir()  # it is there, and nobody can read it, not even root
+        after = answer(shake.question)
+        blocked = replace(shake.question, token=str(book.path / "handshake"))
+
+        assert (before.sees_scans, before.reads_scans, before.writes) == (True, True, True)
+        assert (after.sees_scans, after.reads_scans, after.writes) == (True, False, True)
+        assert not answer(blocked).writes
+        assert not list((tmp_path / "out" / "cases").iterdir())
+        assert len(list((tmp_path / "out" / ".work").iterdir())) == 1
 
 
 WORKFLOW = """

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -127,6 +129,34 @@ def test_who_is_killed_from_outside_is_tried_alone_twice(engine: Engine, tmp_pat
     assert reasons([killed, fine]) == [Reason.OUT_OF_MEMORY, None]
     assert [t.alone for t in killed.tries] == [False, True, True]
     assert Reason.OUT_OF_MEMORY.retry  # by the next run
+
+
+@contextmanager
+def limited(which: int, soft: int) -> Iterator[None]:
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
+
+
+def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
+    engine: Engine, tmp_path: Path, weights: Path
+) -> None:
+    """The limit is met before the first case; and a process is killed as by it within a case."""
+    tired = Engine(setup(tmp_path, weights, labellers=em.tiring_models), time_limit=60.0)
+    with limited(resource.RLIMIT_CPU, 10**7):
+        outcome = tired.run(em.make_case(tmp_path, "fine"))
+        killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
+    tired.stop()
+
+    assert outcome.fault
+    assert outcome.fault.reason is Reason.ENVIRONMENT
+    assert "ulimit -t" in outcome.fault.detail
+    assert reasons([killed]) == [Reason.ENVIRONMENT]
+    assert killed.record
+    assert "ulimit -t" in killed.record.detail
 
 
 def test_stop_cuts_off_without_a_verdict(engine: Engine, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from scanloom.engine.lock import hold_lock
 from scanloom.engine.pool import LocalPool, LostError, UnfitError
 from scanloom.engine.pump import MOST_LOSSES, pump
 from scanloom.engine.work import Place
+from scanloom.io.living import this_host
 
 
 def case(name: str) -> Case:
@@ -207,6 +210,51 @@ def test_the_lock_of_another_host_is_taken_only_if_asked(tmp_path: Path) -> None
     assert not lock.exists()
 
 
+def test_the_lock_of_another_container_of_this_host_is_taken_only_if_asked(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    with hold_lock(tmp_path):
+        held = json.loads(lock.read_text())
+    dead = {**held, "process": 2**22 + 1, "space": "pid:[1]"}
+    lock.write_text(json.dumps(dead))
+
+    with pytest.raises(ScanError, match="another container of host"), hold_lock(tmp_path):
+        pass
+    with hold_lock(tmp_path, take_over=True):
+        pass
+    lock.write_text(json.dumps({**dead, "space": held["space"]}))
+    with hold_lock(tmp_path):
+        pass
+
+
+OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
+TRY_LOCK = """
+import sys
+from pathlib import Path
+from scanloom.engine.lock import hold_lock
+from scanloom.io.living import state_seen, this_host
+told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
+print(state_seen(told), flush=True)
+with hold_lock(Path(sys.argv[1])):
+    pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a PID namespace")
+def test_a_run_in_another_pid_namespace_of_this_host_is_not_taken_for_dead(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRY_LOCK, str(tmp_path), this_host()]
+    if subprocess.run([*OWN_PROCESSES, "true"], check=False).returncode != 0:
+        pytest.skip("no PID namespace can be made")
+    with hold_lock(tmp_path):
+        there = subprocess.run(
+            [*OWN_PROCESSES, *command], capture_output=True, text=True, check=False
+        )
+        here = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert there.stdout == "running\n"
+    assert "another container of host" in there.stderr
+    assert here.stdout == "died\n"
+    assert "on this host" in here.stderr
+
+
 def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
     lock = tmp_path / ".work" / "run.lock"
     lock.parent.mkdir()
@@ -275,6 +323,36 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
 
     expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
     assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
+
+
+@pytest.mark.slow
+def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
+    from scanloom.engine.dask_pool import MOST_FAILED, DaskPool, Terms
+    from scanloom.engine.dask_worker import EngineSetup
+    from scanloom.engine.handshake import Handshake
+    from scanloom.engine.local_cluster import local_cluster
+
+    out = tmp_path / "out"
+    (out / ".work").mkdir(parents=True)
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
+    setup = Setup(Place(out, "print"), models)
+    cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
+    book, ended, faults = CaseBook.write(tmp_path / "book", cases), {}, []
+    with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as shake:
+        made = EngineSetup("run", setup, 60.0, tmp_path, shake.question, shake.expected)
+        pool = DaskPool(client, book, made, Terms(on_unfit=faults.append))
+        until = time.monotonic() + 60.0
+        while pool.window < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert pump(cases, pool, lambda t, o: ended.update({t.id: o}))
+        pool.stop(5.0)
+
+    assert [ended[c.id].record.reason for c in cases] == [None] * 12
+    again = [o for o in ended.values() if len(o.tries) == 2]
+    assert {o.tries[0].end for o in again} == {"SCRATCH_FULL"}
+    assert MOST_FAILED <= len(again) < 12
+    assert faults == [f"a worker failed {MOST_FAILED} cases that others did (SCRATCH_FULL)"]
 
 
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
