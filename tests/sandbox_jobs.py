@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -42,6 +43,15 @@ def abort() -> None:
 
 def be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tire() -> None:
+    """Use up the processor time that the process may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (1, hard))
+    until = time.monotonic() + 20.0
+    while time.monotonic() < until:
+        progress()
 
 
 def hang() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.core.limits import limit_met
 from scanloom.core.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")
@@ -177,6 +178,9 @@ def _error(answer: dict[str, Any], status: int) -> ScanError:
         return ScanError(Reason.TOO_LARGE, "decoding it takes more memory than its size allows")
     if "fault" in answer:
         return ScanError(Reason.INTERNAL, str(answer["fault"]))
+    limit = limit_met(-os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    if limit is not None:
+        return limit
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         return ScanError(Reason.OUT_OF_MEMORY, "the system ended the process that decoded it")
     return ScanError(Reason.DAMAGED, "its decoder crashed")

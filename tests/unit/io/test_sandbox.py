@@ -107,6 +107,12 @@ def test_what_goes_wrong_has_its_code_and_the_next_job_runs(job, code):
     assert len(workers()) == 1  # the helper: no worker, no zombie is left
 
 
+def test_a_limit_of_processor_time_convicts_no_file():
+    with pytest.raises(ScanError, match="ulimit -t") as caught:
+        run_limited(jobs.tire, limits=LIMITS)
+    assert caught.value.reason is Reason.ENVIRONMENT
+
+
 def test_an_error_does_not_tell_what_an_exception_said():
     with pytest.raises(ScanError) as caught:
         run_limited(jobs.have_a_fault, limits=LIMITS)
