@@ -91,7 +91,7 @@ def check_key() -> Iterator[Finding]:
         yield Finding("key", "key of the ids", "bad", seen, "check its permissions, or use --key")
         return
     try:
-        load_key(file)
+        load_key()
     except ScanError as exc:
         advice = "get it from a backup: with another key all ids change"
         yield Finding("key", "key of the ids", "bad", f"{exc.detail} ({exc.code})", advice)
