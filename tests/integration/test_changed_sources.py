@@ -141,6 +141,7 @@ def change_pixels(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_pixels_that_changed_give_new_results(runs: Runs, tmp_path: Path) -> None:
     files = write_slices(runs.archive)
     assert runs().code == 0
@@ -153,6 +154,7 @@ def test_pixels_that_changed_give_new_results(runs: Runs, tmp_path: Path) -> Non
     assert voxels(runs) == [BLOCK * (SLICES - 1)]
 
 
+@pytest.mark.slow
 def test_files_that_were_only_copied_are_not_worked_on_again(runs: Runs, tmp_path: Path) -> None:
     """Content is compared once; after that the copies are known by their times of change."""
     write_slices(runs.archive / "one")
@@ -172,6 +174,7 @@ def test_files_that_were_only_copied_are_not_worked_on_again(runs: Runs, tmp_pat
     assert first.document["status"]["remade"] == 0
 
 
+@pytest.mark.slow
 def test_a_case_that_failed_is_tried_again_when_its_files_change(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -217,7 +220,7 @@ def test_series_that_fail_at_indexing_are_in_failed_status_and_report(
     assert not list((runs.out / "failed").iterdir())
 
 
-@pytest.mark.parametrize("harm", ["cut", "gone"])
+@pytest.mark.parametrize("harm", ["cut", pytest.param("gone", marks=pytest.mark.slow)])
 def test_damage_that_verify_sees_is_seen_by_report_and_run(runs: Runs, harm: str) -> None:
     write_slices(runs.archive)
     assert runs().code == 0
@@ -261,6 +264,7 @@ def test_a_correction_beside_a_result_is_never_destroyed_unasked(
     assert voxels(runs) == [BLOCK * SLICES]
 
 
+@pytest.mark.slow
 def test_a_stray_file_that_comes_and_goes_damages_no_result(runs: Runs) -> None:
     write_slices(runs.archive)
     assert runs().code == 0
@@ -276,6 +280,7 @@ def test_a_stray_file_that_comes_and_goes_damages_no_result(runs: Runs) -> None:
     assert voxels(runs) == [BLOCK * SLICES]
 
 
+@pytest.mark.slow
 def test_a_scan_that_is_left_out_after_it_changed_has_an_outdated_result(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -299,6 +304,7 @@ def test_a_scan_that_is_left_out_after_it_changed_has_an_outdated_result(
     assert "OUTDATED" not in runs.rows("measurements")[0]["flags"]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_names_that_segment_gave(runs: Runs, tmp_path: Path) -> None:
     files = write_slices(tmp_path / "scanner")
     add(files[:10], runs.archive)
@@ -339,6 +345,7 @@ def test_volume_files_that_share_an_id_and_differ_are_told(runs: Runs) -> None:
     assert not (runs.out / "cases").exists()
 
 
+@pytest.mark.slow
 def test_a_volume_file_that_holds_another_scan_outdates_the_result_of_the_first(
     runs: Runs,
 ) -> None:
@@ -360,6 +367,7 @@ def test_a_volume_file_that_holds_another_scan_outdates_the_result_of_the_first(
     assert [case for case, codes in flags.items() if "OUTDATED" in codes] == [first]
 
 
+@pytest.mark.slow
 def test_shards_say_what_is_there_now(runs: Runs, tmp_path: Path) -> None:
     """Not what an earlier shard said of files that are gone, or have changed since."""
     for number in range(4):
