@@ -52,9 +52,12 @@ def workflow_of(bundle: Path, more: str = "") -> Path:
 
 
 def failed(ended: Ended) -> dict[str, str]:
+    """Return why there is no result: of the model, which is an error of all, or of the one case."""
     assert ended.code == 65
-    (case,) = ended.document["cases"]
-    told: dict[str, str] = case["reason"]
+    told: dict[str, str] = ended.document.get("error")
+    if told is None:
+        (case,) = ended.document["cases"]
+        told = case["reason"]
     return told
 
 
