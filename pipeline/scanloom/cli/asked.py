@@ -56,8 +56,8 @@ def telling_new_key(key: Path | None) -> Iterator[None]:
     Likewise, that another user may know or change a key which is there: one in the usual place is
     refused then, one that was named may be meant.
     """
-    from scanloom.core.own_python import is_ours
     from scanloom.io.identity import usual_key_file
+    from scanloom.own_python import is_ours
 
     file = key or usual_key_file()
     named = bool(key or os.environ.get("SCANLOOM_KEY"))

@@ -29,7 +29,7 @@ from scanloom.cli import (
 )
 from scanloom.cli.console import clean
 from scanloom.cli.streams import steady_streams
-from scanloom.core.own_python import safe_path
+from scanloom.own_python import safe_path
 
 
 class _Commands(typer.core.TyperGroup):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scanloom.core.own_python import own_environment, safe_path
+from scanloom.own_python import own_environment, safe_path
 
 _PATHS = ("PYTHONPATH", "PYTHONSAFEPATH")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.core.limits import limit_met
-from scanloom.core.own_python import own_environment, own_python
 from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
+from scanloom.own_python import own_environment, own_python
 
 OnStep = Callable[[str], None]
 START_LIMIT = 600.0

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import home
-from scanloom.core.own_python import make_private_folder
 from scanloom.io.private import write_private
+from scanloom.own_python import make_private_folder
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import keep_memory_private, settle_in
-from scanloom.core.own_python import safe_path
 from scanloom.engine.clusters import Contact
 from scanloom.engine.dask_settings import ANY_PORT, PRELOAD, careful_path, quiet
 from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
 from scanloom.io.scratch import private_scratch
+from scanloom.own_python import safe_path
 
 FAREWELL = 60
 """Seconds that a worker waits for a scheduler that does not answer."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.core import home
-from scanloom.core.own_python import is_closed, make_private_folder
+from scanloom.own_python import is_closed, make_private_folder
 
 PARTS = 4
 """Pieces of work a thread: some parts of a scan hold more edges than others."""

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeVar
 
 from scanloom.core import keep_memory_private
-from scanloom.core.own_python import own_environment, own_python, safe_path
 from scanloom.io.dicom.elements import Packed
 from scanloom.io.survey import Description, Look, Surveyed, describe, survey
+from scanloom.own_python import own_environment, own_python, safe_path
 
 MOST = 16
 """More gain nothing: the process that collects is the limit."""

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
-from scanloom.core.own_python import is_ours, make_private_folder
 from scanloom.io.regular import open_regular, read_regular
+from scanloom.own_python import is_ours, make_private_folder
 
 KEY_BYTES = 32
 ID_BYTES = 16

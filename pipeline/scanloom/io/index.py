@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
-from scanloom.core.own_python import make_private_folder
 from scanloom.io.find import Group, group_files, look_results, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -36,6 +35,7 @@ from scanloom.io.private import PRIVATE, check_key, private_folder, write_privat
 from scanloom.io.survey import Description, Look, no_collector
 from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
+from scanloom.own_python import make_private_folder
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.limits import limit_met
-from scanloom.core.own_python import own_environment, own_python, safe_path
+from scanloom.own_python import own_environment, own_python, safe_path
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from scanloom.core.own_python import is_closed
+from scanloom.own_python import is_closed
 
 PREFIX = "scanloom-"
 """Of the folders' names."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import scanloom
-from scanloom.core.own_python import is_closed, own_environment, own_python, safe_path
 from scanloom.io.scratch import LOCK, PREFIX, private_scratch
+from scanloom.own_python import is_closed, own_environment, own_python, safe_path
 
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
 NOBODY = 65534

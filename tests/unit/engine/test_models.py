@@ -73,7 +73,8 @@ def test_segment_refuses_weights_that_changed_after_the_recipe(
         other_weights(bundle)
         yield scan
 
-    (_, record), *_ = segment_each(paths(), options)
+    with pytest.raises(ScanError) as caught:
+        list(segment_each(paths(), options))
 
-    assert record.reason is Reason.MODEL_CHANGED
+    assert caught.value.reason is Reason.MODEL_CHANGED
     assert not list((tmp_path / "out").glob("cases/*"))
