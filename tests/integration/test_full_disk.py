@@ -86,7 +86,8 @@ def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
     name: str, folder: bool, tmp_path: Path
 ) -> None:
     quick = Quick(tmp_path / "quick")
-    (quick.out / name).parent.mkdir(parents=True)
+    assert scanloom("index", quick.scans, "--out", quick.out).code == 0  # it is ours then
+    (quick.out / name).parent.mkdir(parents=True, exist_ok=True)
     if folder:
         (quick.out / name / "inside").mkdir(parents=True)
     else:
