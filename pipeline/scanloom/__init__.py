@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Before torch is asked for anything: see "No AMX for the time being" in docs/decisions.md
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
 TYPE_CHECKING = False  # as of typing, which may not be the standard library's yet: see __main__
 
 if TYPE_CHECKING:
