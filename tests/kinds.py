@@ -344,7 +344,6 @@ READ: dict[str, Kind] = {
     "no image type": Kind(every(ImageType=None)),
     "negative slope": Kind(changed(negative_slope)),
     "signed and unsigned": Kind(changed(other_sign)),
-    "a modality that one file gets wrong": Kind(one(0, Modality="MR")),
     "step and shoot": Kind(changed(step_and_shoot)),
     "an acquisition a slice": Kind(
         changed(lambda k, ds: assign(ds, AcquisitionNumber=k, AcquisitionTime=f"10{k:02d}00"))
@@ -790,11 +789,6 @@ CHOSEN: dict[str, Kind] = {
         PHASES,
         _TWO,
     ),
-    "slice by slice": Kind(
-        phases({"InstanceNumber": lambda k: 2 * k + 1}, {"InstanceNumber": lambda k: 2 * k + 2}),
-        PHASES,
-        _TWO,
-    ),
     "acquisitions one within the other": Kind(
         values("AcquisitionNumber", 1, 2, shift=0.5), PHASES, _TWO
     ),
@@ -955,8 +949,15 @@ REFUSED: dict[str, Kind] = {
         halves("CorrectedImage", ["DECY", "ATTN"], ["DECY"]), PHASES
     ),
     "the upper slices are PET": Kind(halves("Modality", "CT", "PT", below=COUNT - 3), PHASES),
-    "a slice of another echo": Kind(halves("EchoTime", "4.6", "30", below=COUNT - 1), PHASES),
+    "a slice of another echo": Kind(
+        halves("EchoTime", "4.6", "30", below=COUNT - 1), "MIXED_SLICES"
+    ),
+    "slice by slice": Kind(
+        phases({"InstanceNumber": lambda k: 2 * k + 1}, {"InstanceNumber": lambda k: 2 * k + 2}),
+        PHASES,
+    ),
     "spacing changes": Kind(changed(other_spacing_above), "SPACING_CHANGES"),
+    "a modality that one file gets wrong": Kind(one(0, Modality="MR"), "MIXED_SLICES"),
     "slices contradict each other": Kind(contradicting, "DUPLICATE_SLICES"),
     "a slice is cut": Kind(cut(0.7), "TRUNCATED"),
     "a slice has no pixels": Kind(one(PixelData=None), "TRUNCATED"),

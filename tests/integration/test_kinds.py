@@ -41,6 +41,7 @@ PIXELS_TELL = {
     "slices contradict each other": "",
     "enhanced, frames contradict each other": "",
     "numbers and times disagree": "",
+    "slice by slice": "",
     "a column less than there are": "",
     "rows less than there are": "",
     "two series": "",

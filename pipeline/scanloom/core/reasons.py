@@ -66,6 +66,16 @@ class Reason(Enum):
         "Slices must be equally spaced: export each part as a series",
     )
     DUPLICATE_SLICES = ("failed", False, "Slices contradict each other: export the series again")
+    MIXED_SLICES = (
+        "failed",
+        False,
+        "Slices of several acquisitions or contrasts: export each of them as a series",
+    )
+    REVERSED_ROWS = (
+        "failed",
+        False,
+        "GE's epi_pepolar stores rows in reverse under an unchanged header: use the other polarity",
+    )
     SLICE_SIZE = ("failed", False, "All slices must have the same rows and columns")
     SLICE_SPACING = ("failed", False, "All slices must have the same pixel spacing")
     SLICE_ORIENTATION = ("failed", False, "All slices must have the same orientation")

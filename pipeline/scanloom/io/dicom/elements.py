@@ -31,6 +31,8 @@ TAGS = frozenset(
         0x00080033,  # ContentTime
         0x00080060,  # Modality
         0x0008103E,  # SeriesDescription
+        0x00089208,  # ComplexImageComponent
+        0x00089209,  # AcquisitionContrast
         0x00100010,  # PatientName
         0x00100020,  # PatientID
         0x00100030,  # PatientBirthDate
@@ -52,11 +54,15 @@ TAGS = frozenset(
         0x00181120,  # GantryDetectorTilt
         0x00181160,  # FilterType
         0x00181210,  # ConvolutionKernel
+        0x00181250,  # ReceiveCoilName
         0x00181314,  # FlipAngle
+        0x00189079,  # InversionTimes
         0x00189087,  # DiffusionBValue
         0x00189089,  # DiffusionGradientOrientation
         0x00189361,  # MultienergyCTAcquisition
         0x0019100C,  # Siemens: b-value
+        0x0019109C,  # GE: pulse sequence
+        0x001910B3,  # GE: user data 12
         0x0020000D,  # StudyInstanceUID
         0x0020000E,  # SeriesInstanceUID
         0x00200011,  # SeriesNumber
@@ -83,10 +89,16 @@ TAGS = frozenset(
         0x00281052,  # RescaleIntercept
         0x00281053,  # RescaleSlope
         0x00281054,  # RescaleType
+        0x0043102F,  # GE: component of a complex image
         0x00431039,  # GE: b-value
+        0x00511016,  # Siemens: image type
+        0x00541000,  # SeriesType
         0x00541001,  # Units
+        0x00541006,  # SUVType
+        0x00541102,  # DecayCorrection
         0x00541103,  # ReconstructionMethod
         0x20011003,  # Philips: b-value
+        0x20051011,  # Philips: image type
     )
 )
 """What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""

@@ -43,6 +43,13 @@ _RENDERINGS = frozenset(
     )
 )
 """ImageType from its third value on, as in PS3.3 C.8.3.1.1.1 and C.8.16.2.1.4, and as usual."""
+_SERIES_TYPE = 0x00541000
+_REPROJECTION = "REPROJECTION"
+"""Second value of SeriesType: views of a PET volume from all sides (PS3.3 C.8.9.1.1.1)."""
+_GE_SEQUENCE, _GE_USER_12 = 0x0019109C, 0x001910B3
+_PEPOLAR = "epi_pepolar"
+_FORWARD = 0.0
+"""User data 12 of GE's epi_pepolar where the rows of all volumes stand as the header says."""
 _MODALITIES = ("CT", "MR", "PT")
 
 
@@ -60,6 +67,8 @@ def skip_reason(header: Header) -> Reason | None:
     if header.samples > 1 or (header.photometric and "MONOCHROME" not in header.photometric):
         return Reason.COLOR
     if not _RENDERINGS.isdisjoint(header.image_type[2:]) or _is_scintigram(header):
+        return Reason.PROJECTION
+    if _REPROJECTION in header.elements.text(_SERIES_TYPE).upper().split("\\"):
         return Reason.PROJECTION
     if "LOCALIZER" in header.image_type[2:]:  # PS3.3 C.8.2.1.1.1, value 3
         return Reason.LOCALIZER
@@ -79,6 +88,16 @@ def ends_early(header: Header) -> bool:
 def is_multiframe(header: Header) -> bool:
     """Whether a file holds several frames, or is of a class that may."""
     return header.frames != 1 or header.sop_class.removeprefix(_STORAGE) in _ENHANCED
+
+
+def has_reversed_rows(header: Header) -> bool:
+    """Whether rows may stand in reverse: GE's epi_pepolar with a polarity that is not forward."""
+    if _PEPOLAR not in header.elements.text(_GE_SEQUENCE).lower():
+        return False
+    try:
+        return float(header.elements.text(_GE_USER_12)) != _FORWARD
+    except ValueError:
+        return True
 
 
 def is_derived(header: Header) -> bool:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import Header, quiet
+from scanloom.io.dicom.meaning import MEANING
 from scanloom.io.dicom.nuclear import vector_slices
 from scanloom.io.dicom.odd_header import PARSE_ERRORS
 from scanloom.io.dicom.slices import (
     Slice,
+    as_text,
     doubles,
     header_phase,
     in_hounsfield,
@@ -37,10 +39,14 @@ _GROUPS = (
     0x00209116,  # PlaneOrientationSequence
     0x00289110,  # PixelMeasuresSequence
     0x00289145,  # PixelValueTransformationSequence
+    0x00189325,  # CTXRayDetailsSequence
     0x00189329,  # CTImageFrameTypeSequence
     0x00189226,  # MRImageFrameTypeSequence
     0x00189751,  # PETFrameTypeSequence
+    0x00189042,  # MRReceiveCoilSequence
+    0x00189112,  # MRTimingAndRelatedParametersSequence
     0x00189114,  # MREchoSequence
+    0x00189115,  # MRModifierSequence
     0x00189117,  # MRDiffusionSequence
     0x00189118,  # CardiacSynchronizationSequence
     0x00209310,  # TemporalPositionSequence
@@ -79,8 +85,8 @@ _WHOLES = {
     "TemporalPositionIdentifier": 0x00209128,  # TemporalPositionIndex
 }
 _INDICES = 0x00209157
-_IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113)
-"""Dimensions along which places change: position in stack, position, location."""
+_IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113, _ORIENTATION, 0x00209116)
+"""Dimensions along which places change: position in stack, position, location, direction."""
 
 _CONCATENATION, _PART, _PARTS = 0x00209161, 0x00209162, 0x00209163
 
@@ -179,6 +185,10 @@ def _phase(header: Header, attributes: Attributes, others: Sequence[int]) -> dic
     for name, tag in _WHOLES.items():
         if tag in attributes:
             found[name] = str(_whole(header, attributes[tag]))
+    for attribute in MEANING:
+        raw = next((value for tag in attribute.tags if (value := attributes.get(tag))), b"")
+        if raw and attribute.name not in found:
+            found[attribute.name] = as_text(raw, little=little)
     raw = attributes.get(_INDICES, b"")
     indices = [_whole(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
     found["DimensionIndexValues"] = "\\".join(str(indices[n]) for n in others if n < len(indices))

@@ -119,3 +119,9 @@ def whole_stacks(whole: Part, parts: dict[str, Part]) -> bool:
         return False
     reaches = sorted(part.reach for part in parts.values())
     return all(low < end for (_, end), (low, _) in itertools.pairwise(reaches))
+
+
+def short_stacks(whole: Part, parts: dict[str, Part]) -> bool:
+    """Whether the parts are volumes of which slices are missing: as many as lie at one place."""
+    whole_parts = "" not in parts and not any(part.repeats for part in parts.values())
+    return whole.repeats and whole_parts and len(parts) == whole.most

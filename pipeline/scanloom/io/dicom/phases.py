@@ -8,16 +8,16 @@ pixel spacing or frame of reference come in the order of their number of slices,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import methodcaller
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.parts import Part, same_places, whole_stacks
+from scanloom.io.dicom.meaning import differing, mean_the_same
+from scanloom.io.dicom.parts import Part, same_places, short_stacks, whole_stacks
 from scanloom.io.dicom.places import places_of
 from scanloom.io.dicom.slices import Slice, one_of_each
 from scanloom.io.dicom.stack import (
@@ -48,24 +48,13 @@ TELLING = (
     "DimensionIndexValues",
 )
 """Attributes whose purpose it is to tell volumes of a series apart."""
-CONTRAST = ("EchoTime", "DiffusionBValue", "ImageType")
-"""Those of them that never change within a volume: what a voxel shows is another thing then."""
-CONTRAST_SHARE = 0.1
-"""Share of the largest by which numbers of `CONTRAST` may differ in a volume."""
-COMPONENTS = frozenset(
-    (
-        *("M", "P", "R", "I", "MAGNITUDE", "PHASE", "PHASE MAP", "REAL", "IMAGINARY"),
-        *("W", "F", "IP", "OP", "WATER", "FAT", "IN_PHASE", "OUT_PHASE", "OPP_PHASE"),
-        *("ADC", "FA", "TRACEW"),
-    )
-)
-"""Words of ImageType that slices of a volume share: part of a complex image, water or fat, map."""
-MEANING = {"Modality": 0x00080060, "Units": 0x00541001, "CorrectedImage": 0x00280051}
-"""What says of which kind values are: of a PET scan its units, and what it was corrected for."""
 FEW_SLICES = 5
 """As many localisers may cross a stack, if it has four times as many slices."""
 MOST_KINDS = 64
 """Directions, sizes, spacings and frames of reference in one series; more make no volumes."""
+CUT_SHARE = 0.25
+"""Share of the slices of another volume that one may lack for a file that was lost; of more, it was
+scanned so."""
 CROSSING = 0.5
 """Cosine of the angle between the normals of a stack and of what crosses it, at most."""
 
@@ -82,14 +71,17 @@ class Volumes:
         What tells them apart, in words of ours.
     crossing : int
         How many slices were set aside since they cross the others, as localisers do.
+    cut : tuple of int
+        How many slices each volume lacks at its ends that another one has; empty for none.
     """
 
     groups: tuple[tuple[Slice, ...], ...]
     told_by: tuple[str, ...] = ()
     crossing: int = 0
+    cut: tuple[int, ...] = ()
 
-    def choose(self, phase: int | None) -> tuple[Slice, ...]:
-        """Return the slices of the volume that is meant.
+    def choose(self, phase: int | None) -> tuple[tuple[Slice, ...], int]:
+        """Return the slices of the volume that is meant, and how many it lacks at its ends.
 
         Raises
         ------
@@ -98,9 +90,9 @@ class Volumes:
         """
         count = len(self.groups)
         if phase is not None and 0 <= phase < count:
-            return self.groups[phase]
+            return self.groups[phase], self.cut[phase] if self.cut else 0
         if phase is None and count == 1:
-            return self.groups[0]
+            return self.groups[0], 0
         if count == 1:
             raise ScanError(Reason.FOUR_D, f"there is one volume, number {phase} was asked for")
         sizes = sorted({len(group) for group in self.groups})
@@ -129,7 +121,8 @@ def split_volumes(slices: Sequence[Slice]) -> Volumes:
     told = ["direction, size or frame of reference"] if len(parts) > 1 else []
     told += [name for one in found for name in one.told_by]
     groups = tuple(group for one in found for group in one.groups)
-    return Volumes(groups, tuple(dict.fromkeys(told)), crossing)
+    cut = tuple(count for one in found for count in one.cut or (0,) * len(one.groups))
+    return Volumes(groups, tuple(dict.fromkeys(told)), crossing, cut)
 
 
 def _is_spaced(one: Slice) -> bool:
@@ -209,20 +202,34 @@ def _alike_volumes(slices: Sequence[Slice]) -> Volumes:
         return Volumes((tuple(slices),))
     whole = Part(tuple(slices), places_of(slices, np.cross(row, column)))
     parts, told = _refine(whole, TELLING)
-    groups: list[tuple[Slice, ...]] = []
+    volumes: list[Part] = []
     for part in parts:
         finer, by = split_by_the_rest(part)
         told += by
-        groups += [one.slices for one in finer]
-    return Volumes(tuple(groups), tuple(dict.fromkeys(told)))
+        volumes += finer
+    cut = tuple(_cut_off(one, volumes) for one in volumes)
+    groups = tuple(one.slices for one in volumes)
+    return Volumes(groups, tuple(dict.fromkeys(told)), cut=cut)
+
+
+def _cut_off(one: Part, volumes: Sequence[Part]) -> int:
+    """Return how many slices a volume lacks at its ends, if it is another one but for a few."""
+    lost = 0
+    for other in volumes:
+        missing = other.ids - one.ids
+        if missing and one.ids < other.ids and len(missing) <= CUT_SHARE * len(other.ids):
+            lost = max(lost, sum(not min(one.ids) < place < max(one.ids) for place in missing))
+    return lost
 
 
 def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ...]]:
     """Split by each attribute that tells volumes apart; return them and the attributes."""
     phases = part.phases
-    differing = [name for name in names if len({phase.get(name) for phase in phases}) > 1]
-    telling = {name: part.split(methodcaller("said", name)) for name in differing}
-    for accept in (same_places, whole_stacks, _short_stacks):
+    unlike = [name for name in names if len({phase.get(name) for phase in phases}) > 1]
+    if not part.repeats:
+        unlike = [name for name in unlike if not mean_the_same(name, part.slices)]
+    telling = {name: part.split(methodcaller("said", name)) for name in unlike}
+    for accept in (same_places, whole_stacks, short_stacks):
         for name, found in telling.items():
             if not accept(part, found):
                 continue
@@ -235,46 +242,24 @@ def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ..
             return parts, tuple(dict.fromkeys(told))
     parts, told_by = interlocked(part)
     if not parts:
-        parts, told_by = _by_contrast(part, telling)
+        parts, told_by = _by_meaning(part)
     return parts or [part], told_by
 
 
-def _by_contrast(part: Part, telling: Mapping[str, dict[str, Part]]) -> Split:
+def _by_meaning(part: Part) -> Split:
     """Split slices, each at a place of its own, of which the values mean different things.
 
-    They are what is left of several volumes, and would look like one.
+    They are what is left of several volumes, and would look like one. Where a part is no volume, or
+    lacks the attribute, they stay together, and `stack_slices` refuses them.
     """
-    if part.repeats:
+    attribute = None if part.repeats else differing(part.slices)
+    if attribute is None:
         return [], ()
-    some = one_of_each(part.slices)
-    for name, tag in MEANING.items():
-        if len({_text_of(one, tag) for one in some}) > 1:
-            found = part.split(partial(_text_of, tag=tag))
-            if "" not in found and min(len(one.slices) for one in found.values()) >= MIN_SLICES:
-                return list(found.values()), (name,)  # of fewer, their files may be wrong
-    for name in CONTRAST:
-        found = telling.get(name, {})
-        if len(found) > 1 and "" not in found and _mean_others(name, list(found)):
-            return list(found.values()), (name,)
-    return [], ()
-
-
-def _text_of(one: Slice, tag: int) -> str:
-    return one.header.elements.text(tag)
-
-
-def _mean_others(name: str, values: Sequence[str]) -> bool:
-    """Whether values of an attribute of `CONTRAST` differ by more than a scanner's rounding."""
-    if name == "ImageType":
-        return len({COMPONENTS.intersection(value.split("\\")) for value in values}) > 1
-    try:
-        numbers = [float(value) for value in values]
-    except ValueError:
-        return False
-    return max(numbers) - min(numbers) > CONTRAST_SHARE * max(map(abs, numbers))
-
-
-def _short_stacks(whole: Part, parts: dict[str, Part]) -> bool:
-    """Whether the parts are volumes of which slices are missing: as many as lie at one place."""
-    whole_parts = "" not in parts and not any(part.repeats for part in parts.values())
-    return whole.repeats and whole_parts and len(parts) == whole.most
+    kinds = attribute.kinds_of(part.slices)
+    found = part.split(lambda one: kinds[attribute.of(one)])
+    if "" in found or min(len(one.slices) for one in found.values()) < MIN_SLICES:
+        return [], ()
+    finer = [_by_meaning(one) for one in found.values()]
+    parts = [more or [one] for one, (more, _) in zip(found.values(), finer, strict=True)]
+    told = (attribute.name, *(name for _, names in finer for name in names))
+    return [one for some in parts for one in some], tuple(dict.fromkeys(told))

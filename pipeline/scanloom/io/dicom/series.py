@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from scanloom.core.volume import MODALITIES, Unit
 from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
-from scanloom.io.dicom.kinds import is_multiframe, skip_reason
+from scanloom.io.dicom.kinds import has_reversed_rows, is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
 from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
-from scanloom.io.dicom.phases import split_volumes
+from scanloom.io.dicom.phases import Volumes, split_volumes
 from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
@@ -103,7 +102,7 @@ def headers_outline(
 
     What was sent twice with other times is told as PHASES here.
     """
-    return _outline(stack_slices(split_volumes(_slices(headers)).choose(phase), gaps))
+    return _outline(_chosen(split_volumes(_slices(headers)), phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
@@ -120,10 +119,13 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     Raises
     ------
     ScanError
-        Where a file that holds several does not say which; why none of the frames is a slice.
+        Where a file that holds several does not say which; why none of the frames is a slice;
+        REVERSED_ROWS where rows may stand in reverse.
     """
     slices: list[Slice] = []
     several: list[Header] = []
+    if any(map(has_reversed_rows, {h.shared: h for h in headers}.values())):
+        raise ScanError(Reason.REVERSED_ROWS, "an EPI series with reversed polarity")
     for header in headers:
         if is_multiframe(header):
             several.append(header)
@@ -152,7 +154,25 @@ def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
         stack = _sent_again(slices, gaps)
         if stack is not None:
             return stack
-    stack = stack_slices(volumes.choose(phase), gaps)
+    return _chosen(volumes, phase, gaps)
+
+
+def _chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
+    """Return the stack of one of several volumes.
+
+    Raises
+    ------
+    ScanError
+        PHASES if none was chosen; SLICE_GAP where slices at its ends are missing, and gaps are
+        refused; what is wrong with it.
+    """
+    slices, cut = volumes.choose(phase)
+    if cut and gaps == "refuse":
+        detail = f"{cut} slices at its ends are missing that other volumes of the series have"
+        raise ScanError(Reason.SLICE_GAP, detail)
+    stack = stack_slices(slices, gaps)
+    if cut:
+        stack = stack.with_flag(Flag.FILES_LOST)
     return stack.with_flag(Flag.SLICES_SET_ASIDE) if volumes.crossing else stack
 
 
@@ -229,10 +249,9 @@ def _drop_twins(stack: Stack) -> int:
 
 
 def _modality(slices: Sequence[Slice]) -> str | None:
-    """Return what most slices say, of the closed list."""
-    said = Counter(one.header.modality for one in slices)
-    most = min(said, key=lambda name: (-said[name], name))
-    return most if most in MODALITIES else None
+    """Return what slices say, of the closed list; those of a stack say the same."""
+    said = slices[0].header.modality
+    return said if said in MODALITIES else None
 
 
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Gaps, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
 from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.meaning import Attribute, differing
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
 from scanloom.io.dicom.slices import Slice, one_of_each, to_float
 from scanloom.io.plain import straighten
@@ -145,6 +147,9 @@ def check_alike(slices: Sequence[Slice]) -> None:
     cut = sum(s.header.pixels is None for s in slices)
     if cut:
         raise ScanError(Reason.TRUNCATED, f"{cut} of {count} files have no pixels")
+    attribute = differing(slices)
+    if attribute is not None:
+        raise _mixed(slices, attribute)
     frame = Reason.FRAME_OF_REFERENCE
     _same(some, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
     if not all_placed(slices):
@@ -159,6 +164,16 @@ def check_alike(slices: Sequence[Slice]) -> None:
     orientation = np.array([s.orientation for s in some])
     if (np.abs(orientation - orientation[0]) > SAME_COSINE).any():
         raise ScanError(Reason.SLICE_ORIENTATION, "slices differ in orientation")
+
+
+def _mixed(slices: Sequence[Slice], attribute: Attribute) -> ScanError:
+    """Return the error for slices that disagree on an attribute."""
+    kinds = attribute.kinds_of(slices)
+    said = Counter(kinds[attribute.of(one)] for one in slices)
+    few, count = len(slices) - max(said.values()), len(slices)
+    without = f"missing in {said['']} of {count} slices" if "" in said else ""
+    detail = without or f"another in {few} of {count} slices"
+    return ScanError(Reason.MIXED_SLICES, f"{attribute.name} is {detail}")
 
 
 def _same(
@@ -312,14 +327,22 @@ def _step(
 
 def contradiction(stack: Stack) -> ScanError:
     """Return the error for slices at one place that hold different pixels."""
-    places, doubled = len(stack.real), {k for k, _ in stack.twins}
-    total = places + len(stack.twins)
-    if total % places == 0 and len(doubled) == places:
-        detail = (
-            f"{total // places} slices at each of {places} places, and nothing tells them apart"
-        )
+    places = len(stack.real)
+    counts = Counter({k: 1 for k, one in enumerate(stack.slices) if one is not None})
+    counts.update(k for k, _ in stack.twins)
+    most = max(counts.values())
+    full = sum(count == most for count in counts.values())
+    if full == places:
+        detail = f"{most} slices at each of {places} places, and nothing tells them apart"
         return ScanError(Reason.PHASES, detail)
-    return ScanError(Reason.DUPLICATE_SLICES, f"{len(doubled)} places have slices that differ")
+    if full > places / 2:
+        lost = sum(most - count for count in counts.values())
+        detail = (
+            f"{lost} slices are missing: {places - full} of {places} places have fewer than {most}"
+        )
+        return ScanError(Reason.SLICE_GAP, detail)
+    doubled = len({k for k, _ in stack.twins})
+    return ScanError(Reason.DUPLICATE_SLICES, f"{doubled} places have slices that differ")
 
 
 def contradicts(header: Header, step: NDArray[np.float64], normal: NDArray[np.float64]) -> bool:

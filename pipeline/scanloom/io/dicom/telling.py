@@ -10,12 +10,23 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
+import numpy as np
+
 from scanloom.io.dicom.headers import MADE_BY
-from scanloom.io.dicom.parts import Part, members_of, rank, same_places, whole_stacks
+from scanloom.io.dicom.meaning import MEANING, mean_the_same
+from scanloom.io.dicom.parts import (
+    Part,
+    members_of,
+    rank,
+    same_places,
+    short_stacks,
+    whole_stacks,
+)
 from scanloom.io.dicom.slices import Slice, as_text, keyword, one_of_each
 from scanloom.io.dicom.stack import MIN_SLICES
 
-TIMES = ("TriggerTime", "AcquisitionTime", "ContentTime", "InstanceNumber")
+_TRIGGER = "TriggerTime"
+TIMES = (_TRIGGER, "AcquisitionTime", "ContentTime", "InstanceNumber")
 """Attributes that differ between slices of one volume too: they count only where places repeat."""
 _DATES = {"AcquisitionTime": (0x00080022, 0x0008002A), "ContentTime": (0x00080023,)}
 """The days of times: of those that pass midnight too."""
@@ -31,11 +42,17 @@ _NONE: Split = ([], ())
 
 
 def split_by_the_rest(part: Part) -> Split:
-    """Split slices of which each place has equally many, by what the other attributes say."""
-    if not part.repeats or not part.even or len(part.ids) < MIN_SLICES:
+    """Split slices of which places have several, by what the other attributes say.
+
+    Where places have unequally many, slices are missing: only what is there in all of a volume
+    tells then. One part where nothing tells, or what tells contradicts itself.
+    """
+    if not part.repeats or len(part.ids) < MIN_SLICES:
         return [part], ()
-    for way in (_by_making, _by_times, _by_passes, _by_anything, _by_turns):
+    for way in _EVEN_WAYS if part.even else _UNEVEN_WAYS:
         parts, told = way(part)
+        if len(parts) == 1:
+            break
         if parts:
             finer = [split_by_the_rest(one) for one in parts]
             told = (*told, *(by for _, more in finer for by in more))
@@ -63,7 +80,9 @@ def _made_apart(part: Part, accept: Callable[[Part, dict[str, Part]], bool]) -> 
         return _NONE
     for name, tags in MADE_BY.items():
         found = part.split(partial(_made_by, tags=tags))
-        if len(found) > 1 and accept(part, found):
+        if len(found) < 2 or not accept(part, found):
+            continue
+        if part.repeats or not mean_the_same(name, part.slices):
             return list(found.values()), (name,)
     return _NONE
 
@@ -97,21 +116,54 @@ def _made_by(one: Slice, tags: Sequence[int]) -> str:
 
 
 def _by_times(part: Part) -> Split:
-    """Split by a time that all slices of a volume have."""
+    """Split by a time or number that all slices of a volume have, or that is later in all of one.
+
+    The part itself where they contradict each other.
+    """
+    ways = [split for name in TIMES for split in (_by_one_time(part, name), _by_passes(part, name))]
+    found = [split for split in ways if split[0]]
+    volumes = {frozenset(frozenset(map(id, one.slices)) for one in parts) for parts, _ in found}
+    if len(volumes) > 1:
+        return [part], ()
+    return found[0] if found else _NONE
+
+
+def _by_one_time(part: Part, name: str) -> Split:
+    found = part.split(methodcaller("said", name))
+    if len(found) == part.most and same_places(part, found):
+        return list(found.values()), (name,)
+    return _NONE
+
+
+def _by_passes(part: Part, name: str) -> Split:
+    order = _Order.of(part, name)
+    return (order.parts(), (name,)) if order is not None and order.in_passes else _NONE
+
+
+def _short_by_meaning(part: Part) -> Split:
+    """Split volumes that lack slices by what their values mean."""
+    for attribute in MEANING:
+        kinds = attribute.kinds_of(part.slices)
+        if len(set(kinds.values())) > 1:
+            found = part.split(lambda one, a=attribute, k=kinds: k[a.of(one)])  # type: ignore[misc]
+            if _lack_few(part, found):
+                return list(found.values()), (attribute.name,)
+    return _NONE
+
+
+def _short_by_times(part: Part) -> Split:
+    """Split volumes that lack slices by a time that all slices of each have."""
     for name in TIMES:
         found = part.split(methodcaller("said", name))
-        if len(found) == part.most and same_places(part, found):
+        if _lack_few(part, found):
             return list(found.values()), (name,)
     return _NONE
 
 
-def _by_passes(part: Part) -> Split:
-    """Split by a time or number that is later in all of one volume than in all of another."""
-    for name in TIMES:
-        order = _Order.of(part, name)
-        if order is not None and order.in_passes:
-            return order.parts(), (name,)
-    return _NONE
+def _lack_few(whole: Part, parts: dict[str, Part]) -> bool:
+    """Whether the parts are volumes that lack less than half of their slices."""
+    fewest = min(len(part.ids) for part in parts.values())
+    return 2 * fewest > len(whole.ids) and short_stacks(whole, parts)
 
 
 def _by_anything(part: Part) -> Split:
@@ -150,12 +202,16 @@ def _are_volumes(part: Part, members: Mapping[Any, Sequence[int]]) -> bool:
 
 
 def _by_turns(part: Part) -> Split:
-    """Split by what comes first, second, third at each place, if nothing says otherwise."""
+    """Split by the trigger times at each place, as shares of its heart beats.
+
+    Nothing else that comes first, second, third at each place tells volumes apart: their order may
+    alternate from place to place. Other times and numbers must not contradict it.
+    """
     orders = {name: order for name in TIMES if (order := _Order.of(part, name)) is not None}
-    if len({order.ranks for order in orders.values()}) != 1:
+    order = orders.get(_TRIGGER)
+    if order is None or len({one.ranks for one in orders.values()}) != 1 or not order.in_beats:
         return _NONE
-    name, order = next(iter(orders.items()))
-    return order.parts(), (name,)
+    return order.parts(), (_TRIGGER,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +242,18 @@ class _Order:
         members = members_of(self.ranks)
         times = [[self.when[n] for n in members[turn]] for turn in sorted(members)]
         return all(max(one) < min(other) for one, other in itertools.pairwise(times))
+
+    @property
+    def in_beats(self) -> bool:
+        """Whether the same is so for times as shares of their mean at each place."""
+        places, turns = self.part.places.ids, np.array(self.ranks)
+        times = np.array([numbers[0] if numbers else 0.0 for _, (_, numbers, _) in self.when])
+        sums = np.bincount(places, times, len(self.part.places.depth))
+        if times.min() < 0 or sums[np.unique(places)].min() <= 0:
+            return False
+        shares = times / sums[places]
+        of_turn = [shares[turns == turn] for turn in range(turns.max() + 1)]
+        return all(bool(one.max() < other.min()) for one, other in itertools.pairwise(of_turn))
 
     def parts(self) -> list[Part]:
         """Return the slices by their turns."""
@@ -219,3 +287,7 @@ def _seconds(value: str) -> float:
     if not text[:6].isdigit():
         return 0.0
     return int(text[:2]) * 3600.0 + int(text[2:4] or 0) * 60 + int(text[4:6] or 0)
+
+
+_EVEN_WAYS = (_by_making, _by_times, _by_anything, _by_turns)
+_UNEVEN_WAYS = (_short_by_meaning, _short_by_times)

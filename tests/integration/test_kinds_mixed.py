@@ -1,0 +1,76 @@
+"""Slices that mean different things are never one volume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scanloom
+from kinds_mixed import ATTRIBUTES, MAY_LACK, OURS, WHICH, Mixture, mixtures
+from scanloom.core import ScanError
+from scanloom.io.index import build_index
+
+ALL = tuple(mixtures())
+
+
+def values_of(folder: Path, **options: Any) -> set[float] | str:
+    """Return what voxels are found in a volume, or the code by which it is refused."""
+    try:
+        return set(np.unique(scanloom.load_volume(folder, **options).array).tolist())
+    except ScanError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_slices_that_differ_in_meaning_are_no_volume(tmp_path, attribute):
+    """In one slice, two, or half of them; stacked or interlaced; other values, or none."""
+    found, expected = {}, {}
+    for n, mixture in enumerate(one for one in ALL if one.attribute == attribute):
+        folder = tmp_path / str(n)
+        mixture.write(folder)
+        found[mixture] = values_of(folder)
+        expected[mixture] = next((c for c in mixture.codes if c == found[mixture]), mixture.codes)
+        for phase in (0, 1):
+            one = values_of(folder, phase=phase)
+            assert isinstance(one, str) or len(one) == 1, (mixture, phase)
+    assert found == expected
+
+
+def test_there_are_enough_of_them():
+    assert len(ALL) > 300
+
+
+@pytest.mark.parametrize("attribute", MAY_LACK)
+def test_what_slices_may_lack_does_not_keep_a_volume_from_being_read(tmp_path, attribute):
+    Mixture(attribute, "each second", lacking=True).write(tmp_path)
+    assert OURS in values_of(tmp_path)
+
+
+def test_the_index_says_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for n, lacking in enumerate((True, False)):
+        folder = tmp_path / str(n)
+        Mixture("EchoTime", "the upper half", lacking).write(folder)
+        (series,) = build_index([folder], bytes(32)).series
+        assert series.what.reason == values_of(folder)
+        if lacking:
+            assert series.what.detail == "EchoTime is missing in 6 of 12 slices"
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_equal_slices_are_read_whichever_have_the_attribute_written_otherwise(tmp_path, which):
+    """A number with more digits, a word in small letters: the same meaning."""
+    from kinds_mixed import two_kinds
+
+    others = WHICH[which]
+
+    def edit(k: int, ds: Any) -> None:
+        ds.EchoTime = "4.600" if others(k) else "4.6"
+        ds.CorrectedImage = ["ATTN", "DECY"] if others(k) else ["DECY", "ATTN"]
+        ds.FlipAngle = "15.2" if others(k) else "15"
+
+    two_kinds(tmp_path, others, edit)
+    assert len(values_of(tmp_path)) == 2

@@ -1,0 +1,148 @@
+"""Series of which some slices mean other things than the others; each voxel names its slice's kind.
+
+Attribute by attribute, in one slice, two or half of them; stacked, interlaced, or with the
+attribute missing. No volume may hold slices of both kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydicom import Dataset
+from pydicom.tag import Tag
+
+from dicom_maker import MR, Coding, Geometry, Words, uid, write_series
+
+COUNT = 12
+OURS, THEIRS = 1000, 2000
+"""Voxels of slices of the one kind and of the other."""
+RAW = Coding(intercept="0")
+
+Value = Any
+ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
+    "Modality": ("Modality", "CS", "MR", "CT"),
+    "ImageType": ("ImageType", "CS", ["ORIGINAL", "PRIMARY", "M"], ["ORIGINAL", "PRIMARY", "P"]),
+    "Dixon": ("ImageType", "CS", ["DERIVED", "PRIMARY", "DIXON", "WATER"], ["X", "Y", "FAT_SUP"]),
+    "Dixon, Philips": (0x20051011, "CS", "W", "F"),
+    "Dixon, Siemens": (0x00511016, "LO", "p2 W/ND/NORM", "p2 F/ND/NORM"),
+    "component, GE": (0x0043102F, "SS", 0, 1),
+    "ComplexImageComponent": ("ComplexImageComponent", "CS", "MAGNITUDE", "PHASE"),
+    "AcquisitionContrast": ("AcquisitionContrast", "CS", "T1", "T2"),
+    "Units": ("Units", "CS", "BQML", "CNTS"),
+    "SUVType": ("SUVType", "CS", "BW", "LBM"),
+    "DecayCorrection": ("DecayCorrection", "CS", "START", "NONE"),
+    "CorrectedImage": ("CorrectedImage", "CS", ["DECY", "ATTN"], ["DECY"]),
+    "EchoTime": ("EchoTime", "DS", "4.6", "9.2"),
+    "EchoNumbers": ("EchoNumbers", "IS", "1", "2"),
+    "DiffusionBValue": ("DiffusionBValue", "FD", 0.0, 1000.0),
+    "b-value, Siemens": (0x0019100C, "IS", "50", "1000"),
+    "b-value, GE": (0x00431039, "IS", ["0", "8"], ["1000", "8"]),
+    "b-value, Philips": (0x20011003, "FL", 100.0, 800.0),
+    "DiffusionGradientOrientation": (
+        "DiffusionGradientOrientation",
+        "FD",
+        [1.0, 0.0, 0.0],
+        [0.0, 0.0, 1.0],
+    ),
+    "InversionTime": ("InversionTime", "DS", "150", "900"),
+    "FlipAngle": ("FlipAngle", "DS", "5", "26"),
+    "KVP": ("KVP", "DS", "80", "140"),
+    "ReceiveCoilName": ("ReceiveCoilName", "SH", "H1", "H2"),
+    "ContrastBolusAgent": ("ContrastBolusAgent", "LO", "NONIONIC", "WATER"),
+    "TemporalPositionIdentifier": ("TemporalPositionIdentifier", "IS", "1", "2"),
+    "StudyDate": ("StudyDate", "DA", "20190401", "20210401"),
+    "AcquisitionDate": ("AcquisitionDate", "DA", "20190401", "20190403"),
+    "SeriesDate": ("SeriesDate", "DA", "20190401", "20210401"),
+    "ContentDate": ("ContentDate", "DA", "20190401", "20210401"),
+}
+"""Keyword or tag, type, and two values that are not the same."""
+MAY_LACK = (
+    *("Dixon, Philips", "Dixon, Siemens", "component, GE", "EchoNumbers"),
+    *("TemporalPositionIdentifier", "StudyDate", "AcquisitionDate", "SeriesDate", "ContentDate"),
+)
+"""Attributes that slices of one volume may lack."""
+
+WHICH: dict[str, Callable[[int], bool]] = {
+    "the first": lambda k: k == 0,
+    "one inside": lambda k: k == 5,
+    "the last two": lambda k: k >= COUNT - 2,
+    "two inside": lambda k: k in (3, 8),
+    "the upper half": lambda k: k >= COUNT // 2,
+    "each second": lambda k: k % 2 == 1,
+    "each third": lambda k: k % 3 == 2,
+    "in pairs": lambda k: k // 2 % 2 == 1,
+}
+"""Which slices are of the other kind, by their place."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A series with slices of two kinds.
+
+    Parameters
+    ----------
+    attribute : str
+        Of `ATTRIBUTES`.
+    which : str
+        Of `WHICH`.
+    lacking : bool
+        Whether the others lack the attribute, rather than having another value.
+    """
+
+    attribute: str
+    which: str
+    lacking: bool
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Codes by which it may be refused."""
+        others = sum(map(WHICH[self.which], range(COUNT)))
+        if self.lacking:
+            return ("MIXED_SLICES",)
+        return ("PHASES",) if others >= 3 else ("MIXED_SLICES",)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write it."""
+        where, vr, ours, theirs = ATTRIBUTES[self.attribute]
+        tag = Tag(where)
+        others = WHICH[self.which]
+
+        def edit(k: int, ds: Dataset) -> None:
+            ds.pop(tag, None)
+            if not others(k):
+                ds.add_new(tag, vr, ours)
+            elif not self.lacking:
+                ds.add_new(tag, vr, theirs)
+
+        return two_kinds(folder, others, edit)
+
+
+def two_kinds(
+    folder: Path,
+    others: Callable[[int], bool],
+    edit: Callable[[int, Dataset], None],
+    name: str = "mixed",
+) -> list[Path]:
+    """Write a series of which the voxels of each slice name its kind."""
+    stored = np.full((8, 6, COUNT), OURS)
+    stored[:, :, [k for k in range(COUNT) if others(k)]] = THEIRS
+
+    def named(k: int, ds: Dataset) -> None:
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = uid(name, k)
+        edit(k, ds)
+
+    more = {"SOPClassUID": MR}
+    return write_series(folder, stored, Geometry(), RAW, Words("MR", more=more), named)
+
+
+def mixtures() -> Iterator[Mixture]:
+    """Give all of them that have to be refused."""
+    for attribute in ATTRIBUTES:
+        for which in WHICH:
+            yield Mixture(attribute, which, lacking=False)
+            if attribute not in MAY_LACK:
+                yield Mixture(attribute, which, lacking=True)
