@@ -125,3 +125,9 @@ def short_stacks(whole: Part, parts: dict[str, Part]) -> bool:
     """Whether the parts are volumes of which slices are missing: as many as lie at one place."""
     whole_parts = "" not in parts and not any(part.repeats for part in parts.values())
     return whole.repeats and whole_parts and len(parts) == whole.most
+
+
+def nearly_same_places(whole: Part, parts: dict[str, Part]) -> bool:
+    """Whether each part has more than half of the places, so that it may be volumes with gaps."""
+    fewest = min(len(part.ids) for part in parts.values())
+    return whole.repeats and "" not in parts and 2 * fewest > len(whole.ids)

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.meaning import differing, mean_the_same
-from scanloom.io.dicom.parts import Part, same_places, short_stacks, whole_stacks
+from scanloom.io.dicom.parts import (
+    Part,
+    nearly_same_places,
+    same_places,
+    short_stacks,
+    whole_stacks,
+)
 from scanloom.io.dicom.places import places_of
 from scanloom.io.dicom.slices import Slice, one_of_each
 from scanloom.io.dicom.stack import (
@@ -229,7 +235,7 @@ def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ..
     if not part.repeats:
         unlike = [name for name in unlike if not mean_the_same(name, part.slices)]
     telling = {name: part.split(methodcaller("said", name)) for name in unlike}
-    for accept in (same_places, whole_stacks, short_stacks):
+    for accept in (same_places, whole_stacks, short_stacks, nearly_same_places):
         for name, found in telling.items():
             if not accept(part, found):
                 continue

@@ -118,14 +118,22 @@ def _made_by(one: Slice, tags: Sequence[int]) -> str:
 def _by_times(part: Part) -> Split:
     """Split by a time or number that all slices of a volume have, or that is later in all of one.
 
-    The part itself where they contradict each other.
+    The part itself where they contradict each other. A time that slices share is one word for
+    many: there, what comes first and second by number must not contradict it either.
     """
-    ways = [split for name in TIMES for split in (_by_one_time(part, name), _by_passes(part, name))]
-    found = [split for split in ways if split[0]]
-    volumes = {frozenset(frozenset(map(id, one.slices)) for one in parts) for parts, _ in found}
+    shared = [split for name in TIMES if (split := _by_one_time(part, name))[0]]
+    passes = [split for name in TIMES if (split := _by_passes(part, name))[0]]
+    volumes = {_members(parts) for parts, _ in (*shared, *passes)}
+    numbers = _Order.of(part, TIMES[-1]) if shared else None
+    if numbers is not None:
+        volumes.add(_members(numbers.parts()))
     if len(volumes) > 1:
         return [part], ()
-    return found[0] if found else _NONE
+    return next(iter((*shared, *passes)), _NONE)
+
+
+def _members(parts: Sequence[Part]) -> frozenset[frozenset[int]]:
+    return frozenset(frozenset(map(id, part.slices)) for part in parts)
 
 
 def _by_one_time(part: Part, name: str) -> Split:
@@ -245,15 +253,17 @@ class _Order:
 
     @property
     def in_beats(self) -> bool:
-        """Whether the same is so for times as shares of their mean at each place."""
-        places, turns = self.part.places.ids, np.array(self.ranks)
-        times = np.array([numbers[0] if numbers else 0.0 for _, (_, numbers, _) in self.when])
-        sums = np.bincount(places, times, len(self.part.places.depth))
-        if times.min() < 0 or sums[np.unique(places)].min() <= 0:
+        """Whether at each place they count from the beginning of a beat, in equal shares of it."""
+        members = members_of([int(n) for n in self.part.places.ids])
+        beats = [sorted(self.when[n][1][1] for n in some) for some in members.values()]
+        if not all(time for beat in beats for time in beat):
+            return False  # no numbers
+        times = np.array([[time[0] for time in beat] for beat in beats])
+        first, last = times[:, 0], times[:, -1]
+        if first.min() < 0 or np.any(first * (times.shape[1] - 1) > last - first):
             return False
-        shares = times / sums[places]
-        of_turn = [shares[turns == turn] for turn in range(turns.max() + 1)]
-        return all(bool(one.max() < other.min()) for one, other in itertools.pairwise(of_turn))
+        shares = times / last[:, None]
+        return bool(np.all(shares[:, :-1].max(axis=0) < shares[:, 1:].min(axis=0)))
 
     def parts(self) -> list[Part]:
         """Return the slices by their turns."""
