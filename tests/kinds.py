@@ -283,6 +283,7 @@ def odd_and_even_times(k: int, ds: Dataset) -> None:
 
 READ: dict[str, Kind] = {
     "regular": Kind(plain()),
+    "PET images": Kind(every(Modality="PT", SeriesType=["STATIC", "IMAGE"])),
     "instance numbers reversed": Kind(changed(lambda k, ds: assign(ds, InstanceNumber=99 - k))),
     "instance numbers equal": Kind(every(InstanceNumber=1)),
     "no instance numbers": Kind(every(InstanceNumber=None)),
@@ -535,8 +536,26 @@ def one_group_less(ds: Dataset) -> None:
     ds.PerFrameFunctionalGroupsSequence = ds.PerFrameFunctionalGroupsSequence[:-1]
 
 
+def noisy_directions(folder: Path) -> None:
+    """Frames whose directions differ in the sixth digit, each of them a dimension's value."""
+
+    def edit(ds: Dataset) -> None:
+        ds.DimensionIndexSequence = [
+            item(DimensionIndexPointer=0x00209116),
+            item(DimensionIndexPointer=0x00200032),
+        ]
+        for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+            orientation = group.PlaneOrientationSequence[0]
+            noise = (n % 3) * 1e-6
+            orientation.ImageOrientationPatient = [1, f"{noise:.7f}", 0, 0, 1, f"{noise:.7f}"]
+            group.FrameContentSequence[0].DimensionIndexValues = [1 + n % 3, 1 + n]
+
+    enhanced(edit=edit, shared=False)(folder)
+
+
 READ |= {
     "enhanced": Kind(enhanced()),
+    "enhanced, directions with noise": Kind(noisy_directions),
     "enhanced, nothing shared": Kind(enhanced(shared=False)),
     "enhanced MR": Kind(enhanced(modality="MR")),
     "enhanced PET": Kind(enhanced(modality="PT")),
@@ -922,7 +941,56 @@ def _spoiled(number: str) -> list[str]:
     return [x, y, number]
 
 
+def frames_unlike(keyword: str, inner: str, *each: Any, begin: int = COUNT // 2) -> Maker:
+    """Return the maker of an enhanced object whose later frames say something else."""
+
+    def edit(ds: Dataset) -> None:
+        for group in ds.PerFrameFunctionalGroupsSequence:
+            z = float(group.PlanePositionSequence[0].ImagePositionPatient[2])
+            value = each[z >= float(AXIAL.position(begin)[2]) - 0.1]
+            setattr(group, keyword, [item(**({} if value is None else {inner: value}))])
+
+    return enhanced(edit=edit, modality="MR")
+
+
+def pepolar(user: str | None) -> Maker:
+    """Return the maker of a series by GE's epi_pepolar."""
+
+    def edit(k: int, ds: Dataset) -> None:
+        block = ds.private_block(0x19, "GEMS_ACQU_01", create=True)
+        block.add_new(0x9C, "LO", "epi_pepolar")
+        if user is not None:
+            block.add_new(0xB3, "DS", user)
+
+    return changed(edit, Modality="MR")
+
+
+READ["GE's epi_pepolar, forward"] = Kind(pepolar("0.000000"))
 REFUSED: dict[str, Kind] = {
+    **{
+        f"enhanced, {inner} {words}": Kind(
+            frames_unlike(group, inner, *each, begin=begin), code, ()
+        )
+        for group, inner, *each in (
+            ("MREchoSequence", "EffectiveEchoTime", 4.6, 12.0),
+            ("MRDiffusionSequence", "DiffusionBValue", 0.0, 1000.0),
+            ("MRModifierSequence", "InversionTimes", 50.0, 400.0),
+            ("MRTimingAndRelatedParametersSequence", "FlipAngle", "5", "26"),
+            ("MRImageFrameTypeSequence", "ComplexImageComponent", "MAGNITUDE", "PHASE"),
+            ("MRReceiveCoilSequence", "ReceiveCoilName", "H1", "H2"),
+        )
+        for words, begin, code in (
+            ("of half of the frames", COUNT // 2, PHASES),
+            ("of two frames", COUNT - 2, "MIXED_SLICES"),
+        )
+    },
+    "enhanced, some frames without an echo time": Kind(
+        frames_unlike("MREchoSequence", "EffectiveEchoTime", 4.6, None), "MIXED_SLICES"
+    ),
+    **{
+        f"GE's epi_pepolar, {user}": Kind(pepolar(user), "REVERSED_ROWS")
+        for user in ("1", "2.000000", "3", None)
+    },
     "a slice is missing": Kind(
         without(MIDDLE), "SLICE_GAP", options={"gaps": "interpolate"}, flags=("GAPS_INTERPOLATED",)
     ),
@@ -1062,6 +1130,9 @@ def report(folder: Path) -> None:
 
 
 SKIPPED: dict[str, Kind] = {
+    "reprojections of a PET scan": Kind(
+        every(Modality="PT", SeriesType=["STATIC", "REPROJECTION"]), "PROJECTION"
+    ),
     "localisers": Kind(every(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]), "LOCALIZER"),
     "captures": Kind(every(SOPClassUID=SC, ImagePositionPatient=None), "SECONDARY_CAPTURE"),
     "colour": Kind(changed(colour), "COLOR"),
