@@ -544,7 +544,9 @@ def noisy_directions(folder: Path) -> None:
             item(DimensionIndexPointer=0x00209116),
             item(DimensionIndexPointer=0x00200032),
         ]
-        for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+        for group in ds.PerFrameFunctionalGroupsSequence:
+            z = float(group.PlanePositionSequence[0].ImagePositionPatient[2])
+            n = round((z - AXIAL.origin[2]) / STEP)
             orientation = group.PlaneOrientationSequence[0]
             noise = (n % 3) * 1e-6
             orientation.ImageOrientationPatient = [1, f"{noise:.7f}", 0, 0, 1, f"{noise:.7f}"]
