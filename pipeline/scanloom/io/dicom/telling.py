@@ -34,6 +34,8 @@ _CHANGING = re.compile(
     "private|Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
 )
 """Names of what differs between slices of one volume too, that were made in several passes."""
+_NOISE = 1e-4
+"""Share of the largest number by which those of a volume may differ."""
 _HALF_A_DAY = 12 * 3600.0
 
 Split = tuple[list[Part], tuple[str, ...]]
@@ -99,9 +101,18 @@ def _interlocked_frames(part: Part) -> Split:
             for one, value in zip(part.slices, values, strict=True)
         }
         found = part.split(texts.__getitem__)
-        if whole_stacks(part, found):
+        if whole_stacks(part, found) and not _is_noise(list(found)):
             return list(found.values()), (name,)
     return _NONE
+
+
+def _is_noise(values: Sequence[str]) -> bool:
+    """Whether values are numbers that differ in late digits alone."""
+    numbers = [numbers for _, numbers, _ in map(rank, values)]
+    if not all(numbers) or len(set(map(len, numbers))) != 1:
+        return False
+    table = np.array(numbers)
+    return bool(np.ptp(table, axis=0).max() <= _NOISE * np.abs(table).max())
 
 
 def _made_by(one: Slice, tags: Sequence[int]) -> str:
