@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import scanloom
-from kinds_mixed import ATTRIBUTES, MAY_LACK, OURS, WHICH, Mixture, mixtures
+from kinds_mixed import ATTRIBUTES, MAY_LACK, OURS, WHICH, Mixture, mixtures, two_kinds
 from scanloom.core import ScanError
 from scanloom.io.index import build_index
 
@@ -62,9 +65,7 @@ def test_the_index_says_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("which", WHICH)
 def test_equal_slices_are_read_whichever_have_the_attribute_written_otherwise(tmp_path, which):
-    """A number with more digits, a word in small letters: the same meaning."""
-    from kinds_mixed import two_kinds
-
+    """A number with more digits, words in another order: the same meaning."""
     others = WHICH[which]
 
     def edit(k: int, ds: Any) -> None:
@@ -74,3 +75,27 @@ def test_equal_slices_are_read_whichever_have_the_attribute_written_otherwise(tm
 
     two_kinds(tmp_path, others, edit)
     assert len(values_of(tmp_path)) == 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    keyword=st.sampled_from(["EchoTime", "InversionTime", "FlipAngle", "KVP"]),
+    value=st.floats(1.0, 900.0),
+    share=st.one_of(st.floats(0.0, 0.045), st.floats(0.055, 0.9)),
+    which=st.sampled_from(list(WHICH)),
+)
+def test_numbers_that_are_rounded_are_the_same_and_others_are_not(keyword, value, share, which):
+    others = WHICH[which]
+
+    def edit(k: int, ds: Any) -> None:
+        setattr(ds, keyword, f"{value / (1 - share):.6g}")
+        if not others(k):
+            setattr(ds, keyword, f"{value:.6g}")
+
+    with TemporaryDirectory() as folder:
+        two_kinds(Path(folder), others, edit)
+        found = values_of(Path(folder))
+    if share < 0.05:
+        assert not isinstance(found, str)
+    else:
+        assert found in ("PHASES", "MIXED_SLICES")
