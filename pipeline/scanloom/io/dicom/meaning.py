@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from scanloom.io.dicom.elements import CHANGING
+from scanloom.io.dicom.headers import PHASE_TAGS, Header
 from scanloom.io.dicom.slices import Slice, as_text
 
 ROUNDING = 0.05
@@ -74,7 +74,10 @@ class Attribute(NamedTuple):
 
 def differing(slices: Sequence[Slice]) -> Attribute | None:
     """Return the first attribute on which slices disagree that they have to agree on."""
-    some = tuple({_all_said(one): one for one in slices}.values())
+    if slices[0].multiframe:
+        some = tuple({_all_said(one): one for one in slices}.values())
+    else:
+        some = tuple({_of_a_file(one.header): one for one in slices}.values())
     if len(some) < 2:
         return None
     for attribute in MEANING:
@@ -93,7 +96,12 @@ def _all_said(one: Slice) -> object:
     """Return what is equal for slices that say the same of all attributes."""
     if one.multiframe:
         return id(one.header.shared), tuple(map(one.phase.get, _NAMES))
-    return id(one.header.shared), tuple(map(one.header.elements.own.get, _OWN))
+    return _of_a_file(one.header)
+
+
+def _of_a_file(header: Header) -> object:
+    said = header.elements.own.get
+    return id(header.shared), header.phase[:_TIMES_FROM], *map(said, _DATES)
 
 
 # --- which values mean the same -------------------------------------------------------------------
@@ -197,4 +205,5 @@ MEANING = (
 """All attributes on which the slices of a volume agree."""
 _NUMBERS = {one.name: one for one in MEANING if one.kinds in (_numbers, _first_numbers, _sets)}
 _NAMES = tuple(attribute.name for attribute in MEANING)
-_OWN = tuple(tag for attribute in MEANING for tag in attribute.tags if tag in CHANGING)
+_DATES = (0x00080022, 0x00080023, 0x0008002A)
+_TIMES_FROM = list(PHASE_TAGS).index("AcquisitionNumber")
