@@ -169,6 +169,12 @@ class Flag(Enum):
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"
     AFFINE_ROUNDED = "The directions were not quite orthogonal (rounding) and were made so"
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
+    POSITIONS_ROUNDED = (
+        "Slice positions are rounded in the headers; the regular stack that fits them was used"
+    )
+    FRAMES_OF_REFERENCE = (
+        "Each slice has a frame of reference of its own; their positions were taken to be in one"
+    )
     GAPS_INTERPOLATED = "Missing slices were filled in from those around them, as was asked for"
     SLICES_SET_ASIDE = "A few slices that cross the others, as localisers do, were left out"
     OUTDATED = "A later attempt to make this result anew failed; this is the earlier one"

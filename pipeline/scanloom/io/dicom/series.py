@@ -12,6 +12,7 @@ import numpy as np
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
 from scanloom.io.dicom.fast_header import read_start
+from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
 from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
 from scanloom.io.dicom.kinds import is_multiframe, skip_reason
@@ -103,7 +104,10 @@ def headers_outline(
 
     What was sent twice with other times is told as PHASES here.
     """
-    return _outline(stack_slices(split_volumes(_slices(headers)).choose(phase), gaps))
+    slices = _slices(headers)
+    if have_own_frames(slices):
+        return _outline(stack_without_frames(slices, phase, gaps))
+    return _outline(stack_slices(split_volumes(slices).choose(phase), gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
@@ -147,6 +151,8 @@ def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
     ScanError
         PHASES where there are several and none was chosen; what is wrong with it.
     """
+    if have_own_frames(slices):
+        return stack_without_frames(slices, phase, gaps)
     volumes = split_volumes(slices)
     if phase is None and len(volumes.groups) > 1:
         stack = _sent_again(slices, gaps)
