@@ -5,12 +5,24 @@ As in `kinds`: a kind says what reading it has to give.
 
 from __future__ import annotations
 
+import struct
+import zlib
+from copy import deepcopy
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydicom import Dataset
+from pydicom import Dataset, dcmread
+from pydicom.datadict import dictionary_VR, tag_for_keyword
+from pydicom.filewriter import write_file_meta_info
+from pydicom.uid import (
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ImplicitVRLittleEndian,
+)
 
 from balls import BALL, LATE, Ball, around
 from dicom_maker import Edit, Geometry, uid
@@ -21,10 +33,14 @@ from kinds import (
     Maker,
     assign,
     changed,
+    enhanced,
     phases,
+    rewritten,
     stack,
     tilt,
+    void,
 )
+from multiframe_maker import item
 
 # --- frames of reference --------------------------------------------------------------------------
 
@@ -217,4 +233,174 @@ PATIENTS: dict[str, Kind] = {
     },
 }
 
-KINDS = OWN_FRAMES | ROUNDED | PATIENTS
+# --- elements that stand twice --------------------------------------------------------------------
+
+SPARE = 0x00FE
+"""Element number of a stand-in, by which the second of two is drawn; no group here has it."""
+
+
+def twice(keyword: str, value: object, k: int | None = None, first: bool = False) -> Maker:
+    """Return the maker of a series of which slice k, or each, has an element twice.
+
+    The other value stands behind the true one, or, with `first`, the true one behind the other.
+    """
+    tag = tag_for_keyword(keyword)
+
+    def edit(n: int, ds: Dataset) -> None:
+        if k in (None, n):
+            true = ds[tag].value
+            ds.add_new(stand_in(tag), dictionary_VR(tag), true if first else value)
+            if first:
+                setattr(ds, keyword, value)
+
+    def make(folder: Path) -> None:
+        for path in stack(folder, edit=edit):
+            rename(path, tag)
+
+    return make
+
+
+def stand_in(tag: int) -> int:
+    return tag & 0xFFFF0000 | tag & 0xFF00 | SPARE
+
+
+def rename(path: Path, tag: int, *, big: bool = False) -> None:
+    """Give the stand-in of an element its tag, so that it stands there twice."""
+    order = ">" if big else "<"
+    old, new = (struct.pack(f"{order}HH", n >> 16, n & 0xFFFF) for n in (stand_in(tag), tag))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(old, new))
+
+
+def in_syntax(make: Maker, syntax: UID, tag: int) -> Maker:
+    """Return the maker of the same in another encoding."""
+
+    def again(folder: Path) -> None:
+        rewritten(make, syntax)(folder)
+        for path in folder.glob("*.dcm"):
+            rename(path, tag, big=syntax == ExplicitVRBigEndian)
+
+    return again
+
+
+def with_stand_in(folder: Path) -> None:
+    stack(folder, edit=lambda k, ds: void(ds.add_new(stand_in(0x00280030), "DS", ["3", "3"])))
+
+
+def enhanced_twice(keyword: str, content: Dataset, *, shared: bool) -> Maker:
+    """Return the maker of an enhanced scan of which a functional group stands there twice."""
+    tag = tag_for_keyword(keyword)
+
+    def edit(ds: Dataset) -> None:
+        groups = (
+            ds.SharedFunctionalGroupsSequence if shared else ds.PerFrameFunctionalGroupsSequence
+        )
+        groups[0].add_new(stand_in(tag), "SQ", [content])
+
+    def make(folder: Path) -> None:
+        enhanced(edit=edit)(folder)
+        for path in folder.rglob("*.dcm"):
+            rename(path, tag)
+
+    return make
+
+
+def shared_groups_twice(folder: Path) -> None:
+    """Draw an enhanced scan with two sequences of shared groups."""
+
+    def edit(ds: Dataset) -> None:
+        other = deepcopy(ds.SharedFunctionalGroupsSequence[0])
+        other.PixelMeasuresSequence[0].PixelSpacing = ["3", "3"]
+        ds.add_new(stand_in(0x52009229), "SQ", [other])
+
+    enhanced(edit=edit)(folder)
+    for path in folder.rglob("*.dcm"):
+        rename(path, 0x52009229)
+
+
+def deflated_twice(folder: Path) -> None:
+    """Write the second element into what is deflated."""
+    with_stand_in(folder)
+    for path in folder.glob("*.dcm"):
+        rename(path, 0x00280030)
+        data = path.read_bytes()
+        end = 144 + int.from_bytes(data[140:144], "little")
+        meta = dcmread(path, stop_before_pixels=True).file_meta
+        meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+        head = BytesIO()
+        write_file_meta_info(head, meta)
+        packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        packed = packer.compress(data[end:]) + packer.flush()
+        path.write_bytes(bytes(128) + b"DICM" + head.getvalue() + packed)
+
+
+def class_twice(folder: Path) -> None:
+    """Write a second MediaStorageSOPClassUID into each meta header."""
+    for path in stack(folder):
+        data = path.read_bytes()
+        at = data.index(b"\x02\0\x02\0UI")
+        size = 8 + int.from_bytes(data[at + 6 : at + 8], "little")
+        other = data[at : at + size].replace(b".1.1.2\0", b".1.1.4\0")
+        length = int.from_bytes(data[140:144], "little") + size
+        head = data[:140] + length.to_bytes(4, "little") + data[144 : at + size]
+        path.write_bytes(head + other + data[at + size :])
+
+
+TWICE = "HEADER_CONTRADICTS"
+DOUBLED: dict[str, Kind] = {
+    **{
+        f"{keyword} twice{where}{order}": Kind(twice(keyword, value, k, first), TWICE)
+        for keyword, value in (
+            ("PixelSpacing", ["3", "3"]),
+            ("ImagePositionPatient", ["1", "2", "3"]),
+            ("RescaleIntercept", "0"),
+            ("Columns", 36),
+        )
+        for k, where in ((None, ""), (MIDDLE, " in one slice"))
+        for first, order in ((False, ""), (True, ", the true one last"))
+    },
+    "PixelSpacing twice, implicit": Kind(
+        in_syntax(with_stand_in, ImplicitVRLittleEndian, 0x00280030), TWICE
+    ),
+    "PixelSpacing twice, big endian": Kind(
+        in_syntax(with_stand_in, ExplicitVRBigEndian, 0x00280030), TWICE
+    ),
+    "PixelSpacing twice, deflated": Kind(deflated_twice, TWICE),
+    "PixelSpacing twice, but the same": Kind(twice("PixelSpacing", ["1.6", "1.5"])),
+    "the class of the meta header twice": Kind(class_twice, TWICE),
+    "a shared group twice": Kind(
+        enhanced_twice("PixelMeasuresSequence", item(PixelSpacing=["3", "3"]), shared=True), TWICE
+    ),
+    "a frame's group twice": Kind(
+        enhanced_twice(
+            "PlanePositionSequence", item(ImagePositionPatient=["1", "2", "3"]), shared=False
+        ),
+        TWICE,
+    ),
+    "the shared groups twice": Kind(shared_groups_twice, TWICE),
+}
+
+
+# --- pixels that are floats -----------------------------------------------------------------------
+
+
+def floats(keyword: str, kind: str, k: int | None = None) -> Maker:
+    """Return the maker of a series of which slice k, or each, has floating-point pixels."""
+
+    def edit(n: int, ds: Dataset) -> None:
+        if k in (None, n):
+            samples = np.frombuffer(ds.PixelData, "<i2").astype(kind)
+            del ds.PixelData
+            ds.BitsAllocated = 8 * samples.itemsize
+            setattr(ds, keyword, samples.tobytes())
+
+    return changed(edit)
+
+
+FLOATS: dict[str, Kind] = {
+    "float pixels": Kind(floats("FloatPixelData", "<f4"), "PIXEL_TYPE"),
+    "double pixels": Kind(floats("DoubleFloatPixelData", "<f8"), "PIXEL_TYPE"),
+    "float pixels in one slice": Kind(floats("FloatPixelData", "<f4", MIDDLE), "PIXEL_TYPE"),
+}
+
+KINDS = OWN_FRAMES | ROUNDED | PATIENTS | DOUBLED | FLOATS

@@ -19,7 +19,10 @@ from dicom_maker import PLANES, noise, write_series
 from kinds import Kind
 from kinds_refused import KINDS
 from scanloom.core import Grid, ScanError, Volume
-from scanloom.io.dicom.headers import Header, read_headers
+from scanloom.io.dicom.elements import unpack_elements
+from scanloom.io.dicom.fast_header import read_plain, read_start
+from scanloom.io.dicom.headers import Header, quiet, read_headers
+from scanloom.io.dicom.odd_header import read_odd
 from scanloom.io.dicom.rounding import is_rounded_stack
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import stack_slices
@@ -48,6 +51,11 @@ def test_the_index_says_of_every_kind_what_reading_it_says(tmp_path, name, monke
     found = build_index([scan], bytes(32))
     whole = [one for one in found.series if one.slices] or found.series
     assert {one.what.reason for one in whole} == {KINDS[name].code}
+    for entry in found.rows.entries:
+        with quiet():
+            fast, odd = read_plain(entry.path, read_start(entry.path)), read_odd(Path(entry.path))
+        assert fast in (None, odd)
+        assert unpack_elements(odd.packed()) == odd
 
 
 @pytest.mark.parametrize("name", READ)

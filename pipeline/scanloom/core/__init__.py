@@ -1,7 +1,7 @@
 """The nouns: NumPy only, no files."""
 
 from scanloom.core.blame import blame, lacks_memory
-from scanloom.core.case import Case, CaseRecord, Gaps, Outputs, Series
+from scanloom.core.case import Case, CaseRecord, Gaps, Nan, Outputs, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
@@ -24,6 +24,7 @@ __all__ = [
     "Grid",
     "Layer",
     "Measurement",
+    "Nan",
     "Outputs",
     "Reason",
     "ScanError",

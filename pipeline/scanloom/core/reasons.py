@@ -76,6 +76,11 @@ class Reason(Enum):
         "Without positions its geometry can't be known: export it again",
     )
     BAD_GEOMETRY = ("failed", False, "Its geometry can't be that of a scan: export it again")
+    HEADER_CONTRADICTS = (
+        "failed",
+        False,
+        "A header says two things of one attribute: export the series again",
+    )
     RESCALE = ("failed", False, "Its rescale values can't be right: export the series again")
     TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
     DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
@@ -181,6 +186,8 @@ class Flag(Enum):
     FILES_LOST = "Files beside its slices can't be read: slices at its ends may be missing"
     DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
+    NAN_PADDED = "Voxels that were no numbers (NaN) took the padding value, as was asked for"
+    VALUES_ROUNDED = "Whole numbers beyond 16777216 are rounded: networks compute in float32"
     BURNED_IN = "The image says that it has identifying text burned in; no picture was made"
     HALF_OVERFLOWED = "Half precision overflowed on it; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks what DICOM SEG must refer to; no DICOM SEG was written"

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom.doubled import groups_contradict
+from scanloom.io.dicom.elements import FLOATS, TWICE
 from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
 from scanloom.io.dicom.gaps import fill_gaps
@@ -25,9 +28,11 @@ from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
 from scanloom.io.unpack import SCRATCH, starts_gzip
+from scanloom.io.values import rounding_flags
 from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = 0x00280121
+_SHORT = 24  # bits that float32 holds
 
 
 def read_dicom(
@@ -71,6 +76,7 @@ def read_dicom(
         flags.append(Flag.DUPLICATES_DROPPED)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
+    flags += _rounding(stack, array)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
@@ -124,8 +130,10 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     Raises
     ------
     ScanError
-        Where a file that holds several does not say which; why none of the frames is a slice.
+        Where a file that holds several does not say which; why none of the frames is a slice; as
+        of `_check_faults`.
     """
+    _check_faults(headers)
     slices: list[Slice] = []
     several: list[Header] = []
     for header in headers:
@@ -141,6 +149,27 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     if not slices:
         raise ScanError(next(filter(None, reasons)), "none of its frames is a slice of a volume")
     return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))
+
+
+def _check_faults(headers: Sequence[Header]) -> None:
+    """Refuse what a header says twice, and pixels that are no integers.
+
+    Raises
+    ------
+    ScanError
+        HEADER_CONTRADICTS or PIXEL_TYPE.
+    """
+    floats = sum(header.elements.faults & FLOATS > 0 for header in headers)
+    if floats:
+        detail = f"{floats} of {len(headers)} files have floating-point pixels"
+        raise ScanError(Reason.PIXEL_TYPE, detail)
+    twice = sum(
+        header.elements.faults & TWICE > 0 or (is_multiframe(header) and groups_contradict(header))
+        for header in headers
+    )
+    if twice:
+        detail = f"in {twice} of {len(headers)} files an element stands twice, with other values"
+        raise ScanError(Reason.HEADER_CONTRADICTS, detail)
 
 
 def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
@@ -218,6 +247,19 @@ def _headers(files: Sequence[Path]) -> list[Header]:
         reasons = [skip_reason(header) for header in headers]
         raise ScanError(next(filter(None, reasons), Reason.NO_IMAGES), "no slices in this series")
     return usable
+
+
+def _rounding(stack: Stack, array: NDArray[Any]) -> list[Flag]:
+    """Return the flag of whole numbers that were made float32 and are rounded by it."""
+    if array.dtype.kind != "f":
+        return []
+    for k, one in enumerate(stack.slices):
+        if one is None or one.header.format.allocated <= _SHORT:
+            continue
+        kind = np.dtype(np.int32)
+        if rounding_flags(array[:, :, k], kind, one.slope, one.intercept):
+            return [Flag.VALUES_ROUNDED]
+    return []
 
 
 def _drop_twins(stack: Stack) -> int:
