@@ -5,8 +5,10 @@ As in `kinds`: a kind says what reading it has to give.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from io import BytesIO
@@ -14,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydicom import Dataset, dcmread
+from pydicom import Dataset, dcmread, dcmwrite
 from pydicom.datadict import dictionary_VR, tag_for_keyword
-from pydicom.filewriter import write_file_meta_info
+from pydicom.filebase import DicomBytesIO
+from pydicom.filewriter import write_dataset, write_file_meta_info
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -24,23 +27,26 @@ from pydicom.uid import (
     ImplicitVRLittleEndian,
 )
 
-from balls import BALL, LATE, Ball, around
-from dicom_maker import Edit, Geometry, uid
+from balls import BALL, LATE, SHAPE, Ball, around
+from dicom_maker import Coding, Edit, Geometry, Words, dataset_of, uid
 from kinds import (
     AXIAL,
+    COUNT,
     MIDDLE,
     Kind,
     Maker,
     assign,
     changed,
     enhanced,
+    mosaic,
     phases,
     rewritten,
     stack,
+    stored,
     tilt,
     void,
 )
-from multiframe_maker import item
+from multiframe_maker import csa_header, item
 
 # --- frames of reference --------------------------------------------------------------------------
 
@@ -403,4 +409,150 @@ FLOATS: dict[str, Kind] = {
     "float pixels in one slice": Kind(floats("FloatPixelData", "<f4", MIDDLE), "PIXEL_TYPE"),
 }
 
-KINDS = OWN_FRAMES | ROUNDED | PATIENTS | DOUBLED | FLOATS
+# --- tiles ----------------------------------------------------------------------------------------
+
+
+def plan_of(geometry: Geometry, count: int = COUNT, upwards: bool = True) -> str:
+    """Return what Siemens' protocol says of slices: their centres, but for what is 0."""
+    middle = np.array(geometry.across) * geometry.spacing[1] * SHAPE[0] / 2
+    middle = middle + np.array(geometry.down) * geometry.spacing[0] * SHAPE[1] / 2
+    lines = [f"sSliceArray.lSize\t = \t{count}"]
+    for n, k in enumerate(range(COUNT) if upwards else range(COUNT)[::-1]):
+        for axis, value in zip(("Sag", "Cor", "Tra"), geometry.position(k) + middle, strict=True):
+            if abs(value) > 1e-6:
+                lines.append(f"sSliceArray.asSlice[{n}].sPosition.d{axis}\t = \t{value:.9g}")
+    text = "\n".join(lines)
+    return f"<XProtocol>\n### ASCCONV BEGIN ###\n{text}\n### ASCCONV END ###\n"
+
+
+def planned(
+    geometry: Geometry, plan: str, *, downwards: bool = False, count: int | None = None
+) -> Maker:
+    """Return the maker of a mosaic of which only the header of the series (CSA) is left."""
+
+    def make(folder: Path) -> None:
+        mosaic(geometry, csa=False, downwards=downwards)(folder)
+        ds = dcmread(folder / "m.dcm")
+        if count is not None:
+            ds.add_new(0x00190010, "LO", "SIEMENS MR HEADER")
+            ds.add_new(0x0019100A, "US", count)
+        ds.add_new(0x00290010, "LO", "SIEMENS CSA HEADER")
+        ds.add_new(0x00291020, "OB", csa_header({"MrPhoenixProtocol": ("UN", [plan])}))
+        ds.save_as(folder / "m.dcm")
+
+    return make
+
+
+def grid(
+    geometry: Geometry,
+    edit: Callable[[Dataset], None] = void,
+    count: int = COUNT,
+    turned: bool = False,
+) -> Maker:
+    """Return the maker of one UIH grid: five columns for twenty slices, four rows."""
+
+    def make(folder: Path) -> None:
+        samples = stored(geometry)[:, :, :count]
+        across = math.ceil(math.sqrt(count))
+        plane = np.zeros((SHAPE[1] * -(-count // across), SHAPE[0] * across), np.int16)
+        ks = range(count)[::-1] if turned else range(count)
+        for n, k in enumerate(ks):
+            top, left = n // across * SHAPE[1], n % across * SHAPE[0]
+            plane[top : top + SHAPE[1], left : left + SHAPE[0]] = samples[:, :, k].T
+        ds = dataset_of(plane, np.zeros(3), geometry, Coding(), Words("MR"))
+        del ds.ImagePositionPatient
+        ds.Manufacturer = "UIH"
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = uid("grid")
+        ds.InstanceNumber = 1
+        ds.ImageType = ["ORIGINAL", "PRIMARY", "M", "NONE", "VFRAME"]
+        ds.add_new(0x00650010, "LO", "Image Private Header")
+        ds.add_new(0x00651050, "DS", str(count))
+        frames = [item(ImagePositionPatient=[f"{v:.9g}" for v in geometry.position(k)]) for k in ks]
+        ds.add_new(0x00651051, "SQ", frames)
+        edit(ds)
+        folder.mkdir(parents=True, exist_ok=True)
+        dcmwrite(folder / "grid.dcm", ds, enforce_file_format=True)
+
+    return make
+
+
+def tile_elsewhere(ds: Dataset) -> None:
+    x, y, z = map(float, ds[0x00651051].value[4].ImagePositionPatient)
+    ds[0x00651051].value[4].ImagePositionPatient = [x, y, z + 1.1]
+
+
+def unnamed_type(ds: Dataset) -> None:
+    """Write the sequence as bytes of an unknown type, as archives do with private ones."""
+    buffer = DicomBytesIO()
+    buffer.is_little_endian, buffer.is_implicit_VR = True, True
+    for frame in ds[0x00651051].value:
+        body = DicomBytesIO()
+        body.is_little_endian, body.is_implicit_VR = True, True
+        write_dataset(body, frame)
+        data = body.getvalue()
+        buffer.write(struct.pack("<HHI", 0xFFFE, 0xE000, len(data)) + data)
+    del ds[0x00651051]
+    ds.add_new(0x00651051, "UN", buffer.getvalue())
+
+
+def other_block(ds: Dataset) -> None:
+    """Move the private attributes into another block."""
+    count, frames = ds[0x00651050].value, ds[0x00651051].value
+    for tag in (0x00650010, 0x00651050, 0x00651051):
+        del ds[tag]
+    ds.add_new(0x00650010, "LO", "Public Private Header")
+    ds.add_new(0x00650012, "LO", "Image Private Header")
+    ds.add_new(0x00651250, "DS", count)
+    ds.add_new(0x00651251, "SQ", frames)
+
+
+def turned_tile(ds: Dataset) -> None:
+    for n, frame in enumerate(ds[0x00651051].value):
+        turn = ["1", "0", "0", "0", "1", "0"] if n else ["0", "1", "0", "0", "0", "1"]
+        frame.ImageOrientationPatient = turn
+
+
+PLANES_OF_TILES = ("axial", "sagittal", "coronal, rows negated", "doubly oblique")
+TILES: dict[str, Kind] = {
+    **{
+        f"mosaic by its plan, {name}{'' if upwards else ', planned from above'}"
+        f"{', tiles from above' if downwards else ''}": Kind(
+            planned(around(name), plan_of(around(name), upwards=upwards), downwards=downwards)
+        )
+        for name in PLANES_OF_TILES
+        for upwards in (True, False)
+        for downwards in (True, False)
+    },
+    "mosaic, a plan of other slices": Kind(planned(AXIAL, plan_of(around(step=3.1))), "MOSAIC"),
+    "mosaic, a plan of slices elsewhere": Kind(
+        planned(AXIAL, plan_of(replace(AXIAL, origin=tuple(AXIAL.position(5))))), "MOSAIC"
+    ),
+    "mosaic, a plan of as many slices": Kind(planned(AXIAL, plan_of(AXIAL), count=COUNT)),
+    "mosaic, a plan of fewer slices": Kind(
+        planned(AXIAL, plan_of(AXIAL, COUNT - 3), count=COUNT), "MOSAIC"
+    ),
+    "mosaic, a plan of none": Kind(planned(AXIAL, plan_of(AXIAL, 0)), "MOSAIC"),
+    "mosaic, a plan of a million": Kind(planned(AXIAL, plan_of(AXIAL, 10**6)), "MOSAIC"),
+    **{f"grid, {name}": Kind(grid(around(name))) for name in PLANES_OF_TILES},
+    "grid, tiles from above": Kind(grid(AXIAL, turned=True)),
+    "grid, tilted": Kind(grid(around(tilt=tilt(12)))),
+    "grid, implicit": Kind(rewritten(grid(AXIAL), ImplicitVRLittleEndian)),
+    "grid, a sequence of no named type": Kind(grid(AXIAL, unnamed_type)),
+    "grid, another private block": Kind(grid(AXIAL, other_block)),
+    "grid, no sequence": Kind(grid(AXIAL, lambda ds: void(ds.pop(0x00651051))), "MOSAIC"),
+    "grid, no number": Kind(grid(AXIAL, lambda ds: void(ds.pop(0x00651050))), "MOSAIC"),
+    "grid, a tile too few": Kind(
+        grid(AXIAL, lambda ds: void(ds[0x00651051].value.pop())), "MOSAIC"
+    ),
+    "grid, a number of 1e9": Kind(
+        grid(AXIAL, lambda ds: void(ds.add_new(0x00651050, "DS", "1e9"))), "MOSAIC"
+    ),
+    "grid, a tile without a place": Kind(
+        grid(AXIAL, lambda ds: delattr(ds[0x00651051].value[3], "ImagePositionPatient")), "MOSAIC"
+    ),
+    "grid, a tile elsewhere": Kind(grid(AXIAL, tile_elsewhere), "SPACING_CHANGES"),
+    "grid, tiles turned": Kind(grid(AXIAL, turned_tile), "SLICE_ORIENTATION"),
+    "grid, other rows": Kind(grid(AXIAL, lambda ds: void(assign(ds, Rows=143))), "DAMAGED"),
+}
+
+KINDS = OWN_FRAMES | ROUNDED | PATIENTS | DOUBLED | FLOATS | TILES

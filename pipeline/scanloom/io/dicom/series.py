@@ -17,6 +17,7 @@ from scanloom.io.dicom.elements import FLOATS, TWICE
 from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
 from scanloom.io.dicom.gaps import fill_gaps
+from scanloom.io.dicom.grid import grid_slices, is_grid
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
 from scanloom.io.dicom.kinds import is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
@@ -141,6 +142,8 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
             several.append(header)
         elif is_mosaic(header):
             slices += mosaic_slices(header)
+        elif is_grid(header):
+            slices += grid_slices(header)
         else:
             slices.append(single_slice(header))
     frames = multiframe_slices(several)
