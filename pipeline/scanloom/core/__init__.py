@@ -7,7 +7,7 @@ from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
 from scanloom.core.home import home, settle_in
 from scanloom.core.measurement import Measurement
-from scanloom.core.reasons import Flag, Reason
+from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.secrecy import keep_memory_private
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
 from scanloom.core.volume import MODALITIES, Volume
@@ -15,6 +15,7 @@ from scanloom.core.words import byte_words, nearest, printable
 
 __all__ = [
     "MODALITIES",
+    "OUTCOMES",
     "Case",
     "CaseRecord",
     "Clock",

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from enum import Enum, unique
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
-Outcome = Literal["skipped", "failed"]
+Outcome = Literal["skipped", "ambiguous", "failed"]
+
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+"""What becomes of a file, a series or a case beside being used."""
 
 
 @unique
 class Reason(Enum):
     """Why something gave no result: its code, what became of it, and what a person can do.
 
-    `skipped`: it is not for us, all is well. `failed`: it should have worked. `retry` says whether
-    trying the same again can help.
+    `skipped`: it is not for us, all is well. `ambiguous`: all is well, but it holds several volumes
+    and waits until one is chosen. `failed`: it should have worked. `retry` says whether trying the
+    same again can help.
     """
 
     outcome: Outcome
@@ -32,6 +37,11 @@ class Reason(Enum):
         """The name that users, logs and tables see."""
         return self.name
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there might have been a result: a case that ends so is noted in `failed/`."""
+        return self.outcome != "skipped"
+
     # --- finding and reading -------------------------------------------------------------------
     NO_IMAGES = ("skipped", False, "Name a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
@@ -40,7 +50,7 @@ class Reason(Enum):
     ID_TAKEN = ("failed", False, "Give each file an output folder of its own, or compress one")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
-    SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
+    SERIES_AMBIGUOUS = ("ambiguous", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
     NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
     LINK = ("skipped", False, "A link to a file that is counted already")
@@ -52,8 +62,8 @@ class Reason(Enum):
     COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
     DERIVED = ("skipped", False, "Computed from other slices: use those, or name it with --series")
     MOSAIC = ("failed", False, "Its tiles can't be told apart: export it again with private data")
-    FOUR_D = ("failed", False, "Choose one volume with --phase")
-    PHASES = ("failed", False, "Several volumes share this series: choose one with --phase")
+    FOUR_D = ("ambiguous", False, "Choose one volume with --phase")
+    PHASES = ("ambiguous", False, "Several volumes share this series: choose one with --phase")
     TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
     SLICE_GAP = (
         "failed",
