@@ -23,7 +23,8 @@ Both lists are closed: a scan that gave no result has one of these reasons, and 
 of a result is one of these flags. Their codes stand in messages, in `--json` and in `case.json`,
 and do not change their meaning from one version to the next.
 
-A scan is *skipped* where it is not for us and all is well, *failed* where it should have worked.
+A scan is *skipped* where it is not for us and all is well, *ambiguous* where all is well but one of
+several volumes or series has to be chosen, *failed* where it should have worked.
 *Again* says whether trying the same again can help.
 """
 

@@ -52,7 +52,7 @@ def read_all(folder: Path) -> str:
 def check_batch(folder: Path, files: int) -> str | None:
     """Return what is wrong with the account of a batch, or with the good neighbour in it."""
     counts = build_index([folder], bytes(32), processes=1).counts()
-    if not counts["found"] == counts["used"] + counts["skipped"] + counts["failed"] == files:
+    if not counts.pop("found") == sum(counts.values()) == files:
         return f"{files} files, counted as {counts}"
     for series in find_series(folder):
         if series.files[0].is_relative_to(folder / "neighbour"):

@@ -170,7 +170,8 @@ def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Pa
 
     assert index.returncode == 1, index.stderr
     document = json.loads(index.stdout)
-    assert document["files"] == {"found": 49, "used": 25, "skipped": 0, "failed": 24}
+    counts = {name: count for name, count in document["files"].items() if count}
+    assert counts == {"found": 49, "used": 25, "failed": 24}
     assert document["reasons"] == {"SCRATCH_FULL": 24}
     assert packed.returncode == 74, packed.stderr
     assert "in the folder that TMPDIR names (EFBIG) (SCRATCH_FULL)" in packed.stderr

@@ -89,6 +89,35 @@ def test_equal_volume_files_are_one_case(runs, tmp_path):
     assert {row["case"] for row in rows} == set(runs.cases())
 
 
+def test_series_that_wait_for_a_choice_did_not_fail(runs, tmp_path):
+    """They are an outcome of their own in all accounts, and the run ends well."""
+    runs.archive = tmp_path / "mixed"
+    write_study(runs.archive, "good", GOOD[0])
+    values = np.zeros((12, 10, SLICES, 2), np.int16)
+    nib.save(nib.Nifti1Image(values, np.eye(4)), runs.archive / "time.nii")
+    runs.write(more="policy: {modality: CT}\n")
+
+    ended = runs()
+
+    assert ended.code == 0, ended.err
+    document = ended.document
+    counted = {"used": SLICES, "skipped": 0, "ambiguous": 1, "failed": 0, "open": 0}
+    assert document["files"] == {"found": SLICES + 1, **counted}
+    told = document["status"]
+    assert (told["done"], told["ambiguous"], told["failed"]) == (1, 1, 0)
+    assert document["totals"]["cases"]["ambiguous"] == 1
+    rows = [row for row in runs.rows("manifest") if row["outcome"] == "ambiguous"]
+    assert [row["reason"] for row in rows] == ["FOUR_D"]
+    [noted] = (runs.out / "failed").iterdir()
+    assert json.loads(noted.read_text())["outcome"] == "ambiguous"
+    assert "1 ambiguous, 0 failed" in scanloom("status", runs.out).out
+    page = (runs.out / "report" / "index.html").read_text()
+    assert "<dt>files ambiguous</dt><dd>1</dd>" in page
+    assert "<dt>failed</dt><dd>0</dd>" in page
+    joined = scanloom("status", runs.out, "--json").document
+    assert joined["status"]["ambiguous"] == 1
+
+
 def wait_for(what: Any, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not what():

@@ -35,7 +35,7 @@ def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
     """Return the code for what became of one or several scans.
 
     Of several scans, those that are not for the model (skipped) do no harm while any other gave a
-    result.
+    result; those of which a volume has to be chosen were asked for, and gave none.
     """
     from scanloom.core import Reason
 
@@ -46,5 +46,5 @@ def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
         return exit_of_reason(reasons[0])
     if any(reason in (Reason.DISK_FULL, Reason.OUTPUT) for reason in reasons):
         return Exit.INPUT_OUTPUT
-    failed = any(reason.outcome == "failed" for reason in reasons)
+    failed = any(reason.wanted for reason in reasons)
     return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK

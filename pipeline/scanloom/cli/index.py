@@ -110,7 +110,8 @@ def show(found: Index) -> None:
     counts = found.counts()
     screen.print(
         f"{len(studies)} studies, {len(found.series)} series. {counts['found']} files: "
-        f"{counts['used']} used, {counts['skipped']} skipped, {counts['failed']} failed."
+        f"{counts['used']} used, {counts['skipped']} skipped, {counts['ambiguous']} ambiguous, "
+        f"{counts['failed']} failed."
     )
     reasons = Counter(reason for _, reason in found.outcomes() if reason)
     for code, count in reasons.most_common():
@@ -133,8 +134,8 @@ def _row(number: int, one: IndexedSeries) -> list[str]:
 
 
 def exit_of(found: Index) -> Exit:
-    """Return 0 if nothing failed, 1 if some did, 65 if no file can be used."""
+    """Return 0 if nothing failed, 1 if some did, 65 if no file can be used, whatever is chosen."""
     counts = found.counts()
-    if not counts["used"]:
+    if not counts["used"] and not counts["ambiguous"]:
         return Exit.UNUSABLE
     return Exit.SOME_FAILED if counts["failed"] else Exit.OK

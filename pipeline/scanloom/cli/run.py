@@ -136,13 +136,12 @@ def status_table(status: Status) -> RenderableType:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    over = status.before + status.done + status.skipped + status.failed
     why = f" ({status.reason})" if status.reason else ""
     table.add_row("run", f"{status.run}: {status.state}{why}")
     table.add_row(
         "cases",
-        f"{over} of {status.cases}: {status.done} done, {status.skipped} skipped, "
-        f"{status.failed} failed, {status.before} from before",
+        f"{status.over} of {status.cases}: {status.done} done, {status.skipped} skipped, "
+        f"{status.ambiguous} ambiguous, {status.failed} failed, {status.before} from before",
     )
     if status.remade:
         table.add_row("made anew", f"{status.remade}: their scans had changed")
@@ -170,8 +169,10 @@ def totals_table(totals: dict[str, Any]) -> RenderableType:
     """Return the totals of a run as a person reads them."""
     from rich.table import Table
 
+    from scanloom.core import OUTCOMES
+
     table = Table.grid(padding=(0, 2))
-    for outcome in ("skipped", "failed"):
+    for outcome in OUTCOMES:
         for reason, count in totals["files"].get(outcome, {}).items():
             table.add_row(outcome, f"{count} files: {reason}")
     if totals["steps"]:
@@ -276,9 +277,8 @@ def _plain_lines(board: Board, say: Callable[[str], None], period: float = 10.0)
     def keep_saying() -> None:
         while not over.wait(period):
             now = board.now()
-            done = now.before + now.done + now.skipped + now.failed
             rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
-            say(f"{now.state}: {done} of {now.cases} cases, {now.failed} failed{rate}")
+            say(f"{now.state}: {now.over} of {now.cases} cases, {now.failed} failed{rate}")
 
     speaker = threading.Thread(target=keep_saying, daemon=True)
     speaker.start()

@@ -88,6 +88,10 @@ def segment(
     gaps: Annotated[
         Literal["refuse", "interpolate"], typer.Option(help="What to do about missing slices.")
     ] = "refuse",
+    nan: Annotated[
+        Literal["refuse", "padding"],
+        typer.Option(help="What to do about voxels that are no numbers (NaN)."),
+    ] = "refuse",
     orientation: Annotated[
         str | None,
         typer.Option(
@@ -169,6 +173,7 @@ def segment(
             series=series,
             phase=phase,
             gaps=gaps,
+            nan=nan,
             orientation=orientation,
             modality=modality,
             device=device,

@@ -12,6 +12,7 @@ from scanloom.core.reasons import Flag, Reason
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 Gaps = Literal["refuse", "interpolate"]
+Nan = Literal["refuse", "padding"]
 """What is done about missing slices of an otherwise regular stack."""
 
 
@@ -105,6 +106,8 @@ class Case:
         Which volume of a file or series that holds several, from 0.
     gaps : "refuse" or "interpolate"
         What to do about missing slices.
+    nan : "refuse" or "padding"
+        What to do about voxels that are no numbers.
     max_bytes : int or None
         Largest size of the scan's voxels; None for what readers take by themselves, 4 GiB.
     others : tuple of Series
@@ -121,6 +124,7 @@ class Case:
     modality: str | None = None
     phase: int | None = None
     gaps: Gaps = "refuse"
+    nan: Nan = "refuse"
     max_bytes: int | None = None
     others: tuple[Series, ...] = ()
     stamp: str = ""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from enum import Enum, unique
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
-Outcome = Literal["skipped", "failed"]
+Outcome = Literal["skipped", "ambiguous", "failed"]
+
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+"""What becomes of a file, a series or a case beside being used."""
 
 
 @unique
 class Reason(Enum):
     """Why something gave no result: its code, what became of it, and what a person can do.
 
-    `skipped`: it is not for us, all is well. `failed`: it should have worked. `retry` says whether
-    trying the same again can help.
+    `skipped`: it is not for us, all is well. `ambiguous`: all is well, but it holds several volumes
+    and waits until one is chosen. `failed`: it should have worked. `retry` says whether trying the
+    same again can help.
     """
 
     outcome: Outcome
@@ -32,6 +37,11 @@ class Reason(Enum):
         """The name that users, logs and tables see."""
         return self.name
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there might have been a result: a case that ends so is noted in `failed/`."""
+        return self.outcome != "skipped"
+
     # --- finding and reading -------------------------------------------------------------------
     NO_IMAGES = ("skipped", False, "Name a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
@@ -40,7 +50,7 @@ class Reason(Enum):
     ID_TAKEN = ("failed", False, "Give each file an output folder of its own, or compress one")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
-    SERIES_AMBIGUOUS = ("failed", False, "Choose one with --series")
+    SERIES_AMBIGUOUS = ("ambiguous", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
     NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
     LINK = ("skipped", False, "A link to a file that is counted already")
@@ -52,8 +62,8 @@ class Reason(Enum):
     COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
     DERIVED = ("skipped", False, "Computed from other slices: use those, or name it with --series")
     MOSAIC = ("failed", False, "Its tiles can't be told apart: export it again with private data")
-    FOUR_D = ("failed", False, "Choose one volume with --phase")
-    PHASES = ("failed", False, "Several volumes share this series: choose one with --phase")
+    FOUR_D = ("ambiguous", False, "Choose one volume with --phase")
+    PHASES = ("ambiguous", False, "Several volumes share this series: choose one with --phase")
     TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
     SLICE_GAP = (
         "failed",
@@ -86,6 +96,11 @@ class Reason(Enum):
         "Without positions its geometry can't be known: export it again",
     )
     BAD_GEOMETRY = ("failed", False, "Its geometry can't be that of a scan: export it again")
+    HEADER_CONTRADICTS = (
+        "failed",
+        False,
+        "A header says two things of one attribute: export the series again",
+    )
     RESCALE = ("failed", False, "Its rescale values can't be right: export the series again")
     TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
     DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
@@ -179,12 +194,20 @@ class Flag(Enum):
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"
     AFFINE_ROUNDED = "The directions were not quite orthogonal (rounding) and were made so"
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
+    POSITIONS_ROUNDED = (
+        "Slice positions are rounded in the headers; the regular stack that fits them was used"
+    )
+    FRAMES_OF_REFERENCE = (
+        "Each slice has a frame of reference of its own; their positions were taken to be in one"
+    )
     GAPS_INTERPOLATED = "Missing slices were filled in from those around them, as was asked for"
     SLICES_SET_ASIDE = "A few slices that cross the others, as localisers do, were left out"
     OUTDATED = "A later attempt to make this result anew failed; this is the earlier one"
     FILES_LOST = "Files beside its slices can't be read: slices at its ends may be missing"
     DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
+    NAN_PADDED = "Voxels that were no numbers (NaN) took the padding value, as was asked for"
+    VALUES_ROUNDED = "Whole numbers beyond 16777216 are rounded: networks compute in float32"
     BURNED_IN = "The image says that it has identifying text burned in; no picture was made"
     HALF_OVERFLOWED = "Half precision overflowed on it; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks what DICOM SEG must refer to; no DICOM SEG was written"

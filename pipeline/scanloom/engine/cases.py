@@ -28,6 +28,8 @@ def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
         "body_box": execution.body_box,
         "fused_restore": execution.fused_restore,
     }
+    if policy.nan != "refuse":  # results of before there was a choice are still current
+        options["nan"] = policy.nan
     return recipe_hash(cards, options, workflow.outputs.outputs())
 
 
@@ -130,5 +132,6 @@ def make_case(
         modality=policy.modality,
         phase=phase,
         gaps=policy.gaps,
+        nan=policy.nan,
         max_bytes=policy.max_size,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Flag, Reason, ScanError
+from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.engine.select import LeftOut
 from scanloom.engine.workflow import MOST_BYTES
 from scanloom.io.dicom.elements import Packed, unpack_elements
@@ -82,8 +82,8 @@ def collect(
     Returns
     -------
     dict
-        Files found, used, skipped and failed, and those that are still to do ("open"), which are
-        the files of other shards too.
+        Files found, used, skipped, ambiguous and failed, and those that are still to do ("open"),
+        which are the files of other shards too.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def collect(
         collect_measurements(out, damaged)
     else:
         _collect_shards(out, shard, damaged)
-    files = {name: counts[name] for name in ("used", "skipped", "failed", "open")}
+    files = {name: counts[name] for name in ("used", *OUTCOMES, "open")}
     return {"found": sum(files.values()), **files}
 
 
@@ -181,7 +181,7 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     rows = {(row["file"], row["copy"]): row for row in _read_manifest(newest).to_pylist()}
     for path in older:
         table = _read_manifest(path)
-        unused = compute.is_in(table["outcome"], value_set=pa.array(["failed", "skipped"]))
+        unused = compute.is_in(table["outcome"], value_set=pa.array(OUTCOMES))
         known = table.filter(unused)
         for row in known.to_pylist():
             now = rows.get((row["file"], row["copy"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scanloom.core import OUTCOMES
 from scanloom.engine.status import Status
 
 Sample = tuple[str, str, str, Iterable[tuple[str, float | None]]]
@@ -22,7 +23,7 @@ def metrics_text(status: Status) -> str:
 
 
 def _samples(status: Status) -> list[Sample]:
-    ends = {"done": status.done, "skipped": status.skipped, "failed": status.failed}
+    ends = {name: getattr(status, name) for name in ("done", *OUTCOMES)}
     devices = [(_labels(device=str(d["device"])), d) for d in status.devices]
 
     def of_devices(key: str, scale: float = 1.0) -> list[tuple[str, float | None]]:

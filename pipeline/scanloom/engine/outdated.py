@@ -63,7 +63,7 @@ class Marker:
             The ids of the run's cases.
         """
         why = {one.series.id: one for one in left}
-        failed = {name for name, one in why.items() if one.reason.outcome == "failed"}
+        failed = {name for name, one in why.items() if one.reason.wanted}
         folders, marked = case_folders(self.out), failed_cases(self.out) - cases - failed
         places = volume_files(self.out)
         for one in series:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Grid, Outputs
+from scanloom.core import Flag, Grid, Outputs
 from scanloom.engine.estimate import Placement, estimate_case
 from scanloom.io.published import SOURCE
 
@@ -56,6 +56,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
             "hash": case.source_hash,
             "modality": volume.modality,
             "unit": volume.unit,
+            **({"nan_as": volume.padding} if Flag.NAN_PADDED in volume.flags else {}),
         },
         "grid": _grid(volume.grid),
         "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],

@@ -118,7 +118,7 @@ class RunResult:
     status : Status
         The last word.
     files : dict
-        Files found, used, skipped, failed.
+        Files found, used, skipped, ambiguous, failed.
     complete : bool
         Whether every case was worked on.
     totals : dict
@@ -139,7 +139,10 @@ class RunResult:
 
     @property
     def any_failed(self) -> bool:
-        """Whether a file, a series or a case failed, or a published case is damaged."""
+        """Whether a file, a series or a case failed, or a published case is damaged.
+
+        What waits for a choice did not fail.
+        """
         return bool(self.status.failed or self.files["failed"] or self.damaged)
 
 
@@ -317,8 +320,8 @@ class _Run:
         return todo, before
 
     def _failed(self, one: LeftOut) -> bool:
-        """Whether a series of this run's part failed by its headers alone."""
-        return one.reason.outcome == "failed" and self.options.scope.holds(one.series.id)
+        """Whether a series of this run's part has no result by its headers alone, and might."""
+        return one.reason.wanted and self.options.scope.holds(one.series.id)
 
     def _unread(self, one: LeftOut) -> CaseRecord:
         return CaseRecord(one.series.id, one.reason, one.detail, (), None)

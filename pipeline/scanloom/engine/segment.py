@@ -18,6 +18,7 @@ from scanloom.core import (
     Clock,
     Flag,
     Gaps,
+    Nan,
     Outputs,
     Reason,
     ScanError,
@@ -59,7 +60,7 @@ class SegmentOptions:
         Names from the store, or bundle folders.
     out : Path
         The output folder.
-    series, phase, gaps, orientation, modality
+    series, phase, gaps, nan, orientation, modality
         Which scan, and what its file does not say: as in `scanloom.load_volume`. "all" takes each
         series of a path.
     device : str
@@ -87,6 +88,7 @@ class SegmentOptions:
     series: str | None = None
     phase: int | None = None
     gaps: Gaps = "refuse"
+    nan: Nan = "refuse"
     orientation: str | None = None
     modality: str | None = None
     device: str = "auto"
@@ -113,6 +115,7 @@ class SegmentOptions:
             models=self.models,
             policy={
                 "gaps": self.gaps,
+                "nan": self.nan,
                 "orientation": self.orientation,
                 "modality": self.modality,
                 "max_size": self.max_size,

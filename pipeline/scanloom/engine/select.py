@@ -53,7 +53,7 @@ def select(
         said = mismatch(one.what, workflow.select, workflow.policy)
         if reason is not None and not _allowed(reason, workflow.policy):
             # What nobody wants need not be right; what may have been wanted failed
-            unwanted = said is not None and reason.outcome == "failed" and one.what.modality != ""
+            unwanted = said is not None and reason.wanted and one.what.modality != ""
             why = (Reason.NOT_SELECTED, said or "") if unwanted else (reason, one.what.detail)
             left.append(LeftOut(one, *why))
         elif said is None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
 from scanloom.io.living import DIED, process_start, state_seen, this_host
 from scanloom.io.regular import open_regular
 
@@ -37,8 +37,9 @@ class Status:
         All that were planned.
     before : int
         Those that were done by earlier runs.
-    done, skipped, failed : int
-        What this run has finished; series that failed by their headers count as failed.
+    done, skipped, ambiguous, failed : int
+        What this run has finished; series that failed by their headers count as failed, those of
+        which one of several volumes has to be chosen as ambiguous.
     remade : int
         How many of `done` replaced a result because their scan had changed since.
     reasons : dict
@@ -67,6 +68,7 @@ class Status:
     before: int = 0
     done: int = 0
     skipped: int = 0
+    ambiguous: int = 0
     failed: int = 0
     remade: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -97,6 +99,11 @@ class Status:
             return cls(**told)
         except TypeError as exc:
             raise ValueError("status.json has another form") from exc
+
+    @property
+    def over(self) -> int:
+        """How many cases have ended, those of earlier runs too."""
+        return self.before + self.done + self.skipped + self.ambiguous + self.failed
 
     def seen(self) -> Self:
         """Return it as it is now, when the run may have died since."""
@@ -176,7 +183,7 @@ class Board:
         with self._lock:
             while self._moments and now - self._moments[0] > RECENT_SECONDS:
                 self._moments.popleft()
-            over = sum(self._ends[end] for end in ("done", "skipped", "failed"))
+            over = sum(self._ends[end] for end in ("done", *OUTCOMES))
             rate = self._rate(now)
             left = self._cases - self._before - over
             return Status(
@@ -186,6 +193,7 @@ class Board:
                 before=self._before,
                 done=self._ends["done"],
                 skipped=self._ends["skipped"],
+                ambiguous=self._ends["ambiguous"],
                 failed=self._ends["failed"],
                 remade=self._ends["remade"],
                 reasons=dict(sorted(self._reasons.items())),

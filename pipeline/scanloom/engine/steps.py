@@ -97,12 +97,13 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
             case.series,
             phase=case.phase,
             gaps=case.gaps,
+            nan=case.nan,
             orientation=case.orientation,
             modality=case.modality,
             max_bytes=case.max_bytes,
         )
         others = tuple(
-            read_scan(series, modality=case.modality, max_bytes=case.max_bytes).volume
+            read_scan(series, nan=case.nan, modality=case.modality, max_bytes=case.max_bytes).volume
             for series in case.others
         )
     return LoadedCase(case, scan, clock, meter, others)

@@ -64,6 +64,7 @@ def write_totals(
             "before": status.before,
             "done": done,
             "skipped": status.skipped,
+            "ambiguous": status.ambiguous,
             "failed": status.failed,
         },
         "reasons": status.reasons,

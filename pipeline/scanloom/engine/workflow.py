@@ -138,6 +138,11 @@ class Policy(_Section):
     gaps: Literal["refuse", "interpolate"] = Field(
         default="refuse", description="Missing slices: refuse the series, or fill them and say so"
     )
+    nan: Literal["refuse", "padding"] = Field(
+        default="refuse",
+        description="Voxels that are no numbers (NaN): refuse the scan, or make them its padding "
+        "value (air in a CT, else its smallest value) and say so",
+    )
     phases: Literal["refuse", "first", "all"] = Field(
         default="refuse",
         description="Several volumes in a series: refuse it, take the first, or each",

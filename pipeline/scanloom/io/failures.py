@@ -27,9 +27,9 @@ _OF_THE_OUTPUT = (
 
 
 def is_failure(record: CaseRecord) -> bool:
-    """Whether a case failed by itself, and is to be found in `failed/`."""
+    """Whether a case failed by itself or waits for a choice, and is to be found in `failed/`."""
     reason = record.reason
-    return reason is not None and reason.outcome == "failed" and reason not in _OF_THE_OUTPUT
+    return reason is not None and reason.wanted and reason not in _OF_THE_OUTPUT
 
 
 def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:
@@ -99,7 +99,7 @@ def failed_before(out: Path, case_id: str, recipe: str, stamp: str) -> Failure |
         if told["recipe"] != recipe or told.get("source_stamp", "") != stamp:
             return None
         reason = Reason[told["reason"]]
-        return Failure(reason, str(told["detail"])) if reason.outcome == "failed" else None
+        return Failure(reason, str(told["detail"])) if reason.wanted else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # not there, or not ours: it is tried again
 

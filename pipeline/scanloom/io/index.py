@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scanloom.core import Reason, ScanError, Series, home
+from scanloom.core import OUTCOMES, Reason, ScanError, Series, home
 from scanloom.io.find import Group, group_files, look_results, lost_beside, lost_files
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -67,15 +67,15 @@ class Index:
     opened: int
 
     def counts(self) -> dict[str, int]:
-        """Return how many files were found, used, skipped and failed: the first is their sum."""
+        """Return how many files were found, used and of each outcome: the first is the sum."""
         counted = Counter(outcome for outcome, _ in self.outcomes())
         return {
             "found": len(self.rows),
-            **{outcome: counted[outcome] for outcome in ("used", "skipped", "failed")},
+            **{outcome: counted[outcome] for outcome in ("used", *OUTCOMES)},
         }
 
     def outcomes(self) -> Iterator[tuple[str, str]]:
-        """Give what became of each file: used, skipped or failed, and the code of the reason."""
+        """Give what became of each file: used or an outcome, and the code of the reason."""
         became: dict[str, tuple[str, str]] = {
             reason.code: (reason.outcome, reason.code) for reason in Reason
         }

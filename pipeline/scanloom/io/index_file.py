@@ -65,7 +65,7 @@ class IndexedSeries(NamedTuple):
 
     @property
     def status(self) -> str:
-        """What became of it: used, skipped or failed."""
+        """What became of it: used, skipped, ambiguous or failed."""
         return "used" if self.reason is None else self.reason.outcome
 
 

@@ -22,7 +22,6 @@ from scanloom.io.nrrd import MAGIC, parse_nrrd
 from scanloom.io.plain import (
     MIN_VOXELS,
     affine_from_codes,
-    check_finite,
     check_size,
     straighten,
     unit_of,
@@ -93,7 +92,6 @@ def read_itk(
     """
     plan = _plan(files, phase, orientation, limit)
     values = read_voxels(plan.layout)
-    check_finite(values)
     volume = Volume(values, plan.grid, unit_of(modality), modality, flags=plan.flags)
     return Scan(volume, ItkSource())
 

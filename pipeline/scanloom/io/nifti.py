@@ -22,7 +22,6 @@ from scanloom.core import Flag, Grid, Reason, ScanError, Volume
 from scanloom.io.plain import (
     MIN_VOXELS,
     affine_from_codes,
-    check_finite,
     check_size,
     straighten,
     unit_of,
@@ -30,6 +29,7 @@ from scanloom.io.plain import (
 from scanloom.io.quaternion import HALF_TURN, HALF_TURN_DOUBLE, rotations
 from scanloom.io.sandbox import warm_up
 from scanloom.io.scan import NiftiSource, Scan
+from scanloom.io.values import rounding_flags
 from scanloom.io.voxels import (
     VOXEL_LIMIT,
     Coding,
@@ -110,9 +110,11 @@ def read_nifti(
     if files[-1].suffix == ".gz":
         warm_up()  # of the process that will inflate it, while the header is read
     plan = _plan(files, phase, orientation, limit)
-    values = read_voxels(plan.layout)
-    check_finite(values)
-    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=plan.flags)
+    values, layout = read_voxels(plan.layout), plan.layout
+    flags = plan.flags
+    if values.dtype != layout.dtype.newbyteorder("="):
+        flags += rounding_flags(values, layout.dtype, layout.slope, layout.intercept)
+    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=flags)
     return Scan(volume, plan.source)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -126,18 +124,3 @@ def check_size(affine: NDArray[np.float64], shape: tuple[int, int, int]) -> None
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     if spacing.max() > LARGEST_VOXEL or (0 < (spacing * shape).max() < SMALLEST_SCAN):
         raise ScanError(Reason.BAD_GEOMETRY, "in its unit of length, its voxels are no scan's")
-
-
-def check_finite(values: NDArray[Any]) -> None:
-    """Refuse floating values that are not all finite: what they mean can't be known.
-
-    Raises
-    ------
-    ScanError
-        PIXEL_TYPE.
-    """
-    if values.dtype.kind != "f":
-        return
-    for plane in values.T:  # contiguous pieces, no mask of the whole volume
-        if not np.isfinite(plane).all():
-            raise ScanError(Reason.PIXEL_TYPE, "some of its voxels are NaN or infinite")

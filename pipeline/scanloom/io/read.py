@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from scanloom.core import Flag, Gaps, ScanError, Series, Volume
+from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
 from scanloom.io.ranking import ALL, Preference, Reading, series_meant
 from scanloom.io.scan import Scan
+from scanloom.io.values import rounding_flags, without_nan
 from scanloom.io.voxels import VOXEL_LIMIT
 
-GAPS = get_args(Gaps)
+GAPS, NAN = get_args(Gaps), get_args(Nan)
 
 
 def load_volume(
@@ -22,6 +23,7 @@ def load_volume(
     series: str | None = None,
     phase: int | None = None,
     gaps: Gaps = "refuse",
+    nan: Nan = "refuse",
     orientation: str | None = None,
     modality: str | None = None,
     max_bytes: int | None = None,
@@ -42,6 +44,9 @@ def load_volume(
         acquisition, image type; else how they were made, times, and what docs/reading.md lists.
     gaps : "refuse" or "interpolate"
         What to do about missing slices of an otherwise regular DICOM stack.
+    nan : "refuse" or "padding"
+        What to do about voxels that are no numbers (NaN), in NIfTI, NRRD and MetaImage: "padding"
+        makes them air (-1024 HU) in a CT, else the smallest value of the scan.
     orientation : str or None
         Axis codes such as "RAS", for a file that does not say; only then used.
     modality : str or None
@@ -61,7 +66,7 @@ def load_volume(
     ValueError
         For an option that does not exist.
     """
-    _check_options(gaps, modality)
+    _check_options(gaps, nan, modality)
     if series == ALL:
         raise ValueError('one volume is read: series must be a UID, a number, "best" or None')
     wanted = Preference(modality=modality)
@@ -72,6 +77,7 @@ def load_volume(
         chosen,
         phase=phase,
         gaps=gaps,
+        nan=nan,
         orientation=orientation,
         modality=modality,
         max_bytes=max_bytes,
@@ -84,6 +90,7 @@ def read_scan(
     *,
     phase: int | None = None,
     gaps: Gaps = "refuse",
+    nan: Nan = "refuse",
     orientation: str | None = None,
     modality: str | None = None,
     max_bytes: int | None = None,
@@ -99,7 +106,7 @@ def read_scan(
     ValueError
         For an option that does not exist.
     """
-    _check_options(gaps, modality)
+    _check_options(gaps, nan, modality)
     limit = VOXEL_LIMIT if max_bytes is None else max_bytes
     if series.kind == "dicom":
         from scanloom.io.dicom.series import read_dicom
@@ -112,18 +119,27 @@ def read_scan(
             detail = f"{error.detail}; {series.lost} files beside its slices can't be read"
             raise ScanError(error.reason, detail) from error
         if series.lost:
-            flags = (*scan.volume.flags, Flag.FILES_LOST)
-            scan = replace(scan, volume=replace(scan.volume, flags=flags))
-        return scan
+            scan = _with_flags(scan, (Flag.FILES_LOST,))
+        return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
     if series.kind == "nifti":
         from scanloom.io.nifti import read_nifti as read
     else:
         from scanloom.io.itk import read_itk as read
-    return read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
+    scan = read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
+    scan = replace(scan, volume=without_nan(scan.volume, nan))
+    return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 
 
-def _check_options(gaps: str, modality: str | None) -> None:
+def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:
+    if not flags:
+        return scan
+    return replace(scan, volume=replace(scan.volume, flags=(*scan.volume.flags, *flags)))
+
+
+def _check_options(gaps: str, nan: str, modality: str | None) -> None:
     if gaps not in GAPS:
         raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
+    if nan not in NAN:
+        raise ValueError(f"nan must be one of {NAN}, got {nan!r}")
     if modality is not None and modality not in MODALITIES:
         raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")

@@ -43,6 +43,7 @@ PATIENCE = 20.0
 SLOWEST = 10 << 20
 """Bytes that come out in a second, of bzip2 on a busy machine; of gzip it is 50 times that."""
 
+_PLAIN_SKIPS = (0, 352, 544)  # NRRD and MetaImage; NIfTI-1 and NIfTI-2 without extensions
 _PIECE = 1 << 20
 _MOST = 1 << 24  # bytes between two words of progress
 _TOKEN = 64  # characters of one number in a text
@@ -94,6 +95,16 @@ class Layout:
     def total(self) -> int:
         """Bytes of all volumes and what is before them, unpacked."""
         return self.skip + self.count * self.volumes * self.dtype.itemsize
+
+    @property
+    def spare(self) -> int:
+        """Zeros that may stand behind the voxels: fewer than a dimension that is wrong leaves.
+
+        None where the voxels do not begin right behind the header: that might be what is wrong.
+        """
+        if self.skip not in _PLAIN_SKIPS:
+            return 0
+        return self.count // max(self.shape) * self.dtype.itemsize - 1
 
     @property
     def result(self) -> np.dtype[Any]:
@@ -165,7 +176,9 @@ def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
     if held < _least(layout):
         raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
     if layout.coding == "raw" and held > layout.total:
-        raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
+        with layout.path.open("rb") as file:
+            file.seek(layout.start + layout.total)
+            _check_rest(file, layout)
     if layout.skip > SKIP_LIMIT:
         raise ScanError(Reason.DAMAGED, "its header says that the voxels begin far behind it")
     most = layout.count * max(layout.result.itemsize, layout.dtype.itemsize)
@@ -247,7 +260,15 @@ def decode(layout: Layout, values: NDArray[Any]) -> None:
             _from_block(file, layout, values)
         else:
             _from_runs(file, layout, values)
-        if file.read(1):  # the last step of gzip: only there does it check what it inflated
+        _check_rest(file, layout)  # the last step of gzip: only there it checks what it inflated
+
+
+def _check_rest(file: BinaryIO, layout: Layout) -> None:
+    """Refuse what stands behind the voxels, but for some zeros."""
+    count = 0
+    while piece := file.read(_PIECE):
+        count += len(piece)
+        if count > layout.spare or piece.strip(b"\0"):
             raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
 
 

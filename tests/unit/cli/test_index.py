@@ -8,6 +8,7 @@ import pytest
 
 from archives import Outcomes, series, write_archive
 from commands import scanloom
+from dicom_maker import Edit, Words, noise, uid, write_series
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +27,8 @@ def test_the_document_accounts_for_every_file(messy: tuple[Path, Outcomes]) -> N
     ended = scanloom("index", root, "--json")
     assert (ended.code, ended.err) == (1, "")
     told = ended.document
-    files = told["files"]
-    assert files["found"] == files["used"] + files["skipped"] + files["failed"] == len(expected)
+    files = dict(told["files"])
+    assert files.pop("found") == sum(files.values()) == len(expected)
     reasons = [code for _, code in expected.values() if code]
     assert told["reasons"] == {code: reasons.count(code) for code in sorted(set(reasons))}
     for one in told["series"]:
@@ -54,6 +55,36 @@ def test_the_exit_code(tmp_path: Path, count: int) -> None:
     ended = scanloom("index", tmp_path, "--json")
     assert ended.code == (0 if count == 5 else 65)
     assert ended.document["files"]["used"] == (5 if count == 5 else 0)
+
+
+def phases(folder: Path) -> None:
+    """Write two volumes that share a series."""
+    for n in (1, 2):
+        words = Words(name="phases", more={"AcquisitionNumber": n})
+        write_series(folder / str(n), noise((8, 8, 5), n), words=words, edit=numbered(n))
+
+
+def numbered(n: int) -> Edit:
+    return lambda k, ds: setattr(ds, "SOPInstanceUID", uid("phases", n, k))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_waits_for_a_choice_did_not_fail(tmp_path: Path, beside: bool) -> None:
+    phases(tmp_path / "phases")
+    if beside:
+        series(tmp_path, "a", count=5)
+    ended = scanloom("index", tmp_path, "--json")
+    assert ended.code == 0
+    files = ended.document["files"]
+    assert files == {
+        "found": 15 if beside else 10,
+        "used": 5 if beside else 0,
+        "skipped": 0,
+        "ambiguous": 10,
+        "failed": 0,
+    }
+    assert "ambiguous" in {one["status"] for one in ended.document["series"]}
+    assert "10 ambiguous, 0 failed" in scanloom("index", tmp_path).out
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

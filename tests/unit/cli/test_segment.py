@@ -68,6 +68,27 @@ def test_the_same_command_again_in_the_study_itself_finds_the_result(
     assert (case["case"], case["folder"]) == (first["case"], first["folder"])
 
 
+def test_nan_outside_the_field_of_view_is_told_with_what_became_of_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    array = noise().astype(np.float32)
+    array[:3] = np.nan
+    nib.save(nib.Nifti1Image(array, np.diag([2.0, 2.0, 3.0, 1.0])), tmp_path / "scan.nii.gz")
+    command = ["segment", tmp_path / "scan.nii.gz", "--model", tiny_model, "--modality", "CT"]
+    command += ["--out", tmp_path / "out"]
+    refused = scanloom(*command)
+    assert refused.code == 65
+    assert "--nan padding" in refused.out + refused.err
+
+    ended = scanloom(*command, "--nan", "padding")
+
+    assert ended.code == 0, ended.err
+    [folder] = (tmp_path / "out" / "cases").iterdir()
+    case = json.loads((folder / "case.json").read_text())
+    assert "NAN_PADDED" in {flag["code"] for flag in case["flags"]}
+    assert case["source"]["nan_as"] == -1024
+
+
 def test_verify_notices_that_a_case_is_gone(study: Path, tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     scanloom("segment", study, "--model", tiny_model, "--out", out)

@@ -112,7 +112,7 @@ def test_a_plan_names_each_case_and_why_others_are_none(
     keep_plan(made, out)
 
     assert made.left_out == {"NOT_SELECTED": 1}
-    assert made.files == {"found": 66, "used": 66, "skipped": 0, "failed": 0}
+    assert made.files == {"found": 66, "used": 66, "skipped": 0, "ambiguous": 0, "failed": 0}
     [one] = made.cases
     assert one.voxels == 144 * 192 * 60 or one.voxels == 192 * 144 * 60
     assert one.values > 0

@@ -95,7 +95,7 @@ def test_prometheus_reads_the_metrics() -> None:
     families = {f.name: f for f in parser.text_string_to_metric_families(metrics_text(STATUS))}
 
     ends = {s.labels["outcome"]: s.value for s in families["scanloom_cases_finished"].samples}
-    assert ends == {"done": 2.0, "skipped": 0.0, "failed": 2.0}
+    assert ends == {"done": 2.0, "skipped": 0.0, "ambiguous": 0.0, "failed": 2.0}
     assert families["scanloom_cases_finished"].type == "counter"
     assert families["scanloom_gpu_busy_ratio"].samples[0].value == 0.5
     assert "scanloom_gpu_power_watts" not in families

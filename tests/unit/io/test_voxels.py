@@ -189,7 +189,7 @@ def test_more_voxels_than_the_header_says_are_damage(tmp_path):
     for name, pack in (("a.nii", bytes), ("a.nii.gz", gzip.compress)):
         (tmp_path / name).write_bytes(pack(data))
         np.testing.assert_array_equal(scanloom.load_volume(tmp_path / name).array, noise())
-        (tmp_path / name).write_bytes(pack(data + b"\0\0"))
+        (tmp_path / name).write_bytes(pack(data + b"\0\1"))
         assert code_of(scanloom.load_volume, tmp_path / name) == "DAMAGED"
 
 

@@ -13,6 +13,10 @@ LOOKUP_TABLE = 0x00283000
 LOOKUP = -2
 """What is kept of it has this tag: it is no value, its length alone counts."""
 
+TWICE, FLOATS = 1, 2
+"""Bits of `Elements.faults`: an element of `TAGS` stands there twice, with different values; the
+pixels are FloatPixelData or DoubleFloatPixelData."""
+
 _HEAD, _COMMON = struct.Struct("<BQQ"), struct.Struct("<I?")
 _COUNT = struct.Struct("<H")
 
@@ -185,6 +189,8 @@ class Elements(NamedTuple):
         None where there is no PixelData, or the file ends before it.
     gzipped : bool
         Whether gzip packed the file.
+    faults : int
+        Sum of `TWICE` and `FLOATS`, as they apply; the whole series is refused for them.
     """
 
     common: Common
@@ -192,6 +198,7 @@ class Elements(NamedTuple):
     lookup_table: bool
     pixels: PixelPlace | None
     gzipped: bool = False
+    faults: int = 0
 
     @property
     def syntax(self) -> str:
@@ -220,7 +227,7 @@ class Elements(NamedTuple):
 
     def packed(self) -> Packed:
         """Return all of it as bytes, for another process or the index; see `unpack_elements`."""
-        flags, offset, length = self.lookup_table | self.gzipped << 1, 0, 0
+        flags, offset, length = self.lookup_table | self.gzipped << 1 | self.faults << 4, 0, 0
         if self.pixels is not None:
             offset, length = self.pixels.offset, self.pixels.length or 0
             flags |= 4 | (self.pixels.length is not None) << 3
@@ -247,7 +254,7 @@ def unpack_elements(packed: Packed) -> Elements:
     flags, offset, length = _HEAD.unpack_from(packed.own)
     pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
     common, own = _unpack_common(packed.common), _unpack(packed.own[_HEAD.size :])
-    return Elements(common, own, bool(flags & 1), pixels, bool(flags & 2))
+    return Elements(common, own, bool(flags & 1), pixels, bool(flags & 2), flags >> 4)
 
 
 @lru_cache(1024)

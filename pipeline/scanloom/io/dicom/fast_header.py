@@ -17,6 +17,7 @@ from pathlib import Path
 
 from scanloom.io.dicom.byte_order import BIG, LITTLE, ODD, STOP, UNDEFINED, ByteOrder
 from scanloom.io.dicom.elements import (
+    FLOATS,
     LOOKUP,
     MEDIA_CLASS,
     SYNTAX,
@@ -136,7 +137,8 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     if last is not None:
         pixels = _pixels(order, data, last, explicit=explicit)
         BEFORE.note(data, heads, order, syntax, explicit=explicit)
-    return elements_of(values, syntax, little=order.little, pixels=pixels)
+    faults = FLOATS if last is not None and pixels is None else 0
+    return elements_of(values, syntax, little=order.little, pixels=pixels)._replace(faults=faults)
 
 
 def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
@@ -168,7 +170,7 @@ def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
         return None
     table = bool(own.pop(LOOKUP, b""))
     pixels = _pixels(part.order, data, head, explicit=part.explicit)
-    return Elements(layout.common, own, table, pixels)
+    return Elements(layout.common, own, table, pixels, faults=0 if pixels else FLOATS)
 
 
 class Before:
@@ -236,7 +238,9 @@ def _deflated_elements(packed: bytes, meta: Mapping[int, bytes]) -> Elements:
             continue
         found = last is not None and _pixels(LITTLE, data, last, explicit=True)
         place = PixelPlace(0, None) if found else None
-        return elements_of(values, DEFLATED, little=True, pixels=place)
+        faults = FLOATS if last is not None and not found else 0
+        elements = elements_of(values, DEFLATED, little=True, pixels=place)
+        return elements._replace(faults=faults)
     raise NotPlainError
 
 
@@ -264,7 +268,7 @@ def _walk_meta(data: bytes, values: dict[int, bytes], heads: list[Head]) -> int:
         if tag in _META:
             if vr != _UI:
                 raise NotPlainError
-            values[_META[tag]] = data[start:place]
+            _keep(values, _META[tag], data[start:place])
 
 
 def _has_vr(data: bytes, place: int) -> bool:
@@ -298,9 +302,15 @@ def _walk(
         if head.kept == STOP:
             return head
         if head.kept:
-            values[head.kept] = data[head.start : head.end]
+            _keep(values, head.kept, data[head.start : head.end])
         place = head.end
     return None
+
+
+def _keep(values: dict[int, bytes], tag: int, value: bytes) -> None:
+    """Keep a value; NotPlainError if another one stood there before."""
+    if values.setdefault(tag, value) != value:
+        raise NotPlainError
 
 
 def _step(order: ByteOrder, data: bytes, place: int, *, explicit: bool) -> Head:

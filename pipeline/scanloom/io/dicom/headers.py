@@ -75,7 +75,8 @@ class Header:
     pixels : PixelPlace or None
         None where the file has no PixelData, or ends before it.
     patient : tuple of bytes
-        PatientName, PatientID and PatientBirthDate as they stand in the file, without padding.
+        PatientName, PatientID and PatientBirthDate as they stand in the file, without padding, the
+        name also without delimiters that end it.
     position, orientation, spacing : tuple of float or None
         ImagePositionPatient and ImageOrientationPatient (LPS mm), PixelSpacing (between rows,
         between columns; mm). None where absent or not made of that many numbers.
@@ -235,7 +236,7 @@ def make_header(path: Path | str, elements: Elements) -> Header:
 
 _PHASE = tuple(PHASE_TAGS.values())
 _ABSENT = (b"",) * len(_PHASE)
-_PATIENT = (0x00100010, 0x00100020, 0x00100030)
+_NAME, _PATIENT = 0x00100010, (0x00100020, 0x00100030)
 MADE_BY = {
     "KVP": (0x00180060,),
     "ConvolutionKernel": (0x00181210,),
@@ -275,7 +276,7 @@ def _meaning(common: Common) -> dict[str, Any]:
         "study_uid": text(0x0020000D),
         "series_uid": text(0x0020000E),
         "frame_of_reference": text(0x00200052),
-        "patient": tuple(raw(tag).strip(b" \0") for tag in _PATIENT),
+        "patient": (_person(raw(_NAME)), *(raw(tag).strip(b" \0") for tag in _PATIENT)),
         "modality": text(0x00080060).upper(),
         "image_type": tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
         "orientation": _floats(raw(0x00200037), 6),
@@ -294,6 +295,15 @@ def _meaning(common: Common) -> dict[str, Any]:
         "burned_in": text(0x00280301).upper() == "YES",
         "multi_energy": text(0x00189361).upper() == "YES",
     }
+
+
+def _person(raw: bytes) -> bytes:
+    """Return a name without what may be omitted: components and groups that are empty at its end.
+
+    Doe^John and Doe^John^^^= are one (PS3.5 6.2.1.1).
+    """
+    groups = [group.rstrip(b" \0^") for group in raw.strip(b" \0").split(b"=")]
+    return b"=".join(groups).rstrip(b"=")
 
 
 def _padding(elements: Elements, signed: bool) -> int | None:

@@ -9,17 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import Header, quiet
+from scanloom.io.dicom.protocol import planned_centres, way_of_tiles
 from scanloom.io.dicom.slices import Slice, Tile, single_slice, to_float
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+Numbers = NDArray[np.float64]
+
 MOST_TILES = 4096
 """Of one mosaic; scanners make some tens."""
-_BETWEEN = 0x00180088
+_BETWEEN, _COUNT = 0x00180088, 0x0019100A
+_PROTOCOLS = ("MrPhoenixProtocol", "MrProtocol")
 _SAME_DIRECTION = 1e-3
 """Difference of cosines between SliceNormalVector and the normal: both have some digits only."""
 
@@ -33,7 +38,8 @@ def mosaic_slices(header: Header) -> list[Slice]:
     """Return the tiles of a mosaic, each as a slice where it lies.
 
     How many there are, and on which side of the first the others lie, is said by Siemens' own
-    header (CSA). ImagePositionPatient is that of the first pixel if the whole plane were one
+    header (CSA) of the image; where that is lost, by the plan in that of the series.
+    ImagePositionPatient is that of the first pixel if the whole plane were one
     slice around the same centre: the first tile begins half the rest further in.
 
     Raises
@@ -44,8 +50,8 @@ def mosaic_slices(header: Header) -> list[Slice]:
     whole = single_slice(header)
     if not (header.position and header.orientation and header.spacing):
         raise ScanError(Reason.NO_POSITION, "a mosaic has no position, orientation or spacing")
-    count, normal = _csa(header.read_dataset())
     row, column = np.array(header.orientation).reshape(2, 3)
+    count, normal = _csa(header, row, column)
     if np.abs(np.abs(normal @ np.cross(row, column)) - 1) > _SAME_DIRECTION:
         raise ScanError(Reason.BAD_GEOMETRY, "the normal of a mosaic is not that of its rows")
     step = _distance(header) * normal
@@ -68,15 +74,19 @@ def mosaic_slices(header: Header) -> list[Slice]:
     ]
 
 
-def _csa(dataset: Dataset) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+def _csa(header: Header, row: Numbers, column: Numbers) -> tuple[int, Numbers]:
     """Return the number of tiles and the direction from tile to tile, LPS."""
     with quiet():  # nibabel says that it is experimental
         from nibabel.nicom import csareader
+    dataset = header.read_dataset()
     try:
         with quiet():
-            csa = csareader.get_csa_header(dataset, "image")
-            count = _only(csa["tags"]["NumberOfImagesInMosaic"]["items"], 1)[0]
-            normal = _only(csa["tags"]["SliceNormalVector"]["items"], 3)
+            found = csareader.get_csa_header(dataset, "image")
+            if found is None:
+                count, normal = _planned(header, dataset, row, column)
+            else:
+                count = int(_only(found["tags"]["NumberOfImagesInMosaic"]["items"], 1)[0])
+                normal = np.array(_only(found["tags"]["SliceNormalVector"]["items"], 3))
     except (
         ArithmeticError,
         AssertionError,
@@ -91,7 +101,31 @@ def _csa(dataset: Dataset) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
         raise ScanError(Reason.MOSAIC, detail) from exc
     if not (1 <= count <= MOST_TILES and np.isfinite(normal).all()):
         raise ScanError(Reason.MOSAIC, "its tiles can't be told apart")
-    return int(count), np.array(normal)
+    return count, normal
+
+
+def _planned(
+    header: Header, dataset: Dataset, row: Numbers, column: Numbers
+) -> tuple[int, Numbers]:
+    """Return the same by the plan of the series: the first tile lies at one end of it."""
+    from nibabel.nicom import csareader
+
+    tags = csareader.get_csa_header(dataset, "series")["tags"]
+    named = next(tags[name] for name in _PROTOCOLS if name in tags)
+    centres = planned_centres(str(named["items"][0]), MOST_TILES)
+    if _COUNT in dataset and dataset[_COUNT].value not in (len(centres), _short(len(centres))):
+        raise ValueError("the protocol plans another number of slices")
+    between_rows, between_columns = header.spacing or (0.0, 0.0)
+    middle = np.array(header.position) + row * between_columns * header.columns / 2
+    middle = middle + column * between_rows * header.rows / 2
+    normal = np.cross(row, column)
+    way = way_of_tiles(centres, middle, _distance(header))
+    return len(centres), normal if way @ normal > 0 else -normal
+
+
+def _short(count: int) -> bytes:
+    """Return a number as it stands where nobody names its type (US, little endian)."""
+    return struct.pack("<H", count)
 
 
 def _only(items: Sequence[Any], count: int) -> list[float]:

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.elements import (
+    FLOATS,
     LOOKUP,
     LOOKUP_TABLE,
     MEDIA_CLASS,
+    SYNTAX,
     TAGS,
+    TWICE,
     Elements,
     PixelPlace,
     elements_of,
@@ -35,6 +38,7 @@ LONGEST_VALUE = 1 << 26
 
 _PIECE = 1 << 16
 _META = 1 << 11  # bytes from the start within which a meta header names its syntax
+_HEAD = 8  # bytes of an element's head, at least
 _PIXELS = 0x7FE00010
 _ALL_PIXELS = frozenset((_PIXELS, 0x7FE00009, 0x7FE00008))
 _LONG_VRS = (b"OB", b"OW", b"UN")
@@ -64,7 +68,7 @@ def read_odd(path: Path) -> Elements:
     ScanError
         DAMAGED if it can't be parsed.
     """
-    dataset, place = _read(path, _wanted())
+    dataset, place, faults = _read(path, _wanted())
     elements = {int(tag): element for tag, element in dataset.items()}  # as they were read
     meta = dict(dataset.file_meta.items()).get(MEDIA_CLASS)
     values = {tag: _raw(elements[tag]) for tag in elements.keys() & TAGS}
@@ -73,7 +77,8 @@ def read_odd(path: Path) -> Elements:
     if getattr(elements.get(LOOKUP_TABLE), "value", None):
         values[LOOKUP] = b"there"
     little = dataset.original_encoding[1] is not False
-    return elements_of(values, _syntax(dataset), little=little, pixels=place)
+    found = elements_of(values, _syntax(dataset), little=little, pixels=place)
+    return found._replace(faults=faults)
 
 
 def read_dataset(path: Path) -> Dataset:
@@ -96,24 +101,57 @@ def _wanted() -> list[Any]:
     return [BaseTag(tag) for tag in (*TAGS, LOOKUP_TABLE)]
 
 
-def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | None]:
-    """Return the data set, or what is wanted of it, and where the pixels lie."""
+class _Watch:
+    """Tells pydicom where to stop, and notes where the elements stand that are wanted.
+
+    Of two elements pydicom keeps the last one without a word.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+
+    def __call__(self, tag: int, vr: str | None, length: int) -> bool:
+        """Whether pydicom stops here: at pixels of any kind."""
+        if tag in TAGS or tag == LOOKUP_TABLE:
+            spans, here = self._spans.setdefault(int(tag), []), self._file.tell()
+            if spans and here - spans[-1][0] < _HEAD:
+                spans.pop()  # the same: of the first pydicom asks twice, to tell how it is encoded
+            spans.append((here, length))
+        return tag in _ALL_PIXELS
+
+    def found_twice(self) -> bool:
+        """Whether an element stands twice, with different values."""
+        several = [spans for spans in self._spans.values() if len(spans) > 1]
+        return any(len({self._value(*span) for span in spans}) > 1 for spans in several)
+
+    def _value(self, start: int, length: int) -> object:
+        if length == _UNDEFINED:
+            return start  # a sequence: none is looked into, so that two of them differ
+        self._file.seek(start)
+        return self._file.read(length)
+
+
+def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | None, int]:
+    """Return the data set, or what is wanted of it, where the pixels lie, and `faults`."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
     from pydicom.filereader import read_partial
 
     try:
         with opened_plain(path, MOST_INFLATED) as file:
-            inflated = _inflated_start(file)
+            inflated = inflated_start(file)
+            data: BinaryIO = file if inflated is None else BytesIO(inflated[1])
+            data.seek(0)
+            watch = _Watch(data)
+            longest = LONGEST_VALUE if inflated is None else None
+            dataset = read_partial(data, watch, longest, True, wanted)
+            place, faults = _pixel_place(data, dataset)
+            if watch.found_twice() or _meta_says_two(file):
+                faults |= TWICE
             if inflated is not None:
-                meta, data = inflated
-                buffer = BytesIO(data)
-                dataset = read_partial(buffer, _at_pixels, None, True, wanted)
-                dataset.file_meta = meta  # its pixels are decoded from the whole file
-                place = _pixel_place(buffer, dataset)
-                return dataset, None if place is None else PixelPlace(0, None)
-            file.seek(0)
-            dataset = read_partial(file, _at_pixels, LONGEST_VALUE, True, wanted)
-            return dataset, _pixel_place(file, dataset)
+                dataset.file_meta = inflated[0]  # its pixels are decoded from the whole file
+                place = None if place is None else PixelPlace(0, None)
+            return dataset, place, faults
     except (InvalidDicomError, BytesLengthException, *PARSE_ERRORS, OSError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise  # the disk's; pydicom raises OSError without a number where a file is cut off
@@ -121,7 +159,23 @@ def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | N
         raise ScanError(Reason.DAMAGED, detail) from exc
 
 
-def _inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
+def _meta_says_two(file: BinaryIO) -> bool:
+    """Whether syntax or class stand twice in the meta header, with different values."""
+    from pydicom.filereader import data_element_generator
+
+    file.seek(0)
+    start = file.read(_META)
+    if start[128:132] != b"DICM":
+        return False
+    said: dict[int, set[object]] = {SYNTAX: set(), MEDIA_CLASS: set()}
+    meta = BytesIO(start[132:])
+    for element in data_element_generator(meta, False, True, lambda tag, *_: tag >> 16 != 2):
+        if element.tag in said:
+            said[element.tag].add(element.value)
+    return any(len(values) > 1 for values in said.values())
+
+
+def inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
     """Return meta header and the inflated start of a deflated data set; None for other files.
 
     pydicom would inflate the file whole, however large that is.
@@ -149,11 +203,6 @@ def _inflate(file: BinaryIO) -> bytes:
     return b"".join(parts)
 
 
-def _at_pixels(tag: int, vr: str | None, length: int) -> bool:
-    """Whether pydicom stops here: PixelData, FloatPixelData, DoubleFloatPixelData."""
-    return tag in _ALL_PIXELS
-
-
 def _named(meta: Any) -> str:
     return str(meta.get("TransferSyntaxUID", "") or "").strip(" \0")
 
@@ -168,17 +217,17 @@ def _syntax(dataset: Dataset) -> str:
     return EXPLICIT_LITTLE if little else EXPLICIT_BIG
 
 
-def _pixel_place(file: BinaryIO, dataset: Dataset) -> PixelPlace | None:
-    """Return where the value of PixelData lies; pydicom left the file at its tag."""
+def _pixel_place(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, int]:
+    """Return where the value of PixelData lies, and `faults`; pydicom left the file at its tag."""
     offset = file.tell()
     start = file.read(12)
     if len(start) < 8:
-        return None
+        return None, 0
     implicit, little = dataset.original_encoding
     order = "<" if little else ">"
     group, element = struct.unpack(order + "HH", start[:4])
     if group << 16 | element != _PIXELS:
-        return None
+        return None, FLOATS if group << 16 | element in _ALL_PIXELS else 0
     offset, form, field = offset + 8, "I", start[4:8]
     written = start[6:8] == b"\0\0" or not implicit  # an implicit length would be even
     if start[4:6] in _LONG_VRS and written:
@@ -186,9 +235,9 @@ def _pixel_place(file: BinaryIO, dataset: Dataset) -> PixelPlace | None:
     elif not implicit:
         form, field = "H", start[6:8]
     if len(field) < struct.calcsize(form):
-        return None
+        return None, 0
     (length,) = struct.unpack(order + form, field)
-    return PixelPlace(offset, None if length == _UNDEFINED else length)
+    return PixelPlace(offset, None if length == _UNDEFINED else length), 0
 
 
 def _raw(element: Any) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scanloom.io.dicom.places import Places, steps_off
+from scanloom.io.dicom.rounding import is_rounded_stack
 from scanloom.io.dicom.slices import Slice
 from scanloom.io.dicom.stack import MIN_SLICES
 
@@ -58,9 +59,9 @@ class Part:
     @property
     def regular(self) -> bool:
         """Whether the places of this part, of all that `places` has, are equally spaced."""
-        depth = self.places.depth[sorted(self.ids)]
-        off, allowed = steps_off(depth)
-        return off <= allowed
+        ids = sorted(self.ids)
+        off, allowed = steps_off(self.places.depth[ids])
+        return off <= allowed or is_rounded_stack(self.places.positions[ids])
 
     @property
     def reach(self) -> tuple[float, float]:

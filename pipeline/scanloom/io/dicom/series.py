@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom.doubled import groups_contradict
+from scanloom.io.dicom.elements import FLOATS, TWICE
 from scanloom.io.dicom.fast_header import read_start
+from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
 from scanloom.io.dicom.gaps import fill_gaps
+from scanloom.io.dicom.grid import grid_slices, is_grid
 from scanloom.io.dicom.headers import SHELF, Header, read_headers
 from scanloom.io.dicom.kinds import has_reversed_rows, is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
@@ -23,9 +28,11 @@ from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
 from scanloom.io.unpack import SCRATCH, starts_gzip
+from scanloom.io.values import rounding_flags
 from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = 0x00280121
+_SHORT = 24  # bits that float32 holds
 
 
 def read_dicom(
@@ -69,6 +76,7 @@ def read_dicom(
         flags.append(Flag.DUPLICATES_DROPPED)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
+    flags += _rounding(stack, array)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
@@ -102,7 +110,10 @@ def headers_outline(
 
     What was sent twice with other times is told as PHASES here.
     """
-    return _outline(_chosen(split_volumes(_slices(headers)), phase, gaps))
+    slices = _slices(headers)
+    if have_own_frames(slices):
+        return _outline(stack_without_frames(slices, phase, gaps))
+    return _outline(_chosen(split_volumes(slices), phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
@@ -119,18 +130,19 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     Raises
     ------
     ScanError
-        Where a file that holds several does not say which; why none of the frames is a slice;
-        REVERSED_ROWS where rows may stand in reverse.
+        Where a file that holds several does not say which; why none of the frames is a slice; as
+        of `_check_faults`.
     """
+    _check_faults(headers)
     slices: list[Slice] = []
     several: list[Header] = []
-    if any(map(has_reversed_rows, {h.shared: h for h in headers}.values())):
-        raise ScanError(Reason.REVERSED_ROWS, "an EPI series with reversed polarity")
     for header in headers:
         if is_multiframe(header):
             several.append(header)
         elif is_mosaic(header):
             slices += mosaic_slices(header)
+        elif is_grid(header):
+            slices += grid_slices(header)
         else:
             slices.append(single_slice(header))
     frames = multiframe_slices(several)
@@ -141,6 +153,29 @@ def _slices(headers: Sequence[Header]) -> list[Slice]:
     return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))
 
 
+def _check_faults(headers: Sequence[Header]) -> None:
+    """Refuse what a header says twice, pixels that are no integers, and rows in reverse.
+
+    Raises
+    ------
+    ScanError
+        HEADER_CONTRADICTS, PIXEL_TYPE or REVERSED_ROWS.
+    """
+    if any(map(has_reversed_rows, {h.shared: h for h in headers}.values())):
+        raise ScanError(Reason.REVERSED_ROWS, "an EPI series with reversed polarity")
+    floats = sum(header.elements.faults & FLOATS > 0 for header in headers)
+    if floats:
+        detail = f"{floats} of {len(headers)} files have floating-point pixels"
+        raise ScanError(Reason.PIXEL_TYPE, detail)
+    twice = sum(
+        header.elements.faults & TWICE > 0 or (is_multiframe(header) and groups_contradict(header))
+        for header in headers
+    )
+    if twice:
+        detail = f"in {twice} of {len(headers)} files an element stands twice, with other values"
+        raise ScanError(Reason.HEADER_CONTRADICTS, detail)
+
+
 def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
     """Return the one volume that is meant.
 
@@ -149,6 +184,8 @@ def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
     ScanError
         PHASES where there are several and none was chosen; what is wrong with it.
     """
+    if have_own_frames(slices):
+        return stack_without_frames(slices, phase, gaps)
     volumes = split_volumes(slices)
     if phase is None and len(volumes.groups) > 1:
         stack = _sent_again(slices, gaps)
@@ -232,6 +269,19 @@ def _headers(files: Sequence[Path]) -> list[Header]:
         reasons = [skip_reason(header) for header in headers]
         raise ScanError(next(filter(None, reasons), Reason.NO_IMAGES), "no slices in this series")
     return usable
+
+
+def _rounding(stack: Stack, array: NDArray[Any]) -> list[Flag]:
+    """Return the flag of whole numbers that were made float32 and are rounded by it."""
+    if array.dtype.kind != "f":
+        return []
+    for k, one in enumerate(stack.slices):
+        if one is None or one.header.format.allocated <= _SHORT:
+            continue
+        kind = np.dtype(np.int32)
+        if rounding_flags(array[:, :, k], kind, one.slope, one.intercept):
+            return [Flag.VALUES_ROUNDED]
+    return []
 
 
 def _drop_twins(stack: Stack) -> int:

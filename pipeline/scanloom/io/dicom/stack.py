@@ -15,6 +15,14 @@ from scanloom.core.grid import ORTHOGONAL
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.meaning import Attribute, differing
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
+from scanloom.io.dicom.rounding import (
+    MOST_OF_STEP,
+    Line,
+    is_rounded_stack,
+    leaning_line,
+    reach_of,
+    straight_line,
+)
 from scanloom.io.dicom.slices import Slice, one_of_each, to_float
 from scanloom.io.plain import straighten
 
@@ -37,6 +45,8 @@ GAPS_SHARE = 1 / 3
 MOST_STRETCHED = 300
 """Distance of slices over that of pixels: more is PixelSpacing in another unit than mm."""
 _TILT, _BETWEEN = 0x00181120, 0x00180088
+_FLOAT = 1e-9
+"""mm that float64 may leave of the same sum in another order."""
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
@@ -97,8 +107,9 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     places = places_of(slices, normal)
     if len(places.depth) < MIN_SLICES:
         raise ScanError(Reason.TOO_FEW_SLICES, f"{len(places.depth)} at different places")
-    index = _indices(places.depth, gaps)
-    step, straightened = _step(places.positions, index, normal)
+    index = _indices(places, normal, gaps)
+    line, flag = _line(places.positions, index, normal)
+    step = line.step
     between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
     if np.linalg.norm(step) > MOST_STRETCHED * min(between_rows, between_columns):
         raise ScanError(Reason.BAD_GEOMETRY, "pixels lie far nearer to each other than slices")
@@ -106,11 +117,12 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     affine[:3, 0] = row * between_columns
     affine[:3, 1] = column * between_rows
     affine[:3, 2] = step
-    affine[:3, 3] = places.positions[0]
+    affine[:3, 3] = line.origin
     kept, twins = _split_twins(slices, places, index)
     shape = (slices[0].columns, slices[0].rows, len(kept))
     affine, upright = _upright(LPS_TO_RAS @ affine, shape)
-    flags = [Flag.AFFINE_ROUNDED] if rounded or straightened or upright else []
+    flags = [Flag.AFFINE_ROUNDED] if rounded or upright else []
+    flags += [flag] if flag and flag not in flags else []
     flags += [Flag.GAPS_INTERPOLATED] if None in kept else []
     flags += [Flag.ATTRIBUTES_CONTRADICT] if contradicts(slices[0].header, step, normal) else []
     return Stack(kept, twins, affine, tuple(flags))
@@ -242,14 +254,8 @@ def _split_twins(
     return tuple(kept), tuple(twins)
 
 
-def _indices(depth: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
+def _indices(places: Places, normal: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
     """Return which k each place is; not every number is there where slices are missing.
-
-    Parameters
-    ----------
-    depth : (P,) array
-        Places along the normal in mm, ascending.
-    gaps : "refuse" or "interpolate"
 
     Raises
     ------
@@ -257,31 +263,39 @@ def _indices(depth: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
         SLICE_GAP or SPACING_CHANGES if the places are not equally spaced; BAD_GEOMETRY if slices
         lie side by side.
     """
+    depth = places.depth
     off, allowed = steps_off(depth)
     if off <= allowed:
         return np.arange(len(depth))
     steps = np.diff(depth)
     if steps.min() <= SAME_PLACE_MM:
         raise ScanError(Reason.BAD_GEOMETRY, "slices lie side by side in one plane")
+    if is_rounded_stack(places.positions):
+        return np.arange(len(depth))
     seen = f"distances between slices go from {steps.min():.3f} to {steps.max():.3f} mm"
-    multiples = _multiples(steps, allowed)
+    multiples = _multiples(steps, allowed, (float(np.median(steps)), float(steps.min())))
+    if multiples is None:
+        multiples = _rounded_multiples(steps, reach_of(places.positions, normal))
     if multiples is None:
         raise ScanError(Reason.SPACING_CHANGES, seen)
-    index = np.concatenate([[0], np.cumsum(multiples)])
+    index = np.concatenate([[0], np.cumsum(multiples)]).astype(np.intp)
     missing = int(index[-1]) + 1 - len(depth)
     even = depth[0] + index * (depth[-1] - depth[0]) / index[-1]
+    on_line = np.abs(depth - even).max() <= allowed or leaning_line(places.positions, index)
     # More missing than there are would be made up, not filled in
-    if gaps == "refuse" or missing >= len(depth) or np.abs(depth - even).max() > allowed:
+    if gaps == "refuse" or missing >= len(depth) or not on_line:
         raise ScanError(Reason.SLICE_GAP, f"{missing} missing slices: {seen}")
-    return index.astype(np.intp)
+    return index
 
 
-def _multiples(steps: NDArray[np.float64], allowed: float) -> NDArray[np.float64] | None:
+def _multiples(
+    steps: NDArray[np.float64], allowed: float, usuals: Sequence[float]
+) -> NDArray[np.float64] | None:
     """Return how many regular steps each step is, None where they are no whole numbers.
 
     Long steps are the exception, or the spacing changes.
     """
-    for usual in (float(np.median(steps)), float(steps.min())):
+    for usual in usuals:
         multiples = np.rint(steps / usual)
         whole = np.abs(steps - multiples * usual) <= allowed * np.maximum(multiples, 1)
         if whole.all() and multiples.min() >= 1:
@@ -290,12 +304,23 @@ def _multiples(steps: NDArray[np.float64], allowed: float) -> NDArray[np.float64
     return None
 
 
-def _step(
-    positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], bool]:
-    """Return the step from slice to slice, and whether rounding was taken out of it.
+def _rounded_multiples(steps: NDArray[np.float64], reach: float) -> NDArray[np.float64] | None:
+    """Return the same where rounding moves each slice by up to `reach` mm."""
+    single = steps[steps <= steps.min() + 4 * reach + _FLOAT]
+    usual = float(single.mean())  # single roundings level out
+    if not 0 < reach <= MOST_OF_STEP * usual:
+        return None
+    multiples = _multiples(steps, 4 * reach, (usual,))
+    return None if multiples is None or multiples.max() == 1 else multiples
 
-    It is kept as it is, also where it leans: that is a tilted gantry, or slices cut at a slant.
+
+def _line(
+    positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
+) -> tuple[Line, Flag | None]:
+    """Return where the slices lie, and the flag of what was taken out of it.
+
+    The step is kept as it is, also where it leans: that is a tilted gantry, or slices cut at a
+    slant. A lean that rounding alone may have made is none.
 
     Parameters
     ----------
@@ -312,17 +337,34 @@ def _step(
         BAD_GEOMETRY if the slices step sideways irregularly.
     """
     count = int(index[-1])
-    step = (positions[-1] - positions[0]) / count
-    off = positions - positions[0] - np.outer(index, step)
-    if np.linalg.norm(off, axis=1).max() > 2 * JITTER_MM:
+    ends = Line(positions[0], (positions[-1] - positions[0]) / count)
+    along = (ends.step @ normal) * normal
+    sideways = float(np.linalg.norm(ends.step - along))
+    on_line = _is_on_line(positions, index, ends, normal)
+    if on_line and sideways <= ORTHOGONAL * float(np.linalg.norm(ends.step)):
+        return ends, None
+    if on_line and sideways * count <= JITTER_MM:
+        return Line(ends.origin, along), Flag.AFFINE_ROUNDED
+    rounded = straight_line(positions, index, normal)
+    if rounded is None and on_line:
+        return ends, None
+    rounded = rounded or leaning_line(positions, index)
+    if rounded is None:
         raise ScanError(Reason.BAD_GEOMETRY, "the slices are shifted sideways irregularly")
-    along = (step @ normal) * normal
-    sideways = float(np.linalg.norm(step - along))
-    if sideways <= ORTHOGONAL * float(np.linalg.norm(step)):
-        return step, False
-    if sideways * count <= JITTER_MM:
-        return along, True
-    return step, False
+    return rounded, Flag.POSITIONS_ROUNDED
+
+
+def _is_on_line(
+    positions: NDArray[np.float64],
+    index: NDArray[np.intp],
+    line: Line,
+    normal: NDArray[np.float64],
+) -> bool:
+    """Whether the slices lie on the line through the first and the last, but for jitter."""
+    off = positions - line.origin - np.outer(index, line.step)
+    _, allowed = steps_off(positions @ normal)
+    along = float(np.abs(off @ normal).max())
+    return along <= allowed + _FLOAT and float(np.linalg.norm(off, axis=1).max()) <= 2 * JITTER_MM
 
 
 def contradiction(stack: Stack) -> ScanError:

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Flag, Measurement, Reason, ScanError
+from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
 from scanloom.io.failures import FAILED
 from scanloom.io.living import state_seen
 from scanloom.io.names import TIMING
@@ -22,7 +22,7 @@ from scanloom.io.regular import open_regular, read_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
-OUTCOMES = ("used", "skipped", "failed", "open")
+FILES = ("used", *OUTCOMES, "open")
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Shown:
     ----------
     id : str
         Its folder's name in `cases/`, or its id where it failed.
-    status : "done" or "failed"
+    status : "done", "failed" or "ambiguous"
     reason, detail : str
-        Why it failed; of a case that is done, why a later attempt at it did.
+        Why it failed, or what has to be chosen; of a case that is done, why a later attempt failed.
     models, flags : tuple of str
     measurements : tuple of Measurement
     modality : str
@@ -189,7 +189,9 @@ def _failures(out: Path) -> Iterator[Shown]:
         with suppress(LookupError, TypeError):  # not ours: the case is tried again
             if told is not None:
                 flags = tuple(flag["code"] for flag in told["flags"])
-                yield Shown(told["case"], "failed", told["reason"], told["detail"], flags=flags)
+                code = told["reason"]
+                status = Reason[code].outcome if code in Reason.__members__ else "failed"
+                yield Shown(told["case"], status, code, told["detail"], flags=flags)
 
 
 def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
@@ -212,7 +214,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
         raise ScanError(Reason.OUTPUT, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
-    return tuple(left_out), {name: files[name] for name in OUTCOMES if files[name]}
+    return tuple(left_out), {name: files[name] for name in FILES if files[name]}
 
 
 def advice(code: str) -> str:

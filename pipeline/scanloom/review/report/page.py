@@ -101,6 +101,7 @@ def _render(
         cases=len(rows),
         done=sum(row["status"] == "done" for row in rows),
         failed=sum(row["status"] == "failed" for row in rows),
+        ambiguous=sum(row["status"] == "ambiguous" for row in rows),
         doubtful=sum(row["doubtful"] for row in rows),
         small=sum(row["status"] == "done" for row in rows) < COHORT,
         cohort=COHORT,
@@ -138,7 +139,7 @@ def _row(
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Return a case as the page's script takes it."""
-    failed, outdated = case.status == "failed", Flag.OUTDATED.code in case.flags
+    failed, outdated = case.status != "done", Flag.OUTDATED.code in case.flags
     risk = 1.0 if outdated else score(doubts)
     older = [f"an older result: the later attempt failed ({case.reason})"] if outdated else []
     ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
