@@ -175,7 +175,11 @@ def test_zeros_behind_the_voxels_are_no_voxels(tmp_path, name, count):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("rest", [b"\1", bytes(99) + b"\1", bytes(SMALLEST), bytes(1 << 16)])
+@pytest.mark.parametrize(
+    "rest",
+    [b"\1", bytes(99) + b"\1", bytes(SMALLEST), bytes(1 << 16)],
+    ids=["a byte", "zeros and a byte", "a plane", "64 KiB"],
+)
 def test_what_a_wrong_dimension_may_have_left_is_damage(tmp_path, name, rest):
     """A plane of zeros and more may be voxels; what is not zero always may."""
     assert code_of(with_rest(tmp_path / name, rest)) == "DAMAGED"
