@@ -1024,7 +1024,7 @@ REFUSED: dict[str, Kind] = {
     ),
     "slice by slice": Kind(
         phases({"InstanceNumber": lambda k: 2 * k + 1}, {"InstanceNumber": lambda k: 2 * k + 2}),
-        PHASES,
+        "DUPLICATE_SLICES",
     ),
     "spacing changes": Kind(changed(other_spacing_above), "SPACING_CHANGES"),
     "a modality that one file gets wrong": Kind(one(0, Modality="MR"), "MIXED_SLICES"),
@@ -1063,7 +1063,7 @@ REFUSED: dict[str, Kind] = {
                 for n in (0, 1)
             )
         ),
-        PHASES,
+        "DUPLICATE_SLICES",
     ),
     "slope 0": Kind(every(RescaleSlope="0"), "RESCALE"),
     **{

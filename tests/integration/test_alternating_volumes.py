@@ -82,7 +82,7 @@ def values_of(folder: Path, phase: int | None) -> set[float] | str:
 @pytest.mark.parametrize("order", ORDERS)
 def test_volumes_that_alternate_are_never_mixed(tmp_path, order, times, keyword):
     write_volumes(tmp_path, ORDERS[order], TIMES[times], keyword)
-    assert values_of(tmp_path, None) == "PHASES"
+    assert values_of(tmp_path, None) in ("PHASES", "DUPLICATE_SLICES")
     found = [values_of(tmp_path, phase) for phase in (0, 1)]
     assert all(isinstance(one, str) or len(one) == 1 for one in found)
     if (order, times) in RIGHT:

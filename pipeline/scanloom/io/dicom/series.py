@@ -290,7 +290,7 @@ def _drop_twins(stack: Stack) -> int:
     Raises
     ------
     ScanError
-        DUPLICATE_SLICES or PHASES if slices at one place hold different pixels.
+        DUPLICATE_SLICES or SLICE_GAP if slices at one place hold different pixels.
     """
     for k, twin in stack.twins:
         if not same_content(_at(stack, k), twin):

@@ -376,7 +376,7 @@ def contradiction(stack: Stack) -> ScanError:
     full = sum(count == most for count in counts.values())
     if full == places:
         detail = f"{most} slices at each of {places} places, and nothing tells them apart"
-        return ScanError(Reason.PHASES, detail)
+        return ScanError(Reason.DUPLICATE_SLICES, detail)
     if full > places / 2:
         lost = sum(most - count for count in counts.values())
         detail = (
