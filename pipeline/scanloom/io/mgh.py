@@ -6,10 +6,9 @@ from the voxel at half its sizes, and has other data behind the voxels.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,8 @@ from scanloom.io.plain import MIN_VOXELS, check_finite, check_size, straighten, 
 from scanloom.io.scan import ItkSource, Scan
 from scanloom.io.voxels import VOXEL_LIMIT, Layout, check_layout, foreign_errors, read_voxels
 
-if TYPE_CHECKING:
-    from nibabel.freesurfer.mghformat import MGHHeader
+Header = Mapping[str, Any]
+"""By the names of nibabel's MGHHeader."""
 
 MGH_SUFFIXES = (".mgh", ".mgz")
 
@@ -89,7 +88,7 @@ def _plan(path: Path, phase: int | None, limit: int) -> tuple[Layout, Grid, tupl
     return layout, Grid(layout.shape, affine), flags
 
 
-def _read_header(path: Path) -> MGHHeader:
+def _read_header(path: Path) -> Header:
     from nibabel.freesurfer.mghformat import MGHHeader
 
     start = unpacked_start(path, _DATA)
@@ -97,11 +96,10 @@ def _read_header(path: Path) -> MGHHeader:
         raise ScanError(Reason.DAMAGED, "the file has no MGH header")
     if len(start) < _DATA:
         raise ScanError(Reason.TRUNCATED, "the file ends in its header")
-    size = MGHHeader.template_dtype.itemsize
-    return MGHHeader.from_fileobj(io.BytesIO(start.ljust(size, b"\0")), check=False)
+    return cast("Header", np.frombuffer(start, MGHHeader.template_dtype, 1)[0])  # unchecked
 
 
-def _layout(header: MGHHeader, path: Path, phase: int | None) -> Layout:
+def _layout(header: Header, path: Path, phase: int | None) -> Layout:
     """Judge dimensions and data type, and find the volume that is meant."""
     i, j, k, volumes = (int(n) for n in header["dims"])
     if min(i, j, k, volumes) < 1:
@@ -128,7 +126,7 @@ def _layout(header: MGHHeader, path: Path, phase: int | None) -> Layout:
     )
 
 
-def _affine(header: MGHHeader) -> NDArray[np.float64]:
+def _affine(header: Header) -> NDArray[np.float64]:
     """Return the affine; a header without good directions says no voxel size either."""
     if int(header["goodRASFlag"]) <= 0:
         raise ScanError(Reason.BAD_GEOMETRY, "its header says neither voxel size nor directions")

@@ -138,9 +138,9 @@ def numbered_files(pattern: str, numbers: range, count: int) -> tuple[str, ...]:
         DAMAGED if it is none, or unless there are as many as the data need.
     """
     found = _PATTERN.fullmatch(pattern)
-    if found is None or min(numbers, default=-1) < 0:
+    if found is None or not numbers or min(numbers[0], numbers[-1]) < 0:
         raise damaged("it names its data files by a pattern that can't be read")
-    if len(numbers) > MOST_FILES:
+    if numbers[MOST_FILES:]:
         raise damaged("its header names too many data files")
     before, zeros, width, behind = found.groups()
     form = f"{zeros}{width}d"

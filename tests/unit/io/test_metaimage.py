@@ -159,7 +159,7 @@ WRONG = {
     "no ElementType": ({"ElementType": None}, "DAMAGED"),
     "text as type": ({"ElementType": "MET_STRING"}, "PIXEL_TYPE"),
     "colour": ({"ElementNumberOfChannels": "3", "ElementType": "MET_UCHAR"}, "COLOR"),
-    "vectors": ({"ElementNumberOfChannels": "3"}, "PIXEL_TYPE"),
+    "three shorts": ({"ElementNumberOfChannels": "3"}, "PIXEL_TYPE"),
     "vectors": ({"ElementNumberOfChannels": "2"}, "PIXEL_TYPE"),
     "no channels": ({"ElementNumberOfChannels": "0"}, "PIXEL_TYPE"),
     "no spacing": ({"ElementSpacing": None}, "BAD_GEOMETRY"),
