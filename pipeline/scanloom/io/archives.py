@@ -96,7 +96,7 @@ def _tar_contents(file: BinaryIO) -> Contents:
     file.seek(0)
     with ExitStack() as stack:
         stream = stack.enter_context(opened_packed(file, packing)) if packing else file
-        forward = _Forward(stream, can_skip=packing is None)
+        forward = _Forward(stream, None if packing else os.fstat(file.fileno()).st_size)
         pack = stack.enter_context(tarfile.TarFile(fileobj=cast(BinaryIO, forward)))
         place = -1
         while (info := forward.header(pack.next)) is not None:
@@ -130,8 +130,8 @@ class _Forward:
     damage and truncation for the end of an archive.
     """
 
-    def __init__(self, stream: BinaryIO, *, can_skip: bool) -> None:
-        self._stream, self._can_skip, self._place = stream, can_skip, 0
+    def __init__(self, stream: BinaryIO, size: int | None) -> None:
+        self._stream, self._size, self._place = stream, size, 0  # None: it can't be sought
         self._left: int | None = MOST_HEADER  # bytes that a header may still have
         self._block = b""  # the last one of headers
 
@@ -158,9 +158,8 @@ class _Forward:
         """Move forward."""
         if place < self._place:
             raise ScanError(Reason.DAMAGED, "a tar archive that leads backwards")
-        if self._can_skip:
-            self._stream.seek(place)
-            self._place = place
+        if self._size is not None and place <= self._size:
+            self._place = self._stream.seek(place)
         while self._place < place:
             piece = self._stream.read(min(_PIECE, place - self._place))
             if not piece:
@@ -183,7 +182,7 @@ class _Forward:
         if any(self._block):
             raise ScanError(Reason.DAMAGED, "a tar archive with a header that can't be")
         rest = 0
-        while not self._can_skip and (piece := self._stream.read(_PIECE)):
+        while self._size is None and (piece := self._stream.read(_PIECE)):
             rest += len(piece)
             if rest > MOST_REST:
                 raise ScanError(Reason.DAMAGED, "a tar archive with other data behind its end")

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.archives import IN_ARCHIVE, SUFFIXES, is_archive, list_members
@@ -26,7 +26,8 @@ BIDS_LEFT_OUT = ("derivatives", "sourcedata")
 """Folders of a BIDS dataset that hold other things than its scans; used where they are named."""
 DICOMDIR = "DICOMDIR"
 
-_REFERENCED = 0x00041500  # ReferencedFileID
+_REFERENCED, _RECORDS = 0x00041500, 0x00041220  # ReferencedFileID, DirectoryRecordSequence
+_OPEN = 0xFFFFFFFF  # the length of a sequence whose end is marked
 _STATE = struct.Struct("<qqQ")  # size, mtime_ns, inode
 _by_name = attrgetter("name")
 
@@ -348,9 +349,17 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
 
     try:
         with quiet():
-            records = dcmread(path, force=True).get("DirectoryRecordSequence") or ()
+            directory = dcmread(path, force=True)
+            stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
+            if isinstance(getattr(stored, "value", None), bytes) and stored.length != _OPEN:
+                cut = len(stored.value) < stored.length  # pydicom takes the records before it
+            else:
+                cut = False
+            records = directory.get("DirectoryRecordSequence") or ()
             ids = [record.get_item(_REFERENCED) for record in records if _REFERENCED in record]
             texts = [_text(element.value) for element in ids]
+        if cut:
+            raise EOFError
     except Exception as exc:  # foreign data, foreign code
         detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc

@@ -90,8 +90,6 @@ FILES: dict[str, tuple[str, list[str], str]] = {
         *("a.mhd", names_of("s%d.raw", range(0, 12, 2)), "s%d.raw 0 10 2"),
     ),
 }
-NOT_OF_TEEM = ("pattern downwards",)
-"""What SimpleITK does not read; its values are known."""
 
 
 @pytest.mark.parametrize("name", FILES)
