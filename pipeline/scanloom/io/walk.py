@@ -14,11 +14,14 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.archives import IN_ARCHIVE, SUFFIXES, is_archive, list_members
 from scanloom.io.outfolder import FIRST_WRITTEN, WRITTEN, is_output
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 BIDS_MARK = "dataset_description.json"
 """The file that makes a folder a BIDS dataset."""
@@ -350,20 +353,22 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
     try:
         with quiet():
             directory = dcmread(path, force=True)
-            stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
-            if isinstance(getattr(stored, "value", None), bytes) and stored.length != _OPEN:
-                cut = len(stored.value) < stored.length  # pydicom takes the records before it
-            else:
-                cut = False
+            _check_whole(directory)
             records = directory.get("DirectoryRecordSequence") or ()
             ids = [record.get_item(_REFERENCED) for record in records if _REFERENCED in record]
             texts = [_text(element.value) for element in ids]
-        if cut:
-            raise EOFError
     except Exception as exc:  # foreign data, foreign code
         detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
     return (tuple(p.strip() for p in text.split("\\")) for text in texts if text)
+
+
+def _check_whole(directory: Dataset) -> None:
+    """Refuse a DICOMDIR that ends too early: pydicom takes the records before its end."""
+    stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
+    value = getattr(stored, "value", None)
+    if isinstance(value, bytes) and len(value) < stored.length < _OPEN:
+        raise EOFError
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Zip and tar archives: each member counted once, damage told by its reason, nobody else stopped."""
+"""Zip and tar archives: each member is counted once, and damage fails alone, by its reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -167,9 +169,7 @@ def test_an_archive_that_goes_or_changes_on_the_way_fails_alone(
 
     monkeypatch.setattr("scanloom.io.walk.list_members", lambda path: told(path, listed))
     found = build_index(paths, KEY)
-    assert sorted(codes(found)) == ["", "DAMAGED", "DAMAGED", *["NOT_FOUND"] * 3] + [
-        *["SOURCE_CHANGED"] * 2
-    ]
+    assert Counter(codes(found)) == {"": 1, "DAMAGED": 2, "NOT_FOUND": 3, "SOURCE_CHANGED": 2}
 
 
 def told(path: Path, listed: Any) -> Any:
@@ -201,7 +201,8 @@ def test_members_with_equal_names_are_each_counted_and_read(
 def write_several(path: Path, members: list[tuple[str, bytes]]) -> None:
     """Write an archive of members whose names may be equal."""
     if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as pack, pytest.warns(UserWarning, match="Duplicate"):
+        with zipfile.ZipFile(path, "w") as pack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of names that are there already
             for name, data in members:
                 pack.writestr(name, data)
         return
@@ -262,9 +263,9 @@ def test_links_in_a_zip_archive_are_links(tmp_path: Path, volume: bytes) -> None
 
 
 def test_a_zip64_archive_is_read(tmp_path: Path, volume: bytes) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as pack:
-        with pack.open("a.nii", "w", force_zip64=True) as member:
-            member.write(volume)
+    pack = zipfile.ZipFile(tmp_path / "a.zip", "w")
+    with pack, pack.open("a.nii", "w", force_zip64=True) as member:
+        member.write(volume)
     assert codes(build_index([tmp_path / "a.zip"], KEY)) == [""]
 
 
