@@ -16,6 +16,10 @@ from scanloom.cli.console import say
 if TYPE_CHECKING:
     from scanloom.engine.workflow import Workflow
 
+ArchivesOption = Annotated[
+    bool,
+    typer.Option("--archives", help="Look into zip and tar archives inside folders too."),
+]
 ShardOption = Annotated[
     str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts: for job arrays.")
 ]

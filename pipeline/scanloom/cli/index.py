@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.asked import telling_new_key
+from scanloom.cli.asked import ArchivesOption, telling_new_key
 from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print_json, speaking
 from scanloom.cli.exits import Exit
 
@@ -26,13 +26,14 @@ def index(
         list[str],
         typer.Argument(
             metavar="PATH...",
-            help="Folders, files, zip archives, DICOMDIRs, BIDS datasets, glob patterns.",
+            help="Folders, files, zip and tar archives, DICOMDIRs, BIDS datasets, glob patterns.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(help="Keep the index in OUT/private; default the user's cache folder."),
     ] = None,
+    archives: ArchivesOption = False,
     key: Annotated[Path | None, typer.Option(help="File with the key of the ids.")] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -48,7 +49,7 @@ def index(
         from scanloom.io.index import build_index
 
         with telling_new_key(key):
-            found = build_index(paths, load_key(key), out)
+            found = build_index(paths, load_key(key), out, archives=archives)
         if json:
             print_json(document(found))
         else:

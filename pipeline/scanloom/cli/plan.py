@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scanloom.cli.asked import (
+    ArchivesOption,
     ReplaceOption,
     RetryOption,
     ShardOption,
@@ -29,9 +30,10 @@ def plan(
         str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or one that ships.")
     ],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, zips, patterns.")
+        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
     ],
     out: Annotated[Path, typer.Option(metavar="OUT", help="The output folder of the run.")],
+    archives: ArchivesOption = False,
     shard: ShardOption = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
@@ -52,7 +54,8 @@ def plan(
 
         scope = Scope(replace, retry_failed, parse_shard(shard))
         with telling_new_key(key):
-            made = make_plan(find_workflow(workflow), paths, out, key, scope)
+            wanted = find_workflow(workflow)
+            made = make_plan(wanted, paths, out, key, scope, archives=archives)
         keep_plan(made, out)
         if as_json:
             print_json({"schema": 1, "plan": document(made)})

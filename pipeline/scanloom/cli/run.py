@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scanloom.cli.asked import (
+    ArchivesOption,
     ReplaceOption,
     RetryOption,
     ShardOption,
@@ -48,7 +49,7 @@ def run(
         str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or one that ships.")
     ],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, zips, patterns.")
+        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
     ],
     out: Annotated[Path, typer.Option(metavar="OUT", help="The output folder.")],
     cluster: Annotated[
@@ -58,6 +59,7 @@ def run(
             help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or its file.",
         ),
     ] = "local",
+    archives: ArchivesOption = False,
     shard: ShardOption = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
@@ -102,6 +104,7 @@ def run(
             metrics=metrics,
             price=price,
             bids=bids,
+            archives=archives,
         )
         wanted = find_workflow(workflow)
         with telling_new_key(key), _interruptible() as stop:

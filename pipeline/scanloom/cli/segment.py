@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from scanloom.cli.asked import telling_new_key
+from scanloom.cli.asked import ArchivesOption, telling_new_key
 from scanloom.cli.console import (
     DebugOption,
     JsonOption,
@@ -68,7 +68,7 @@ def segment(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PATH...", help="DICOM folders, or .nii, .nii.gz, .nrrd, .mha files."
+            metavar="PATH...", help="DICOM folders, or .nii, .nii.gz, .nrrd, .mha ... files."
         ),
     ],
     model: Annotated[
@@ -76,6 +76,7 @@ def segment(
         typer.Option(help="A model's name, or a bundle's folder. May be given several times."),
     ],
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("scanloom-out"),
+    archives: ArchivesOption = False,
     series: Annotated[
         str | None,
         typer.Option(
@@ -170,6 +171,7 @@ def segment(
         options = SegmentOptions(
             models=tuple(model),
             out=out,
+            archives=archives,
             series=series,
             phase=phase,
             gaps=gaps,

@@ -22,7 +22,7 @@ class Series:
 
     Parameters
     ----------
-    kind : "dicom", "nifti" or "itk"
+    kind : "dicom", "nifti", "itk" or "mgh"
         Which reader it is for.
     files : tuple of Path
         All its files, in no particular order.
@@ -41,7 +41,7 @@ class Series:
         means the same content without a look at it. Empty where it is not known.
     """
 
-    kind: Literal["dicom", "nifti", "itk"]
+    kind: Literal["dicom", "nifti", "itk", "mgh"]
     files: tuple[Path, ...]
     study_uid: str = ""
     series_uid: str = ""

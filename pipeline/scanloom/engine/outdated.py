@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scanloom.core import CaseRecord, Reason, Series
 from scanloom.engine.select import LeftOut
+from scanloom.io.archives import IN_ARCHIVE
 from scanloom.io.crosswalk import case_folders, volume_files
 from scanloom.io.failures import failed_cases, forget_failure, write_failure
 from scanloom.io.identity import case_id, source_stamp
@@ -98,8 +99,18 @@ class Marker:
             phases = (case_id(series, self.key, phase) for phase in itertools.count())
             yield from itertools.takewhile(is_there, phases)
         elif len(one.files) == 1 and places:
-            earlier = places.get(index.rows.entries[one.files[0]].path, set()) - {one.id}
-            yield from filter(is_there, sorted(earlier))
+            path, packed, _ = index.rows.entries[one.files[0]].path.partition(IN_ARCHIVE)
+            still = {other.id for other in index.series} if packed else {one.id}
+            yield from filter(is_there, sorted(places.get(path, set()) - still))
+
+    @staticmethod
+    def _may_be(index: Index, one: IndexedSeries, number: str) -> Sequence[IndexedSeries]:
+        """Return what a result may have been made of: of a file in an archive, any of its files."""
+        place, packed, _ = index.rows.entries[one.files[0]].path.partition(IN_ARCHIVE)
+        if not packed or one.series_uid or number == one.id:
+            return (one,)
+        paths = ((each, index.rows.entries[each.files[0]].path) for each in index.series)
+        return [each for each, path in paths if path.startswith(place + IN_ARCHIVE)]
 
     def _changed(
         self,
@@ -116,7 +127,9 @@ class Marker:
             return None, ""  # damaged: that is told elsewhere
         first, *others = made.stamp.split() or [""]
         lacking = bool(others) and left is not None and left.reason is Reason.CHANNEL_MISSING
-        if first == source_stamp([index.stamp(one)], self.key) and not lacking:
+        may_be = self._may_be(index, one, number)
+        stamps = {source_stamp([index.stamp(each)], self.key) for each in may_be}
+        if first in stamps and not lacking:
             return None, ""
         if left is not None and number == one.id:
             return left.reason, left.detail

@@ -163,6 +163,8 @@ def make_plan(
     out: Path,
     key_file: Path | None = None,
     scope: Scope | None = None,
+    *,
+    archives: bool = False,
 ) -> Plan:
     """Plan a run over an archive; the index is kept, nothing else is written but rates.
 
@@ -178,6 +180,8 @@ def make_plan(
         The file with the key of the ids.
     scope : Scope, optional
         Which cases.
+    archives : bool
+        Whether archives in folders are looked into.
 
     Raises
     ------
@@ -190,7 +194,7 @@ def make_plan(
     check_networks(cards)
     check_paths(paths, out)
     key = load_key(key_file)
-    index = build_index(paths, key, out)
+    index = build_index(paths, key, out, archives=archives)
     chosen, left = select(index.series, workflow, cards)
     site = find_site(workflow, cards)
     folders = case_folders(out)

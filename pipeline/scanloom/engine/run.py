@@ -95,6 +95,8 @@ class RunOptions:
         Of an hour of a worker with its device, for an estimate of the cost.
     bids : bool
         Also a BIDS derivative, `OUT/bids`.
+    archives : bool
+        Whether archives in folders are looked into, not only those that are named.
     """
 
     out: Path
@@ -105,6 +107,7 @@ class RunOptions:
     metrics: Path | None = None
     price: float | None = None
     bids: bool = False
+    archives: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,7 @@ class _Run:
 
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Do the whole run; return whether it was completed, and the count of files."""
-        index = build_index(paths, self.key, self.out)
+        index = build_index(paths, self.key, self.out, archives=self.options.archives)
         chosen, left = select(index.series, self.workflow, self.cards)
         cases = list(self._cases(index, chosen, left))
         once, taken = first_of_each(cases, self.key)

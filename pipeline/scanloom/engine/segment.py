@@ -60,6 +60,8 @@ class SegmentOptions:
         Names from the store, or bundle folders.
     out : Path
         The output folder.
+    archives : bool
+        Whether archives in a folder are looked into.
     series, phase, gaps, nan, orientation, modality
         Which scan, and what its file does not say: as in `scanloom.load_volume`. "all" takes each
         series of a path.
@@ -85,6 +87,7 @@ class SegmentOptions:
 
     models: tuple[str, ...]
     out: Path
+    archives: bool = False
     series: str | None = None
     phase: int | None = None
     gaps: Gaps = "refuse"
@@ -193,7 +196,7 @@ class _Session:
     def _meant(self, path: Path) -> tuple[Series, ...]:
         options = self.options
         reading = Reading(options.phase, options.gaps, options.orientation)
-        found = find_series(path, options.out)
+        found = find_series(path, options.out, archives=options.archives)
         return series_meant(found, options.series, preference_of(self.cards), reading)
 
     def _run(self, series: Series, clock: Clock) -> CaseRecord:

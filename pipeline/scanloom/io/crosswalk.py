@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError, Series
+from scanloom.io.archives import IN_ARCHIVE
 from scanloom.io.private import CROSSWALK, PRIVATE, private_folder, write_private
 from scanloom.io.regular import open_regular
-from scanloom.io.unpack import IN_ZIP, SCRATCH
+from scanloom.io.unpack import SCRATCH
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +50,7 @@ class Source:
     id : str
         The case id.
     kind : str
-        "dicom", "nifti" or "itk".
+        "dicom", or one of `scanloom.io.formats`.
     path : str
         The file, or the folder that holds all files; absolute. Bytes that are no UTF-8 stand as
         `\xNN`.
@@ -107,7 +108,7 @@ def source_of_indexed(index: Index, one: IndexedSeries) -> Source:
 
     Of what is packed no more is unpacked than the files that are tried for the patient's id.
     """
-    paths = {index.rows.entries[n].path.split(IN_ZIP)[0] for n in one.files}
+    paths = {index.rows.entries[n].path.split(IN_ARCHIVE)[0] for n in one.files}
     try:
         series = index.as_series(one._replace(files=one.files[:LOOKED_AT]))
         words = _words(series.files) if one.kind == "dicom" else {}

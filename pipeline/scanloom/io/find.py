@@ -10,28 +10,23 @@ from pathlib import Path
 from typing import Literal, cast
 
 from scanloom.core import MODALITIES, Reason, ScanError, Series
+from scanloom.io.archives import IN_ARCHIVE, is_archive
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import SHELF, make_header, quiet
 from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.itk import itk_files
-from scanloom.io.nifti import nifti_files
+from scanloom.io.formats import FORMATS, VolumeKind
 from scanloom.io.sandbox import warm_up
 from scanloom.io.survey import Look, look_at, series_description
-from scanloom.io.unpack import IN_ZIP, SCRATCH
-from scanloom.io.walk import Entry, is_zip, list_files, stamp_of
+from scanloom.io.unpack import SCRATCH
+from scanloom.io.walk import Entry, list_files, stamp_of
 
 SHORTEST = 132
 """Bytes of a DICOM file: its preamble."""
 SHOWN_DIGITS = 8
 """How much of a UID is shown where a person has to choose."""
 
-_PARTED = (".hdr", ".hdr.gz", ".mhd", ".nhdr")
-"""Volume files whose voxels may lie in a file of their own."""
-
-_FILES = ("nifti", "itk")
-
-Kind = Literal["dicom", "nifti", "itk"]
+Kind = Literal["dicom"] | VolumeKind
 
 
 @dataclass
@@ -40,7 +35,7 @@ class Group:
 
     Parameters
     ----------
-    kind : "dicom", "nifti" or "itk"
+    kind : "dicom" or one of `scanloom.io.formats`
     study, series : str
         UIDs; empty where there are none.
     members : list of int
@@ -56,17 +51,21 @@ class Group:
     skipped: list[int] = field(default_factory=list)
 
 
-def find_series(path: Path | str, out: Path | None = None) -> tuple[Series, ...]:
+def find_series(
+    path: Path | str, out: Path | None = None, *, archives: bool = False
+) -> tuple[Series, ...]:
     """Find the scans at a path.
 
     Parameters
     ----------
     path : Path or str
         A folder (searched with all folders below it), a DICOM file (it stands for its series in
-        its folder), a volume file (.nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha, .mhd), a zip archive,
+        its folder), a volume file (NIfTI, Analyze, NRRD, MetaImage, MGH), a zip or tar archive,
         a DICOMDIR, or a glob pattern.
     out : Path or None
         The output folder of who asks, whose results are no scans.
+    archives : bool
+        Whether archives in a folder are looked into.
 
     Returns
     -------
@@ -79,7 +78,7 @@ def find_series(path: Path | str, out: Path | None = None) -> tuple[Series, ...]
         NOT_FOUND, UNREADABLE; where there is no scan NO_IMAGES, or the reason why all that is
         there was skipped, if it is one.
     """
-    entries = list_files([path], out=out)
+    entries = list_files([path], out=out, archives=archives)
     looks = _looks(entries)
     wanted = ""
     if _is_one_file(path) and looks[0].kind and not looks[0].reason:
@@ -118,13 +117,13 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
     """
     groups: dict[tuple[str, ...], Group] = {}
     partners = _partners(entries, looks)
-    voxels = set(partners.values())
+    voxels = {part for parts in partners.values() for part in parts}
     for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
         if not look.kind or n in voxels:
             continue
         if look.kind != "dicom":
             group = groups.setdefault((look.kind, str(n)), Group(cast("Kind", look.kind)))
-            group.members.extend([n, partners[n]] if n in partners else [n])
+            group.members.extend([n, *partners.get(n, ())])
             continue
         place = "" if look.series else os.path.dirname(entry.path)  # noqa: PTH120
         damaged = "damaged" if look.reason and not look.packed else ""
@@ -239,8 +238,10 @@ def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
     raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(found)}: {_listed(found)}")
 
 
-def look_results(entries: Sequence[Entry], before: Sequence[Look | None]) -> list[Look | None]:
-    """Return what is known of files before they are opened; None of those that must be.
+def look_results(
+    entries: Sequence[Entry], before: Sequence[Look | None]
+) -> tuple[list[Look | None], dict[int, str]]:
+    """Return what is known of files before they are opened, and where those lie that must be.
 
     Parameters
     ----------
@@ -251,41 +252,39 @@ def look_results(entries: Sequence[Entry], before: Sequence[Look | None]) -> lis
     Returns
     -------
     list of Look or None
-        Zip archives are unpacked for files that must be opened; of one that can't be, its files
-        have the reason.
+        Archives are unpacked for files that must be opened; of one that can't be, its files have
+        the reason.
+    dict of int to str
+        Of each that is None, the place where it can be opened.
     """
     failed: dict[str, ScanError] = {}
     looks: list[Look | None] = []
-    for entry, look in zip(entries, before, strict=True):
-        archive = entry.path.partition(IN_ZIP)[0]
+    places: dict[int, str] = {}
+    for n, (entry, look) in enumerate(zip(entries, before, strict=True)):
+        archive = entry.path.partition(IN_ARCHIVE)[0]
         if entry.reason is not None:
             look = Look("", reason=entry.reason.code)
-        elif look is None and archive != entry.path and archive not in failed:
+        elif look is None and archive not in failed:
             try:
-                SCRATCH.place(entry.path)
+                places[n] = SCRATCH.place(entry.path)
             except ScanError as error:
                 failed[archive] = error
         if look is None and archive in failed:
             look = Look("", reason=failed[archive].code, detail=failed[archive].detail)
         looks.append(look)
-    return looks
+    return looks, places
 
 
 def _looks(entries: Sequence[Entry]) -> list[Look]:
     """Return what each file is."""
-    known = look_results(entries, [None] * len(entries))
-    paths = [
-        SCRATCH.place(entry.path)
-        for entry, look in zip(entries, known, strict=True)
-        if look is None
-    ]
-    looked = iter(look_at(paths))
+    known, places = look_results(entries, [None] * len(entries))
+    looked = iter(look_at(list(places.values())))
     return [look or next(looked) for look in known]
 
 
 def _is_one_file(path: Path | str) -> bool:
     name = Path(path).name.upper()
-    return os.path.isfile(path) and not is_zip(path) and name != "DICOMDIR"  # noqa: PTH113
+    return os.path.isfile(path) and not is_archive(path) and name != "DICOMDIR"  # noqa: PTH113
 
 
 def _beside(path: str) -> list[str]:
@@ -296,37 +295,43 @@ def _beside(path: str) -> list[str]:
             beside = sorted(item.path for item in items if item.is_file())
     except OSError:
         beside = []
-    return [path, *(b for b in beside if b != path and not is_zip(b) and b[-8:] != "DICOMDIR")]
+    return [path, *(b for b in beside if b != path and not is_archive(b) and b[-8:] != "DICOMDIR")]
 
 
 def _holds(group: Group, entries: Sequence[Entry], path: str) -> bool:
     return any(entries[n].path == path for n in group.members)
 
 
-def _partners(entries: Sequence[Entry], looks: Sequence[Look]) -> dict[int, int]:
-    """Return which header of a volume belongs to which file of voxels."""
-    parts = {n: _parts(entries[n], look)[1:] for n, look in enumerate(looks) if look.kind in _FILES}
-    if not any(parts.values()):
+def _partners(entries: Sequence[Entry], looks: Sequence[Look]) -> dict[int, list[int]]:
+    """Return which header of a volume belongs to which files of voxels."""
+    parts = {
+        n: _parts(entries[n], look)[1:] for n, look in enumerate(looks) if look.kind in FORMATS
+    }
+    parts = {n: some for n, some in parts.items() if some}
+    if not parts:
         return {}
     places = {entry.path: n for n, entry in enumerate(entries)}
-    return {n: places[part] for n, some in parts.items() for part in some if part in places}
+    return {n: [places[part] for part in some if part in places] for n, some in parts.items()}
 
 
 def _parts(entry: Entry, look: Look) -> list[str]:
     """Return the files of a volume: itself, and what holds the voxels if that is another one."""
-    if look.kind not in _FILES or not entry.path.lower().endswith(_PARTED):
+    if look.kind in ("", "dicom"):
+        return [entry.path]
+    form = FORMATS[cast("VolumeKind", look.kind)]
+    if not entry.path.lower().endswith(form.parted):
         return [entry.path]
     try:
         file = SCRATCH.plain(entry.path)
     except ScanError:  # its archive can't be unpacked any more: who reads the series says so
         return [entry.path]
-    files = (nifti_files if look.kind == "nifti" else itk_files)(file)
-    return [entry.path, *(_join(entry.path, file.name) for file in files[1:])]
+    parts = (os.path.relpath(part, file.parent) for part in form.files(file)[1:])
+    return [entry.path, *(_join(entry.path, part) for part in parts)]
 
 
 def _join(path: str, name: str) -> str:
-    """Return the path of a file beside another one, in a zip archive too."""
-    folder, mark, member = path.partition(IN_ZIP)
+    """Return the path of a file beside another one, or below, in an archive too."""
+    folder, mark, member = path.partition(IN_ARCHIVE)
     if mark:
         return folder + mark + member[: member.rfind("/") + 1] + name
     return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
@@ -339,7 +344,7 @@ def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:
     if len(entries) == 1 and failed:
         return ScanError(failed[0], "what was named can't be used")
     for entry, look in zip(entries, looks, strict=True):
-        if IN_ZIP in entry.path and look.detail and not look.kind:
+        if IN_ARCHIVE in entry.path and look.detail and not look.kind:
             return ScanError(Reason[look.reason], look.detail)  # the archive can't be unpacked
     skipped = Counter(look.reason for look in looks if look.packed and look.reason)
     skipped.update(look.reason for look in looks if look.reason == Reason.UNREADABLE.code)

@@ -125,6 +125,7 @@ def build_index(
     out: Path | None = None,
     *,
     processes: int | None = None,
+    archives: bool = False,
 ) -> Index:
     """Find all files at paths, look at those that are new or changed, and keep what was seen.
 
@@ -138,6 +139,8 @@ def build_index(
         The output folder whose index it is; None for a file in the user's cache folder.
     processes : int or None
         How many help with many files; None for as many as there are cores.
+    archives : bool
+        Whether archives in folders are looked into.
 
     Raises
     ------
@@ -152,7 +155,8 @@ def build_index(
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
     with Helpers(processes or _cores()) as helpers, no_collector():
-        entries = list_files(paths, MANY, helpers.start if old is None else None, out)
+        called = helpers.start if old is None else None
+        entries = list_files(paths, MANY, called, out, archives=archives)
         same = None if old is None else old.rows_of(entries)
         if same is not None:
             return Index(same, _in_order(same), 0)
@@ -197,20 +201,20 @@ def _build(
 ) -> tuple[Rows, int]:
     """Return a row for each entry, and how many files were opened for it."""
     before = [-1] * len(entries) if old is None else old.unchanged(entries)
-    looks = look_results(
+    looks, places = look_results(
         entries, [old.looks[row] if old is not None and row >= 0 else None for row in before]
     )
-    missing = [n for n, look in enumerate(looks) if look is None]
+    missing = list(places)
     told: dict[tuple[int, ...], Description] = {}
     if len(missing) > MANY:
         helpers.start()
     chunks = list(_chunks(missing, entries))
-    files = [[(SCRATCH.place(entries[n].path), entries[n].size) for n in chunk] for chunk in chunks]
+    files = [[(places[n], entries[n].size) for n in chunk] for chunk in chunks]
     for chunk, done in zip(chunks, helpers.survey(files), strict=True):
         for n, look in zip(chunk, done.looks, strict=True):
             looks[n] = look
-        for places, what in done.series:
-            told[tuple([chunk[n] for n in places])] = what
+        for numbers, what in done.series:
+            told[tuple([chunk[n] for n in numbers])] = what
     whole = [look for look in looks if look is not None]
     groups = group_files(entries, whole)
     known = [_known(_files(group), before, old) for group in groups]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-FORM = "5"
+FORM = "6"
 """Of the file; with the version of scanloom, since another one may judge otherwise."""
 
 _FORM, _KEY = b"scanloom.index", b"scanloom.key"
@@ -39,7 +39,7 @@ class IndexedSeries(NamedTuple):
         Its case id; empty where its files can't be read.
     study : str
         Keyed id of the study; empty where there is none.
-    kind : "dicom", "nifti" or "itk"
+    kind : "dicom", or one of `scanloom.io.formats`
     study_uid, series_uid : str
     files : tuple of int
         Its slices, by their rows in the index; of a series that is skipped, all its files.

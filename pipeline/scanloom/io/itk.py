@@ -8,6 +8,7 @@ the witness of the tests.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
 from scanloom.io.metaimage import parse_metaimage
 from scanloom.io.nrrd import MAGIC, parse_nrrd
+from scanloom.io.packing import packing_of
 from scanloom.io.plain import (
     MIN_VOXELS,
     affine_from_codes,
@@ -26,6 +28,7 @@ from scanloom.io.plain import (
     straighten,
     unit_of,
 )
+from scanloom.io.regular import open_regular
 from scanloom.io.scan import ItkSource, Scan
 from scanloom.io.text_header import HEADER_LIMIT, TextHeader, damaged
 from scanloom.io.voxels import (
@@ -34,7 +37,6 @@ from scanloom.io.voxels import (
     Layout,
     check_layout,
     foreign_errors,
-    is_gzip,
     read_voxels,
     size_of,
 )
@@ -54,15 +56,14 @@ class _Plan:
 
 
 def itk_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of an image: itself, and the data file that its header names.
+    """Return the files of an image: itself, and the data files that its header names.
 
     A header that can't be used names none; `read_itk` says why.
     """
     try:
-        data = _data_path(path, _read_header(path))
+        return (path, *_data_paths(path, _read_header(path)))
     except ScanError:
         return (path,)
-    return (path,) if data == path else (path, data)
 
 
 def read_itk(
@@ -118,37 +119,36 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
     )
     affine, flags = _affine(header, shape, orientation)
     check_size(affine, shape)
-    data = _data_path(files[0], header)
-    if any(file not in (files[0], data) for file in files):
+    data = _data_paths(files[0], header)
+    if not set(files[1:]) <= set(data):
         raise damaged("its header names another data file than before")
     with foreign_errors("the image"):
-        layout = _layout(header, data, shape, volumes, phase or 0)
+        layout = _layout(header, data or (files[0],), shape, volumes, phase or 0)
         check_layout(layout, limit)
     return _Plan(layout, Grid(shape, affine), flags)
 
 
 def _read_header(path: Path) -> TextHeader:
-    with foreign_errors("the image"):
-        size = size_of(path)
-        with path.open("rb") as file:
-            start = file.read(HEADER_LIMIT)
+    with foreign_errors("the image"), open_regular(path) as file:
+        size, start = os.fstat(file.fileno()).st_size, file.read(HEADER_LIMIT)
     parse = parse_nrrd if start.startswith(MAGIC) else parse_metaimage
     return parse(start, whole=size <= HEADER_LIMIT)
 
 
-def _data_path(path: Path, header: TextHeader) -> Path:
-    """Return the file of the voxels: never one outside the folder of the header.
+def _data_paths(path: Path, header: TextHeader) -> tuple[Path, ...]:
+    """Return the files of the voxels, none where they follow the header.
+
+    None is outside the folder of the header and those below it.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if it is missing; DAMAGED if it is elsewhere, or several files.
+        NOT_FOUND if one is missing; DAMAGED if one is elsewhere.
     """
-    name = header.data_file
-    if name is None:
-        return path
-    if name.upper().startswith("LIST") or "%" in name:
-        raise damaged("its data are spread over several files")
+    return tuple(_data_path(path, name) for name in header.data_files)
+
+
+def _data_path(path: Path, name: str) -> Path:
     data = path.parent / name
     try:
         inside = data.resolve().is_relative_to(path.parent.resolve())
@@ -158,14 +158,15 @@ def _data_path(path: Path, header: TextHeader) -> Path:
     if not inside:
         raise damaged("its header names a data file in another folder")
     if not found:
-        raise ScanError(Reason.NOT_FOUND, "the data file that its header names is missing")
+        raise ScanError(Reason.NOT_FOUND, "a data file that its header names is missing")
     return data
 
 
 def _check_kind(header: TextHeader, phase: int | None) -> int:
     """Refuse what is no grey volume; return how many volumes there are."""
     if header.components != 1:
-        colour = header.components in (3, 4)
+        bytes_each = header.components in (3, 4) and header.dtype == np.uint8
+        colour = header.colours or bytes_each
         detail = f"{header.components} numbers a voxel"
         raise ScanError(Reason.COLOR if colour else Reason.PIXEL_TYPE, detail)
     sizes = tuple(header.sizes[n] for n in header.axes)
@@ -196,19 +197,21 @@ def _affine(
 
 
 def _layout(
-    header: TextHeader, data: Path, shape: tuple[int, int, int], volumes: int, volume: int
+    header: TextHeader,
+    data: tuple[Path, ...],
+    shape: tuple[int, int, int],
+    volumes: int,
+    volume: int,
 ) -> Layout:
-    start = header.start
-    if start == -1:
-        start = size_of(data) - math.prod(header.sizes) * header.dtype.itemsize
-        if start < 0:
-            raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-    start = _after_lines(data, start, header.lines)
+    if len(data) > 1 and (header.coding == "text" or header.packed is not None):
+        raise ScanError(Reason.DECODER, "text, or packed data of a said length, in several files")
+    starts = tuple((file, _start(header, file, len(data))) for file in data)
+    path, start = starts[0]
     coding: Coding = header.coding
-    if coding == "zlib" and is_gzip(data, start):
+    if coding == "zlib" and packing_of(path, start) == "gzip":
         coding = "gzip"  # MetaIO inflates both
     return Layout(
-        data,
+        path,
         coding,
         start=start,
         skip=header.skip,
@@ -218,7 +221,18 @@ def _layout(
         volume=volume,
         run=_run(header, volumes),
         packed=header.packed,
+        parts=starts[1:],
     )
+
+
+def _start(header: TextHeader, data: Path, count: int) -> int:
+    """Return the byte of one of `count` data files at which its data begin."""
+    start = header.start
+    if start == -1:
+        start = size_of(data) - math.prod(header.sizes) // count * header.dtype.itemsize
+        if start < 0:
+            raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
+    return _after_lines(data, start, header.lines)
 
 
 def _run(header: TextHeader, volumes: int) -> int | None:
@@ -236,7 +250,7 @@ def _after_lines(path: Path, start: int, lines: int) -> int:
     """Return the byte behind so many lines."""
     if lines == 0:
         return start
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(start)
         text = file.read(_LINES_LIMIT)
     end = -1

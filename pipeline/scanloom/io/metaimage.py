@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -17,6 +18,8 @@ from scanloom.io.text_header import (
     damaged,
     floats,
     integers,
+    listed_files,
+    numbered_files,
 )
 from scanloom.io.voxels import Coding
 
@@ -103,7 +106,7 @@ def parse_metaimage(start: bytes, *, whole: bool) -> TextHeader:
     _check_values(fields)
     affine, spacing = _place(fields, count) if count >= 3 else (None, None)
     coding, packed = _coding(fields)
-    data_file = last[1].decode("utf-8", "replace").strip()
+    data_file = last[1].decode("utf-8", "surrogateescape").strip()
     local = data_file.upper() == "LOCAL"
     return TextHeader(
         sizes=sizes,
@@ -113,7 +116,7 @@ def parse_metaimage(start: bytes, *, whole: bool) -> TextHeader:
         affine=affine,
         spacing=spacing,
         coding=coding,
-        data_file=None if local else data_file,
+        data_files=() if local else _data_files(data_file, sizes, start[last.end() :], whole=whole),
         start=_start(fields, coding, last.end() if local else 0),
         packed=packed,
     )
@@ -181,6 +184,40 @@ def _start(fields: dict[str, str], coding: Coding, after_header: int) -> int:
     if size < -1 or (size == -1 and coding != "raw"):
         raise damaged("its HeaderSize can't be")
     return size or after_header
+
+
+def _data_files(
+    text: str, sizes: tuple[int, ...], behind: bytes, *, whole: bool
+) -> tuple[str, ...]:
+    """Return the data files: one, or those of a list or pattern as MetaIO reads it.
+
+    Each holds one slice, unless a list says of how many dimensions it is. A pattern stands alone,
+    or with its first number, its last and a step; what MetaIO takes the step for where it alone
+    is not said can't be meant, unless it is 1.
+    """
+    first, *words = text.split()
+    if first.upper() == "LIST":
+        if not whole:
+            raise damaged("the list of its data files has no end")
+        said = words[0].upper().removesuffix("D") if words else str(len(sizes) - 1)
+        [inside] = integers(said, "list of data files", 1)
+        if len(words) > 1 or not 0 < inside < len(sizes):
+            raise damaged("the list of its data files can't be read")
+        return listed_files(behind, math.prod(sizes[inside:]))
+    if "%" not in text:
+        return (text,)
+    count = sizes[-1]
+    begin, end, step = 1, count, 1
+    numbers = integers(" ".join(words), "pattern of data files") if words else ()
+    if numbers:
+        begin, end = numbers[0], numbers[0] + count - 1
+    if len(numbers) > 1:
+        end = numbers[1]
+    if len(numbers) > 2:
+        step = numbers[2]
+    if len(numbers) > 3 or step < 1:
+        raise damaged("it names its data files by a pattern that can't be read")
+    return numbered_files(first, range(begin, end + 1, step), count)
 
 
 def _place(

@@ -1,4 +1,4 @@
-"""Read NIfTI-1 and NIfTI-2: single files, gzipped or not, and .hdr/.img pairs.
+"""Read NIfTI-1 and NIfTI-2: single files, packed or not, and .hdr/.img pairs; of Analyze 7.5 too.
 
 Which of two forms counts: the standard gives them different meanings (qform: the scanner; sform:
 the scanner, or an atlas it was aligned with) and leaves the choice to the program. The sform wins,
@@ -13,12 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.io.analyze import analyze_as_nifti, is_analyze
+from scanloom.io.packing import packing_of, unpacked_start
 from scanloom.io.plain import (
     MIN_VOXELS,
     affine_from_codes,
@@ -36,15 +38,14 @@ from scanloom.io.voxels import (
     Layout,
     check_layout,
     foreign_errors,
-    is_gzip,
     read_voxels,
-    size_of,
 )
 
 if TYPE_CHECKING:
     from nibabel.nifti1 import Nifti1Header
 
-NIFTI_SUFFIXES = (".nii", ".nii.gz", ".hdr", ".hdr.gz")
+PAIR_SUFFIXES = (".hdr", ".hdr.gz")
+NIFTI_SUFFIXES = (".nii", ".nii.gz", ".nii.bz2", ".nii.xz", ".nii.zst", *PAIR_SUFFIXES)
 FORMS_DISAGREE_MM = 0.1
 """Forms that place a corner this differently lie apart: within a few milliradians of half a turn
 that may be the rounding of the quaternion, but readers differ by as much."""
@@ -107,7 +108,7 @@ def read_nifti(
         FOUR_D, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, TOO_FEW_SLICES, RESCALE, TOO_LARGE,
         TRUNCATED, DAMAGED, NOT_AN_IMAGE, NOT_FOUND, UNREADABLE or OUT_OF_MEMORY.
     """
-    if files[-1].suffix == ".gz":
+    if files[-1].suffix in (".gz", ".bz2", ".xz", ".zst"):
         warm_up()  # of the process that will inflate it, while the header is read
     plan = _plan(files, phase, orientation, limit)
     values, layout = read_voxels(plan.layout), plan.layout
@@ -143,25 +144,13 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
     return _Plan(layout, grid, flags, source)
 
 
-def _start(path: Path) -> bytes:
-    """Return the first bytes of a file, inflated."""
-    size_of(path)  # opening a pipe would wait for ever
-    if not is_gzip(path):
-        with path.open("rb") as file:
-            return file.read(_HEADER_BYTES)
-    from isal import igzip
-
-    with igzip.open(path, "rb") as packed:
-        return cast(bytes, packed.read(_HEADER_BYTES))
-
-
 def _read_header(path: Path) -> Nifti1Header:
     from nibabel.nifti1 import Nifti1Header, Nifti1PairHeader
     from nibabel.nifti2 import Nifti2Header, Nifti2PairHeader
     from nibabel.spatialimages import HeaderDataError
     from nibabel.wrapstruct import WrapStructError
 
-    start = _start(path)
+    start = unpacked_start(path, _HEADER_BYTES)
     kinds = {
         b"n+1\0": Nifti1Header,
         b"ni1\0": Nifti1PairHeader,
@@ -169,6 +158,8 @@ def _read_header(path: Path) -> Nifti1Header:
         b"ni2\0": Nifti2PairHeader,
     }
     kind = kinds.get(start[344:348]) or kinds.get(start[4:8])
+    if kind is None and path.name.lower().endswith(PAIR_SUFFIXES) and is_analyze(start):
+        return analyze_as_nifti(start)
     if kind is None:
         cut = start[:4] in _HEADER_SIZES and len(start) < _MAGIC_END
         reason = Reason.TRUNCATED if cut else Reason.DAMAGED
@@ -209,7 +200,7 @@ def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> L
         raise ScanError(Reason.DAMAGED, "the header says that the voxels begin inside it")
     path = files[-1] if paired else files[0]
     slope, intercept = _scaling(header)
-    coding: Coding = "gzip" if is_gzip(path) else "raw"
+    coding: Coding = packing_of(path) or "raw"
     size = (shape[0], shape[1], shape[2])
     return Layout(
         path,
@@ -324,7 +315,7 @@ def _affine(
     elif source.qform is not None:
         affine = source.qform
     elif orientation is None:
-        raise ScanError(Reason.ORIENTATION_UNKNOWN, "both form codes of the NIfTI are 0")
+        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the file does not say how its axes lie")
     else:
         spacing = np.abs(np.asarray(header["pixdim"][1:4], dtype=np.float64)) * _to_mm(header)
         affine = affine_from_codes(orientation, spacing, shape)

@@ -18,12 +18,15 @@ from scanloom.io.text_header import (
     damaged,
     floats,
     integers,
+    listed_files,
+    numbered_files,
 )
 from scanloom.io.voxels import Coding
 
 MAGIC = b"NRRD"
 
 _VERSIONS = (b"NRRD00.01", *(b"NRRD000%d" % n for n in range(1, 6)))
+_LIST = re.compile(rb"^data[ ]?file:[ \t]*LIST\b[^\n]*(?:\n|\Z)", re.MULTILINE | re.IGNORECASE)
 _END = re.compile(rb"\r?\n\r?\n")
 _LINE = re.compile(r"([A-Za-z][A-Za-z ]*):(?!=)\s*(.*)")
 _KEY = re.compile(r"[^:]+:=.*")
@@ -111,6 +114,7 @@ _SPACES |= {
 }  # ras, rast
 
 _SPACE_KINDS = ("domain", "space", "???", "none")
+_COLOURS = frozenset(f"{one}-color" for one in ("rgb", "rgba", "hsv", "xyz", "3", "4"))
 _SERIES_KINDS = ("list", "time", "stub", "scalar")
 
 
@@ -129,9 +133,13 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
     ScanError
         DAMAGED, TRUNCATED, PIXEL_TYPE, DECODER or BAD_GEOMETRY.
     """
-    end = _END.search(start)
+    listed = _LIST.search(start)
+    end = _END.search(start, 0, listed.start() if listed else len(start))
+    listed = None if end else listed
     if end is None and not whole:
         raise damaged("the header has no end")
+    names = start[listed.end() :] if listed else b""
+    start = start[: listed.end()] if listed else start
     fields = _fields(start[: end.start()] if end else start)
     check_even(start[: end.start()] if end else start)
     if end is None and "datafile" not in fields:
@@ -155,7 +163,8 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
         affine=affine,
         spacing=spacing,
         coding=coding,
-        data_file=fields.get("datafile"),
+        data_files=_data_files(fields.get("datafile"), sizes, names),
+        colours=bool(_COLOURS & set(fields.get("kinds", "").lower().split())),
         **_offsets(fields, coding, end.end() if end else len(start)),
     )
 
@@ -223,6 +232,39 @@ def _offsets(fields: dict[str, str], coding: Coding, end: int) -> dict[str, int]
     if lines < 0 or skip < 0:
         raise damaged("it skips a negative number of lines or bytes")
     return {"start": start, "lines": lines, "skip": skip}
+
+
+def _data_files(text: str | None, sizes: tuple[int, ...], names: bytes) -> tuple[str, ...]:
+    """Return the data files: one, or those of a list or a pattern.
+
+    Each holds the data of one place along the slowest axis, or of as many axes as is said; equal
+    slabs, if these are all axes.
+    """
+    if text is None:
+        return ()
+    words = text.split()
+    if words and words[0].upper() == "LIST":
+        count = _parts(words[1:], sizes, len([name for name in names.split(b"\n") if name.strip()]))
+        return listed_files(names, count)
+    if "%" not in text:
+        return (text,)
+    if not 4 <= len(words) <= 5:
+        raise damaged("it names its data files by a pattern that can't be read")
+    begin, end, step = integers(" ".join(words[1:4]), "pattern of data files", 3)
+    if step == 0:
+        raise damaged("it names its data files by a pattern that can't be read")
+    numbers = range(begin, end + (1 if step > 0 else -1), step)
+    return numbered_files(words[0], numbers, _parts(words[4:], sizes, len(numbers)))
+
+
+def _parts(words: list[str], sizes: tuple[int, ...], there: int) -> int:
+    """Return how many files there must be, if each holds so many axes."""
+    [inside] = integers(words[0], "axes a data file", 1) if words else [len(sizes) - 1]
+    if len(words) > 1 or not 0 < inside <= len(sizes):
+        raise damaged("it can't be known what each of its data files holds")
+    if inside == len(sizes) and there and sizes[-1] % there == 0:
+        return there
+    return math.prod(sizes[inside:])
 
 
 def _directions(fields: dict[str, str], dimension: int) -> list[tuple[float, ...] | None] | None:

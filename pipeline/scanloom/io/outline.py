@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from scanloom.core import Gaps, Grid, Reason, ScanError, Series
+from scanloom.io.formats import FORMATS
 
 MOST_VOLUMES = 10_000
 """Of one series or file; more are no time points."""
@@ -55,14 +56,8 @@ def read_outline(
     ScanError
         What reading the scan would raise for its headers.
     """
-    if series.kind == "nifti":
-        from scanloom.io.nifti import nifti_outline
-
-        return nifti_outline(series.files, phase, orientation)
-    if series.kind == "itk":
-        from scanloom.io.itk import itk_outline
-
-        return itk_outline(series.files, phase, orientation)
+    if series.kind != "dicom":
+        return FORMATS[series.kind].outline(series.files, phase, orientation)
     from scanloom.io.dicom.series import dicom_outline
 
     return dicom_outline(series.files, phase, gaps)

@@ -9,6 +9,7 @@ from typing import get_args
 from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
+from scanloom.io.formats import FORMATS
 from scanloom.io.ranking import ALL, Preference, Reading, series_meant
 from scanloom.io.scan import Scan
 from scanloom.io.values import rounding_flags, without_nan
@@ -27,14 +28,15 @@ def load_volume(
     orientation: str | None = None,
     modality: str | None = None,
     max_bytes: int | None = None,
+    archives: bool = False,
 ) -> Volume:
     """Read the one scan at a path.
 
     Parameters
     ----------
     path : str or Path
-        A DICOM folder or file, a .nii, .nii.gz, .hdr, .nrrd, .nhdr, .mha or .mhd file, a zip
-        archive, a DICOMDIR, or a glob pattern.
+        A DICOM folder or file, a volume file (NIfTI, Analyze, NRRD, MetaImage, MGH), a zip or tar
+        archive, a DICOMDIR, or a glob pattern: see docs/reading.md.
     series : str or None
         Which one, where there are several: its UID, its number in the list that the error
         SERIES_AMBIGUOUS shows, or "best": see `scanloom.io.ranking`.
@@ -53,6 +55,8 @@ def load_volume(
         "CT", "MR", "PT" or "NM", for a file that does not say; "CT" also means Hounsfield units.
     max_bytes : int or None
         Largest size of the voxels, decoded; None for 4 GiB. More is TOO_LARGE, told from headers.
+    archives : bool
+        Whether archives inside a folder are looked into.
 
     Returns
     -------
@@ -71,7 +75,10 @@ def load_volume(
         raise ValueError('one volume is read: series must be a UID, a number, "best" or None')
     wanted = Preference(modality=modality)
     [chosen] = series_meant(
-        find_series(Path(path)), series, wanted, Reading(phase, gaps, orientation)
+        find_series(Path(path), archives=archives),
+        series,
+        wanted,
+        Reading(phase, gaps, orientation),
     )
     scan = read_scan(
         chosen,
@@ -121,10 +128,7 @@ def read_scan(
         if series.lost:
             scan = _with_flags(scan, (Flag.FILES_LOST,))
         return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
-    if series.kind == "nifti":
-        from scanloom.io.nifti import read_nifti as read
-    else:
-        from scanloom.io.itk import read_itk as read
+    read = FORMATS[series.kind].read
     scan = read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
     scan = replace(scan, volume=without_nan(scan.volume, nan))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))

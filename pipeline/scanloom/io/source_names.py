@@ -14,7 +14,10 @@ LONGEST = 80
 TAIL = 6
 """Characters of the id that tell cases of one name apart."""
 
-_SUFFIXES = re.compile(r"(\.(nii|hdr|img|nrrd|nhdr|mha|mhd|dcm|zip|gz))+$", re.IGNORECASE)
+_SUFFIXES = re.compile(
+    r"(\.(nii|hdr|img|nrrd|nhdr|mha|mhd|mgh|mgz|dcm|zip|tar|tgz|tbz2|txz|gz|bz2|xz|zst))+$",
+    re.IGNORECASE,
+)
 _DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)\d", re.IGNORECASE)  # no file names on Windows
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.itk import ITK_SUFFIXES
-from scanloom.io.nifti import NIFTI_SUFFIXES
+from scanloom.io.formats import VolumeKind, format_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class Look(NamedTuple):
     Parameters
     ----------
     kind : str
-        "dicom", "nifti", "itk"; empty for what is no image at all.
+        "dicom" or one of `scanloom.io.formats`; empty for what is no image at all.
     gzipped : bool
         Whether gzip packed a DICOM file.
     study, series : str
@@ -172,11 +171,8 @@ def no_collector() -> Iterator[None]:
 
 
 def _look(path: str) -> tuple[Look, Header | None]:
-    name = path.lower()
-    if name.endswith(NIFTI_SUFFIXES):
-        return Look("nifti"), None
-    if name.endswith(ITK_SUFFIXES):
-        return Look("itk"), None
+    if kind := format_of(path):
+        return Look(kind), None
     try:
         elements = read_elements(path)
     except OSError as exc:
@@ -207,7 +203,7 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     Parameters
     ----------
     kind : str
-        "dicom", "nifti" or "itk".
+        "dicom" or one of `scanloom.io.formats`.
     paths : sequence of str
         Its files.
     packed : sequence of Packed
@@ -246,7 +242,7 @@ def describe_series(
 def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
     from scanloom.io.outline import read_outline
 
-    return read_outline(Series("nifti" if kind == "nifti" else "itk", files))[0]
+    return read_outline(Series(cast("VolumeKind", kind), files))[0]
 
 
 def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> Description:

@@ -15,6 +15,9 @@ from scanloom.io.voxels import Coding
 HEADER_LIMIT = 1 << 20
 """Bytes of a header: those with a table of segments or gradients have some 100 kB."""
 
+MOST_FILES = 1 << 17
+"""With the data of one header."""
+
 LPS_TO_RAS = np.array([-1.0, -1.0, 1.0])
 """Signs of the patient axes."""
 
@@ -24,6 +27,7 @@ _UNEVEN = re.compile(
     rb"^[ \t]*ITK_non_uniform_sampling_deviation[ \t]*:?=[ \t]*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)",
     re.MULTILINE,
 )
+_PATTERN = re.compile(r"([^%]*)%(0?)(\d{0,2})[diu]([^%]*)")
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _FLOAT = re.compile(
     r"[+-]?(?:(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][+-]?\d{1,3})?|nan|inf)", re.I
@@ -49,8 +53,9 @@ class TextHeader:
     spacing : (3,) array or None
         In mm; None where the header says none.
     coding : Coding
-    data_file : str or None
-        None where the data follow the header.
+    data_files : tuple of str
+        In the order of the data, of which each holds an equal share; empty where these follow the
+        header.
     start : int
         Byte of the data file at which the data begin; -1: they are its last.
     skip : int
@@ -59,6 +64,8 @@ class TextHeader:
         Lines of the data file before `start`.
     packed : int or None
         Length of the compressed data.
+    colours : bool
+        Whether the numbers of a voxel are said to be a colour.
     """
 
     sizes: tuple[int, ...]
@@ -68,11 +75,12 @@ class TextHeader:
     affine: NDArray[np.float64] | None
     spacing: NDArray[np.float64] | None
     coding: Coding
-    data_file: str | None
+    data_files: tuple[str, ...]
     start: int
     skip: int = 0
     lines: int = 0
     packed: int | None = None
+    colours: bool = False
 
 
 def damaged(detail: str) -> ScanError:
@@ -107,6 +115,44 @@ def floats(text: str, what: str, count: int | None = None) -> tuple[float, ...]:
     if not all(_FLOAT.fullmatch(word) for word in words) or count not in (None, len(words)):
         raise damaged(f"its {what} can't be read")
     return tuple(float(word) for word in words)
+
+
+def listed_files(lines: bytes, count: int) -> tuple[str, ...]:
+    """Return the names of data files, one a line.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED unless there are as many as the data need.
+    """
+    named = (line.strip().decode("utf-8", "surrogateescape") for line in lines.split(b"\n"))
+    return _as_many([name for name in named if name], count)
+
+
+def numbered_files(pattern: str, numbers: range, count: int) -> tuple[str, ...]:
+    """Return the names that a pattern as of printf(3), with one number in it, gives.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if it is none, or unless there are as many as the data need.
+    """
+    found = _PATTERN.fullmatch(pattern)
+    if found is None or not numbers or min(numbers[0], numbers[-1]) < 0:
+        raise damaged("it names its data files by a pattern that can't be read")
+    if numbers[MOST_FILES:]:
+        raise damaged("its header names too many data files")
+    before, zeros, width, behind = found.groups()
+    form = f"{zeros}{width}d"
+    return _as_many([f"{before}{n:{form}}{behind}" for n in numbers], count)
+
+
+def _as_many(names: list[str], count: int) -> tuple[str, ...]:
+    if len(names) != count or len(names) > MOST_FILES:
+        raise damaged(f"its header names {len(names)} data files for {count} parts of its data")
+    if len(set(names)) < len(names):
+        raise damaged("its header names a data file twice")
+    return tuple(names)
 
 
 def affine_of(

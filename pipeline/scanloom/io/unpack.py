@@ -1,4 +1,4 @@
-"""Packed files made plain: members of zip archives, and DICOM files that gzip packed.
+"""Packed files made plain: members of archives, and DICOM files that gzip packed.
 
 They go to a folder of this process alone, which goes away with it; of a process that was killed,
 when the next one makes its own: a lock of flock(2), which ends with its process, tells.
@@ -13,54 +13,36 @@ import os
 import shutil
 import tempfile
 import threading
-import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.archives import (
+    IN_ARCHIVE,
+    MOST_TIMES,
+    SMALL,
+    not_unpacked,
+    open_members,
+    unpacking,
+)
 from scanloom.io.scratch import PREFIX, clear_dead, locked
 
-IN_ZIP = "\0"
-"""Stands between a zip archive and its member: no path of a file system has it."""
-MOST_MEMBERS = 1_000_000
-MOST_BYTES = 1 << 36
-"""Of a zip archive, unpacked: 64 GiB."""
 MOST_OF_DISK = 0.8
 """Share of the space that was free at first that may be taken."""
 PACKED_FILE = 1 << 32
 """Bytes of one packed DICOM file, unpacked: as many as pixels may have."""
-MOST_TIMES = 200
-"""What grows more than this, and beyond `SMALL`, was made to do harm: an archive, or a file."""
-SMALL = 1 << 30
 GZIP = b"\x1f\x8b"
+MOST_FOLDERS = 20
+"""In which a member lies, if they are to be below each other."""
+LONGEST_NAME, LONGEST_FOLDER = 200, 80
+"""Bytes; file systems take 255, and 4096 in all."""
 
 _PIECE = 1 << 20
 _SYSTEMS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 names, for a message
-_OUT_OF_REACH = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT})
-"""What a disk or a network says that gives no bytes, whatever they are."""
-_ERRORS = (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError)
-
-
-def zip_members(archive: Path) -> list[tuple[str, int]]:
-    """Return name and size of each file in an archive, in order; the sizes are judged.
-
-    Raises
-    ------
-    ScanError
-        DAMAGED or UNREADABLE; TOO_LARGE before anything is unpacked.
-    """
-    with _opened(archive) as pack:
-        infos = [info for info in pack.infolist() if not info.is_dir()]
-    total = sum(info.file_size for info in infos)
-    if len(infos) > MOST_MEMBERS or total > MOST_BYTES:
-        raise ScanError(Reason.TOO_LARGE, f"a zip archive of {len(infos)} files, {total} bytes")
-    if total > SMALL and total > MOST_TIMES * max(archive.stat().st_size, 1):
-        raise ScanError(Reason.TOO_LARGE, f"a zip archive that grows to {total} bytes")
-    return [(info.filename, info.file_size) for info in infos]
 
 
 def starts_gzip(start: bytes) -> bool:
@@ -115,20 +97,24 @@ class Scratch:
         Raises
         ------
         ScanError
-            DAMAGED, UNREADABLE, TOO_LARGE; SCRATCH_FULL, which says nothing of the file.
+            What `scanloom.io.archives` says of an archive; DAMAGED, UNREADABLE, TOO_LARGE;
+            SOURCE_CHANGED if an archive has no such member any more; SCRATCH_FULL, which
+            says nothing of the file.
         """
-        if not gzipped and IN_ZIP not in path:
+        if not gzipped and IN_ARCHIVE not in path:
             return Path(path)
         with self._lock:
-            self._forget_changed(path.split(IN_ZIP)[0])
-            if (path, False) not in self._plain and IN_ZIP in path:
-                self._unpack_zip(path.split(IN_ZIP)[0])
+            self._forget_changed(path.split(IN_ARCHIVE)[0])
+            if (path, False) not in self._plain and IN_ARCHIVE in path:
+                self._unpack(path.split(IN_ARCHIVE)[0])
+            if (path, False) not in self._plain and IN_ARCHIVE in path:
+                raise ScanError(Reason.SOURCE_CHANGED, "its archive has no such member any more")
             source = self._plain.get((path, False), Path(path))
             if not gzipped:
                 return source
             if (path, True) not in self._plain:
                 self._plain[path, True] = self._gunzip(source)
-                self._origins[self._plain[path, True]] = Path(path.split(IN_ZIP)[0])
+                self._origins[self._plain[path, True]] = Path(path.split(IN_ARCHIVE)[0])
             return self._plain[path, True]
 
     def origin(self, file: Path) -> Path:
@@ -136,8 +122,8 @@ class Scratch:
         return self._origins.get(file, file)
 
     def place(self, path: str) -> str:
-        """Return where a file lies that may be a member of a zip archive."""
-        return path if IN_ZIP not in path else str(self.plain(path))
+        """Return where a file lies that may be a member of an archive."""
+        return path if IN_ARCHIVE not in path else str(self.plain(path))
 
     def close(self) -> None:
         """Take away all that was unpacked."""
@@ -156,31 +142,29 @@ class Scratch:
             return  # whoever opens it says so
         state = (found.st_size, found.st_mtime_ns, found.st_ino)
         if self._states.setdefault(packed, state) != state:
-            old = [key for key in self._plain if key[0].split(IN_ZIP)[0] == packed]
+            old = [key for key in self._plain if key[0].split(IN_ARCHIVE)[0] == packed]
             for key in old:
                 del self._plain[key]
             self._states[packed] = state
 
-    def _unpack_zip(self, archive: str) -> None:
+    def _unpack(self, archive: str) -> None:
         """Unpack all files of an archive, or none."""
-        zip_members(Path(archive))  # their sizes are judged
         made: dict[str, Path] = {}
         try:
-            with _opened(Path(archive)) as pack:
-                for info in pack.infolist():
-                    if info.is_dir():
+            with unpacking("an archive"), closing(open_members(Path(archive))) as contents:
+                for member, opened in contents:
+                    if member.reason is not None:
                         continue
-                    folder = info.filename.rpartition("/")[0]
-                    place = self._place(archive + IN_ZIP + folder, info.filename)
-                    made[info.filename] = place
-                    with pack.open(info) as packed:
-                        self._copy(packed, place, info.file_size)
+                    place = self._member_place(archive, member.name)
+                    made[member.name] = place
+                    with opened() as packed:
+                        self._copy(packed, place, member.size)
         except BaseException:
             for place in made.values():
                 place.unlink(missing_ok=True)
             raise
         for name, place in made.items():
-            self._plain[archive + IN_ZIP + name, False] = place
+            self._plain[archive + IN_ARCHIVE + name, False] = place
             self._origins[place] = Path(archive)
 
     def _gunzip(self, source: Path) -> Path:
@@ -191,22 +175,36 @@ class Scratch:
                 self._copy(packed, place, min(most, PACKED_FILE))
         except BaseException as exc:
             place.unlink(missing_ok=True)
-            if isinstance(exc, _ERRORS):
-                raise _not_unpacked(exc, "a packed file") from exc
+            if isinstance(exc, Exception) and not isinstance(exc, ScanError):
+                raise not_unpacked(exc, "a packed file") from exc
             raise
         return place
 
-    def _place(self, near: str, name: str) -> Path:
+    def _member_place(self, archive: str, name: str) -> Path:
+        """Return where a member goes: a folder is below its parent, as headers name files."""
+        folder, _, last = name.rpartition("/")
+        parts = folder.split("/") if folder else []
+        if all(map(_is_plain, parts)) and len(parts) <= MOST_FOLDERS:
+            return self._place(archive + IN_ARCHIVE, last, parts)
+        return self._place(archive + IN_ARCHIVE + folder, last)
+
+    def _place(self, near: str, name: str, parts: Sequence[str] = ()) -> Path:
         """Return where a file goes: files that were beside each other stay so, by their names."""
         with _writing():
-            packed = near.split(IN_ZIP)[0]
+            packed = near.split(IN_ARCHIVE)[0]
             key = near, self._states.get(packed, (0, 0, 0))[1]
-            folder = self._made() / str(self._numbers.setdefault(key, len(self._numbers)))
-            folder.mkdir(exist_ok=True)
+            number = self._numbers.setdefault(key, len(self._numbers))
+            folder = (self._made() / str(number)).joinpath(*parts)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):  # a file is called so too
+                return self._place("/".join([near, *parts]), name)
         name = name.replace("\\", "/").rpartition("/")[2]
+        name = os.fsdecode(os.fsencode(name)[-LONGEST_NAME:])  # its end says what it is
         place = folder / (name if name not in ("", ".", "..") else "file")
-        while place.exists():
-            place = place.with_name(f"_{place.name}")
+        if place.exists():
+            with _writing():
+                place = Path(tempfile.mkdtemp(dir=folder)) / place.name
         return place
 
     def _made(self) -> Path:
@@ -262,22 +260,10 @@ def _scratch() -> str:
     return folder if folder in _SYSTEMS else "the folder for temporary files"
 
 
-@contextmanager
-def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
-    try:
-        with zipfile.ZipFile(archive) as pack:
-            yield pack
-    except FileNotFoundError as exc:
-        raise ScanError(Reason.NOT_FOUND, "the zip archive is not there") from exc
-    except _ERRORS as exc:  # RuntimeError: it is encrypted
-        raise _not_unpacked(exc, "a zip archive") from exc
-
-
-def _not_unpacked(exc: BaseException, what: str) -> ScanError:
-    """Return why something packed can't be read: its own fault, or that of where it lies."""
-    detail = f"{what} can't be unpacked ({type(exc).__name__})"
-    away = isinstance(exc, OSError) and exc.errno in _OUT_OF_REACH
-    return ScanError(Reason.UNREADABLE if away else Reason.DAMAGED, detail)
+def _is_plain(folder: str) -> bool:
+    """Whether a folder may be called so, wherever it is made."""
+    short = len(os.fsencode(folder)) <= LONGEST_FOLDER
+    return folder not in ("", ".", "..") and short and not {"\0", "\\"} & {*folder}
 
 
 SCRATCH = Scratch()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import bz2
 import io
 import math
 import stat
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -17,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, byte_words
+from scanloom.io.numbers import parse_numbers, read_words
+from scanloom.io.packing import Packing, opened_packed, unpacking_errors
+from scanloom.io.regular import open_regular
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
 
-Coding = Literal["raw", "gzip", "zlib", "bzip2", "text"]
+Coding = Literal["raw", "text"] | Packing
 
 VOXEL_LIMIT = 4 << 30
 """Bytes of decoded voxels that a volume may have, unless the caller says otherwise."""
@@ -46,7 +47,6 @@ SLOWEST = 10 << 20
 _PLAIN_SKIPS = (0, 352, 544)  # NRRD and MetaImage; NIfTI-1 and NIfTI-2 without extensions
 _PIECE = 1 << 20
 _MOST = 1 << 24  # bytes between two words of progress
-_TOKEN = 64  # characters of one number in a text
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Layout:
         Voxels of one volume that stand together before the next volume's do; None: all of them.
     packed : int or None
         Length of the compressed data; None: to the end of the file.
+    parts : tuple of (path, start)
+        Further files with the data that follow, and where these begin; each holds as much as
+        `path` does, and is packed, and skipped into, as that is. No text.
+    rest : int
+        Bytes that may follow the voxels, unpacked.
     slope, intercept : float
         What makes values of stored numbers; 1 and 0 leave them as they are.
     """
@@ -83,6 +88,8 @@ class Layout:
     volume: int = 0
     run: int | None = None
     packed: int | None = None
+    parts: tuple[tuple[Path, int], ...] = ()
+    rest: int = 0
     slope: float = 1.0
     intercept: float = 0.0
 
@@ -92,9 +99,20 @@ class Layout:
         return math.prod(self.shape)
 
     @property
+    def files(self) -> tuple[tuple[Path, int], ...]:
+        """All files with data, and where these begin."""
+        return ((self.path, self.start), *self.parts)
+
+    @property
+    def share(self) -> int:
+        """Bytes of what one of the files holds, with what is skipped in it, unpacked."""
+        data = self.count * self.volumes * self.dtype.itemsize
+        return self.skip + data // len(self.files)
+
+    @property
     def total(self) -> int:
         """Bytes of all volumes and what is before them, unpacked."""
-        return self.skip + self.count * self.volumes * self.dtype.itemsize
+        return self.share * len(self.files)
 
     @property
     def spare(self) -> int:
@@ -102,7 +120,7 @@ class Layout:
 
         None where the voxels do not begin right behind the header: that might be what is wrong.
         """
-        if self.skip not in _PLAIN_SKIPS:
+        if self.parts or self.skip not in _PLAIN_SKIPS:
             return 0
         return self.count // max(self.shape) * self.dtype.itemsize - 1
 
@@ -123,14 +141,11 @@ def foreign_errors(what: str) -> Iterator[None]:
     ScanError
         TRUNCATED, DAMAGED, UNREADABLE or OUT_OF_MEMORY.
     """
-    from isal import isal_zlib
-
-    isal_error = cast(type[Exception], isal_zlib.error)  # its stub calls it a value
     try:
         yield
     except EOFError as exc:
         raise ScanError(Reason.TRUNCATED, f"{what} ends too early") from exc
-    except (zlib.error, isal_error) as exc:
+    except unpacking_errors() as exc:
         detail = f"{what} can't be decompressed ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
     except OSError as exc:  # BadGzipFile is one, without a number
@@ -155,14 +170,6 @@ def size_of(path: Path) -> int:
     return found.st_size
 
 
-def is_gzip(path: Path, start: int = 0) -> bool:
-    """Whether gzip's magic number stands at byte `start`."""
-    size_of(path)  # opening a pipe would wait for ever
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(2) == b"\x1f\x8b"
-
-
 def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
     """Refuse, before memory is asked for, what the file can't hold or the limit does not allow.
 
@@ -172,13 +179,14 @@ def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
         TRUNCATED, DAMAGED, TOO_LARGE or UNREADABLE.
     OSError
     """
-    held = size_of(layout.path) - layout.start
-    if held < _least(layout):
-        raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-    if layout.coding == "raw" and held > layout.total:
-        with layout.path.open("rb") as file:
-            file.seek(layout.start + layout.total)
-            _check_rest(file, layout)
+    for path, start in layout.files:
+        held = size_of(path) - start
+        if held < _least(layout):
+            raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
+        if layout.coding == "raw" and held > layout.share:
+            with path.open("rb") as file:
+                file.seek(start + layout.share)
+                _check_rest(file, layout)
     if layout.skip > SKIP_LIMIT:
         raise ScanError(Reason.DAMAGED, "its header says that the voxels begin far behind it")
     most = layout.count * max(layout.result.itemsize, layout.dtype.itemsize)
@@ -192,14 +200,15 @@ def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
 
 
 def _least(layout: Layout) -> int:
-    """Return the bytes that a file with such voxels must have."""
+    """Return the bytes that each file with such voxels must have."""
     if layout.coding == "raw":
-        return layout.total
+        return layout.share
     if layout.coding == "text":
         return layout.skip + 2 * layout.count * layout.volumes - 1  # a digit and a space each
     if layout.packed is not None:
         return layout.packed
-    return 0 if layout.coding == "bzip2" else -(-layout.total // DEFLATE_LIMIT)
+    deflated = layout.coding in ("gzip", "zlib")
+    return -(-layout.share // DEFLATE_LIMIT) if deflated else 0
 
 
 def read_voxels(layout: Layout) -> NDArray[Any]:
@@ -234,13 +243,14 @@ def read_voxels(layout: Layout) -> NDArray[Any]:
 def _words(layout: Layout) -> dict[str, Any]:
     """Return a layout as what can be sent to another process."""
     words = {name.name: getattr(layout, name.name) for name in fields(layout)}
-    return {**words, "dtype": layout.dtype.str}
+    return {**words, "dtype": layout.dtype.str, "parts": [list(part) for part in layout.parts]}
 
 
 def decode_words(words: dict[str, Any], values: NDArray[Any]) -> None:
     """Do `decode` for a layout that was sent to a child process."""
-    dtype = np.dtype(words["dtype"])
-    decode(Layout(**{**words, "shape": tuple(words["shape"]), "dtype": dtype}), values)
+    shape, dtype = tuple(words["shape"]), np.dtype(words["dtype"])
+    parts = tuple((path, start) for path, start in words["parts"])
+    decode(Layout(**{**words, "shape": shape, "dtype": dtype, "parts": parts}), values)
 
 
 def _limits(layout: Layout) -> Limits:
@@ -253,7 +263,8 @@ def _limits(layout: Layout) -> Limits:
 def decode(layout: Layout, values: NDArray[Any]) -> None:
     """Fill an array (I * J * K,) of type `layout.result` with a volume; errors as `read_voxels`."""
     with foreign_errors("the file"), _open(layout) as file:
-        _skip(file, layout.skip, layout)
+        if not layout.parts:
+            _skip(file, layout.skip, layout)
         if layout.coding == "text":
             _from_text(file, layout, values)
         elif layout.run is None:
@@ -264,11 +275,11 @@ def decode(layout: Layout, values: NDArray[Any]) -> None:
 
 
 def _check_rest(file: BinaryIO, layout: Layout) -> None:
-    """Refuse what stands behind the voxels, but for some zeros."""
-    count = 0
-    while piece := file.read(_PIECE):
+    """Refuse what stands behind the voxels, but for what the format allows, or some zeros."""
+    count, most = 0, max(layout.rest, layout.spare)
+    while piece := file.read(min(most - count + 1, _PIECE)):
         count += len(piece)
-        if count > layout.spare or piece.strip(b"\0"):
+        if count > most or (not layout.rest and piece.strip(b"\0")):
             raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
 
 
@@ -304,10 +315,10 @@ def _from_text(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
     """Read numbers with space between them."""
     numbers = np.empty(layout.count * layout.volumes, layout.dtype)
     done = 0
-    for tokens in _tokens(file):
+    for tokens in read_words(file):
         if done + len(tokens) > numbers.size:
             raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
-        numbers[done : done + len(tokens)] = _parsed(tokens, layout.dtype)
+        numbers[done : done + len(tokens)] = parse_numbers(tokens, layout.dtype)
         done += len(tokens)
         progress()
     if done < numbers.size:
@@ -316,86 +327,65 @@ def _from_text(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
     values.reshape(-1, mixed.shape[2])[:] = mixed[:, layout.volume]
 
 
-def _tokens(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield words, piece by piece; one that a piece cuts goes with the next."""
-    rest = b""
-    while piece := file.read(_PIECE):
-        words = (rest + piece).split()
-        whole = (piece[-1:]).isspace()
-        rest = b"" if whole or not words else words.pop()
-        if len(rest) > _TOKEN:
-            break
-        if words:
-            yield words
-    if rest:
-        yield [rest]
-
-
-def _parsed(tokens: list[bytes], dtype: np.dtype[Any]) -> NDArray[Any]:
-    if max(map(len, tokens)) > _TOKEN:
-        raise ScanError(Reason.DAMAGED, "its voxels are no numbers")
-    wide = np.dtype({"i": np.int64, "u": np.uint64, "f": np.float64}[dtype.kind])
-    try:
-        numbers = np.array(tokens).astype(wide)
-    except (ValueError, OverflowError) as exc:
-        raise ScanError(Reason.DAMAGED, "its voxels are no numbers") from exc
-    if dtype.kind != "f":
-        ends = np.iinfo(dtype)
-        if numbers.min() < ends.min or numbers.max() > ends.max:
-            raise ScanError(Reason.DAMAGED, "its voxels do not fit the type that it names")
-    with np.errstate(over="ignore"):
-        return numbers.astype(dtype)
-
-
 @contextmanager
 def _open(layout: Layout) -> Iterator[BinaryIO]:
-    """Open the data for reading forward, unpacked; gzip is inflated in a thread."""
-    with layout.path.open("rb") as file:
-        file.seek(layout.start)
-        if layout.coding == "gzip":
-            from isal import igzip_threaded
-
-            with igzip_threaded.open(file, "rb", threads=1, block_size=_PIECE) as stream:
-                yield cast(BinaryIO, stream)
-        elif layout.coding == "zlib":
-            yield cast(BinaryIO, io.BufferedReader(_Inflated(file, layout.packed), _PIECE))
-        elif layout.coding == "bzip2":
-            with bz2.open(file, "rb") as unpacked:
-                yield cast(BinaryIO, unpacked)
-        else:
+    """Open the data for reading forward, unpacked; of several files, one behind the other."""
+    if layout.parts:
+        with closing(_Joined(layout)) as joined:
+            yield cast(BinaryIO, io.BufferedReader(joined, _PIECE))
+    else:
+        with _opened(layout, layout.path, layout.start) as file:
             yield file
 
 
-class _Inflated(io.RawIOBase):
-    """A zlib stream, which the gzip libraries do not open."""
+@contextmanager
+def _opened(layout: Layout, path: Path, start: int) -> Iterator[BinaryIO]:
+    with open_regular(path) as file:
+        file.seek(start)
+        if layout.coding == "raw" or layout.coding == "text":
+            yield cast(BinaryIO, file)
+            return
+        with opened_packed(cast(BinaryIO, file), layout.coding, layout.packed) as stream:
+            yield stream
 
-    def __init__(self, file: BinaryIO, length: int | None) -> None:
-        from isal import igzip_lib
 
-        self._file, self._left = file, length
-        self._state = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_ZLIB)
+class _Joined(io.RawIOBase):
+    """The data of several files, each of which must hold its share, no less and no more."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._coming = layout, list(layout.files)
+        self._open = ExitStack()
+        self._file: BinaryIO | None = None
+        self._left = 0
 
     def readable(self) -> bool:
         """Whether it can be read: yes."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Inflate into `buffer`; 0 at the end of the stream."""
-        while not self._state.eof:
-            piece = self._next() if self._state.needs_input else b""
-            unpacked = self._state.decompress(piece, len(buffer))
-            if unpacked:
-                buffer[: len(unpacked)] = unpacked
-                return len(unpacked)
-        return 0
-
-    def _next(self) -> bytes:
-        piece = self._file.read(_PIECE if self._left is None else min(_PIECE, self._left))
+        """Read into `buffer`; 0 behind the last file."""
+        while not self._left:
+            if self._file is not None:
+                _check_rest(self._file, self._layout)
+                self._open.close()
+                self._file = None
+            if not self._coming:
+                return 0
+            path, start = self._coming.pop(0)
+            self._file = self._open.enter_context(_opened(self._layout, path, start))
+            _skip(self._file, self._layout.skip, self._layout)
+            self._left = self._layout.share - self._layout.skip
+        piece = self._file.read(min(len(buffer), self._left)) if self._file else b""
         if not piece:
             raise EOFError
-        if self._left is not None:
-            self._left -= len(piece)
-        return piece
+        buffer[: len(piece)] = piece
+        self._left -= len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        self._open.close()
+        super().close()
 
 
 def _read_into(file: BinaryIO, values: NDArray[Any]) -> None:
@@ -412,7 +402,7 @@ def _read_into(file: BinaryIO, values: NDArray[Any]) -> None:
 
 def _skip(file: BinaryIO, count: int, layout: Layout) -> None:
     """Move forward; only a plain file can seek."""
-    if layout.coding == "raw":
+    if layout.coding == "raw" and file.seekable():
         file.seek(count, io.SEEK_CUR)
         return
     while count > 0:

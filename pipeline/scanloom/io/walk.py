@@ -1,6 +1,6 @@
 """Which files lie at a path: each once, with what tells whether it changed, and in a fixed order.
 
-Nothing is opened here but a DICOMDIR and the directory of a zip archive.
+Nothing is opened here but a DICOMDIR and archives, for the list of their members.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.archives import IN_ARCHIVE, SUFFIXES, is_archive, list_members
 from scanloom.io.outfolder import FIRST_WRITTEN, WRITTEN, is_output
-from scanloom.io.unpack import IN_ZIP, zip_members
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 BIDS_MARK = "dataset_description.json"
 """The file that makes a folder a BIDS dataset."""
 BIDS_LEFT_OUT = ("derivatives", "sourcedata")
 """Folders of a BIDS dataset that hold other things than its scans; used where they are named."""
-ZIP = ".zip"
 DICOMDIR = "DICOMDIR"
 
-_REFERENCED = 0x00041500  # ReferencedFileID
+_REFERENCED, _RECORDS = 0x00041500, 0x00041220  # ReferencedFileID, DirectoryRecordSequence
+_OPEN = 0xFFFFFFFF  # the length of a sequence whose end is marked
 _STATE = struct.Struct("<qqQ")  # size, mtime_ns, inode
 _by_name = attrgetter("name")
 
@@ -38,7 +41,7 @@ class Entry(NamedTuple):
     Parameters
     ----------
     path : str
-        Absolute; that of a member of a zip archive is the archive's, `IN_ZIP` and its name.
+        Absolute; that of a member of an archive is the archive's, `IN_ARCHIVE` and its name.
     size, mtime_ns, inode : int
         They tell whether it changed; 0 where it can't be looked at.
     reason : Reason or None
@@ -57,8 +60,10 @@ def list_files(
     many: int = 0,
     on_many: Callable[[], None] | None = None,
     out: Path | None = None,
+    *,
+    archives: bool = False,
 ) -> list[Entry]:
-    """Return all files at paths: files, folders with all below, zips, DICOMDIRs, glob patterns.
+    """Return all files at paths: files, folders with all below, archives, DICOMDIRs, patterns.
 
     Links to files and folders are followed, each folder being entered once. What can't be looked
     at is an entry too, with its reason, and so is what is no regular file: a pipe, a socket, a
@@ -73,6 +78,8 @@ def list_files(
         while the others are listed.
     out : Path or None
         The output folder of who asks: what scanloom writes there is no entry, even if it was named.
+    archives : bool
+        Whether archives in folders are looked into too, not only those that are named.
 
     Raises
     ------
@@ -82,9 +89,12 @@ def list_files(
     found: dict[str, Entry] = {}
     named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
     places = [place for path in named for place in _places(path)]
-    walk = _Walk(named, out)
+    looked_into = frozenset(places)
+    walk = _Walk(named, out, archives=archives)
     for place in sorted(places, key=len, reverse=True):  # what was named is never left out
         for entry in _at(place, walk):
+            if entry.reason is Reason.PACKED and entry.path in looked_into:
+                continue
             found.setdefault(entry.path, entry)
             if on_many and len(found) > many:
                 on_many()
@@ -124,11 +134,6 @@ def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
         raise ScanError(Reason.NO_IMAGES, "there is no file at any of these paths")
 
 
-def is_zip(path: Path | str) -> bool:
-    """Whether a path names a zip archive."""
-    return str(path).lower().endswith(ZIP) and os.path.isfile(path)  # noqa: PTH113
-
-
 def _places(path: str) -> list[str]:
     """Return the path, or what a glob pattern matches."""
     if os.path.lexists(path):
@@ -160,8 +165,8 @@ def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
 def _at(path: str, walk: _Walk) -> Iterable[Entry]:
     if os.path.isdir(path):  # noqa: PTH112
         return walk.below(path)
-    if is_zip(path):
-        return _in_zip(path)
+    if is_archive(path):
+        return _in_archive(path)
     if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):  # noqa: PTH113, PTH119
         return _in_dicomdir(path)
     return [_entry(path)]
@@ -193,10 +198,15 @@ class _Walk:
         The folders that are not left out, whatever they are.
     out : Path or None
         The output folder of who asks.
+    archives : bool
+        Whether archives are looked into that are not named.
     """
 
-    def __init__(self, named: Iterable[str] = (), out: Path | None = None) -> None:
+    def __init__(
+        self, named: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
+    ) -> None:
         self.links: set[str] = set()
+        self._archives = archives
         self._named = frozenset(named)
         self._out = _identity(out)
         self._entered: set[tuple[int, int]] = set()
@@ -229,7 +239,11 @@ class _Walk:
                     entry = self._look(item, Reason.LEFT_OUT if left_out else why, folders)
                 except OSError:
                     entry = Entry(item.path, 0, 0, 0, Reason.UNREADABLE)
-                if entry is not None:
+                if entry is None:
+                    continue
+                if entry.reason is Reason.PACKED and self._archives:
+                    yield from _in_archive(entry.path)
+                else:
                     yield entry
             waiting.extend(reversed(folders))
 
@@ -261,7 +275,7 @@ class _Walk:
                 return None
         elif item.is_symlink():
             self.links.add(item.path)
-        elif reason is None and item.name[-4:].lower() == ZIP:
+        elif reason is None and item.name.lower().endswith(SUFFIXES):
             reason = Reason.PACKED
         return _seen(item.path, item.stat(), reason)
 
@@ -280,7 +294,8 @@ def _links_once(entries: list[Entry], links: set[str]) -> list[Entry]:
     if not links:
         return entries
     inodes = {e.inode for e in entries if e.path in links}
-    real = {os.path.realpath(e.path) for e in entries if e.inode in inodes and e.path not in links}
+    files = {e.path.split(IN_ARCHIVE)[0] for e in entries if e.inode in inodes}
+    real = {os.path.realpath(path) for path in files if path not in links}
     once = []
     for entry in entries:
         if entry.path in links:
@@ -289,18 +304,26 @@ def _links_once(entries: list[Entry], links: set[str]) -> list[Entry]:
                 once.append(entry._replace(reason=entry.reason or Reason.LINK))
                 continue
             real.add(target)
+            if target.lower().endswith(SUFFIXES):
+                entry = entry._replace(reason=entry.reason or Reason.PACKED)
         once.append(entry)
     return once
 
 
-def _in_zip(path: str) -> list[Entry]:
+def _in_archive(path: str) -> list[Entry]:
+    """Return the members of an archive; itself, where it has none or can't be used."""
     archive = _entry(path)
+    if archive.reason is not None:
+        return [archive]
     try:
-        members = zip_members(Path(path))
+        members = list_members(Path(path))
     except ScanError as error:
-        return [archive._replace(reason=archive.reason or error.reason)]
+        return [archive._replace(reason=error.reason)]
+    if not members:
+        return [archive._replace(reason=Reason.NO_IMAGES)]
     return [
-        Entry(path + IN_ZIP + name, size, archive.mtime_ns, archive.inode) for name, size in members
+        Entry(path + IN_ARCHIVE + name, size, archive.mtime_ns, archive.inode, reason)
+        for name, size, reason in members
     ]
 
 
@@ -329,13 +352,23 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
 
     try:
         with quiet():
-            records = dcmread(path, force=True).get("DirectoryRecordSequence") or ()
+            directory = dcmread(path, force=True)
+            _check_whole(directory)
+            records = directory.get("DirectoryRecordSequence") or ()
             ids = [record.get_item(_REFERENCED) for record in records if _REFERENCED in record]
             texts = [_text(element.value) for element in ids]
     except Exception as exc:  # foreign data, foreign code
         detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
     return (tuple(p.strip() for p in text.split("\\")) for text in texts if text)
+
+
+def _check_whole(directory: Dataset) -> None:
+    """Refuse a DICOMDIR that ends too early: pydicom takes the records before its end."""
+    stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
+    value = getattr(stored, "value", None)
+    if isinstance(value, bytes) and len(value) < stored.length < _OPEN:
+        raise EOFError
 
 
 def _text(value: object) -> str:

@@ -298,7 +298,7 @@ WRONG = {
     "kinds": ({"kinds": "domain domain"}, b"", b"", "DAMAGED"),
     "skip": ({"byte_skip": "-2"}, b"", b"", "DAMAGED"),
     "several files": ({"data_file": "LIST"}, b"", b"", "DAMAGED"),
-    "a pattern": ({"data_file": "a%03d.raw 1 6 1"}, b"", b"", "DAMAGED"),
+    "a pattern": ({"data_file": "a%03d.raw 1 6 1"}, b"", b"", "NOT_FOUND"),
     "units": ({"space_units": '"um" "um" "um"'}, b"", b"", "BAD_GEOMETRY"),
     "units of axes": ({"units": '"um" "um" "um"'}, b"", b"", "BAD_GEOMETRY"),
     "quantised": ({"old_min": "-1024", "old_max": "3071"}, b"", b"", "RESCALE"),

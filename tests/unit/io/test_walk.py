@@ -10,10 +10,11 @@ import pytest
 
 from archives import nifti, series, write_dicomdir, write_zip
 from scanloom.core import ScanError
-from scanloom.io import unpack, walk
+from scanloom.io import archives, unpack, walk
+from scanloom.io.archives import list_members
 from scanloom.io.find import find_series
 from scanloom.io.outfolder import is_output
-from scanloom.io.unpack import SCRATCH, zip_members
+from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files
 
 
@@ -201,10 +202,11 @@ def test_a_zip_archive_that_grows_without_measure_is_refused(
     with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as pack:
         for n in range(4):
             pack.writestr(str(n), bytes(1 << 20))
-    assert len(zip_members(place)) == 4
+    assert len(list_members(place)) == 4
     for name, value in (("SMALL", 1 << 20), ("MOST_BYTES", 1 << 21), ("MOST_MEMBERS", 3)):
         with monkeypatch.context() as patch:
-            patch.setattr(unpack, name, value)
+            patch.setattr(archives, name, value)
+            archives._listed.cache_clear()
             [entry] = list_files([place])
             assert entry.reason is not None
             assert entry.reason.code == "TOO_LARGE"
@@ -235,7 +237,7 @@ def test_a_zip_archive_that_can_t_be_unpacked_is_refused(tmp_path: Path, damage:
     place.write_bytes(data)
     with pytest.raises(ScanError) as caught:
         find_series(place)
-    assert caught.value.code == "DAMAGED"
+    assert caught.value.code == ("ENCRYPTED" if damage == "encrypted" else "DAMAGED")
 
 
 def test_header_and_voxels_that_lie_apart_are_found_together_in_a_zip_archive(
@@ -261,5 +263,5 @@ def test_a_disk_without_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_mark_of_members_can_be_in_no_path() -> None:
-    assert unpack.IN_ZIP == "\0"
-    assert walk.IN_ZIP is unpack.IN_ZIP
+    assert archives.IN_ARCHIVE == "\0"
+    assert walk.IN_ARCHIVE is unpack.IN_ARCHIVE is archives.IN_ARCHIVE
