@@ -441,7 +441,7 @@ def test_a_phase_that_lacks_slices_is_still_a_phase(tmp_path):
 def test_phases_that_no_header_tells_are_not_mixed(tmp_path):
     for number in (1, 2):
         write_series(tmp_path / str(number), noise(seed=number))
-    assert code_of(tmp_path) == "PHASES"
+    assert code_of(tmp_path) == "DUPLICATE_SLICES"
 
 
 def test_slices_that_contradict_each_other_are_refused(tmp_path):

@@ -158,7 +158,13 @@ def test_all_files_belong_to_the_series_also_those_in_folders_below(
     [series] = find_series(path)
     assert list(series.files) == [path, *(scans / name for name in names)]
     found = build_index([scans], bytes(32))
-    assert found.counts() == {"found": 7, "used": 7, "skipped": 0, "failed": 0}
+    assert found.counts() == {
+        "found": 7,
+        "used": 7,
+        "skipped": 0,
+        "ambiguous": 0,
+        "failed": 0,
+    }
     [one] = found.series
     assert one.id == case_id(series, bytes(32))
     assert found.as_series(one).stamp == series.stamp
