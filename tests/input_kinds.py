@@ -115,14 +115,16 @@ def write_archive(path: Path, members: Mapping[str, bytes]) -> Path:
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
-def header_of(kind: str, array: NDArray[Any], **changes: str | None) -> bytes:
+def header_of(
+    kind: str, array: NDArray[Any], *, order: str = "LPS", **changes: str | None
+) -> bytes:
     """Return a header of NRRD or MetaImage for an array; underscores stand for spaces in NRRD."""
     sizes = " ".join(map(str, array.shape))
     names = {"int16": ("short", "MET_SHORT"), "uint8": ("uchar", "MET_UCHAR")}
     names |= {"float32": ("float", "MET_FLOAT"), "uint16": ("ushort", "MET_USHORT")}
     nrrd, metaimage = names[array.dtype.name]
-    columns = affine_of()[:3, :3] * np.array([[-1], [-1], [1]])  # LPS
-    origin = affine_of()[:3, 3] * (-1, -1, 1)
+    columns = affine_of(order)[:3, :3] * np.array([[-1], [-1], [1]])  # LPS
+    origin = affine_of(order)[:3, 3] * (-1, -1, 1)
     if kind == "nrrd":
         vectors = [f"({','.join(map(repr, map(float, column)))})" for column in columns.T]
         fields = {

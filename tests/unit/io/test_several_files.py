@@ -23,6 +23,7 @@ from scanloom.io.find import find_series
 from scanloom.io.identity import case_id
 from scanloom.io.index import build_index
 from scanloom.io.text_header import MOST_FILES
+from written_cases import ORDERS
 
 KINDS = ("a.nhdr", "a.mhd")
 Packer = Callable[[bytes], bytes]
@@ -46,6 +47,7 @@ def write(
     *,
     before: bytes = b"",
     pack: Packer = bytes,
+    order: str = "LPS",
     **changes: str | None,
 ) -> Path:
     """Write a header and its data, an equal share to each file; `file` is what the header says."""
@@ -54,7 +56,9 @@ def write(
     last = "data_file" if kind == "nrrd" else "ElementDataFile"
     listed = "".join(f"{name}\n" for name in names) if "LIST" in file else ""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(header_of(kind, array, **changes, **{last: file}) + listed.encode())
+    path.write_bytes(
+        header_of(kind, array, order=order, **changes, **{last: file}) + listed.encode()
+    )
     data = array.tobytes("F")
     share = len(data) // len(names)
     for n, name in enumerate(names):
@@ -97,6 +101,16 @@ def test_a_volume_of_several_files_is_read_as_simpleitk_reads_it(tmp_path: Path,
     header, names, file = FILES[name]
     path = write(tmp_path / header, names, file)
     np.testing.assert_array_equal(scanloom.load_volume(path).array, noise())
+    check_like_simpleitk(path)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("header", KINDS)
+def test_all_48_orders_lie_where_simpleitk_puts_them(
+    tmp_path: Path, header: str, order: str
+) -> None:
+    path = write(tmp_path / header, TEN, "LIST", order=order)
+    assert scanloom.load_volume(path).grid.axis_codes == order
     check_like_simpleitk(path)
 
 
