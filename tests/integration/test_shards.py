@@ -61,6 +61,7 @@ def test_two_shards_are_one_run(tmp_path: Path, archive: Path) -> None:
         p.name for p in (whole / "cases").iterdir()
     }
     own = [rows(run, "manifest") for run in (parts / "runs").iterdir()]
-    assert all("open" in {row["outcome"] for row in table} for table in own)
+    # The one that ends last may know what the other one did
+    assert any("open" in {row["outcome"] for row in table} for table in own)
     page = (parts / "report" / "index.html").read_text()
     assert all(run.name in page for run in (parts / "runs").iterdir())

@@ -55,11 +55,16 @@ def test_an_engine_that_is_started_again_refuses_weights_that_changed(
             if "scanloom.engine.child" in child.cmdline():
                 child.kill()
                 child.wait()
-        again = engine.run(em.make_case(tmp_path, "c")).record
+        again = engine.run(em.make_case(tmp_path, "c"))
     finally:
         engine.stop()
 
-    assert [r and r.reason for r in (first, kept, again)] == [None, None, Reason.MODEL_CHANGED]
+    assert [record and record.reason for record in (first, kept)] == [None, None]
+    assert first is not None
+    assert kept is not None
+    assert again.record is None
+    assert again.fault is not None
+    assert again.fault.reason is Reason.MODEL_CHANGED
 
 
 def test_segment_refuses_weights_that_changed_after_the_recipe(
