@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
-from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.agreement import contradicts
 from scanloom.io.dicom.meaning import Attribute, differing
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
 from scanloom.io.dicom.rounding import (
@@ -23,7 +23,7 @@ from scanloom.io.dicom.rounding import (
     reach_of,
     straight_line,
 )
-from scanloom.io.dicom.slices import Slice, one_of_each, to_float
+from scanloom.io.dicom.slices import Slice, one_of_each
 from scanloom.io.plain import straighten
 
 MIN_SLICES = 3
@@ -36,15 +36,10 @@ SAME_SPACING = 1e-4
 """Largest relative difference of PixelSpacing between slices: 0.05 mm over 512 pixels."""
 ITK_ORTHOGONAL = 9e-5
 """What ITK takes for right angles, in every element of R R^T: 1e-4, worked out in float32."""
-TILT_DEGREES = 1.0
-"""Difference of GantryDetectorTilt and the slices' lean that is a contradiction, not rounding."""
-SPACING_SHARE = 0.02
-"""The same of SpacingBetweenSlices, as a share of the distance of slices."""
 GAPS_SHARE = 1 / 3
 """Share of the steps from slice to slice that may be gaps; of more, the spacing changes."""
 MOST_STRETCHED = 300
 """Distance of slices over that of pixels: more is PixelSpacing in another unit than mm."""
-_TILT, _BETWEEN = 0x00181120, 0x00180088
 _FLOAT = 1e-9
 """mm that float64 may leave of the same sum in another order."""
 
@@ -385,27 +380,3 @@ def contradiction(stack: Stack) -> ScanError:
         return ScanError(Reason.SLICE_GAP, detail)
     doubled = len({k for k, _ in stack.twins})
     return ScanError(Reason.DUPLICATE_SLICES, f"{doubled} places have slices that differ")
-
-
-def contradicts(header: Header, step: NDArray[np.float64], normal: NDArray[np.float64]) -> bool:
-    """Whether a header's words on tilt and spacing are not what the positions say.
-
-    SliceThickness is none of them: slices may overlap, or leave gaps.
-    """
-    along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
-    lean = float(np.degrees(np.arccos(min(along / length, 1.0))))
-    tilt, between = (_said(header, tag) for tag in (_TILT, _BETWEEN))
-    if tilt is not None and abs(abs(tilt) - lean) > TILT_DEGREES:
-        return True
-    if between is None or between == 0:
-        return False
-    # Some measure it along the normal, some along the table
-    return min(abs(abs(between) - d) / d for d in (along, length)) > SPACING_SHARE
-
-
-def _said(header: Header, tag: int) -> float | None:
-    try:
-        number = to_float(header.elements.text(tag))
-    except ValueError:
-        return None
-    return number if np.isfinite(number) else None
