@@ -131,4 +131,6 @@ def short_stacks(whole: Part, parts: dict[str, Part]) -> bool:
 def nearly_same_places(whole: Part, parts: dict[str, Part]) -> bool:
     """Whether each part has more than half of the places, so that it may be volumes with gaps."""
     fewest = min(len(part.ids) for part in parts.values())
-    return whole.repeats and "" not in parts and 2 * fewest > len(whole.ids)
+    if fewest < MIN_SLICES or "" in parts:
+        return False
+    return whole.repeats and 2 * fewest > len(whole.ids)
