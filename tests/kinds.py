@@ -281,7 +281,21 @@ def odd_and_even_times(k: int, ds: Dataset) -> None:
     ds.AcquisitionTime = f"1015{k % 2:02d}"
 
 
+def stations(folder: Path) -> None:
+    """Two stations of a table, the slice between them in both."""
+    paths = stack(folder, edit=lambda k, ds: assign(ds, AcquisitionNumber=1 + (k >= MIDDLE)))
+    seam = dcmread(paths[MIDDLE])
+    seam.SOPInstanceUID = seam.file_meta.MediaStorageSOPInstanceUID = uid("seam")
+    seam.AcquisitionNumber = 1
+    dcmwrite(folder / "seam.dcm", seam)
+
+
 READ: dict[str, Kind] = {
+    "stations that share a slice": Kind(stations, flags=("DUPLICATES_DROPPED",)),
+    "no frame of reference in some": Kind(
+        changed(lambda k, ds: assign(ds, FrameOfReferenceUID=None) if k in (0, 7) else None)
+    ),
+    "no date of birth in some": Kind(one(0, PatientBirthDate=None), flags=()),
     "regular": Kind(plain()),
     "PET images": Kind(every(Modality="PT", SeriesType=["STATIC", "IMAGE"])),
     "instance numbers reversed": Kind(changed(lambda k, ds: assign(ds, InstanceNumber=99 - k))),
@@ -968,7 +982,22 @@ def pepolar(user: str | None) -> Maker:
 
 
 READ["GE's epi_pepolar, forward"] = Kind(pepolar("0.000000"))
+
+
+def slightly_turned(k: int, ds: Dataset) -> None:
+    turn = (k % 3) * 1.5e-4
+    ds.ImageOrientationPatient = ["1", f"{turn:.6f}", "0", f"{-turn:.6f}", "1", "0"]
+
+
+def cut_in_the_header(folder: Path) -> None:
+    path = stack(folder)[MIDDLE]
+    data = path.read_bytes()
+    path.write_bytes(data[: data.index(b"\x28\0\x10\0US")])
+
+
 REFUSED: dict[str, Kind] = {
+    "directions that nearly agree": Kind(changed(slightly_turned), "SLICE_ORIENTATION"),
+    "cut before its rows": Kind(cut_in_the_header, "TRUNCATED"),
     **{
         f"enhanced, {inner} {words}": Kind(
             frames_unlike(group, inner, *each, begin=begin), code, ()
@@ -982,7 +1011,7 @@ REFUSED: dict[str, Kind] = {
             ("MRReceiveCoilSequence", "ReceiveCoilName", "H1", "H2"),
         )
         for words, begin, code in (
-            ("of half of the frames", COUNT // 2, PHASES),
+            ("of half of the frames", COUNT // 2, "MIXED_SLICES"),
             ("of two frames", COUNT - 2, "MIXED_SLICES"),
         )
     },
@@ -1004,7 +1033,7 @@ REFUSED: dict[str, Kind] = {
     ),
     "a phase lacks a slice": Kind(a_phase_lacks_a_slice, PHASES, (LATE,), options={"phase": 1}),
     **{
-        f"half a volume each, by {keyword}": Kind(halves(keyword, *each), PHASES)
+        f"half a volume each, by {keyword}": Kind(halves(keyword, *each), "MIXED_SLICES")
         for keyword, each in {
             "EchoTime": ("4.6", "30"),
             "DiffusionBValue": (0.0, 1000.0),
@@ -1012,13 +1041,15 @@ REFUSED: dict[str, Kind] = {
         }.items()
     },
     "half CT, half MR": Kind(
-        changed(lambda k, ds: assign(ds, Modality="MR" if k % 2 else "CT")), PHASES
+        changed(lambda k, ds: assign(ds, Modality="MR" if k % 2 else "CT")), "MIXED_SLICES"
     ),
-    "half in becquerel, half in counts": Kind(halves("Units", "BQML", "CNTS"), PHASES),
+    "half in becquerel, half in counts": Kind(halves("Units", "BQML", "CNTS"), "MIXED_SLICES"),
     "half of it corrected for attenuation": Kind(
-        halves("CorrectedImage", ["DECY", "ATTN"], ["DECY"]), PHASES
+        halves("CorrectedImage", ["DECY", "ATTN"], ["DECY"]), "MIXED_SLICES"
     ),
-    "the upper slices are PET": Kind(halves("Modality", "CT", "PT", below=COUNT - 3), PHASES),
+    "the upper slices are PET": Kind(
+        halves("Modality", "CT", "PT", below=COUNT - 3), "MIXED_SLICES"
+    ),
     "a slice of another echo": Kind(
         halves("EchoTime", "4.6", "30", below=COUNT - 1), "MIXED_SLICES"
     ),

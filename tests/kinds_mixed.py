@@ -52,8 +52,28 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
     "FlipAngle": ("FlipAngle", "DS", "5", "26"),
     "KVP": ("KVP", "DS", "80", "140"),
     "ReceiveCoilName": ("ReceiveCoilName", "SH", "H1", "H2"),
-    "ContrastBolusAgent": ("ContrastBolusAgent", "LO", "NONIONIC", "WATER"),
+    "ContrastBolusAgent": ("ContrastBolusAgent", "LO", "NONIONIC", "NONE"),
     "TemporalPositionIdentifier": ("TemporalPositionIdentifier", "IS", "1", "2"),
+    "EffectiveEchoTime": ("EffectiveEchoTime", "FD", 4.6, 9.2),
+    "b-value, UIH": (0x00651009, "FD", 0.0, 800.0),
+    "b-value, in the name of the sequence": ("SequenceName", "SH", "*ep_b50t", "*ep_b800t"),
+    "direction, Siemens": (0x0019100E, "FD", [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]),
+    "direction, GE": (0x001910BB, "DS", "0.5", "-0.7"),
+    "direction, Philips": (0x200510B0, "FL", 0.5, -0.7),
+    "coil element, Siemens": (0x0051100F, "LO", "H1", "H2"),
+    "phase of the heart": ("NominalPercentageOfCardiacPhase", "FD", 30.0, 70.0),
+    "label and control": ("ImageType", "CS", ["X", "Y", "ASL", "LABEL"], ["X", "Y", "CONTROL"]),
+    "inversions": ("ImageType", "CS", ["X", "Y", "INV1"], ["X", "Y", "UNI"]),
+    "energies": ("ImageType", "CS", ["X", "Y", "MONO_E40"], ["X", "Y", "MONO_E140"]),
+    "Manufacturer": ("Manufacturer", "LO", "One", "Another"),
+    "PatientSex": ("PatientSex", "CS", "F", "M"),
+    "PatientPosition": ("PatientPosition", "CS", "HFS", "FFS"),
+    "PhotometricInterpretation": (
+        "PhotometricInterpretation",
+        "CS",
+        "MONOCHROME2",
+        "MONOCHROME1",
+    ),
     "StudyDate": ("StudyDate", "DA", "20190401", "20210401"),
     "AcquisitionDate": ("AcquisitionDate", "DA", "20190401", "20190403"),
     "SeriesDate": ("SeriesDate", "DA", "20190401", "20210401"),
@@ -61,6 +81,10 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
 }
 """Keyword or tag, type, and two values that are not the same."""
 MAY_LACK = (
+    *("FlipAngle", "KVP", "ReceiveCoilName", "b-value, in the name of the sequence"),
+    *("direction, Siemens", "direction, GE", "direction, Philips", "coil element, Siemens"),
+    *("phase of the heart", "Manufacturer", "PatientSex", "PatientPosition"),
+    "PhotometricInterpretation",
     *("Dixon, Philips", "Dixon, Siemens", "component, GE", "EchoNumbers"),
     *("TemporalPositionIdentifier", "StudyDate", "AcquisitionDate", "SeriesDate", "ContentDate"),
 )
@@ -99,11 +123,10 @@ class Mixture:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Codes by which it may be refused."""
-        others = sum(map(WHICH[self.which], range(COUNT)))
-        if self.lacking:
+        """Codes by which it may be refused; pieces beside each other are never volumes."""
+        if self.lacking or self.which not in ("each second", "each third", "in pairs"):
             return ("MIXED_SLICES",)
-        return ("PHASES",) if others >= 3 else ("MIXED_SLICES",)
+        return ("MIXED_SLICES", "PHASES")
 
     def write(self, folder: Path) -> list[Path]:
         """Write it."""

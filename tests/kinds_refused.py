@@ -226,13 +226,16 @@ PATIENTS: dict[str, Kind] = {
     "a name of which a group ends in delimiters": Kind(
         changed(names("Doe^John^^=Doh^Jon", "Doe^John=Doh^Jon^^"))
     ),
+    "a name in capitals": Kind(changed(names("Doe^John", "DOE^JOHN"))),
+    "a name of which some slices have another group": Kind(
+        changed(names("Doe^John=Doh", "Doe^John"))
+    ),
+    "a name that some slices lack": Kind(changed(names("Doe^John", ""))),
     "a name of only delimiters, and none": Kind(changed(names("", "^^^^"))),
     **{
         f"two patients, {one} and {other}": Kind(changed(names(one, other)), "DUPLICATE_SLICES")
         for one, other in (
             ("Doe^John", "Doe^^John"),
-            ("Doe^John", "DOE^JOHN"),
-            ("Doe", "=Doe"),
             ("^Doe", "Doe"),
             ("Doe^John", "Doe^Joh"),
         )

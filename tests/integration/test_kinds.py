@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -37,7 +38,6 @@ def assert_right(volume: Volume, ball: Ball, kind: Kind) -> None:
 
 
 PIXELS_TELL = {
-    "all slices sent again": "PHASES",
     "slices contradict each other": "",
     "enhanced, frames contradict each other": "",
     "numbers and times disagree": "",
@@ -86,6 +86,19 @@ def test_what_shares_a_series_is_refused_until_one_is_chosen(tmp_path, name):
     for phase, ball in enumerate(kind.balls):
         assert_right(scanloom.load_volume(tmp_path, phase=phase), ball, kind)
     assert code_of(tmp_path, phase=len(kind.balls)) == "PHASES"
+
+
+@pytest.mark.parametrize("name", ["enhanced, nothing shared", "mosaic"])
+@pytest.mark.parametrize("damage", [b"\xff", b"\xff\xff\xff\xff", b"\0\0\0\0"])
+def test_damaged_headers_are_no_fault_of_ours(tmp_path, name, damage):
+    """Bytes overwritten here and there: refused by a code, or read."""
+    READ[name].make(tmp_path)
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
+    data = path.read_bytes()
+    for at in range(400, min(len(data) - 8, 12_000), 211):
+        path.write_bytes(data[:at] + damage + data[at + len(damage) :])
+        with contextlib.suppress(ScanError):
+            scanloom.load_volume(tmp_path)
 
 
 def test_each_of_several_series_is_read_right(tmp_path):

@@ -34,12 +34,14 @@ TAGS = frozenset(
         0x00080032,  # AcquisitionTime
         0x00080033,  # ContentTime
         0x00080060,  # Modality
+        0x00080070,  # Manufacturer
         0x0008103E,  # SeriesDescription
         0x00089208,  # ComplexImageComponent
         0x00089209,  # AcquisitionContrast
         0x00100010,  # PatientName
         0x00100020,  # PatientID
         0x00100030,  # PatientBirthDate
+        0x00100040,  # PatientSex
         0x00180010,  # ContrastBolusAgent
         0x00180015,  # BodyPartExamined
         0x00180020,  # ScanningSequence
@@ -60,13 +62,19 @@ TAGS = frozenset(
         0x00181210,  # ConvolutionKernel
         0x00181250,  # ReceiveCoilName
         0x00181314,  # FlipAngle
+        0x00185100,  # PatientPosition
         0x00189079,  # InversionTimes
+        0x00189082,  # EffectiveEchoTime
         0x00189087,  # DiffusionBValue
         0x00189089,  # DiffusionGradientOrientation
         0x00189361,  # MultienergyCTAcquisition
         0x0019100C,  # Siemens: b-value
+        0x0019100E,  # Siemens: diffusion direction
         0x0019109C,  # GE: pulse sequence
         0x001910B3,  # GE: user data 12
+        0x001910BB,  # GE: diffusion direction, x
+        0x001910BC,  # GE: diffusion direction, y
+        0x001910BD,  # GE: diffusion direction, z
         0x0020000D,  # StudyInstanceUID
         0x0020000E,  # SeriesInstanceUID
         0x00200011,  # SeriesNumber
@@ -76,6 +84,7 @@ TAGS = frozenset(
         0x00200037,  # ImageOrientationPatient
         0x00200052,  # FrameOfReferenceUID
         0x00200100,  # TemporalPositionIdentifier
+        0x00209241,  # NominalPercentageOfCardiacPhase
         0x00280002,  # SamplesPerPixel
         0x00280004,  # PhotometricInterpretation
         0x00280008,  # NumberOfFrames
@@ -95,7 +104,9 @@ TAGS = frozenset(
         0x00281054,  # RescaleType
         0x0043102F,  # GE: component of a complex image
         0x00431039,  # GE: b-value
+        0x0051100F,  # Siemens: coil elements
         0x00511016,  # Siemens: image type
+        0x00651009,  # UIH: b-value
         0x00541000,  # SeriesType
         0x00541001,  # Units
         0x00541006,  # SUVType
@@ -103,6 +114,8 @@ TAGS = frozenset(
         0x00541103,  # ReconstructionMethod
         0x20011003,  # Philips: b-value
         0x20051011,  # Philips: image type
+        0x200510B0,  # Philips: diffusion direction, right to left
+        0x200510B1,  # Philips: diffusion direction, front to back
     )
 )
 """What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""

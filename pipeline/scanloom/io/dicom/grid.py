@@ -48,7 +48,7 @@ def grid_slices(header: Header) -> list[Slice]:
     try:
         with quiet():
             positions, turns = _places(header.read_dataset())
-    except PARSE_ERRORS as exc:
+    except (OSError, *PARSE_ERRORS) as exc:
         detail = f"its tiles can't be told apart ({type(exc).__name__})"
         raise ScanError(Reason.MOSAIC, detail) from exc
     if any(turn and _differ(turn, header.orientation or turns[0]) for turn in turns):

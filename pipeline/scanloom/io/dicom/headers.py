@@ -298,12 +298,11 @@ def _meaning(common: Common) -> dict[str, Any]:
 
 
 def _person(raw: bytes) -> bytes:
-    """Return a name without what may be omitted: components and groups that are empty at its end.
+    """Return what tells persons apart: the first group of a name, without empty components.
 
-    Doe^John and Doe^John^^^= are one (PS3.5 6.2.1.1).
+    Doe^John, DOE^JOHN^^ and Doe^John=(ideographs) are one (PS3.5 6.2.1.1).
     """
-    groups = [group.rstrip(b" \0^") for group in raw.strip(b" \0").split(b"=")]
-    return b"=".join(groups).rstrip(b"=")
+    return raw.strip(b" \0").split(b"=")[0].rstrip(b" \0^").upper()
 
 
 def _padding(elements: Elements, signed: bool) -> int | None:

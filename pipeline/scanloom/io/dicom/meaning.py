@@ -17,19 +17,30 @@ from scanloom.io.dicom.slices import Slice, as_text
 
 ROUNDING = 0.05
 """Share of the larger one by which two numbers may differ: scanners round and correct them."""
+ADAPTED = 0.25
+"""The same of what scanners adapt from slice to slice: inversion time, flip angle, voltage."""
+FIRST_YEAR = 1900
+"""Dates before it stand for none."""
 SAME_SESSION = 1
 """Days between slices of one volume, at most: a scan may pass midnight."""
 MADE_LATER = 366
 """Days between the making of the images of one volume, at most: some are reconstructed again."""
 
 _PRODUCTS = re.compile(
-    r"[MPRIWF]|[IO]P|FF|WF|FA|SUB|B0"
+    r"[MPRIWF]|[MPRI]_[A-Z0-9]+|[IO]P|FF|WF|FA|SUB|B0|INV\d|UNI|SWI|MI?NIP|TTP|MTT"
     r"|.*(?:MAGN|PHASE|REAL|IMAG|WATER|FAT|DIXON|STAR|ADC|TRACE|MAP|FIELD|FLOW|VELOC|PERF|CB[FV]"
-    r"|SUBTR|DIFFU|KEV|IODINE|VNC|DET_).*"
+    r"|SUBTR|DIFFU|KEV|MONO_|IODINE|VNC|DET_|LABEL|CONTROL).*"
     r"|[TR][12].*"
 )
 """Words of ImageType that say what an image shows: part of a complex image, water or fat, a map."""
 _BETWEEN_WORDS = re.compile(r"[\\/ ]+")
+_ANY = "-"
+"""What all values stand for that say nothing of it."""
+_SHELL = re.compile(r".*_B(\d+)T?(#\d+)?")
+"""Siemens' names of diffusion sequences: b-value, and the number of the direction."""
+_ELEMENT = re.compile(r"[A-Z]{1,4}\d{1,3}")
+"""The name of a single coil element, the image of which was not combined with others."""
+_NO_AGENT = ("NO", "NONE", "N", "0", "NOT GIVEN", "WITHOUT")
 _KINDS = ("ORIGINAL", "DERIVED", "PRIMARY", "SECONDARY")
 
 
@@ -44,14 +55,17 @@ class Attribute(NamedTuple):
         The first that has a value counts.
     kinds : function of (collection of str)
         Returns for each value what stands for all that mean the same.
-    always : bool
-        Whether a slice without it is unlike those that have it.
+    absent : str or None
+        What an absent value stands for: nothing that others mean, or None for what they mean.
+    counts : bool
+        Whether as many values as slices do no more than count these.
     """
 
     name: str
     tags: tuple[int, ...]
     kinds: Callable[[Collection[str]], dict[str, str]]
-    always: bool = True
+    absent: str | None = ""
+    counts: bool = False
 
     def of(self, one: Slice) -> str:
         """Return what a slice says of it, as text; empty where it says nothing."""
@@ -62,13 +76,14 @@ class Attribute(NamedTuple):
         return as_text(raw, little=elements.little)
 
     def kinds_of(self, slices: Sequence[Slice]) -> dict[str, str]:
-        """Return for each value that slices have what it means; an absent one means nothing."""
+        """Return for each value that slices have what it means."""
         values = {self.of(one) for one in slices}
+        if self.counts and len(values) == len(slices):
+            return dict.fromkeys(values, _ANY)
         found = self.kinds(values - {""})
-        if "" in values and (self.always or not found):
-            found[""] = ""
-        elif "" in values:
-            found[""] = min(found.values())
+        if "" in values:
+            usual = min(found.values(), default="")
+            found[""] = usual if self.absent is None else self.absent
         return found
 
 
@@ -81,7 +96,8 @@ def differing(slices: Sequence[Slice]) -> Attribute | None:
     if len(some) < 2:
         return None
     for attribute in MEANING:
-        if len(set(attribute.kinds_of(some).values())) > 1:
+        kinds = attribute.kinds_of(slices if attribute.counts else some)
+        if len(set(kinds.values())) > 1:
             return attribute
     return None
 
@@ -119,13 +135,13 @@ def _products(values: Collection[str]) -> dict[str, str]:
     """Take the words that say what an image shows; no others count."""
     words = {value: set(_BETWEEN_WORDS.split(value.upper())) for value in values}
     return {
-        value: "\\".join(sorted(filter(_PRODUCTS.fullmatch, found.difference(_KINDS)))) or "-"
+        value: "\\".join(sorted(filter(_PRODUCTS.fullmatch, found.difference(_KINDS)))) or _ANY
         for value, found in words.items()
     }
 
 
-def _numbers(values: Collection[str]) -> dict[str, str]:
-    """Take numbers, also directions, for the same that differ by no more than `ROUNDING`."""
+def _numbers(values: Collection[str], share: float = ROUNDING) -> dict[str, str]:
+    """Take numbers, also directions, for the same that differ by no more than a share."""
     try:
         numbers = sorted((tuple(map(float, value.split("\\"))), value) for value in values)
     except ValueError:
@@ -133,21 +149,40 @@ def _numbers(values: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     firsts: list[tuple[tuple[float, ...], str]] = []
     for number, value in numbers:
-        same = next((text for first, text in firsts if _is_near(first, number)), None)
+        same = next((text for first, text in firsts if _is_near(first, number, share)), None)
         if same is None:
             firsts.append((number, value))
         found[value] = value if same is None else same
     return found
 
 
-def _is_near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+def _is_near(one: tuple[float, ...], other: tuple[float, ...], share: float) -> bool:
     scale = max(map(abs, one + other), default=0.0)
     return len(one) == len(other) and all(
-        abs(a - b) <= ROUNDING * scale for a, b in zip(one, other, strict=True)
+        abs(a - b) <= share * scale for a, b in zip(one, other, strict=True)
     )
 
 
-def _first_numbers(values: Collection[str]) -> dict[str, str]:
+def _adapted(values: Collection[str]) -> dict[str, str]:
+    return _numbers(values, ADAPTED)
+
+
+def _matching(form: re.Pattern[str]) -> Callable[[Collection[str]], dict[str, str]]:
+    """Return the function that takes for the same what does not have a form."""
+
+    def texts(values: Collection[str]) -> dict[str, str]:
+        found = {value: form.fullmatch(value.upper()) for value in values}
+        return {value: match[0] if match else _ANY for value, match in found.items()}
+
+    return texts
+
+
+def _given(values: Collection[str]) -> dict[str, str]:
+    """Tell apart only whether anything was given."""
+    return {value: "" if value.upper() in _NO_AGENT else _ANY for value in values}
+
+
+def _firsts(values: Collection[str]) -> dict[str, str]:
     """Take the first of several numbers."""
     firsts = {value: value.split("\\")[0] for value in values}
     same = _numbers(set(firsts.values()))
@@ -160,7 +195,7 @@ def _within(days: int) -> Callable[[Collection[str]], dict[str, str]]:
     def dates(values: Collection[str]) -> dict[str, str]:
         known = {value: day for value in values if (day := _day(value)) is not None}
         ordered = sorted(known.items(), key=lambda item: item[1])
-        found = dict.fromkeys(values, ordered[0][0] if ordered else "-")
+        found = dict.fromkeys(values, ordered[0][0] if ordered else _ANY)
         for (before, day), (value, later) in itertools.pairwise(ordered):
             found[value] = found[before] if later - day <= days else value
         return found
@@ -170,40 +205,54 @@ def _within(days: int) -> Callable[[Collection[str]], dict[str, str]]:
 
 def _day(value: str) -> int | None:
     try:
-        return date.fromisoformat(value[:8]).toordinal()
+        day = date.fromisoformat(value[:8])
     except ValueError:
         return None
+    return day.toordinal() if day.year >= FIRST_YEAR else None
 
 
 MEANING = (
     Attribute("Modality", (0x00080060,), _texts),
-    Attribute("ImageType", (0x00080008,), _products),
-    Attribute("the makers' image type", (0x20051011, 0x00511016), _products, always=False),
-    Attribute("the makers' image component", (0x0043102F,), _texts, always=False),
+    Attribute("Manufacturer", (0x00080070,), _texts, None),
+    Attribute("PatientSex", (0x00100040,), _texts, None),
+    Attribute("PatientPosition", (0x00185100,), _texts, None),
+    Attribute("PhotometricInterpretation", (0x00280004,), _texts, None),
+    Attribute("ImageType", (0x00080008,), _products, _ANY),
+    Attribute("the makers' image type", (0x20051011, 0x00511016), _products, None),
+    Attribute("the makers' image component", (0x0043102F,), _texts, None),
     Attribute("ComplexImageComponent", (0x00089208,), _texts),
     Attribute("AcquisitionContrast", (0x00089209,), _texts),
     Attribute("Units", (0x00541001,), _texts),
     Attribute("SUVType", (0x00541006,), _texts),
     Attribute("DecayCorrection", (0x00541102,), _texts),
     Attribute("CorrectedImage", (0x00280051,), _sets),
-    Attribute("EchoTime", (0x00180081,), _numbers),
-    Attribute("EchoNumbers", (0x00180086,), _texts, always=False),
+    Attribute("EchoTime", (0x00180081, 0x00189082), _numbers),
+    Attribute("EchoNumbers", (0x00180086,), _texts, None, counts=True),
     Attribute("DiffusionBValue", (0x00189087,), _numbers),
-    Attribute("the makers' b-values", (0x0019100C, 0x00431039, 0x20011003), _first_numbers),
+    Attribute("the makers' b-values", (0x0019100C, 0x00431039, 0x20011003, 0x00651009), _firsts),
+    Attribute("SequenceName", (0x00180024,), _matching(_SHELL), None),
     Attribute("DiffusionGradientOrientation", (0x00189089,), _numbers),
-    Attribute("InversionTime", (0x00180082, 0x00189079), _numbers),
-    Attribute("FlipAngle", (0x00181314,), _numbers),
-    Attribute("KVP", (0x00180060,), _numbers),
-    Attribute("ReceiveCoilName", (0x00181250,), _texts),
-    Attribute("ContrastBolusAgent", (0x00180010,), _texts),
-    Attribute("TemporalPositionIdentifier", (0x00200100,), _texts, always=False),
-    Attribute("StudyDate", (0x00080020,), _within(SAME_SESSION), always=False),
-    Attribute("AcquisitionDate", (0x00080022, 0x0008002A), _within(SAME_SESSION), always=False),
-    Attribute("SeriesDate", (0x00080021,), _within(MADE_LATER), always=False),
-    Attribute("ContentDate", (0x00080023,), _within(MADE_LATER), always=False),
+    *(
+        Attribute("the makers' diffusion direction", (tag,), _numbers, None)
+        for tag in (0x0019100E, 0x001910BB, 0x001910BC, 0x001910BD, 0x200510B0, 0x200510B1)
+    ),
+    Attribute("InversionTime", (0x00180082, 0x00189079), _adapted),
+    Attribute("FlipAngle", (0x00181314,), _adapted, None),
+    Attribute("KVP", (0x00180060,), _adapted, None),
+    Attribute("ReceiveCoilName", (0x00181250,), _texts, None),
+    Attribute("the makers' coil element", (0x0051100F,), _matching(_ELEMENT), None),
+    Attribute("ContrastBolusAgent", (0x00180010,), _given),
+    Attribute("TemporalPositionIdentifier", (0x00200100,), _texts, None, counts=True),
+    Attribute("NominalPercentageOfCardiacPhase", (0x00209241,), _numbers, None),
+    Attribute("StudyDate", (0x00080020,), _within(SAME_SESSION), None),
+    Attribute("AcquisitionDate", (0x00080022, 0x0008002A), _within(SAME_SESSION), None),
+    Attribute("SeriesDate", (0x00080021,), _within(MADE_LATER), None),
+    Attribute("ContentDate", (0x00080023,), _within(MADE_LATER), None),
 )
 """All attributes on which the slices of a volume agree."""
-_NUMBERS = {one.name: one for one in MEANING if one.kinds in (_numbers, _first_numbers, _sets)}
+_NUMBERS = {
+    one.name: one for one in MEANING if one.kinds in (_numbers, _firsts, _adapted, _sets, _given)
+}
 _NAMES = tuple(attribute.name for attribute in MEANING)
 _DATES = (0x00080022, 0x00080023, 0x0008002A)
 _TIMES_FROM = list(PHASE_TAGS).index("AcquisitionNumber")

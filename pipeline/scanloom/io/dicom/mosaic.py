@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import Header, quiet
+from scanloom.io.dicom.odd_header import PARSE_ERRORS
 from scanloom.io.dicom.protocol import planned_centres, way_of_tiles
 from scanloom.io.dicom.slices import Slice, Tile, single_slice, to_float
 
@@ -87,16 +88,7 @@ def _csa(header: Header, row: Numbers, column: Numbers) -> tuple[int, Numbers]:
             else:
                 count = int(_only(found["tags"]["NumberOfImagesInMosaic"]["items"], 1)[0])
                 normal = np.array(_only(found["tags"]["SliceNormalVector"]["items"], 3))
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        csareader.CSAReadError,
-        struct.error,
-    ) as exc:
+    except (AssertionError, OSError, csareader.CSAReadError, *PARSE_ERRORS) as exc:
         detail = f"its tiles can't be told apart ({type(exc).__name__})"
         raise ScanError(Reason.MOSAIC, detail) from exc
     if not (1 <= count <= MOST_TILES and np.isfinite(normal).all()):

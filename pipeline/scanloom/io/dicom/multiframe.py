@@ -113,7 +113,7 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
                 if uid:
                     number, total = (_whole(header, _raw(dataset, t)) for t in (_PART, _PARTS))
                     parts[uid][number] = total
-        except PARSE_ERRORS as exc:
+        except (OSError, *PARSE_ERRORS) as exc:  # pydicom raises OSError for what is cut off
             detail = f"the functional groups can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
     for numbers in parts.values():  # PS3.3 C.7.6.16.1

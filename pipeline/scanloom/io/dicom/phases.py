@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.meaning import differing, mean_the_same
+from scanloom.io.dicom.meaning import mean_the_same
 from scanloom.io.dicom.parts import (
     Part,
     nearly_same_places,
@@ -28,12 +28,11 @@ from scanloom.io.dicom.places import places_of
 from scanloom.io.dicom.slices import Slice, one_of_each
 from scanloom.io.dicom.stack import (
     MIN_SLICES,
-    SAME_COSINE,
     SAME_SPACING,
     all_placed,
     directions,
 )
-from scanloom.io.dicom.telling import Split, interlocked, split_by_the_rest
+from scanloom.io.dicom.telling import interlocked, split_by_the_rest
 
 TELLING = (
     "StackID",
@@ -61,6 +60,9 @@ MOST_KINDS = 64
 CUT_SHARE = 0.25
 """Share of the slices of another volume that one may lack for a file that was lost; of more, it was
 scanned so."""
+NEARLY_PARALLEL = 0.01
+"""Largest difference of a direction cosine within a stack. Slices that differ by less, and do not
+agree, are refused: they are no volumes of their own."""
 CROSSING = 0.5
 """Cosine of the angle between the normals of a stack and of what crosses it, at most."""
 
@@ -164,14 +166,17 @@ def _corner(one: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int
 def _fits(one: Slice, other: Slice) -> bool:
     if one.shared is other.shared and one.shared is not None:
         return True  # as nearly always
-    sizes, theirs = ((s.rows, s.columns, s.header.frame_of_reference) for s in (one, other))
+    sizes, theirs = ((s.rows, s.columns) for s in (one, other))
+    frames = {s.header.frame_of_reference for s in (one, other)} - {""}
+    if len(frames) > 1:
+        return False
     if sizes == theirs and (one.orientation, one.spacing) == (other.orientation, other.spacing):
         return True
     turn = np.subtract(one.orientation or (), other.orientation or ())
     spacing = np.divide(one.spacing or (), other.spacing or ()) - 1
     return bool(
         sizes == theirs
-        and np.abs(turn).max() <= SAME_COSINE
+        and np.abs(turn).max() <= NEARLY_PARALLEL
         and np.abs(spacing).max() <= SAME_SPACING
     )
 
@@ -247,25 +252,4 @@ def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ..
                 told += by
             return parts, tuple(dict.fromkeys(told))
     parts, told_by = interlocked(part)
-    if not parts:
-        parts, told_by = _by_meaning(part)
     return parts or [part], told_by
-
-
-def _by_meaning(part: Part) -> Split:
-    """Split slices, each at a place of its own, of which the values mean different things.
-
-    They are what is left of several volumes, and would look like one. Where a part is no volume, or
-    lacks the attribute, they stay together, and `stack_slices` refuses them.
-    """
-    attribute = None if part.repeats else differing(part.slices)
-    if attribute is None:
-        return [], ()
-    kinds = attribute.kinds_of(part.slices)
-    found = part.split(lambda one: kinds[attribute.of(one)])
-    if "" in found or min(len(one.slices) for one in found.values()) < MIN_SLICES:
-        return [], ()
-    finer = [_by_meaning(one) for one in found.values()]
-    parts = [more or [one] for one, (more, _) in zip(found.values(), finer, strict=True)]
-    told = (attribute.name, *(name for _, names in finer for name in names))
-    return [one for some in parts for one in some], tuple(dict.fromkeys(told))

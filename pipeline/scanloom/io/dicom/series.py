@@ -106,14 +106,11 @@ def dicom_outline(
 def headers_outline(
     headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type of what headers describe, without a look at pixels; same errors.
+    """Return grid and type of what headers describe; same errors.
 
-    What was sent twice with other times is told as PHASES here.
+    Pixels are read only where slices that look like several volumes may be one, sent twice.
     """
-    slices = _slices(headers)
-    if have_own_frames(slices):
-        return _outline(stack_without_frames(slices, phase, gaps))
-    return _outline(_chosen(split_volumes(slices), phase, gaps))
+    return _outline(_stack(_slices(headers), phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
@@ -231,7 +228,7 @@ def _at(stack: Stack, k: int) -> Slice:
 
 
 def _source(stack: Stack) -> DicomSource:
-    first = stack.real[0]
+    first = next((s for s in stack.real if s.header.frame_of_reference), stack.real[0])
     return DicomSource(
         first=first.header.read_dataset(),
         slices=tuple(None if one is None else _source_slice(one) for one in stack.slices),

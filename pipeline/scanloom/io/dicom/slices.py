@@ -90,7 +90,7 @@ class Slice:
         try:
             with quiet():
                 return leaves(dataset)
-        except PARSE_ERRORS as exc:
+        except (OSError, *PARSE_ERRORS) as exc:
             detail = f"a header's sequences can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
 

@@ -147,18 +147,20 @@ def check_alike(slices: Sequence[Slice]) -> None:
         By the code of the first thing that is wrong.
     """
     some, count = one_of_each(slices), len(slices)
-    _same(some, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
-    patients = {s.header.patient for s in some}
-    if len(patients) > 1:
-        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices are of {len(patients)} patients")
     cut = sum(s.header.pixels is None for s in slices)
     if cut:
         raise ScanError(Reason.TRUNCATED, f"{cut} of {count} files have no pixels")
+    _same(some, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
+    said = zip(*(s.header.patient for s in some), strict=True)
+    patients = max(len({value for value in values if value}) for values in said)
+    if patients > 1:
+        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices are of {patients} patients")
     attribute = differing(slices)
     if attribute is not None:
         raise _mixed(slices, attribute)
     frame = Reason.FRAME_OF_REFERENCE
-    _same(some, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
+    framed = [s for s in some if s.header.frame_of_reference]
+    _same(framed, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
     if not all_placed(slices):
         lost = sum(not is_placed(s) for s in slices)
         detail = f"{lost} of {count} slices have no valid position or orientation"
