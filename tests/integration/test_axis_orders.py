@@ -99,6 +99,7 @@ def test_a_ball_is_where_it_is_in_every_order(order, forms, oblique, tmp_path, t
     assert (int(result.header["sform_code"]) > 0) == (forms != "qform")
 
 
+@pytest.mark.slow
 def test_what_the_caller_says_of_48_orders_gives_one_segmentation(tmp_path, threshold):
     """A file that does not say how it lies: `orientation` does, and the order changes nothing."""
     array, affine = ball("RAS")

@@ -120,6 +120,7 @@ def test_nothing_is_told_to_a_terminal(place: Place, segmented: Ended) -> None:
     assert not birds(told(ended)), ended.err
 
 
+@pytest.mark.slow
 def test_nothing_is_told_with_debug(place: Place, segmented: Ended, tmp_path: Path) -> None:
     """With every library's warning and error on the way."""
     ended = place.segment(*map(place.scan, SCANS), "--debug", out=tmp_path / "out")

@@ -76,6 +76,7 @@ def files_of_cases(runs: Runs) -> int:
     return sum(case["source"]["files"] for case in cases)
 
 
+@pytest.mark.slow
 def test_a_study_that_arrives_in_five_parts_is_made_anew_each_time(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_case_that_failed_is_tried_again_when_its_files_change(
     assert not list((runs.out / "failed").iterdir())
 
 
+@pytest.mark.slow
 def test_series_that_fail_at_indexing_are_in_failed_status_and_report(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -220,7 +222,8 @@ def test_series_that_fail_at_indexing_are_in_failed_status_and_report(
     assert not list((runs.out / "failed").iterdir())
 
 
-@pytest.mark.parametrize("harm", ["cut", pytest.param("gone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+@pytest.mark.slow
 def test_damage_that_verify_sees_is_seen_by_report_and_run(runs: Runs, harm: str) -> None:
     write_slices(runs.archive)
     assert runs().code == 0
@@ -242,6 +245,7 @@ def test_damage_that_verify_sees_is_seen_by_report_and_run(runs: Runs, harm: str
     assert voxels(runs) == [BLOCK * SLICES]
 
 
+@pytest.mark.slow
 def test_a_correction_beside_a_result_is_never_destroyed_unasked(
     runs: Runs, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def run(tmp_path: Path) -> ClusterRun:
     return ClusterRun(tmp_path, 6, 4.0, "{workers: 2, in_flight: 1}")
 
 
+@pytest.mark.slow
 def test_a_local_run_listens_on_loopback_alone_and_answers_nobody_without_its_key(
     run: ClusterRun,
 ) -> None:

@@ -131,6 +131,7 @@ def test_no_bundle_steers_the_terminal(
     assert [line for line in (ended.out + ended.err).splitlines() if not line.isprintable()] == []
 
 
+@pytest.mark.slow
 def test_a_run_says_no_path_of_its_model(
     series: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

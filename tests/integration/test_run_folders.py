@@ -128,7 +128,17 @@ def test_strays_among_the_cases_are_nobodys(field: Field) -> None:
     assert [scanloom(word, field.out).code for word in ("report", "verify")] == [0, 0]
 
 
-@pytest.mark.parametrize("file", ["measurements.json", "case.json", "preview.png"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "case.json",
+        pytest.param("measurements.json", marks=SLOW),
+        pytest.param("preview.png", marks=SLOW),
+    ],
+)
 def test_a_damaged_case_is_named_and_stops_neither_run_nor_report(field: Field, file: str) -> None:
     bad, good = field.cases()
     path = bad / file

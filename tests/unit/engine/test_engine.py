@@ -121,6 +121,7 @@ def test_time_before_the_door_does_not_count(tmp_path: Path, weights: Path) -> N
     assert [len(o.tries) for o in outcomes] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_who_is_killed_from_outside_is_tried_alone_twice(engine: Engine, tmp_path: Path) -> None:
     """As the system kills for memory, and a person by mistake."""
     killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
@@ -141,6 +142,7 @@ def limited(which: int, soft: int) -> Iterator[None]:
         resource.setrlimit(which, before)
 
 
+@pytest.mark.slow
 def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
     engine: Engine, tmp_path: Path, weights: Path
 ) -> None:

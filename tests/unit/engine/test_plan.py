@@ -162,6 +162,7 @@ def test_whether_a_gpu_pays_is_told_by_what_was_measured() -> None:
     assert "could not be measured" in verdict([large], Rates(), cpu)
 
 
+@pytest.mark.slow
 def test_a_plan_measures_the_other_device_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
 ) -> None:

@@ -57,7 +57,7 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_what_a_network_holds_is_known_without_running_it(precision: str) -> None:
     """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
     command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
