@@ -35,7 +35,7 @@ class Series:
     derived : bool
         Whether it was computed from other slices (a reformat): taken only if it is named.
     lost : int
-        Files in its folders that can't be read, of which nobody knows whether they are slices.
+        Files beside its own that can't be read, of which nobody knows whether they are slices.
     stamp : str
         Hash over size, time of change and inode of its files when they were listed; the same stamp
         means the same content without a look at it. Empty where it is not known.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -16,13 +16,13 @@ from scanloom.io.dicom.headers import SHELF, make_header, quiet
 from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.formats import FORMATS, VolumeKind
+from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.sandbox import warm_up
 from scanloom.io.survey import Look, look_at, series_description
 from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
 
-SHORTEST = 132
-"""Bytes of a DICOM file: its preamble."""
+FAILED = frozenset(reason.code for reason in Reason if reason.outcome == "failed")
 SHOWN_DIGITS = 8
 """How much of a UID is shown where a person has to choose."""
 
@@ -42,6 +42,8 @@ class Group:
         Those that may be slices.
     skipped : list of int
         Those of the same series that are none; a series of such files alone is skipped.
+    damaged : bool
+        Whether these are DICOM files that can't be read.
     """
 
     kind: Kind
@@ -49,6 +51,7 @@ class Group:
     series: str = ""
     members: list[int] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
+    damaged: bool = False
 
 
 def find_series(
@@ -88,18 +91,21 @@ def find_series(
         entries = list_files([part for part in parts if os.path.lexists(part)])
         looks = _looks(entries)
     groups = group_files(entries, looks)
-    lost = lost_files(
+    lost = LostFiles(
         entries,
-        lambda n: (
-            looks[n].reason == Reason.UNREADABLE.code
-            or bool(looks[n].kind == "dicom" and looks[n].reason and not looks[n].packed)
+        lambda n: (look := looks[n]).reason in FAILED and not look.packed,
+        (
+            DicomFiles(
+                group.study or group.series, group.members or group.skipped, bool(group.members)
+            )
+            for group in groups
+            if group.kind == "dicom" and not group.damaged
         ),
-        lambda n: bool(looks[n].packed),
     )
     found = [
         replace(
             make_series(group, entries, looks),
-            lost=lost_beside((entries[n].path for n in group.members), lost),
+            lost=lost.of(group.study or group.series, (entries[n].path for n in group.members)),
         )
         for group in groups
         if group.members and (not wanted or _holds(group, entries, wanted))
@@ -129,43 +135,10 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
         damaged = "damaged" if look.reason and not look.packed else ""
         key = ("dicom", look.study, look.series, place, damaged)
         if key not in groups:
-            groups[key] = Group("dicom", look.study, look.series)
+            groups[key] = Group("dicom", look.study, look.series, damaged=bool(damaged))
         group = groups[key]
         (group.skipped if look.packed and look.reason else group.members).append(n)
     return list(groups.values())
-
-
-def lost_files(
-    entries: Sequence[Entry], is_lost: Callable[[int], bool], is_dicom: Callable[[int], bool]
-) -> Counter[str]:
-    """Return how many files of each folder may be slices and can't be read.
-
-    Parameters
-    ----------
-    entries : sequence of Entry
-    is_lost, is_dicom : function of int
-        Whether the file with that number can't be read, or is of a DICOM series. What is too short
-        for DICOM is lost if a file of the same suffix beside it is one.
-    """
-    short = [n for n, entry in enumerate(entries) if entry.size < SHORTEST and not is_lost(n)]
-    lost = [n for n in range(len(entries)) if is_lost(n)]
-    if short:
-        kinds = {_kind(entry) for n, entry in enumerate(entries) if is_dicom(n)}
-        lost += [n for n in short if _kind(entries[n]) in kinds]
-    return Counter(os.path.dirname(entries[n].path) for n in lost)  # noqa: PTH120 of zips too
-
-
-def _kind(entry: Entry) -> tuple[str, str]:
-    """Return the folder and the suffix of a file."""
-    folder, name = os.path.split(entry.path)
-    return folder, os.path.splitext(name)[1].lower()  # noqa: PTH122 of zips too
-
-
-def lost_beside(paths: Iterable[str], lost: Mapping[str, int]) -> int:
-    """Return how many lost files there are in the folders of these files."""
-    if not lost:
-        return 0
-    return sum(lost.get(folder, 0) for folder in set(map(os.path.dirname, paths)))
 
 
 def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:

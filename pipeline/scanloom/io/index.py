@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import OUTCOMES, Reason, ScanError, Series, home
-from scanloom.io.find import Group, group_files, look_results, lost_beside, lost_files
+from scanloom.io.find import FAILED, Group, group_files, look_results
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index_file import (
@@ -30,6 +30,7 @@ from scanloom.io.index_file import (
     read_index,
     write_index,
 )
+from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.outfolder import check_unclaimed
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.survey import Description, Look, no_collector
@@ -85,17 +86,19 @@ class Index:
             yield became[reason or (of_groups[group] if group >= 0 else "")]
 
     @cached_property
-    def _lost(self) -> Counter[str]:
-        """How many files of each folder may be slices and can't be read."""
+    def _lost(self) -> LostFiles:
+        """Files that may be slices and can't be read."""
         rows = self.rows
-        dicom = {n for n, one in enumerate(rows.series) if one.kind == "dicom"}
-        damaged = {
-            n for n in dicom if not rows.series[n].series_uid and rows.series[n].reason in _LOST
-        }
-        return lost_files(
+        dicom = {n: one for n, one in enumerate(rows.series) if one.kind == "dicom"}
+        damaged = {n for n, one in dicom.items() if not one.series_uid and one.reason in _LOST}
+        return LostFiles(
             rows.entries,
-            lambda n: rows.reasons[n] == Reason.UNREADABLE.code or rows.groups[n] in damaged,
-            lambda n: rows.groups[n] in dicom,
+            lambda n: rows.reasons[n] in FAILED or rows.groups[n] in damaged,
+            (
+                DicomFiles(one.study_uid or one.series_uid, one.files, one.slices)
+                for n, one in dicom.items()
+                if n not in damaged
+            ),
         )
 
     def stamp(self, one: IndexedSeries) -> str:
@@ -114,7 +117,9 @@ class Index:
             series_uid=one.series_uid,
             modality=one.what.modality or None,
             description=one.what.description,
-            lost=lost_beside((self.rows.entries[n].path for n in one.files), self._lost),
+            lost=self._lost.of(
+                one.study_uid or one.series_uid, (self.rows.entries[n].path for n in one.files)
+            ),
             stamp=self.stamp(one),
         )
 
