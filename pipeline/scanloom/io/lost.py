@@ -18,7 +18,7 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from scanloom.core import Reason
@@ -52,7 +52,7 @@ class DicomFiles(NamedTuple):
     slices: bool
 
 
-class _Lost(NamedTuple):
+class _Place(NamedTuple):
     folder: str
     holder: str
     suffix: str
@@ -83,15 +83,16 @@ class LostFiles:
         short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in gone]
         if not lost and not short:
             return
-        series = list(series)
-        self._slices = _studies(entries, (one for one in series if one.slices))
-        self._others = _studies(entries, (one for one in series if not one.slices))
+        placed = [(one, {_place(entries[n].path) for n in one.files}) for one in series]
+        self._slices = _studies((one.study, places) for one, places in placed if one.slices)
+        self._others = _studies((one.study, places) for one, places in placed if not one.slices)
         found = Counter(_lost(entries[n]) for n in lost)
         if short:
             gone.update(short)
-            found.update(self._short(entries, short, gone, series))
+            kinds = {(place.folder, place.suffix) for _, places in placed for place in places}
+            found.update(self._short(entries, short, gone, kinds))
         if found:
-            self._siblings = _siblings(entries, series)
+            self._siblings = _siblings(places for one, places in placed if one.slices)
         for one, count in found.items():
             for rule in self._rules(one):
                 self._counts[rule, one.suffix] += count
@@ -100,16 +101,16 @@ class LostFiles:
         """Return how many might belong to the series of a study that has these files."""
         if not self._counts:
             return 0
-        paths = list(paths)
-        folders = {_folder(path) for path in paths}
-        suffixes = {_ANY, *map(_suffix, paths)}
+        places = {_place(path) for path in paths}
+        folders = {place.folder for place in places}
+        suffixes = {_ANY, *(place.suffix for place in places)}
         top = _common(folders)
         several = len(folders) > 1
         rules: set[_Rule] = {("below", top, "")} if several else {("in", top, "")}
         for place in _upward(top):
             if place != top or not several:
                 rules |= {("all", place, ""), ("study", place, study)}
-        for place in {top, *map(_holder, paths)}:
+        for place in {top, *(one.holder for one in places)}:
             if top == place or top.startswith(place + "/"):
                 rules.add(("beside", place, ""))
         return sum(self._counts[rule, suffix] for rule in rules for suffix in suffixes)
@@ -119,21 +120,20 @@ class LostFiles:
         entries: Sequence[Entry],
         short: Sequence[int],
         gone: set[int],
-        series: Iterable[DicomFiles],
-    ) -> Iterator[_Lost]:
+        kinds: Set[tuple[str, str]],
+    ) -> Iterator[_Place]:
         """Give those of the files that are too short which may have been slices."""
-        kinds = {_kind(entries[n]) for one in series for n in one.files}
-        alone = {_folder(entries[n].path) for n in short if _kind(entries[n]) not in kinds}
+        places = [_place(entries[n].path) for n in short]
+        alone = {one.folder for one in places if (one.folder, one.suffix) not in kinds}
         alone -= self._slices.keys() | self._others.keys()
         if alone:
             others = (entry for n, entry in enumerate(entries) if n not in gone)
             alone.difference_update(_folder(entry.path) for entry in others)
-        for n in short:
-            folder, suffix = _kind(entries[n])
-            if folder in alone or (folder, suffix) in kinds:
-                yield _Lost(folder, _holder(entries[n].path), suffix)
+        for one in places:
+            if one.folder in alone or (one.folder, one.suffix) in kinds:
+                yield one
 
-    def _rules(self, lost: _Lost) -> Iterator[_Rule]:
+    def _rules(self, lost: _Place) -> Iterator[_Rule]:
         """Give what a series must fulfil so that a file might belong to it."""
         for place in _upward(lost.folder):
             yield "below", place, ""
@@ -143,7 +143,7 @@ class LostFiles:
                 return
             branch, top = top, _above(top)
         study = self._others.get(branch, "") if branch else ""
-        if study not in ("", _SEVERAL):
+        if study and not study.startswith(_SEVERAL):
             yield "study", top, study
         elif self._slices[top] != _SEVERAL:
             yield "all", top, ""
@@ -162,15 +162,15 @@ class LostFiles:
         return beside[max(n - 1, 0) : n + 1]
 
 
-def _lost(entry: Entry) -> _Lost:
+def _lost(entry: Entry) -> _Place:
     """Return where a file is missed; of an archive or a folder, all that is in it."""
     path = entry.path
     whole = entry.reason is not None and (
         kind_of(path) is not None or (entry.reason is Reason.UNREADABLE and not entry.inode)
     )
     if whole and IN_ARCHIVE not in path:
-        return _Lost(path, path, _ANY)
-    return _Lost(_folder(path), _holder(path), _ANY)
+        return _Place(path, path, _ANY)
+    return _place(path)._replace(suffix=_ANY)
 
 
 def _is_short(entry: Entry) -> bool:
@@ -178,12 +178,12 @@ def _is_short(entry: Entry) -> bool:
     return entry.size < SHORTEST and entry.reason in (None, Reason.NOT_AN_IMAGE)
 
 
-def _studies(entries: Sequence[Entry], series: Iterable[DicomFiles]) -> dict[str, str]:
+def _studies(series: Iterable[tuple[str, Set[_Place]]]) -> dict[str, str]:
     """Return the study of the files in and below each folder, or that there are several."""
     found: dict[str, str] = {}
-    for one in series:
-        for folder in {_folder(entries[n].path) for n in one.files}:
-            study = one.study or f"{_SEVERAL}{folder}"
+    for said, places in series:
+        for folder in {place.folder for place in places}:
+            study = said or f"{_SEVERAL}{folder}"
             for place in _upward(folder):
                 known = found.setdefault(place, study)
                 if known == _SEVERAL:
@@ -193,14 +193,12 @@ def _studies(entries: Sequence[Entry], series: Iterable[DicomFiles]) -> dict[str
     return found
 
 
-def _siblings(entries: Sequence[Entry], series: Iterable[DicomFiles]) -> dict[str, list[str]]:
+def _siblings(series: Iterable[Set[_Place]]) -> dict[str, list[str]]:
     """Return the folders and archives of slices by the folder that they lie in, in order."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for one in series:
-        if one.slices:
-            paths = [entries[n].path for n in one.files]
-            for place in {*map(_folder, paths), *map(_holder, paths)}:
-                found[_above(place)].add(place)
+    for places in series:
+        for place in {folder for one in places for folder in (one.folder, one.holder)}:
+            found[_above(place)].add(place)
     return defaultdict(list, {top: sorted(those, key=_natural) for top, those in found.items()})
 
 
@@ -216,21 +214,14 @@ def _folder(path: str) -> str:
     return path[: max(cut, 0)].replace(IN_ARCHIVE, "/")
 
 
-def _holder(path: str) -> str:
-    """Return the archive of a file, or its folder."""
+def _place(path: str) -> _Place:
+    """Return where a file lies: its folder, its archive or else its folder, and its suffix."""
+    folder = _folder(path)
     archive, mark, _ = path.partition(IN_ARCHIVE)
-    return archive if mark else _folder(path)
-
-
-def _suffix(path: str) -> str:
-    """Return the suffix of a name; what follows the last dot of a UID is none."""
     suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122 of zips too
-    return "" if suffix[1:].isdigit() else suffix
-
-
-def _kind(entry: Entry) -> tuple[str, str]:
-    """Return the folder and the suffix of a file."""
-    return _folder(entry.path), _suffix(entry.path)
+    if suffix[1:].isdigit():  # what follows the last dot of a UID
+        suffix = ""
+    return _Place(folder, archive if mark else folder, suffix)
 
 
 def _above(folder: str) -> str:
