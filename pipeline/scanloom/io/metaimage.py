@@ -195,6 +195,8 @@ def _data_files(
     or with its first number, its last and a step; what MetaIO takes the step for where it alone
     is not said can't be meant, unless it is 1.
     """
+    if not text:
+        raise damaged("it does not name its data file")
     first, *words = text.split()
     if first.upper() == "LIST":
         if not whole:

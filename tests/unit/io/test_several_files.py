@@ -203,6 +203,7 @@ WRONG: dict[str, tuple[str, list[str], str, str]] = {
     "one too many": ("a.mhd", [*TEN, "more.raw"], "LIST", "DAMAGED"),
     "one twice": ("a.nhdr", [*TEN[:-1], TEN[0]], "LIST", "DAMAGED"),
     "no list": ("a.mhd", [], "LIST", "DAMAGED"),
+    "no name": ("a.mhd", TEN, "", "DAMAGED"),
     "no axes": ("a.mhd", TEN, "LIST 0D", "DAMAGED"),
     "too many axes": ("a.nhdr", TEN, "LIST 4", "DAMAGED"),
     "a text": ("a.nhdr", TEN, "LIST of files", "DAMAGED"),
