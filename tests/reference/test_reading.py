@@ -69,7 +69,7 @@ REFUSED = {
     "mr/philips_epi_oblique/dicom": "PHASES",
     "mr/philips_survey_3plane/dicom": "PHASES",
     "mr/siemens_multiecho_qt2/dicom": "PHASES",
-    "malformed/nifti/analyze75.hdr": "DAMAGED",
+    "malformed/nifti/analyze75.hdr": "RESCALE",
     "malformed/nifti/cifti_dconn.nii": "NOT_AN_IMAGE",
     "malformed/nifti/hdr_without_img.hdr": "NOT_FOUND",
     "malformed/nifti/nan_in_sform_LPS.nii.gz": "BAD_GEOMETRY",
