@@ -1,8 +1,8 @@
-"""Processes of this program: they import nothing from where another user can write.
+"""Start Python processes that import nothing from folders which other users can write to.
 
-Python looks for modules beside a script, in the working folder (`-m`, `-c`), in PYTHONPATH and
-wherever a library adds a folder. Who can write to one of them can have code run by whoever starts
-Python there.
+Python searches for modules next to a script, in the working folder (`-m`, `-c`), in PYTHONPATH and
+in folders that libraries add. A user who can write to one of them can run code as the user who
+starts Python there.
 """
 
 from __future__ import annotations
@@ -15,103 +15,104 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PATH = "PYTHONPATH"
-_ANYBODY, _GROUP = stat.S_IWOTH, stat.S_IWGRP
 
 
-def own_python(*words: str) -> list[str]:
-    """Return a command of this Python that leaves its working folder off `sys.path`."""
-    return [sys.executable, "-P", *words]
+def own_python(*arguments: str) -> list[str]:
+    """Return a command line for this Python that keeps the working folder off `sys.path`."""
+    return [sys.executable, "-P", *arguments]
 
 
 def own_environment() -> dict[str, str]:
-    """Return the variables for a process of this program; its children are careful too."""
+    """Return the environment of a child process with a safe search path, which it passes on."""
     path = os.pathsep.join(safe_path(filter(None, os.environ.get(_PATH, "").split(os.pathsep))))
     return {**os.environ, "PYTHONSAFEPATH": "1", _PATH: path}
 
 
 def safe_path(entries: Iterable[str]) -> list[str]:
-    """Return the entries of a search path to which no other user can add a module, as they stand.
+    """Return the entries of a search path to which no other user can add a module, in order.
 
-    What belongs to this Python stays: what is running comes from there.
+    Folders of this Python installation and of the program are always kept.
 
     Parameters
     ----------
     entries : iterable of str
-        "" and relative ones mean the working folder; they become absolute.
+        "" and relative entries refer to the working folder; they become absolute.
     """
     kept = []
-    own = _own_places()
+    own_folders = _own_folders()
     for entry in entries:
         path = Path(entry).absolute()
-        if any(path.is_relative_to(place) for place in own) or is_closed(path):
+        if any(path.is_relative_to(folder) for folder in own_folders) or is_closed(path):
             kept.append(str(path))
     return list(dict.fromkeys(kept))
 
 
 def is_closed(path: Path, *, sticky: bool = False) -> bool:
-    """Whether only this user and root decide what lies at a path.
+    """Return whether only this user and root can change the file or folder at a path.
 
     Parameters
     ----------
     path : Path
-        Absolute; where it is not there, what matters is who can make it.
+        Absolute. If it does not exist, the nearest existing parent decides.
     sticky : bool
-        Whether others may write beside what lies there, as in /tmp: they can't move it.
+        Whether to accept a parent like /tmp, where other users can add files but not move ours.
     """
     if not hasattr(os, "getuid"):
         return True
     try:
-        for place in (path, path.resolve()):
-            there = next(p for p in (place, *place.parents) if p.exists())
-            if not all(is_ours(p, sticky=sticky or p != there) for p in (there, *there.parents)):
+        for target in (path, path.resolve()):
+            nearest = next(p for p in (target, *target.parents) if p.exists())
+            if not all(
+                is_ours(p, sticky=sticky or p != nearest) for p in (nearest, *nearest.parents)
+            ):
                 return False
-    except (OSError, RuntimeError):  # RuntimeError: links in a ring
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
         return False
     return True
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone.
+    """Create a folder and its missing parents with access for this user only.
 
     Raises
     ------
     OSError
-        If one can't be made.
+        If a folder can't be created.
     """
-    for place in (*reversed(folder.parents), folder):
-        if not place.is_dir():
-            place.mkdir(mode=0o700, exist_ok=True)
+    for path in (*reversed(folder.parents), folder):
+        if not path.is_dir():
+            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def is_ours(path: Path, *, sticky: bool = False) -> bool:
-    """Whether a file or folder is this user's or root's, and nobody else may write to it.
+    """Return whether a path belongs to this user or root, and no other user can write to it.
 
     Parameters
     ----------
     path : Path
-        Links are followed; what is above it is not looked at.
+        Links are followed; parent folders are not checked.
     sticky : bool
-        Whether others may write to a folder in which they can move nothing of ours, as /tmp.
+        Whether to accept a folder with the sticky bit, such as /tmp.
 
     Raises
     ------
     OSError
-        If it is not there.
+        If the path does not exist.
     """
     if not hasattr(os, "getuid"):
         return True
-    found = path.stat()
-    if found.st_uid not in (0, os.getuid()):
+    status = path.stat()
+    if status.st_uid not in (0, os.getuid()):
         return False
-    if sticky and found.st_mode & stat.S_ISVTX:
+    if sticky and status.st_mode & stat.S_ISVTX:
         return True
-    if found.st_mode & _ANYBODY:
+    if status.st_mode & stat.S_IWOTH:
         return False
-    return not found.st_mode & _GROUP or _is_private_group(found.st_gid)
+    return not status.st_mode & stat.S_IWGRP or _is_private_group(status.st_gid)
 
 
 def _is_private_group(number: int) -> bool:
-    """Whether a group is root's, or has this user alone: many systems make such a one for each."""
+    """Return whether a group is root's, or has this user as its only member."""
     import grp
     import pwd
 
@@ -124,8 +125,8 @@ def _is_private_group(number: int) -> bool:
     return group.gr_name == user and set(group.gr_mem) <= {user}
 
 
-def _own_places() -> set[Path]:
-    """Return where this Python and this program lie."""
+def _own_folders() -> set[Path]:
+    """Return the folders of this Python installation and of this program."""
     paths = sysconfig.get_paths()
     libraries = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return {Path(sys.prefix), Path(sys.base_prefix), *libraries, Path(__file__).parents[2]}

@@ -1,4 +1,4 @@
-"""What ships with the package: `models`, `data`, `workflows`."""
+"""Folders that ship with the package: `models`, `data`, `workflows`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from scanloom.core import Reason, ScanError
 
 
 def shipped(kind: Literal["models", "data", "workflows"], package: Path | None = None) -> Path:
-    """Return the folder of what ships, in the installed package or else in the checkout.
+    """Return a shipped folder, from the installed package or else from the checkout.
 
     Parameters
     ----------
     kind : str
-        Which folder.
+        Name of the folder.
     package : Path or None
-        The folder of the package `scanloom`; None for the one that is running.
+        Folder of the package `scanloom`; None for the running one.
 
     Raises
     ------
     ScanError
-        NOT_FOUND where neither has it.
+        NOT_FOUND if neither has it.
     """
     package = Path(__file__).parents[1] if package is None else package
     installed = package / "_shipped" / kind
@@ -30,4 +30,4 @@ def shipped(kind: Literal["models", "data", "workflows"], package: Path | None =
     root = package.parent.parent  # a checkout: ROOT/pipeline/scanloom
     if (root / "pyproject.toml").is_file() and (root / kind).is_dir():
         return root / kind
-    raise ScanError(Reason.NOT_FOUND, f"the {kind} that ship with scanloom are not there")
+    raise ScanError(Reason.NOT_FOUND, f"the shipped folder `{kind}` is missing")

@@ -1,4 +1,4 @@
-"""The nouns: NumPy only, no files."""
+"""Data types of the domain; NumPy only, no file access."""
 
 from scanloom.core.blame import blame, lacks_memory
 from scanloom.core.case import Case, CaseRecord, Gaps, Nan, Outputs, Series

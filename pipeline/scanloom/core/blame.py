@@ -1,4 +1,4 @@
-"""What an unforeseen error blames: memory, the machine that all scans share, or scanloom."""
+"""Classify an unforeseen error: out of memory, a fault of the machine, or a bug in scanloom."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _NO_MEMORY = (
     "could not create a memory",
     "out_of_memory",
     "bad_alloc",
-    "failed to map segment",  # the system's loader: of a library
+    "failed to map segment",  # the dynamic loader, for a shared library
 )
-"""In the words of errors without a type of their own: torch's, oneDNN's and the loader's."""
+"""Fragments of out-of-memory messages by torch, oneDNN and the loader, which raise generic types."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
-_ASKED = {
+_MISSING_RESOURCES = {
     "tempfile": "there is no folder for temporary files (TMPDIR)",
     "getpass": "the user has no name (USER)",
     "pathlib": "the user has no home folder (HOME)",
     "threading": "no thread can be started",
     "subprocess": "no process can be started",
 }
-"""Modules of Python that ask the system for something: an error of theirs says it has none."""
+"""Standard-library modules that request a system resource, and the detail if it is refused."""
 
 
 def blame(error: BaseException) -> ScanError:
@@ -45,39 +45,45 @@ def blame(error: BaseException) -> ScanError:
     if lacks_memory(error):
         detail = "the models, the scan and its result do not fit into memory"
         return ScanError(Reason.OUT_OF_MEMORY, detail)
-    lacking = _lacking(error)
-    if lacking:
-        return ScanError(Reason.ENVIRONMENT, lacking)
+    missing = _missing_resource(error)
+    if missing:
+        return ScanError(Reason.ENVIRONMENT, missing)
     return ScanError(Reason.INTERNAL, kind)
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error means that there was no memory in the machine, or no more may be had."""
+    """Return whether an error means that memory ran out or a memory limit was reached."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    words = str(error) if isinstance(error, RuntimeError | ImportError | OSError) else ""
-    return any(word in words for word in _NO_MEMORY)
+    message = str(error) if isinstance(error, RuntimeError | ImportError | OSError) else ""
+    return any(fragment in message for fragment in _NO_MEMORY)
 
 
-def _lacking(error: BaseException) -> str:
-    """Return what the machine lacks by an error that says so, else nothing."""
+def _missing_resource(error: BaseException) -> str:
+    """Return a sentence about the resource that the machine lacks; empty for other errors."""
     if isinstance(error, ImportError):
         name = error.name or ""
-        which = f" ({name})" if name.replace(".", "").isidentifier() else ""
-        return f"a library is missing or can't be loaded{which}"
+        suffix = f" ({name})" if name.replace(".", "").isidentifier() else ""
+        return f"a library is missing or can't be loaded{suffix}"
     number = getattr(error, "errno", None)
     if number == errno.EFBIG and is_limited("FSIZE"):
         return f"the system limits {FILE_SIZE}"
     if number in _EXHAUSTED:
-        return f"the system gives no more files or processes ({errno.errorcode[number]})"
+        return f"the system allows no more open files or processes ({errno.errorcode[number]})"
     if not isinstance(error, OSError | RuntimeError | KeyError):
         return ""
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    if isinstance(error, OSError) and place and _is_of(place[0].filename, "pathlib"):
-        return ""  # of any path
-    modules = [module for frame in place for module in _ASKED if _is_of(frame.filename, module)]
-    return _ASKED[modules[0]] if modules else ""
+    last_frame = traceback.extract_tb(error.__traceback__)[-1:]
+    if isinstance(error, OSError) and last_frame and _is_in(last_frame[0].filename, "pathlib"):
+        return ""  # pathlib raises OSError for any path, not only for a missing home folder
+    modules = [
+        module
+        for frame in last_frame
+        for module in _MISSING_RESOURCES
+        if _is_in(frame.filename, module)
+    ]
+    return _MISSING_RESOURCES[modules[0]] if modules else ""
 
 
-def _is_of(file: str, module: str) -> bool:
-    return file == f"<frozen {module}>" or file.rpartition("/")[2] == f"{module}.py"
+def _is_in(filename: str, module: str) -> bool:
+    """Return whether a traceback's file name is that of a standard-library module."""
+    return filename == f"<frozen {module}>" or filename.rpartition("/")[2] == f"{module}.py"

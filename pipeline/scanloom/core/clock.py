@@ -1,4 +1,4 @@
-"""How long each step of a case took."""
+"""Time the steps of a case."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Seconds:
 
 @dataclass
 class Clock:
-    """Collects seconds by step; `on_step` is told when a step begins (progress).
+    """Wall and processor time of each step.
 
-    `notes` are what had to be done to get there, each once, by subject: the memory ladder's steps.
+    `on_step` is called with the name of each step as it begins (progress). `notes` records, by
+    subject and without repeats, measures such as out-of-memory fallbacks.
     """
 
     on_step: Callable[[str], None] | None = None
@@ -31,14 +32,14 @@ class Clock:
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self, subject: str, text: str) -> None:
-        """Keep what is to be known of the run beside its seconds."""
-        known = self.notes.setdefault(subject, [])
-        if text not in known:
-            known.append(text)
+        """Record a note under a subject, once."""
+        notes = self.notes.setdefault(subject, [])
+        if text not in notes:
+            notes.append(text)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to step `name`."""
+        """Add the time spent in the block to step `name`."""
         if self.on_step is not None:
             self.on_step(name)
         wall, cpu = time.perf_counter(), time.process_time()
@@ -50,7 +51,7 @@ class Clock:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as a person says them."""
+    """Return a duration as text in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = seconds / 60

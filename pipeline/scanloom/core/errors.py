@@ -1,4 +1,4 @@
-"""The one error that reaches a user."""
+"""The error type that users see."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from scanloom.core.reasons import Reason
 
 
 class ScanError(Exception):
-    """A scan, a model or an archive can't be used, for a reason of the closed list.
+    """A scan, model or archive can't be used, for a reason from the closed list.
 
     Parameters
     ----------
     reason : Reason
-        Why; its code, outcome and advice travel with the error.
+        Carries code, outcome and advice.
     detail : str
-        What was seen. Our own words and numbers only: foreign text may name a patient.
+        The finding in scanloom's own text and numbers: foreign text may name a patient.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -27,5 +27,5 @@ class ScanError(Exception):
         return self.reason.code
 
     def __reduce__(self) -> tuple[type[ScanError], tuple[Reason, str]]:
-        """Survive pickling, on the way back from a worker."""
+        """Support pickling, so that a worker process can return the error."""
         return type(self), (self.reason, self.detail)

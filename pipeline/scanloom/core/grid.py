@@ -1,4 +1,4 @@
-"""Where voxels lie: `Grid` maps voxel indices to patient millimetres."""
+"""`Grid`: the shape of a volume and the affine from voxel indices to patient space (RAS mm)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The place of a volume's voxels in the patient.
+    """Shape and affine of a volume.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ class Grid:
     Raises
     ------
     ScanError
-        BAD_GEOMETRY if two axes point the same way, an axis has no length or a number is not
-        finite, or if no two axes are at right angles: such a grid is no stack of slices.
+        BAD_GEOMETRY if two axes are parallel, an axis has zero length, a number is not finite, or
+        no two axes are at right angles: such a grid is not a stack of slices.
     """
 
     shape: Shape
     affine: NDArray[np.float64]
     shear_axis: int | None = field(init=False)
-    """The axis that leans on the two others (gantry tilt); None where all are at right angles."""
+    """The axis that is oblique to the other two (gantry tilt); None if all are orthogonal."""
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:
@@ -50,7 +50,7 @@ class Grid:
             raise ScanError(Reason.BAD_GEOMETRY, "a position or direction is not a finite number")
         lengths = np.linalg.norm(affine[:3, :3], axis=0)
         if lengths.min() < 1e-6 or abs(np.linalg.det(affine[:3, :3] / lengths)) < 1e-3:
-            raise ScanError(Reason.BAD_GEOMETRY, "two voxel axes point the same way")
+            raise ScanError(Reason.BAD_GEOMETRY, "two voxel axes are parallel")
         affine[3] = (0, 0, 0, 1)
         affine.flags.writeable = False
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
@@ -59,18 +59,18 @@ class Grid:
 
     @property
     def spacing(self) -> tuple[float, float, float]:
-        """Distance in mm between neighbours along each axis (along the step, where sheared)."""
+        """Distance in mm between voxel centres along each axis (along the step if sheared)."""
         i, j, k = np.linalg.norm(self.affine[:3, :3], axis=0)
         return float(i), float(j), float(k)
 
     @property
     def sheared(self) -> bool:
-        """Whether the axes are not all at right angles."""
+        """Whether one axis is oblique to the others."""
         return self.shear_axis is not None
 
     @property
     def voxel_volume(self) -> float:
-        """Volume of a voxel in mm^3."""
+        """Volume of one voxel in mm^3."""
         return float(abs(np.linalg.det(self.affine[:3, :3])))
 
     @property
@@ -105,7 +105,7 @@ class Grid:
         return np.asarray(np.linalg.solve(self.affine[:3, :3], points[..., None])[..., 0])
 
     def matches(self, other: Grid, tolerance: float = 1e-3) -> bool:
-        """Whether every voxel of both grids lies at the same place, to `tolerance` mm."""
+        """Return whether all voxel centres of both grids coincide within `tolerance` mm."""
         if self.shape != other.shape:
             return False
         corners = np.array(list(itertools.product(*((0, n - 1) for n in self.shape))))
@@ -113,15 +113,15 @@ class Grid:
 
 
 def _shear_axis(directions: NDArray[np.float64]) -> int | None:
-    """Return the one axis that leans on the others, None if all are at right angles."""
+    """Return the axis that is oblique to the others; None if all are at right angles."""
     cosines = np.abs(directions.T @ directions)
-    pairs = {(0, 1): 2, (0, 2): 1, (1, 2): 0}  # if this pair leans, that axis is not concerned
-    leaning = [pair for pair in pairs if cosines[pair] > ORTHOGONAL]
-    if not leaning:
+    pairs = {(0, 1): 2, (0, 2): 1, (1, 2): 0}  # pair of axes: the third axis
+    oblique = [pair for pair in pairs if cosines[pair] > ORTHOGONAL]
+    if not oblique:
         return None
-    upright = [axis for pair, axis in pairs.items() if pair not in leaning]
-    if not upright:
+    candidates = [third for pair, third in pairs.items() if pair not in oblique]
+    if not candidates:
         raise ScanError(Reason.BAD_GEOMETRY, "no two voxel axes are at right angles")
-    if len(upright) == 1:  # two pairs lean: they share one axis
-        return upright[0]
-    return max(leaning[0])  # one pair leans: call the later axis the stacking direction
+    if len(candidates) == 1:  # two oblique pairs share one axis
+        return candidates[0]
+    return max(oblique[0])  # one oblique pair: the later axis is the stacking direction

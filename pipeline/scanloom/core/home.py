@@ -1,4 +1,4 @@
-"""The user's home folder, and what there is where there is none."""
+"""The user's home, cache, config and data folders, also for users without a home."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 NOWHERE = Path("/nonexistent")
-"""Debian's home of who has none: nothing is found there, and nothing can be made."""
+"""Debian's home folder of users without one: it does not exist and can't be created."""
 
 
 def home() -> Path:
-    """Return the user's home folder; an empty HOME counts as none, not as the root folder."""
-    if named := os.environ.get("HOME"):
-        return Path(named)
+    """Return the user's home folder; an empty HOME counts as unset, not as the root folder."""
+    if variable := os.environ.get("HOME"):
+        return Path(variable)
     try:
         import pwd
 
@@ -27,38 +27,38 @@ def home() -> Path:
         return Path.home()
 
 
-_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
-"""Where Python looks for the user's name before it asks the system (`getpass.getuser`)."""
-_CACHES = {
+_USER_VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+"""Variables with the user's name, which Python reads before the system's (`getpass.getuser`)."""
+_CACHE_VARIABLES = {
     "XDG_CACHE_HOME": "cache",
     "MPLCONFIGDIR": "matplotlib",
     "NUMBA_CACHE_DIR": "numba",
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
-"""Variables that name folders which libraries make at home, else."""
+"""Variables for the cache folders of libraries, which default to the home folder."""
 
 
 def settle_in() -> None:
-    """Give libraries what they ask for of a user without a name or a home, as in containers.
+    """Set environment variables for users without a name or a writable home, as in containers.
 
-    The variables hold for this process and all that it starts; none that is set is changed. Caches
-    go into a private folder that goes with this process.
+    They apply to this process and its children; variables that are set already are kept. Caches go
+    into a private temporary folder, removed when this process exits.
     """
-    if not any(map(os.environ.get, _NAMES)) and not _is_known():
+    if not any(map(os.environ.get, _USER_VARIABLES)) and not _has_user_name():
         os.environ["USER"] = f"uid{os.getuid()}"
-    missing = [name for name in _CACHES if not os.environ.get(name)]
+    missing = [name for name in _CACHE_VARIABLES if not os.environ.get(name)]
     if not missing or os.access(home(), os.W_OK):
         return
     with suppress(OSError):  # without a folder for temporary files there are no caches
         folder = tempfile.mkdtemp(prefix="scanloom-caches-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         for name in missing:
-            os.environ[name] = str(Path(folder, _CACHES[name]))
+            os.environ[name] = str(Path(folder, _CACHE_VARIABLES[name]))
 
 
-def _is_known() -> bool:
-    """Whether the system has a name for the user."""
+def _has_user_name() -> bool:
+    """Return whether the system has a name for the user."""
     try:
         import pwd
 

@@ -1,4 +1,4 @@
-"""What the system limits for each process (ulimit), and what may be said of who meets a limit."""
+"""Resource limits of a process (ulimit), and errors for processes that reached one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ PROCESSOR_TIME = "the processor time of a process (ulimit -t)"
 FILE_SIZE = "the size of files of a process (ulimit -f)"
 
 
-def is_limited(what: str) -> bool:
-    """Whether this process, and those it starts, have a limit: AS, CPU or FSIZE, as RLIMIT_*."""
+def is_limited(resource_name: str) -> bool:
+    """Return whether this process and its children have a limit: AS, CPU or FSIZE (RLIMIT_*)."""
     if sys.platform != "linux":
         return False
     import resource
 
-    limit: int = getattr(resource, f"RLIMIT_{what}")
+    limit: int = getattr(resource, f"RLIMIT_{resource_name}")
     return resource.getrlimit(limit)[0] != resource.RLIM_INFINITY
 
 
 def limit_met(code: int) -> ScanError | None:
-    """Return what ended a process if a limit may have; `code` is negative for a signal.
+    """Return the error for a process that a limit may have ended; None if no limit did.
 
-    The hard limit of processor time kills without a word, as the system does for memory.
+    `code` is its exit code, negative for a signal. The hard limit of processor time sends SIGKILL,
+    as the out-of-memory killer does.
     """
     if code == -signal.SIGXFSZ:
         return ScanError(Reason.ENVIRONMENT, f"the system limits {FILE_SIZE}")
     if code == -signal.SIGXCPU:
         return ScanError(Reason.ENVIRONMENT, f"the system limits {PROCESSOR_TIME}")
     if code == -signal.SIGKILL and is_limited("CPU"):
-        detail = f"its process was killed: the system limits {PROCESSOR_TIME}; or for memory?"
+        detail = f"the process was killed: the system limits {PROCESSOR_TIME}, or memory ran out"
         return ScanError(Reason.ENVIRONMENT, detail)
     return None

@@ -1,4 +1,4 @@
-"""What is measured of a structure."""
+"""`Measurement`: size and intensities of one structure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ Box = tuple[tuple[int, int, int], tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Measurement:
-    """Size and intensities of one structure in one scan. What can't be known is None, never 0.
+    """Size and intensities of one structure in one scan. Unknown values are None, never 0.
 
     Parameters
     ----------
     model, label : str
-        Which structure of which model.
+        Names of the model and the structure.
     number : int
-        Its value in the label map.
+        The structure's value in the label map.
     voxels : int
-        How many.
+        Number of voxels.
     volume_ml : float
-        Voxels times voxel volume.
+        Volume in ml.
+    unit : "HU", "a.u." or "unknown"
+        Unit of the intensities.
     mean, sd, p05, p25, median, p75, p95 : float or None
-        Of the voxels that are not padding, in `unit`; sd of the population.
+        Intensity statistics over voxels that are not padding; `sd` is that of the population.
     box : ((i, j, k), (i, j, k)) or None
-        First and last voxel, both included.
+        First and last voxel of the bounding box, both included.
     components : int
-        Connected parts (26 neighbours).
+        Number of connected components (26 neighbours).
     flags : tuple of Flag
-        TOUCHES_BORDER, EMPTY, and those of the case.
+        TOUCHES_BORDER, EMPTY and the case's flags.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The closed lists: why a scan was not used (`Reason`), what must be known of a result (`Flag`)."""
+"""Closed lists: `Reason`, why a scan gave no result, and `Flag`, a caveat of a result."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ Outcome = Literal["skipped", "ambiguous", "failed"]
 
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""What becomes of a file, a series or a case beside being used."""
+"""Outcomes of a file, series or case that was not used."""
 
 
 @unique
 class Reason(Enum):
-    """Why something gave no result: its code, what became of it, and what a person can do.
+    """Why a file, series or case gave no result: code, outcome and advice.
 
-    `skipped`: it is not for us, all is well. `ambiguous`: all is well, but it holds several volumes
-    and waits until one is chosen. `failed`: it should have worked. `retry` says whether trying the
-    same again can help.
+    `skipped`: not meant to be segmented. `ambiguous`: several volumes, of which one has to be
+    chosen. `failed`: it should have worked. `retry`: whether the same attempt may succeed later.
     """
 
     outcome: Outcome
@@ -26,7 +25,7 @@ class Reason(Enum):
     advice: str
 
     def __new__(cls, outcome: Outcome, retry: bool, advice: str) -> Self:
-        """Give each member a value of its own: the number of its line."""
+        """Number the members, since several may share their fields."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.outcome, member.retry, member.advice = outcome, retry, advice
@@ -39,33 +38,33 @@ class Reason(Enum):
 
     @property
     def wanted(self) -> bool:
-        """Whether there might have been a result: a case that ends so is noted in `failed/`."""
+        """Whether a result was expected; cases without one are then recorded in `failed/`."""
         return self.outcome != "skipped"
 
     # --- finding and reading -------------------------------------------------------------------
-    NO_IMAGES = ("skipped", False, "Name a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
+    NO_IMAGES = ("skipped", False, "Give a DICOM folder, or a .nii, .nii.gz, .nrrd or .mha file")
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
-    ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they are from")
-    COLUMN_UNKNOWN = ("failed", False, "Name the column of the ids with --column")
-    ID_TAKEN = ("failed", False, "Give each file an output folder of its own, or compress one")
+    ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they come from")
+    COLUMN_UNKNOWN = ("failed", False, "Select the column of the ids with --column")
+    ID_TAKEN = ("failed", False, "Use a separate output folder for each file, or compress one")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
     SERIES_AMBIGUOUS = ("ambiguous", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
     NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
-    DUPLICATE_LINK = ("skipped", False, "A link to a file that is counted already")
-    LEFT_OUT = ("skipped", False, "Not among a BIDS dataset's scans: name its folder to use it")
+    DUPLICATE_LINK = ("skipped", False, "A link to a file that has already been counted")
+    LEFT_OUT = ("skipped", False, "Not a scan of the BIDS dataset: give its folder to use it")
     NESTED_ARCHIVE = (
         "skipped",
         False,
         "An archive inside another or a folder: use --archives, or name it",
     )
-    LOCALIZER = ("skipped", False, "A localiser is no volume: choose the scan itself")
+    LOCALIZER = ("skipped", False, "A localiser is not a volume: choose the scan itself")
     SECONDARY_CAPTURE = ("skipped", False, "A secondary capture has no geometry: use the original")
-    PROJECTION = ("skipped", False, "A projection is no volume: use a CT or MR series")
+    PROJECTION = ("skipped", False, "A projection is not a volume: use a CT or MR series")
     COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
-    DERIVED = ("skipped", False, "Computed from other slices: use those, or name it with --series")
-    MOSAIC = ("failed", False, "Its tiles can't be told apart: export it again with private data")
+    DERIVED = ("skipped", False, "Computed from other slices: use these, or select it with --series")
+    MOSAIC = ("failed", False, "Its tiles have no positions: export it again with private data")
     FOUR_D = ("ambiguous", False, "Choose one volume with --phase")
     PHASES = ("ambiguous", False, "Several volumes share this series: choose one with --phase")
     TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
@@ -79,7 +78,7 @@ class Reason(Enum):
         False,
         "Slices must be equally spaced: export each part as a series",
     )
-    DUPLICATE_SLICES = ("failed", False, "Slices contradict each other: export the series again")
+    DUPLICATE_SLICES = ("failed", False, "Slices at one position differ: export the series again")
     MIXED_SLICES = (
         "failed",
         False,
@@ -97,52 +96,52 @@ class Reason(Enum):
     NO_POSITION = (
         "failed",
         False,
-        "Without positions its geometry can't be known: export it again",
+        "Slice positions are missing, so the geometry is unknown: export the series again",
     )
-    BAD_GEOMETRY = ("failed", False, "Its geometry can't be that of a scan: export it again")
+    BAD_GEOMETRY = ("failed", False, "The geometry is not that of a scan: export it again")
     HEADER_CONTRADICTS = (
         "failed",
         False,
-        "A header says two things of one attribute: export the series again",
+        "A header has two values for one attribute: export the series again",
     )
-    RESCALE = ("failed", False, "Its rescale values can't be right: export the series again")
-    TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
+    RESCALE = ("failed", False, "The rescale values are implausible: export the series again")
+    TRUNCATED = ("failed", False, "The file is incomplete: copy or export it again")
     DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
-    ENCRYPTED = ("failed", False, "It needs a password: unpack it, and name the folder")
+    ENCRYPTED = ("failed", False, "A password is required: unpack the archive and give the folder")
     DECODE_TIMEOUT = (
         "failed",
         True,
         "Its data are damaged, or the machine is too busy: run it again",
     )
-    DECODER = ("failed", False, "No decoder for its compression: see `scanloom doctor`")
-    PIXEL_TYPE = ("failed", False, "Its voxels are no plain numbers: convert it to a grey image")
-    ORIENTATION_UNKNOWN = ("failed", False, "Say it with --orientation, for example RAS")
+    DECODER = ("failed", False, "No decoder for this compression: see `scanloom doctor`")
+    PIXEL_TYPE = ("failed", False, "The voxels are not scalar numbers: convert it to a grey image")
+    ORIENTATION_UNKNOWN = ("failed", False, "Specify it with --orientation, for example RAS")
     TOO_LARGE = ("failed", False, "More voxels than the limit: crop it, or raise the limit")
     # --- models --------------------------------------------------------------------------------
-    MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or name a bundle's folder")
-    MODEL_DAMAGED = ("failed", False, "Copy the bundle again, complete")
-    MODEL_UNSUPPORTED = ("failed", False, "This model needs something that a card can't express")
-    MODEL_UNSAFE = ("failed", False, "A bundle may hold data only, no code")
-    MODEL_NETWORK = ("failed", False, "Use a bundle whose network is on the list in the docs")
-    MODEL_HASH = ("failed", False, "The weights are not those of the card: get them again")
-    MODEL_WEIGHTS = ("failed", False, "The weights don't fit the network of the card")
-    MODEL_CHANGED = ("failed", True, "Leave the model's files as they are, and run it again")
+    MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or give a bundle's folder")
+    MODEL_DAMAGED = ("failed", False, "The bundle is incomplete or damaged: copy it again")
+    MODEL_UNSUPPORTED = ("failed", False, "The model uses a feature that a model card can't express")
+    MODEL_UNSAFE = ("failed", False, "A bundle may contain only data, not code")
+    MODEL_NETWORK = ("failed", False, "Use a bundle with one of the networks that the docs list")
+    MODEL_HASH = ("failed", False, "The weights do not match the card's checksum: get them again")
+    MODEL_WEIGHTS = ("failed", False, "The weights do not fit the card's network")
+    MODEL_CHANGED = ("failed", True, "Do not change the model's files during a run; run it again")
     # --- a scan and a model --------------------------------------------------------------------
-    MODALITY = ("skipped", False, "The model was made for another modality: choose another model")
+    MODALITY = ("skipped", False, "The model is for another modality: choose another model")
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
-    CHANNEL_MISSING = ("skipped", False, "Its study lacks another input that the model needs")
-    IMPLAUSIBLE = ("failed", False, "The model's card refuses such a scan: see the detail")
+    CHANNEL_MISSING = ("skipped", False, "The study lacks a further input that the model requires")
+    IMPLAUSIBLE = ("failed", False, "The model card excludes such a scan: see the detail")
     NOT_FINITE = (
         "failed",
         False,
-        "Numbers overflow or are none: check the model's weights, and the scan's intensities",
+        "Values overflow or are NaN: check the model's weights and the scan's intensities",
     )
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------
-    WORKFLOW = ("failed", False, "Correct the workflow at the lines that are named")
-    WORKFLOW_UNKNOWN = ("failed", False, "Name a YAML or JSON file, or a workflow that ships")
-    NOT_SELECTED = ("skipped", False, "The workflow's selection leaves it out")
-    LOCKED = ("failed", True, "Another run holds this output folder: wait for it")
+    WORKFLOW = ("failed", False, "Correct the workflow at the given lines")
+    WORKFLOW_UNKNOWN = ("failed", False, "Give a YAML or JSON file, or the name of a shipped workflow")
+    NOT_SELECTED = ("skipped", False, "The workflow's selection excludes it")
+    LOCKED = ("failed", True, "Another run uses this output folder: wait for it to end")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
     WORKER_LOST = (
         "failed",
@@ -153,42 +152,42 @@ class Reason(Enum):
     OUT_OF_MEMORY = (
         "failed",
         True,
-        "Raise the limit, use more memory, or crop the scan",
+        "Raise the limit, use a machine with more memory, or crop the scan",
     )
     DEVICE_UNAVAILABLE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
     ENVIRONMENT = (
         "failed",
         True,
-        "The machine or its settings are at fault, no scan: see `scanloom doctor`",
+        "A fault of the machine or its settings, not of a scan: see `scanloom doctor`",
     )
-    CASE_TIMEOUT = ("failed", False, "Give a case more time, or leave this scan out")
-    CRASHED = ("failed", False, "It brings its process down, even alone: please report it")
-    WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
+    CASE_TIMEOUT = ("failed", False, "Raise the time limit, or exclude this scan")
+    CRASHED = ("failed", False, "The case crashed its worker process even when run alone: please report it")
+    WRITE_MISMATCH = ("failed", True, "The written files differ from the result: please report it")
     SCRATCH_FULL = (
         "failed",
         True,
-        "Make room in the folder for temporary files, or name another one by TMPDIR",
+        "Free space in the folder for temporary files, or set TMPDIR to another one",
     )
-    DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
-    OUTPUT_UNWRITABLE = ("failed", True, "Check that the folder is there and can be written")
+    DISK_FULL = ("failed", True, "Free space on the output disk, then run it again")
+    OUTPUT_UNWRITABLE = ("failed", True, "Check that the folder exists and is writable")
     KEY_MISMATCH = (
         "failed",
         False,
         "This output folder belongs to another key: give it with --key",
     )
-    RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; take its folder away, or --replace")
-    STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
-    INTERNAL = ("failed", True, "A fault of scanloom: run with --debug and report it")
+    RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; remove its folder, or use --replace")
+    STALE = ("failed", False, "A result of another recipe exists: use --replace or another --out")
+    INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 
 
 @unique
 class Flag(Enum):
-    """What was done, or what is odd, and must be known with the result."""
+    """A caveat that belongs to a result: a correction, an assumption, an oddity of the scan."""
 
     text: str
 
     def __new__(cls, text: str) -> Self:
-        """Give each member a value of its own: the number of its line."""
+        """Number the members."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.text = text
@@ -201,33 +200,33 @@ class Flag(Enum):
 
     # --- of a case -----------------------------------------------------------------------------
     SHEARED = (
-        "The slices are sheared (gantry tilt); a rectangular copy is written beside the result"
+        "The slices are sheared (gantry tilt); a rectangular copy is written next to the result"
     )
-    MODALITY_UNKNOWN = "The file does not say its modality; it was taken to be the model's"
-    HU_IMPLAUSIBLE = "The intensities are unlike those of the scans the model was made for"
-    SPACING_IMPLAUSIBLE = "The voxel spacing lies outside the range the model was made for"
-    FOV_IMPLAUSIBLE = "The field of view lies outside the range the model was made for"
-    ORIENTATION_GIVEN = "The file does not say its orientation; it was given by the caller"
+    MODALITY_UNKNOWN = "The file does not state its modality; the model's was assumed"
+    HU_IMPLAUSIBLE = "The intensities are unlike those of the scans that the model was trained on"
+    SPACING_IMPLAUSIBLE = "The voxel spacing is outside the model's range"
+    FOV_IMPLAUSIBLE = "The field of view is outside the model's range"
+    ORIENTATION_GIVEN = "The file does not state its orientation; the one given was used"
     FORMS_DISAGREE = "sform and qform of the NIfTI differ; the sform was used"
-    AFFINE_ROUNDED = "The directions were not quite orthogonal (rounding) and were made so"
+    AFFINE_ROUNDED = "The axes were not exactly orthogonal (rounding) and were corrected"
     ATTRIBUTES_CONTRADICT = "Header values contradict the slice positions; the positions were used"
     POSITIONS_ROUNDED = (
-        "Slice positions are rounded in the headers; the regular stack that fits them was used"
+        "Slice positions are rounded in the headers; the best-fitting regular stack was used"
     )
     FRAMES_OF_REFERENCE = (
-        "Each slice has a frame of reference of its own; their positions were taken to be in one"
+        "Each slice has its own frame of reference; positions were assumed to share one"
     )
-    GAPS_INTERPOLATED = "Missing slices were filled in from those around them, as was asked for"
-    SLICES_SET_ASIDE = "A few slices that cross the others, as localisers do, were left out"
-    OUTDATED = "A later attempt to make this result anew failed; this is the earlier one"
-    FILES_LOST = "Files beside its slices can't be read: slices at its ends may be missing"
-    DUPLICATES_DROPPED = "Slices that were there twice, identical, were used once"
+    GAPS_INTERPOLATED = "Missing slices were interpolated from their neighbours, as requested"
+    SLICES_SET_ASIDE = "A few slices that cross the others, such as localisers, were excluded"
+    OUTDATED = "A later attempt to replace this result failed; this is the earlier one"
+    FILES_LOST = "Files next to its slices are unreadable: slices at its ends may be missing"
+    DUPLICATES_DROPPED = "Identical duplicates of slices were dropped"
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
-    NAN_PADDED = "Voxels that were no numbers (NaN) took the padding value, as was asked for"
-    VALUES_ROUNDED = "Whole numbers beyond 16777216 are rounded: networks compute in float32"
-    BURNED_IN = "The image says that it has identifying text burned in; no picture was made"
-    HALF_OVERFLOWED = "Half precision overflowed on it; the network ran in float32"
-    SEG_NOT_POSSIBLE = "The source lacks what DICOM SEG must refer to; no DICOM SEG was written"
+    NAN_PADDED = "NaN voxels were replaced by the padding value, as requested"
+    VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
+    BURNED_IN = "The header reports burned-in identifying text; no preview was made"
+    HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
+    SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
     # --- of a structure ------------------------------------------------------------------------
-    TOUCHES_BORDER = "It reaches the border of the scan, so its volume is a part"
-    EMPTY = "No voxel of it was found"
+    TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"
+    EMPTY = "It has no voxels"

@@ -1,4 +1,4 @@
-"""Memory that nobody else may see: it holds the key of all ids, and the words of headers."""
+"""Keep process memory private: it holds the key of all ids, and header text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def keep_memory_private() -> None:
-    """Let no core of this process be written, and no other process of the user look into it.
+    """Disable core dumps of this process, and access to its memory by other processes of the user.
 
-    A core is refused twice: its limit is 0, which systems that pipe cores to a program pass over,
-    and the process is not dumpable (core(5), proc(5)). Children get the limit; each asks for the
-    rest itself.
+    Two measures are needed: a core size limit of 0, which systems that pipe cores to a program
+    ignore, and a process that is not dumpable (core(5), proc(5)). Children inherit only the limit.
     """
     if sys.platform != "linux":
         return

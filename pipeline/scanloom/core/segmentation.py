@@ -1,4 +1,4 @@
-"""What a predictor gives: `Segmentation`, label maps of named structures on the scan's grid."""
+"""`Segmentation`: label maps of named structures on the scan's grid, as a predictor returns it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Color = tuple[int, int, int]
 
 
 def is_slug(text: str) -> bool:
-    """Whether `text` can be a label or model name: a-z, 0-9, with _ or - between."""
+    """Return whether `text` is a valid label or model name: a-z, 0-9, with _ or - between."""
     return len(text) <= 64 and _SLUG.fullmatch(text) is not None
 
 
@@ -32,17 +32,17 @@ class Code:
 
 @dataclass(frozen=True)
 class Structure:
-    """One thing that a model segments.
+    """An anatomical structure, or finding, that a model segments.
 
     Parameters
     ----------
     label : str
-        Its slug, unique in a segmentation: "kidney_left".
+        Slug, unique in a segmentation: "kidney_left".
     number : int
-        Its value in the label maps and its DICOM segment number, 1 or more, unique in a
-        segmentation; never changes with what is asked for.
+        Value in the label maps and DICOM segment number, at least 1, unique in a segmentation and
+        independent of the selected structures.
     name : str
-        For people: "Left kidney".
+        Display name: "Left kidney".
     category, type : Code
         SegmentedPropertyCategory and SegmentedPropertyType (DICOM PS3.16 CID 7150, 7151).
     laterality : Code or None
@@ -80,7 +80,7 @@ class Layer:
     labels : (I, J, K) uint8 or uint16 array
         0, or the number of a structure; I fastest in memory.
     structures : tuple of Structure
-        Those that may stand in it, whether they were found or not.
+        The structures that the layer may contain, present or not.
     """
 
     labels: NDArray[Any]
@@ -102,24 +102,24 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:
-    """The label maps that one model gave for one scan, on the scan's own grid.
+    """Label maps of one model for one scan, on the scan's own grid.
 
-    Structures that overlap stand in different layers.
+    Structures that overlap are in different layers.
 
     Parameters
     ----------
     model : str
-        Its name.
+        Name of the model.
     layers : tuple of Layer
-        All on `grid`.
+        At least one, all on `grid`.
     grid : Grid
-        The scan's own.
+        The scan's grid.
     version : str
-        Of the model; empty where it has none.
+        Version of the model; may be empty.
     device, precision : str
-        Where this scan's network ran and in which numbers; empty where the model does not say.
+        Device and numeric precision of the network; empty if unknown.
     flags : tuple of Flag
-        What must be known of how it was made.
+        Caveats of the prediction.
     """
 
     model: str
@@ -138,10 +138,10 @@ class Segmentation:
         for layer in self.layers:
             if layer.labels.shape != self.grid.shape:
                 raise ValueError(f"layer {layer.labels.shape} does not fit grid {self.grid.shape}")
-        for what in ("label", "number"):
-            values = [getattr(s, what) for s in self.structures]
+        for field in ("label", "number"):
+            values = [getattr(s, field) for s in self.structures]
             if len(set(values)) != len(values):
-                raise ValueError(f"each structure has a {what} of its own, got {values}")
+                raise ValueError(f"the {field} of each structure must be unique, got {values}")
 
     @property
     def structures(self) -> tuple[Structure, ...]:

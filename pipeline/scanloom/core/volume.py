@@ -1,4 +1,4 @@
-"""What a reader gives: `Volume`, one channel of a scan on its grid."""
+"""`Volume`: one channel of a scan on its grid, as a reader returns it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scanloom.core.reasons import Flag
 
 Unit = Literal["HU", "a.u.", "unknown"]
 MODALITIES = ("CT", "MR", "PT", "NM")
-"""The modalities (DICOM PS3.3 C.7.3.1.1.1) that are told apart; anything else is unknown (None)."""
+"""Supported modalities (DICOM PS3.3 C.7.3.1.1.1); any other is unknown (None)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,18 +25,17 @@ class Volume:
     array : (I, J, K) array
         Values after rescale, I fastest in memory (Fortran order), integer or floating.
     grid : Grid
-        Where the voxels lie.
+        Shape and affine.
     unit : "HU", "a.u." or "unknown"
-        HU only where the source says so.
+        HU only if the source states it.
     modality : str or None
-        One of `MODALITIES`; None where the source does not say.
+        One of `MODALITIES`; None if the source does not state it.
     padding : float or None
-        The value that stands outside the scanner's field of view. Networks see it, statistics
-        leave it out.
+        Value of voxels outside the scanner's field of view. Networks see it, statistics skip it.
     flags : tuple of Flag
-        What the reader had to do or to believe.
+        Corrections and assumptions of the reader.
     padding_limit : float or None
-        The other end of the range, where padding is a range of values.
+        The other end of the range if padding is a range of values.
     """
 
     array: NDArray[np.generic]
@@ -59,7 +58,7 @@ class Volume:
         object.__setattr__(self, "array", array)
 
     def is_padding(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return which values are padding, an array of the same shape."""
+        """Return a mask, of the same shape, of the values that are padding."""
         if self.padding is None:
             return np.zeros(values.shape, np.bool_)
         if self.padding_limit is None:

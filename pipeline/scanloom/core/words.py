@@ -1,4 +1,4 @@
-"""Words that messages are made of."""
+"""Text of messages: escaping, sizes, spelling suggestions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Iterable
 from typing import Final
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode's categories of what steers a terminal or the order of letters, or has no shape."""
+"""Unicode categories of characters that control a terminal or text direction, or are invisible."""
 _JOINERS: Final = frozenset("\u200c\u200d")
-"""Of those, what the spelling of Persian and of Indian languages needs."""
+"""Invisible characters that Persian and Indic spelling need; they are not escaped."""
 
 
 def printable(text: str) -> str:
-    r"""Return foreign text as it may reach a terminal: what has no shape of its own is escaped.
+    r"""Return foreign text with invisible and control characters escaped, without line breaks.
 
-    Control characters (ESC and those of C1 too), marks that turn the direction of writing, line
-    and paragraph separators and bytes of a path that are no UTF-8 become escapes such as
-    ``\x1b``, ``\u202e`` and ``\udcff``. It has no line breaks.
+    Control characters (ESC and C1 included), bidirectional marks, line and paragraph separators
+    and path bytes that are not UTF-8 become escapes such as ``\x1b``, ``\u202e``, ``\udcff``.
     """
     if text.isprintable():
         return text
@@ -31,17 +30,17 @@ def _escaped(character: str) -> str:
 
 
 def byte_words(count: int) -> str:
-    """Return a number of bytes in the unit that fits it."""
+    """Return a number of bytes with a binary unit: "1.5 GiB"."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.4g} {unit}"
     return f"{count} bytes"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the question whether the nearest known word was meant, if any, and all of them."""
-    words = list(known)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    near = {k.lower(): k for k in words}.get(word.lower()) or (close[0] if close else None)
-    listed = f"expected one of {', '.join(words)}"
-    return f"did you mean {near}? {listed}" if near else listed
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a suggestion for a misspelt name and the list of known names, as one sentence."""
+    names = list(known)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    best = {k.lower(): k for k in names}.get(name.lower()) or (matches[0] if matches else None)
+    expected = f"expected one of {', '.join(names)}"
+    return f"did you mean {best}? {expected}" if best else expected
