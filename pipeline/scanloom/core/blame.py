@@ -16,7 +16,7 @@ _NO_MEMORY = (
     "bad_alloc",
     "failed to map segment",  # the dynamic loader, for a shared library
 )
-"""Fragments of out-of-memory messages by torch, oneDNN and the loader, which raise generic types."""
+"""Fragments of out-of-memory messages of torch, oneDNN and the loader."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 _MISSING_RESOURCES = {
     "tempfile": "there is no folder for temporary files (TMPDIR)",
@@ -29,10 +29,10 @@ _MISSING_RESOURCES = {
 
 
 def blame(error: BaseException) -> ScanError:
-    """Return what may be said of an error: our own words, or else no more than whose fault it is.
+    """Return a ScanError for any exception, without text from foreign exceptions.
 
-    OUT_OF_MEMORY, DEVICE_UNAVAILABLE and ENVIRONMENT say nothing of the scan, INTERNAL nothing at
-    all.
+    OUT_OF_MEMORY, DEVICE_UNAVAILABLE and ENVIRONMENT are faults of the machine, not of the scan.
+    INTERNAL carries only the name of the exception type.
     """
     if isinstance(error, ScanError):
         return error

@@ -25,7 +25,7 @@ class Reason(Enum):
     advice: str
 
     def __new__(cls, outcome: Outcome, retry: bool, advice: str) -> Self:
-        """Number the members, since several may share their fields."""
+        """Give each member a number, since their fields may be equal."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.outcome, member.retry, member.advice = outcome, retry, advice
@@ -57,13 +57,17 @@ class Reason(Enum):
     NESTED_ARCHIVE = (
         "skipped",
         False,
-        "An archive inside another or a folder: use --archives, or name it",
+        "An archive in a folder or another archive: use --archives or its path",
     )
     LOCALIZER = ("skipped", False, "A localiser is not a volume: choose the scan itself")
     SECONDARY_CAPTURE = ("skipped", False, "A secondary capture has no geometry: use the original")
     PROJECTION = ("skipped", False, "A projection is not a volume: use a CT or MR series")
     COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
-    DERIVED = ("skipped", False, "Computed from other slices: use these, or select it with --series")
+    DERIVED = (
+        "skipped",
+        False,
+        "Computed from other slices: use those, or select it with --series",
+    )
     MOSAIC = ("failed", False, "Its tiles have no positions: export it again with private data")
     FOUR_D = ("ambiguous", False, "Choose one volume with --phase")
     PHASES = ("ambiguous", False, "Several volumes share this series: choose one with --phase")
@@ -111,7 +115,7 @@ class Reason(Enum):
     DECODE_TIMEOUT = (
         "failed",
         True,
-        "Its data are damaged, or the machine is too busy: run it again",
+        "The data are damaged, or the machine is busy: run it again",
     )
     DECODER = ("failed", False, "No decoder for this compression: see `scanloom doctor`")
     PIXEL_TYPE = ("failed", False, "The voxels are not scalar numbers: convert it to a grey image")
@@ -120,7 +124,11 @@ class Reason(Enum):
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or give a bundle's folder")
     MODEL_DAMAGED = ("failed", False, "The bundle is incomplete or damaged: copy it again")
-    MODEL_UNSUPPORTED = ("failed", False, "The model uses a feature that a model card can't express")
+    MODEL_UNSUPPORTED = (
+        "failed",
+        False,
+        "The model uses a feature that a model card can't express",
+    )
     MODEL_UNSAFE = ("failed", False, "A bundle may contain only data, not code")
     MODEL_NETWORK = ("failed", False, "Use a bundle with one of the networks that the docs list")
     MODEL_HASH = ("failed", False, "The weights do not match the card's checksum: get them again")
@@ -139,14 +147,18 @@ class Reason(Enum):
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------
     WORKFLOW = ("failed", False, "Correct the workflow at the given lines")
-    WORKFLOW_UNKNOWN = ("failed", False, "Give a YAML or JSON file, or the name of a shipped workflow")
+    WORKFLOW_UNKNOWN = (
+        "failed",
+        False,
+        "Give a YAML or JSON file, or the name of a shipped workflow",
+    )
     NOT_SELECTED = ("skipped", False, "The workflow's selection excludes it")
     LOCKED = ("failed", True, "Another run uses this output folder: wait for it to end")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
     WORKER_LOST = (
         "failed",
         True,
-        "Its workers were lost again and again: see the cluster's own log",
+        "Its workers were lost repeatedly: see the cluster's own log",
     )
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
@@ -161,7 +173,11 @@ class Reason(Enum):
         "A fault of the machine or its settings, not of a scan: see `scanloom doctor`",
     )
     CASE_TIMEOUT = ("failed", False, "Raise the time limit, or exclude this scan")
-    CRASHED = ("failed", False, "The case crashed its worker process even when run alone: please report it")
+    CRASHED = (
+        "failed",
+        False,
+        "The case crashed its worker process even when run alone: please report it",
+    )
     WRITE_MISMATCH = ("failed", True, "The written files differ from the result: please report it")
     SCRATCH_FULL = (
         "failed",
@@ -173,7 +189,7 @@ class Reason(Enum):
     KEY_MISMATCH = (
         "failed",
         False,
-        "This output folder belongs to another key: give it with --key",
+        "This output folder was made with another key: use that one with --key",
     )
     RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; remove its folder, or use --replace")
     STALE = ("failed", False, "A result of another recipe exists: use --replace or another --out")
@@ -187,7 +203,7 @@ class Flag(Enum):
     text: str
 
     def __new__(cls, text: str) -> Self:
-        """Number the members."""
+        """Give each member a number."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.text = text
