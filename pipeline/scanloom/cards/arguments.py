@@ -1,4 +1,4 @@
-"""The arguments of one component of a config, taken one by one; what is left over is refused."""
+"""Arguments of a config component, consumed one by one; any argument left over is refused."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ T = TypeVar("T")
 class Arguments:
     """Arguments of a component, by name.
 
-    MONAI's dictionary transforms take a value for each key: with one key, a list of one value
-    means that value. The words "True" and "true" occur in real bundles and mean True.
+    MONAI's dictionary transforms take a value for each key: with a single key, a list of one value
+    means that value. The strings "True" and "true" occur in real bundles and mean True.
 
     Raises
     ------
     ScanError
-        MODEL_UNSUPPORTED, naming the component and the argument, whenever a value has another form
-        than is asked for.
+        MODEL_UNSUPPORTED, naming component and argument, if a value has an unexpected type.
     """
 
     def __init__(self, component: Component) -> None:
         self.name = component.target.rsplit(".", 1)[-1]
-        self._left = dict(component.args)
+        self._remaining = dict(component.args)
 
     def take(self, name: str, default: Any = None) -> Any:
         """Return an argument as it is."""
-        return self._left.pop(name, default)
+        return self._remaining.pop(name, default)
 
     def ignore(self, *names: str) -> None:
-        """Leave out arguments that can't change a label."""
+        """Discard arguments that can't change a label."""
         for name in names:
-            self._left.pop(name, None)
+            self._remaining.pop(name, None)
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Accept an argument at nothing but a value that means what a card means."""
-        if name in self._left:
-            value = _one(self.take(name))
+        """Accept an argument only with an allowed value: a card can't express others."""
+        if name in self._remaining:
+            value = _unwrapped(self.take(name))
             if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
                 raise self.refused(name, value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a truth value."""
-        value = _one(self.take(name, default))
+        """Return a boolean."""
+        value = _unwrapped(self.take(name, default))
         if value in ("True", "true"):
             return True
         if not isinstance(value, bool):
@@ -55,17 +54,17 @@ class Arguments:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a finite number, which must be there if it has no default."""
-        return self.number_of(name, _one(self.take(name, default)))
+        """Return a finite number; required if it has no default."""
+        return self.number_of(name, _unwrapped(self.take(name, default)))
 
     def number_or_none(self, name: str) -> float | None:
-        """Return a finite number, or None where there is none."""
-        value = _one(self.take(name))
+        """Return a finite number, or None if the argument is missing."""
+        value = _unwrapped(self.take(name))
         return None if value is None else self.number_of(name, value)
 
     def whole_or_none(self, name: str) -> int | None:
-        """Return a whole number of at least 1, or None where there is none."""
-        value = _one(self.take(name))
+        """Return an integer of at least 1, or None if the argument is missing."""
+        value = _unwrapped(self.take(name))
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise self.refused(name, value)
         return None if value is None else int(value)
@@ -77,7 +76,7 @@ class Arguments:
         return float(value)
 
     def same(self, name: str, default: float) -> float:
-        """Return a number that may also be given for each axis, if it is the same for all."""
+        """Return a number; a list of equal numbers, one for each axis, is accepted too."""
         value = self.take(name, default)
         values = value if isinstance(value, list) else [value]
         if not values or not all(is_number(v) and v == values[0] for v in values):
@@ -85,22 +84,22 @@ class Arguments:
         return float(values[0])
 
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
-        """Return what a word stands for."""
-        value = _one(self.take(name, default))
+        """Return the value that `choices` has for a string."""
+        value = _unwrapped(self.take(name, default))
         if not isinstance(value, str) or value not in choices:
             raise self.refused(name, value)
         return choices[value]
 
     def floating(self, name: str) -> None:
-        """Accept a floating type of at least 32 bits, or none: the network sees float32 anyway."""
-        value = _one(self.take(name))
+        """Accept a floating-point dtype of at least 32 bits, or none: the network gets float32."""
+        value = _unwrapped(self.take(name))
         text = value.text if isinstance(value, Name) else value
         if text not in (None, "float", "float32", "float64", "double"):
             raise self.refused(name, value)
 
     def done(self) -> None:
-        """Refuse what was not taken: it might change a label."""
-        for name, value in self._left.items():
+        """Refuse arguments that were not consumed: they might change a label."""
+        for name, value in self._remaining.items():
             raise self.refused(name, value)
 
     def refused(self, name: str, value: Any) -> ScanError:
@@ -111,12 +110,12 @@ class Arguments:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number and no truth value."""
+    """Return whether `value` is a finite number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def describe(value: Any) -> str:
-    """Return a bundle's value for quoting, never long."""
+    """Return a short text for a bundle's value, for messages."""
     if isinstance(value, Name):
         return short(value.text)
     if isinstance(value, Component):
@@ -129,5 +128,6 @@ def describe(value: Any) -> str:
     return short(repr(value), 60)
 
 
-def _one(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
+    """Return the value of a list of one, any other value as it is."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

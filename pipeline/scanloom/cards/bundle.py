@@ -1,9 +1,8 @@
-"""A MONAI bundle read as a `ModelCard`: its files are data, nothing in them is run."""
+"""Read a MONAI bundle as a `ModelCard`: its files are data, and no code in them runs."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -20,11 +19,11 @@ from scanloom.cards.postprocessing import read_postprocessing
 from scanloom.cards.preprocessing import read_preprocessing
 from scanloom.cards.structures import read_structures
 from scanloom.cards.targets import NETWORKS, canonical, judge, judge_network
-from scanloom.core import Reason, ScanError, byte_words
+from scanloom.core import Reason, ScanError, byte_words, slug
 
 _CONFIGS: Final = ("inference.json", "inference.yaml", "inference.yml")
 MAX_WEIGHTS: Final = 4 << 30
-"""Largest file of weights; the largest of MONAI's model zoo has some 300 MB."""
+"""Largest weights file; the largest in MONAI's model zoo has about 300 MB."""
 _MODALITIES: Final[Mapping[str, str]] = {
     "CT": "CT",
     "MR": "MR",
@@ -36,7 +35,12 @@ _MODALITIES: Final[Mapping[str, str]] = {
 }
 _MAX_DIGITS: Final = 40
 _MAX_PLAIN: Final = 10_000
-"""Values in a network's arguments; MONAI's model zoo has at most 40."""
+"""Largest number of values in a network's arguments; MONAI's model zoo has at most 40."""
+
+
+def is_bundle(folder: Path) -> bool:
+    """Return whether a folder has the layout of a MONAI bundle: a folder `configs`."""
+    return (folder / "configs").is_dir()
 
 
 def read_bundle(folder: Path) -> ModelCard:
@@ -45,16 +49,16 @@ def read_bundle(folder: Path) -> ModelCard:
     Parameters
     ----------
     folder : Path
-        Holds `configs/metadata.json`, `configs/inference.json` (or `.yaml`) and `models/`.
+        Contains `configs/metadata.json`, `configs/inference.json` (or `.yaml`) and `models/`.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED where a file or entry is missing or files contradict each other; MODEL_UNSAFE
-        where code would have to run, a file is a link out of the bundle, or the weights would grow
-        beyond measure when they are read; MODEL_NETWORK where its network is not on the list;
-        MODEL_UNSUPPORTED where a card can't express it; MODEL_HASH where the weights are not those
-        that the metadata pins.
+        MODEL_DAMAGED if a file or entry is missing or files contradict each other; MODEL_UNSAFE
+        if code would have to run, a file is a link out of the bundle, or the weights would expand
+        excessively when read; MODEL_NETWORK if the network is not on the allow-list;
+        MODEL_UNSUPPORTED if a card can't express the bundle; MODEL_HASH if the weights do not have
+        the SHA-256 in the metadata.
     """
     metadata = read_metadata(folder)
     entries = {**_read_config(folder), "bundle_root": "."}
@@ -96,83 +100,84 @@ def read_bundle(folder: Path) -> ModelCard:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """Return the entries of the inference config, as they stand there."""
+    """Return the raw entries of the inference config."""
     names = [f"configs/{name}" for name in _CONFIGS]
     name = next((name for name in names if find_file(folder, name) is not None), None)
     if name is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"there is no configs/{' or '.join(_CONFIGS)}")
+        raise ScanError(Reason.MODEL_DAMAGED, f"configs/{' or '.join(_CONFIGS)} is missing")
     if name.endswith(".json"):
         entries = read_json(folder, name)
     else:
         try:
-            entries = yaml.load(read_text(folder, name), Loader=_Loader)  # noqa: S506 a safe one
+            entries = yaml.load(read_text(folder, name), Loader=_Loader)  # noqa: S506 a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as exc:
-            raise ScanError(Reason.MODEL_DAMAGED, f"{name} is no YAML") from exc
+            raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid YAML") from exc
     if not isinstance(entries, dict):
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} holds no entries")
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not a mapping")
     return {str(key): value for key, value in entries.items()}
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without what grows: merge keys, and numbers to the base 60."""
+    """PyYAML's safe loader without merge keys and long numbers, which expand when loaded."""
 
     def construct_scalar(self, node: Any) -> Any:
-        """Refuse numbers that take long to work out."""
+        """Refuse numbers with many digits, which are slow to convert."""
         number = node.tag.rpartition(":")[2] in ("int", "float")
         if number and len(node.value) > _MAX_DIGITS:
             raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number of {len(node.value)} digits")
         return super().construct_scalar(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse what would be merged."""
+        """Refuse merge keys."""
         if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-            raise ScanError(Reason.MODEL_UNSUPPORTED, "its config merges entries (<<)")
+            raise ScanError(Reason.MODEL_UNSUPPORTED, "the config uses YAML merge keys (<<)")
         super().flatten_mapping(node)
 
 
 def _network(config: Config) -> NetworkSpec:
-    """Return the network that `network` and `network_def` both name."""
-    named = [config.get(key) for key in ("network_def", "network") if key in config]
-    if not named:
+    """Return the network that `network_def` and `network` refer to."""
+    networks = [config.get(key) for key in ("network_def", "network") if key in config]
+    if not networks:
         raise ScanError(Reason.MODEL_DAMAGED, "the config has no network_def")
-    if not isinstance(named[0], Component) or any(other is not named[0] for other in named):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(named[-1])}")
-    name = canonical(named[0].target)[1]
-    args = {key: arg for key, arg in named[0].args.items() if key not in NETWORKS[name]}
-    left = [_MAX_PLAIN]
+    if not isinstance(networks[0], Component) or any(spec is not networks[0] for spec in networks):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(networks[-1])}")
+    name = canonical(networks[0].target)[1]
+    args = {key: arg for key, arg in networks[0].args.items() if key not in NETWORKS[name]}
+    budget = [_MAX_PLAIN]
     for key, arg in args.items():
-        _plain(arg, f"{name}({short(str(key))}=...)", left)
+        _plain(arg, f"{name}({short(str(key))}=...)", budget)
     if args.get("spatial_dims", 3) != 3:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{name} of {args['spatial_dims']} dimensions")
     return NetworkSpec(name, args)
 
 
 def _evaluator(config: Config) -> None:
-    """Refuse a runner that uses other parts than those that are read."""
+    """Refuse an evaluator that does not use `network`, `inferer` and `postprocessing`."""
     runner = config.raw("evaluator")
     for key in ("network", "inferer", "postprocessing"):
-        used = runner.get(key) if isinstance(runner, dict) else None
-        if used is not None and used not in (f"@{key}", f"$@{key}", "@network_def"):
+        reference = runner.get(key) if isinstance(runner, dict) else None
+        if reference is not None and reference not in (f"@{key}", f"$@{key}", "@network_def"):
             raise ScanError(
-                Reason.MODEL_UNSUPPORTED, f"the evaluator's {key} is {describe(used)}, not @{key}"
+                Reason.MODEL_UNSUPPORTED,
+                f"the evaluator's {key} is {describe(reference)}, not @{key}",
             )
 
 
-def _plain(value: Any, where: str, left: list[int]) -> None:
-    """Refuse what is no plain data, or too much of it."""
-    left[0] -= 1
-    if left[0] < 0:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{where} has more than {_MAX_PLAIN} values")
+def _plain(value: Any, location: str, budget: list[int]) -> None:
+    """Refuse values that are not plain data, and more than `_MAX_PLAIN` of them."""
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{location} has more than {_MAX_PLAIN} values")
     if isinstance(value, Name | Component):
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{where} is {describe(value)}")
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{location} is {describe(value)}")
     if isinstance(value, dict):
         value = list(value.values())
     for item in value if isinstance(value, list) else ():
-        _plain(item, where, left)
+        _plain(item, location, budget)
 
 
 def _channels(metadata: Metadata, network: NetworkSpec) -> tuple[Channel, ...]:
-    """Return the input channels: all of one modality, as MONAI's metadata has it."""
+    """Return the input channels; MONAI's metadata has one modality for all."""
     inputs = metadata.network_data_format.inputs
     if len(inputs) != 1:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network has {len(inputs)} inputs")
@@ -184,14 +189,14 @@ def _channels(metadata: Metadata, network: NetworkSpec) -> tuple[Channel, ...]:
         raise ScanError(
             Reason.MODEL_DAMAGED,
             f"the network takes {describe(network.args['in_channels'])} channels, the metadata "
-            f"say {image.num_channels}",
+            f"declares {image.num_channels}",
         )
     names = [image.channel_def.get(str(n), f"channel {n}") for n in range(image.num_channels)]
     return tuple(Channel(name, modality) for name in names)
 
 
 def _output(metadata: Metadata, network: NetworkSpec) -> TensorFormat:
-    """Return the output that holds the scores."""
+    """Return the output with the scores."""
     outputs = metadata.network_data_format.outputs
     pred = outputs.get("pred", next(iter(outputs.values())) if len(outputs) == 1 else None)
     if pred is None:
@@ -200,8 +205,8 @@ def _output(metadata: Metadata, network: NetworkSpec) -> TensorFormat:
         if network.args.get(key, pred.num_channels) != pred.num_channels:
             raise ScanError(
                 Reason.MODEL_DAMAGED,
-                f"the network gives {describe(network.args[key])} channels, the metadata say "
-                f"{pred.num_channels}",
+                f"the network has {describe(network.args[key])} output channels, the metadata "
+                f"declares {pred.num_channels}",
             )
     return pred
 
@@ -218,18 +223,19 @@ def _checks(metadata: Metadata) -> Checks:
 
 
 def _weights(folder: Path, config: Config, pinned: str | None) -> Weights:
-    """Find the file with the weights and take its SHA-256."""
-    named, key = _checkpoint(config)
-    path = PurePosixPath(named or "models/model.pt")
+    """Find the weights file and compute its SHA-256."""
+    listed, key = _checkpoint(config)
+    path = PurePosixPath(listed or "models/model.pt")
     if path.is_absolute() or ".." in path.parts:
-        raise ScanError(Reason.MODEL_UNSAFE, f"the weights {short(str(path))} lie outside it")
+        detail = f"the weights {short(str(path))} are outside the bundle"
+        raise ScanError(Reason.MODEL_UNSAFE, detail)
     file = find_file(folder, str(path))
     if file is None and path.name:
         file = find_file(folder, str(path.with_suffix(".safetensors")))
     if file is None:
         raise ScanError(Reason.MODEL_DAMAGED, f"the weights {short(str(path))} are missing")
     if file.suffix not in (".pt", ".pth", ".safetensors"):
-        raise ScanError(Reason.MODEL_UNSAFE, f"{short(str(path))} is a program, no state dict")
+        raise ScanError(Reason.MODEL_UNSAFE, f"{short(str(path))} is not a state dict")
     try:
         sha256 = _digest(file)
     except OSError as exc:
@@ -241,7 +247,7 @@ def _weights(folder: Path, config: Config, pinned: str | None) -> Weights:
 
 
 def _checkpoint(config: Config) -> tuple[str | None, str | None]:
-    """Return the file that the config loads, and the entry in it, where it says so."""
+    """Return the weights file that the config loads and its key, None for each if not given."""
     loader = config.raw("checkpointloader")
     if isinstance(loader, dict) and "load_path" in loader:
         load_dict = loader.get("load_dict")
@@ -258,10 +264,10 @@ def _checkpoint(config: Config) -> tuple[str | None, str | None]:
 
 
 def _digest(file: Path) -> str:
-    """Return the SHA-256 (hex) of a file of weights that may be opened."""
+    """Return the SHA-256 (hex) of a weights file, after its size and format were checked."""
     with file.open("rb") as stream:
         if file.stat().st_size > MAX_WEIGHTS:
-            detail = f"its weights are larger than {byte_words(MAX_WEIGHTS)}"
+            detail = f"the weights are larger than {byte_words(MAX_WEIGHTS)}"
             raise ScanError(Reason.MODEL_DAMAGED, detail)
         check_archive(stream)
         stream.seek(0)
@@ -269,12 +275,12 @@ def _digest(file: Path) -> str:
 
 
 def _license(folder: Path) -> str:
-    """Return the licence that the bundle's LICENSE file names, "unknown" where it is not known."""
+    """Return the licence (SPDX) that the bundle's LICENSE file names, else "unknown"."""
     for name in ("LICENSE", "docs/license.txt"):
         if find_file(folder, name) is not None:
             text = read_text(folder, name)
-            for words, spdx in (("Apache License", "Apache-2.0"), ("MIT License", "MIT")):
-                if words in text:
+            for phrase, spdx in (("Apache License", "Apache-2.0"), ("MIT License", "MIT")):
+                if phrase in text:
                     return spdx
             return f"see {name.rpartition('/')[2]}"
     return "unknown"
@@ -282,9 +288,4 @@ def _license(folder: Path) -> str:
 
 def _attribution(metadata: Metadata) -> str:
     parts = [metadata.authors, metadata.copyright, metadata.data_source]
-    return ". ".join(part.strip().rstrip(".") for part in parts if part.strip())
-
-
-def slug(text: str) -> str:
-    """Return `text` as a model's name; empty where it has neither letter nor digit."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:64].strip("_")
+    return ". ".join(text.strip().rstrip(".") for text in parts if text.strip())

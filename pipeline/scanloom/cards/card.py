@@ -1,4 +1,4 @@
-"""`ModelCard`: what a trained model needs and gives, as data."""
+"""`ModelCard`: inputs, processing and outputs of a trained model, as data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Channel:
-    """An input channel: which modality it must have."""
+    """An input channel and its required modality."""
 
     name: str
     modality: str
@@ -27,7 +27,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network class by its name on the allow-list, and its arguments (plain data)."""
+    """A network class, named as on the allow-list, with its arguments (plain data)."""
 
     name: str
     args: Mapping[str, Any]
@@ -35,17 +35,17 @@ class NetworkSpec:
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the trained numbers are.
+    """The file with the trained weights.
 
     Parameters
     ----------
     file : Path
         A state dict: `.pt` or `.safetensors`.
     sha256 : str
-        Of the file, as it was found when the card was read (and as the card pins it, if it does).
+        SHA-256 of the file when the card was read; checked against the card's own, if given.
     key : str or None
-        The entry of the file that holds the state dict; None where it is the file itself. A file
-        without that entry is the state dict itself, as with ignite's CheckpointLoader.
+        Entry of the file that holds the state dict; None if the file is the state dict. A file
+        without that entry is taken as the state dict, as in ignite's CheckpointLoader.
     """
 
     file: Path
@@ -60,11 +60,11 @@ class NetworkGrid:
     Parameters
     ----------
     orientation : str or None
-        Axis codes such as "RAS"; None leaves the source's axes.
+        Axis codes such as "RAS"; None keeps the source's axes.
     spacing : (x, y, z) or None
-        mm, in the order of `orientation`; None leaves the source's spacing.
+        In mm, in the order of `orientation`; None keeps the source's spacing.
     mode : "linear" or "nearest"
-        How the scan is resampled.
+        Interpolation of the scan.
     """
 
     orientation: str | None = None
@@ -95,8 +95,8 @@ class ScaleMinMax:
 class Normalize:
     """Subtract and divide, by default the scan's own mean and population standard deviation.
 
-    MONAI NormalizeIntensity: `nonzero` takes and changes only voxels that are not 0; a standard
-    deviation of 0 becomes 1.
+    MONAI NormalizeIntensity: with `nonzero`, only voxels that are not 0 are measured and changed;
+    a standard deviation of 0 is replaced by 1.
     """
 
     subtrahend: float | None = None
@@ -109,22 +109,22 @@ IntensityStep = ScaleRange | ScaleMinMax | Normalize
 
 @dataclass(frozen=True)
 class Window:
-    """How the network is moved over its grid (MONAI SlidingWindowInferer).
+    """Sliding window over the network grid (MONAI SlidingWindowInferer).
 
     Parameters
     ----------
     size : (x, y, z) or None
-        Voxels of the network grid; None shows the network the whole grid at once.
+        Voxels of the network grid; None passes the whole grid at once.
     overlap : float
-        Share of a window that the next one covers again, 0 to below 1.
+        Fraction of a window that the next window overlaps, 0 to below 1.
     blending : "constant" or "gaussian"
-        Weight of a voxel by its place in the window.
+        Weight of a voxel by its position in the window.
     sigma_scale : float
         Standard deviation of the gaussian, in window sizes.
     padding : "constant", "replicate" or "reflect"
-        How a grid smaller than the window is enlarged.
+        Padding of a grid that is smaller than the window.
     padding_value : float
-        For "constant".
+        Value for "constant" padding.
     """
 
     size: tuple[int, int, int] | None
@@ -137,14 +137,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Argmax:
-    """Each voxel gets the class with the largest score; channel n is structure number n."""
+    """Assign each voxel the class with the largest score; channel n is structure number n."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Each channel is a structure of its own, where its score is at least `value`.
+    """Segment each channel separately: voxels with a score of at least `value`.
 
-    Channel n is the structure of number n + 1; structures may overlap.
+    Channel n is structure number n + 1; structures may overlap.
     """
 
     value: float = 0.5
@@ -155,20 +155,20 @@ Decision = Argmax | Threshold
 
 @dataclass(frozen=True)
 class KeepLargest:
-    """Keep the largest connected part(s) of structures (MONAI KeepLargestConnectedComponent).
+    """Keep the largest connected components (MONAI KeepLargestConnectedComponent).
 
     Parameters
     ----------
     numbers : tuple of int
-        Which structures; empty for all.
+        Numbers of the structures; empty for all.
     together : bool
-        Whether they are joined before parts are sought (`independent=False`).
+        Whether the structures are merged before components are found (`independent=False`).
     parts : int
-        How many parts are kept.
+        Number of components to keep.
     connectivity : 6, 18 or 26
         Neighbours that count as connected.
     when : "before" or "after"
-        On the network grid before, or on the source grid after labels are brought back.
+        Before labels are mapped to the source grid (on the network grid), or after.
     """
 
     numbers: tuple[int, ...] = ()
@@ -186,24 +186,24 @@ class Range:
     high: float
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies in it."""
+        """Return whether `value` is in the range."""
         return self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What a scan must be like for the model to be meant for it; None where anything goes.
+    """Plausible ranges of scans for a model; None for no limit.
 
     Parameters
     ----------
     low, high : Range or None
-        Where the 1st and the 99th percentile of the intensities (without padding) must lie.
+        Range of the 1st and of the 99th percentile of the intensities, without padding.
     spacing : Range or None
-        mm, for each axis.
+        Range of the spacing along each axis, mm.
     extent : Range or None
-        mm, the field of view along each patient axis.
+        Range of the field of view along each patient axis, mm.
     refuse : tuple of "intensity", "spacing", "extent"
-        Which of them refuse the scan (IMPLAUSIBLE) and do not only flag it.
+        Checks that refuse a scan (IMPLAUSIBLE) instead of flagging it.
     """
 
     low: Range | None = None
@@ -215,14 +215,14 @@ class Checks:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """All that must be known to run a model and to name what it gives.
+    """A complete description of a model: inputs, network, processing, structures.
 
-    `restore` says how labels come back to the source grid: "scores" are brought back linearly and
-    decided there; "labels" are decided on the network grid and brought back by nearest neighbour.
-    `precisions` are those that were validated: Dice of at least 0.998 a structure against float32.
-    `kernel` is the kind of CT reconstruction it was made for; None where any will do.
-    `air_below` is an intensity of the scan below which nothing but background can lie: windows
-    that hold no voxel as high are not run; None where all are.
+    `restore` selects how labels reach the source grid: "scores" are interpolated linearly and
+    decided there; "labels" are decided on the network grid and mapped by nearest neighbour.
+    `precisions` lists validated precisions: Dice of at least 0.998 a structure against float32.
+    `kernel` is the kind of CT reconstruction that the model was trained on; None for any.
+    `air_below` is an intensity below which voxels are always background: windows without a voxel
+    at or above it are skipped; None skips none.
     """
 
     name: str
@@ -253,10 +253,10 @@ class ModelCard:
         if not is_slug(self.name):
             raise ValueError(f"a model's name is made of a-z, 0-9, _ and -, got {self.name!r}")
         if not self.channels or not self.structures:
-            raise ValueError("a model has at least one input channel and one structure")
+            raise ValueError("a model must have at least one input channel and one structure")
 
     @property
     def n_outputs(self) -> int:
-        """Channels that the network gives: with argmax, background is channel 0."""
+        """Number of output channels of the network; with argmax, channel 0 is background."""
         highest = max(s.number for s in self.structures)
         return highest + 1 if isinstance(self.decision, Argmax) else highest

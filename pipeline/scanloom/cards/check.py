@@ -1,4 +1,4 @@
-"""Whether a scan is one that a model was made for."""
+"""Check a scan against the limits in a model card."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from scanloom.cards.card import Checks, ModelCard, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000
-"""Voxels whose percentiles are taken: enough for 0.1 % in a percentile, a few milliseconds."""
+"""Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
 
 
 def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -> tuple[Flag, ...]:
-    """Judge a scan before a model is run on it.
+    """Check a scan before a model runs on it.
 
     Parameters
     ----------
     volume : Volume
-        The scan; intensities in its own unit, padding left out.
+        The scan; padding is excluded from intensity checks.
     card : ModelCard
-        What the model needs.
+        The model.
     others : sequence of Volume
         Further input channels, in the card's order; only their modality counts.
 
     Returns
     -------
     tuple of Flag
-        MODALITY_UNKNOWN, HU_IMPLAUSIBLE, SPACING_IMPLAUSIBLE, FOV_IMPLAUSIBLE, as they apply.
+        Any of MODALITY_UNKNOWN, HU_IMPLAUSIBLE, SPACING_IMPLAUSIBLE, FOV_IMPLAUSIBLE.
 
     Raises
     ------
     ScanError
-        CHANNELS where the model wants more or fewer; MODALITY where the scan says another modality;
-        IMPLAUSIBLE where a check fails that the card wants refused.
+        CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
+        another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan.
     """
     volumes = (volume, *others)
     if len(card.channels) != len(volumes):
-        detail = f"{card.name} wants {len(card.channels)} input channels, there are {len(volumes)}"
+        detail = f"{card.name} takes {len(card.channels)} input channels, got {len(volumes)}"
         raise ScanError(Reason.CHANNELS, detail)
     flags = []
-    for one, channel in zip(volumes, card.channels, strict=True):
-        if one.modality is None:
+    for channel_volume, channel in zip(volumes, card.channels, strict=True):
+        if channel_volume.modality is None:
             flags.append(Flag.MODALITY_UNKNOWN)
-        elif one.modality != channel.modality:
-            detail = f"{card.name} was made for {channel.modality}, the scan is {one.modality}"
+        elif channel_volume.modality != channel.modality:
+            detail = f"{card.name} is for {channel.modality}, the scan is {channel_volume.modality}"
             raise ScanError(Reason.MODALITY, detail)
     checks = card.checks
     for name, flag, problem in (
@@ -63,9 +63,9 @@ def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -
 
 
 def percentiles(volume: Volume) -> tuple[float, float] | None:
-    """Return the 1st and 99th percentile without padding, None where nothing else is there.
+    """Return the 1st and 99th percentile without padding; None if all voxels are padding.
 
-    Taken of every n-th voxel, at most `MAX_SAMPLES`, so that the same scan gives the same numbers.
+    Computed from every n-th voxel, at most `MAX_SAMPLES`, so that results are reproducible.
     """
     flat = volume.array.reshape(-1, order="F")  # a view: I runs fastest in memory
     sample = flat[:: _stride(volume.grid.shape)]
@@ -78,7 +78,7 @@ def percentiles(volume: Volume) -> tuple[float, float] | None:
 
 
 def _stride(shape: tuple[int, int, int]) -> int:
-    """Return a step that shares no factor with rows and slices: each row and column is met."""
+    """Return a step coprime with the slice size, so that every row and column is sampled."""
     step = max(1, math.ceil(math.prod(shape) / MAX_SAMPLES))
     while math.gcd(step, shape[0] * shape[1]) > 1:
         step += 1
@@ -86,30 +86,32 @@ def _stride(shape: tuple[int, int, int]) -> int:
 
 
 def _intensity(volume: Volume, checks: Checks) -> str | None:
-    """Return what is odd of the intensities, None where nothing is."""
+    """Return a description of implausible intensities, None if they are plausible."""
     if checks.low is None and checks.high is None:
         return None
-    found = percentiles(volume)
-    if found is None:
-        return "there is nothing but padding"
-    for value, wanted, which in zip(found, (checks.low, checks.high), ("1st", "99th"), strict=True):
-        if wanted is not None and not wanted.holds(value):
-            return f"the {which} percentile is {value:.6g}, {_outside(wanted)}"
+    measured = percentiles(volume)
+    if measured is None:
+        return "all voxels are padding"
+    for value, limits, rank in zip(
+        measured, (checks.low, checks.high), ("1st", "99th"), strict=True
+    ):
+        if limits is not None and not limits.holds(value):
+            return f"the {rank} percentile is {value:.6g}, {_outside(limits)}"
     return None
 
 
-def _axes(values: tuple[float, float, float], wanted: Range | None) -> str | None:
-    """Return what is odd of a length along the axes, None where nothing is."""
-    for value in values if wanted is not None else ():
-        # a hair of slack: 5 mm may be stored as 4.9999999
-        if wanted is not None and not (
-            wanted.holds(value)
-            or math.isclose(value, wanted.low, rel_tol=1e-4)
-            or math.isclose(value, wanted.high, rel_tol=1e-4)
+def _axes(values: tuple[float, float, float], limits: Range | None) -> str | None:
+    """Return a description of an implausible length along an axis, None if all are plausible."""
+    for value in values if limits is not None else ():
+        # with tolerance: 5 mm may be stored as 4.9999999
+        if limits is not None and not (
+            limits.holds(value)
+            or math.isclose(value, limits.low, rel_tol=1e-4)
+            or math.isclose(value, limits.high, rel_tol=1e-4)
         ):
-            return f"{value:.4g} mm along an axis, {_outside(wanted)}"
+            return f"{value:.4g} mm along an axis, {_outside(limits)}"
     return None
 
 
-def _outside(wanted: Range) -> str:
-    return f"outside {wanted.low:g} to {wanted.high:g}"
+def _outside(limits: Range) -> str:
+    return f"outside {limits.low:g} to {limits.high:g}"

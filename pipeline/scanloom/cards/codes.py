@@ -1,7 +1,7 @@
-"""Codes and colours of structures by their names.
+"""Codes and colours of structures, looked up by name.
 
-Values and meanings are those of DICOM PS3.16 (CID 7150, 7166, 7192, 7194, 244) as pydicom's
-dictionary has them. A name that is not in the table gets a code that claims nothing: "Tissue".
+Values and meanings are from DICOM PS3.16 (CID 7150, 7166, 7192, 7194, 244), as in pydicom's
+dictionary. A name that is not in the table gets the unspecific code "Tissue".
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _NOISE: Final = frozenset(
 
 @dataclass(frozen=True)
 class Coding:
-    """What a structure is, in codes; `known` is False where its name is in no table."""
+    """DICOM codes of a structure; `known` is False if its name is not in the table."""
 
     category: Code
     type: Code
@@ -187,28 +187,28 @@ class Coding:
 def coding(name: str) -> Coding:
     """Return the codes of a structure by its name, such as "kidney_left" or "Right Kidney".
 
-    The order of words, case, plural and "of" do not matter. Structures of which each side has a
-    code of its own ("left atrium") get no laterality.
+    Word order, case, plural and "of" do not matter. Structures with a separate code for each side
+    ("left atrium") get no laterality.
     """
-    words = _words(name)
-    sides = words & {"left", "right"}
+    terms = _terms(name)
+    sides = terms & {"left", "right"}
     side = None if len(sides) != 1 else LEFT if "left" in sides else RIGHT
-    for spoken, laterality in ((words, None), (words - {"left", "right"}, side)):
-        for key in (spoken, spoken - {"heart"}):
+    for candidate, laterality in ((terms, None), (terms - {"left", "right"}, side)):
+        for key in (candidate, candidate - {"heart"}):
             if key in _TABLE:
                 category, code = _TABLE[key]
                 return Coding(category, code, laterality)
-    for word in (*_ABNORMAL, *_SUBSTANCE):  # "pancreatic tumor", "gas in the bowel"
-        if word in words:
-            category, code = _TABLE[frozenset({word})]
+    for term in (*_ABNORMAL, *_SUBSTANCE):  # "pancreatic tumor", "gas in the bowel"
+        if term in terms:
+            category, code = _TABLE[frozenset({term})]
             return Coding(category, code, side)
     return Coding(ANATOMY, TISSUE, side, known=False)
 
 
 def color(number: int) -> Color:
-    """Return the colour of structure `number`: neighbours differ most, no two are equal.
+    """Return the colour of structure `number`: distinct, and most different from its neighbours.
 
-    Hues follow the golden ratio; saturation and value change every structure and every third.
+    Hues follow the golden ratio; saturation changes with each structure, value with every third.
     """
     hue = (0.02 + (number - 1) * 0.618034) % 1
     saturation = (0.85, 0.55, 0.70)[number % 3]
@@ -217,13 +217,13 @@ def color(number: int) -> Color:
     return red, green, blue
 
 
-def _words(name: str) -> frozenset[str]:
-    """Return the words that say what it is, in their usual form."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    usual = {part for word in words for part in _SAME.get(word, word).split()} - _NOISE
-    if "rib" in usual or "muscle" in usual:
-        usual = {word for word in usual if not word.isdigit()}
-    return frozenset(usual)
+def _terms(name: str) -> frozenset[str]:
+    """Return the normalised terms of a name: lower case, singular, without noise words."""
+    terms = re.findall(r"[a-z0-9]+", name.lower())
+    normalised = {synonym for term in terms for synonym in _SAME.get(term, term).split()} - _NOISE
+    if "rib" in normalised or "muscle" in normalised:
+        normalised = {term for term in normalised if not term.isdigit()}
+    return frozenset(normalised)
 
 
 def _table() -> dict[frozenset[str], tuple[Code, Code]]:

@@ -1,9 +1,8 @@
-"""A MONAI bundle's config read as data: references are followed, nothing is imported or run.
+"""Read a MONAI bundle's config as data: references are followed, nothing is imported or run.
 
-MONAI's own parser hands every ``$expression`` to Python and calls whatever a ``_target_`` names.
-Here an expression is parsed and worked out by a small interpreter that knows a closed list of
-forms; a ``_target_`` is only a name. Only what is asked for is read: what stands in ``imports``,
-``initialize``, ``run`` or ``handlers`` is never looked at.
+MONAI's own parser evaluates every ``$expression`` in Python and calls any ``_target_``. Here, a
+small interpreter evaluates a closed list of expression forms, and a ``_target_`` is only a name.
+Only requested entries are read: ``imports``, ``initialize``, ``run`` and ``handlers`` never are.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from typing import Any, Final
 from scanloom.core import Reason, ScanError, printable
 
 MAX_CHARS: Final = 500
-"""Longest expression that is parsed; the longest needed one of MONAI's model zoo has 104."""
+"""Longest expression that is parsed; MONAI's model zoo needs 104 characters."""
 MAX_DEPTH: Final = 50
-"""Deepest nesting of values, references and expressions together; MONAI's model zoo needs 12."""
+"""Deepest nesting of values, references and expressions combined; MONAI's model zoo needs 12."""
 MAX_STEPS: Final = 50_000
-"""Values that are worked out for one bundle; MONAI's model zoo needs under 400."""
+"""Largest number of values evaluated for one bundle; MONAI's model zoo needs under 400."""
 MAX_LENGTH: Final = 10_000
-"""Longest list or text that an expression may build."""
+"""Longest list or string that an expression may build."""
 MAX_WHOLE: Final = 2**63 - 1
-"""Largest whole number."""
+"""Largest integer."""
 
 _REFERENCE = re.compile(r"@([A-Za-z_]\w*(?:(?:#|::)\w+)*)")
 _MARK: Final = "_reference_"
@@ -37,7 +36,7 @@ _KEYWORDS: Final = ("_target_", "_disabled_", "_desc_", "_mode_", "_requires_")
 
 @dataclass(frozen=True)
 class Name:
-    """Something that Python would know and that is no plain value, such as a dtype or a device."""
+    """A Python object that is not plain data, such as a dtype or a device, by its name."""
 
     text: str
 
@@ -79,10 +78,10 @@ class Config:
     Parameters
     ----------
     entries : mapping
-        As JSON or YAML gave it.
+        As parsed from JSON or YAML.
     judge : callable
-        Told each ``_target_`` before its arguments are read; raises ScanError where it is not on
-        a list, and says whether its arguments matter.
+        Called with each ``_target_`` before its arguments are read. Raises ScanError if the target
+        is not on a list; returns whether its arguments matter.
     """
 
     def __init__(self, entries: Mapping[str, Any], judge: Callable[[str], bool]) -> None:
@@ -97,11 +96,11 @@ class Config:
         return key in self._entries
 
     def raw(self, key: str) -> Any:
-        """Return an entry as it stands in the file, None where there is none."""
+        """Return an entry as parsed from the file, None if it is missing."""
         return self._entries.get(key)
 
     def get(self, path: str) -> Any:
-        """Return the value of an entry, or of a part of it (``"inferer#roi_size"``).
+        """Return the value of an entry or of a nested entry (``"inferer#roi_size"``).
 
         Returns
         -------
@@ -111,8 +110,8 @@ class Config:
         Raises
         ------
         ScanError
-            MODEL_DAMAGED where it refers to what is not there, or to itself; MODEL_UNSAFE where
-            code would have to run; MODEL_UNSUPPORTED where it is beyond the interpreter.
+            MODEL_DAMAGED if it refers to a missing entry or to itself; MODEL_UNSAFE if code would
+            have to run; MODEL_UNSUPPORTED if the interpreter does not cover it.
         """
         path = path.replace("::", "#")
         if path not in self._known:
@@ -126,7 +125,7 @@ class Config:
         return self._known[path]
 
     def value(self, raw: Any) -> Any:
-        """Return what a piece of the file means; errors as `get`."""
+        """Return the value of raw file content; errors as `get`."""
         with self._deeper():
             if isinstance(raw, str):
                 return self._text(raw)
@@ -142,15 +141,15 @@ class Config:
         return {key: self.value(item) for key, item in raw.items() if not _disabled(item)}
 
     def _find(self, path: str) -> Any:
-        found: Any = self._entries
+        entry: Any = self._entries
         for key in path.split("#"):
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
+            if isinstance(entry, Mapping) and key in entry:
+                entry = entry[key]
+            elif isinstance(entry, list) and key.isdecimal() and int(key) < len(entry):
+                entry = entry[int(key)]
             else:
                 raise ScanError(Reason.MODEL_DAMAGED, f"the config has no entry @{short(path)}")
-        return found
+        return entry
 
     def _text(self, text: str) -> Any:
         if text.startswith("$"):
@@ -161,13 +160,13 @@ class Config:
                 raise _refusal(text)
             return self.get(reference[1])
         if text.startswith("%"):
-            raise ScanError(Reason.MODEL_UNSUPPORTED, f"the macro {short(text)} is not read")
+            raise ScanError(Reason.MODEL_UNSUPPORTED, f"the macro {short(text)} is not supported")
         return text
 
     def _component(self, raw: Mapping[Any, Any]) -> Component:
         target = raw["_target_"]
         if not isinstance(target, str):
-            raise ScanError(Reason.MODEL_DAMAGED, "a _target_ is no text")
+            raise ScanError(Reason.MODEL_DAMAGED, "a _target_ is not a string")
         for key in ("_requires_", "_mode_"):
             if raw.get(key) not in (None, "default"):
                 raise ScanError(Reason.MODEL_UNSUPPORTED, f"{short(target)} has {key}")
@@ -196,14 +195,16 @@ class Config:
 
     @contextmanager
     def _deeper(self) -> Iterator[None]:
-        """Count one more value and one more level; refuse what has too many."""
+        """Count a value and a nesting level, and refuse configs that exceed the limits."""
         self._depth += 1
         self._steps += 1
         try:
             if self._depth > MAX_DEPTH:
-                raise ScanError(Reason.MODEL_UNSUPPORTED, f"it nests deeper than {MAX_DEPTH}")
+                detail = f"the config is nested deeper than {MAX_DEPTH}"
+                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
             if self._steps > MAX_STEPS:
-                raise ScanError(Reason.MODEL_UNSUPPORTED, f"it has more than {MAX_STEPS} values")
+                detail = f"the config has more than {MAX_STEPS} values"
+                raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
             yield
         finally:
             self._depth -= 1
@@ -211,7 +212,7 @@ class Config:
 
 @dataclass(frozen=True)
 class _Expression:
-    """One expression; `references` are the config's entries by the names put in their place."""
+    """An expression; `references` maps the placeholders in its text to entries of the config."""
 
     config: Config
     text: str
@@ -220,7 +221,7 @@ class _Expression:
     def evaluate(self, marked: str) -> Any:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Python's opinion on a foreign text
+                warnings.simplefilter("ignore")  # SyntaxWarning about foreign text
                 tree = ast.parse(marked, mode="eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as exc:
             raise _refusal(self.text) from exc
@@ -245,8 +246,8 @@ class _Expression:
                 return [self._value(item) for item in items]
             case ast.Dict(keys=keys, values=values):
                 return self._dict(keys, values)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return self._arithmetic(type(op), self._value(left), self._value(right))
+            case ast.BinOp(left=lhs, op=op, right=rhs) if type(op) in _ARITHMETIC:
+                return self._arithmetic(type(op), self._value(lhs), self._value(rhs))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -_number(self._value(operand))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -266,24 +267,24 @@ class _Expression:
         raise _refusal(self.text)
 
     def _dict(self, keys: list[ast.expr | None], values: list[ast.expr]) -> dict[Any, Any]:
-        found = {}
+        values_by_key = {}
         for key, value in zip(keys, values, strict=True):
             name = None if key is None else self._value(key)
             if not isinstance(name, str | int):
                 raise _refusal(self.text)
-            found[name] = self._value(value)
-        return found
+            values_by_key[name] = self._value(value)
+        return values_by_key
 
-    def _arithmetic(self, op: type[ast.operator], left: Any, right: Any) -> Any:
-        match left, right:
+    def _arithmetic(self, op: type[ast.operator], lhs: Any, rhs: Any) -> Any:
+        match lhs, rhs:
             case (str(), str()) | (list(), list()) if op is ast.Add:
-                if len(left) + len(right) > MAX_LENGTH:
+                if len(lhs) + len(rhs) > MAX_LENGTH:
                     raise _refusal(self.text)
-                return left + right
-        return _bounded(_ARITHMETIC[op](_number(left), _number(right)))
+                return lhs + rhs
+        return _bounded(_ARITHMETIC[op](_number(lhs), _number(rhs)))
 
     def _choice(self, test: Any, body: Any, orelse: Any) -> Any:
-        if isinstance(test, Name):  # the machine would decide: no value to go by
+        if isinstance(test, Name):  # depends on the machine, such as torch.cuda.is_available()
             return Name(f"by {test.text}")
         return body if self._truth(test) else orelse
 
@@ -327,14 +328,14 @@ class _Expression:
         raise _refusal(self.text)
 
     def _moved(self, value: Any, device: Any) -> Component:
-        """Return the network of ``@network_def.to(@device)``: the device is not a model's say."""
+        """Return the network of ``@network_def.to(@device)``: scanloom chooses the device."""
         if not isinstance(value, Component) or not isinstance(device, Name | str):
             raise _refusal(self.text, Reason.MODEL_UNSAFE)
         return value
 
 
 def _bounded(value: Any) -> Any:
-    """Refuse whole numbers beyond 64 bits: nothing counts so far, and some operations never end."""
+    """Refuse integers beyond 64 bits, on which some operations never end."""
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"a number is larger than {MAX_WHOLE}")
     return value
@@ -347,11 +348,11 @@ def _number(value: Any) -> Any:
 
 
 def _dotted(node: ast.expr) -> str | None:
-    parts: list[str] = []
+    names: list[str] = []
     while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
+        names.append(node.attr)
         node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else None
 
 
 def _disabled(item: Any) -> bool:
@@ -362,11 +363,11 @@ def _disabled(item: Any) -> bool:
 
 
 def short(text: str, limit: int = 120) -> str:
-    """Return a bundle's text for quoting: one line, no more than `limit` characters."""
+    """Return a bundle's text for quoting: one line of at most `limit` characters."""
     line = printable(text[: limit + 1])
     return line if len(line) <= limit else line[:limit] + "..."
 
 
 def _refusal(text: str, reason: Reason = Reason.MODEL_UNSUPPORTED) -> ScanError:
-    why = "would run code" if reason is Reason.MODEL_UNSAFE else "is not a form that is read"
-    return ScanError(reason, f"the expression ${short(text)} {why}")
+    problem = "would run code" if reason is Reason.MODEL_UNSAFE else "is not supported"
+    return ScanError(reason, f"the expression ${short(text)} {problem}")

@@ -1,4 +1,4 @@
-"""The files of a bundle: regular ones that lie in it, read as text, JSON or an archive's names."""
+"""Read files of a bundle safely: regular files inside the bundle, of limited size."""
 
 from __future__ import annotations
 
@@ -12,54 +12,53 @@ from scanloom.cards.config import short
 from scanloom.core import Reason, ScanError, byte_words
 
 MAX_BYTES: Final = 1 << 20
-"""Largest text that is read; the largest of MONAI's model zoo has 60 kB."""
+"""Largest text file that is read; the largest in MONAI's model zoo has 60 kB."""
 GROWTH: Final = 4
-"""Times the size of their file that weights may take when they are read; torch stores them plain,
-and what shares memory in the file rarely does so twice."""
+"""Largest ratio of weights in memory to their file. torch does not compress them; in real files, at
+most two tensors share memory."""
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Return a bundle's file, None where it is not there or is no regular file.
+    """Return a bundle's file, None if it is missing or not a regular file.
 
     Raises
     ------
     ScanError
-        MODEL_UNSAFE where it is reached by a link that leads out of the folder: what it leads to
-        was not given with the bundle, and may be anything.
+        MODEL_UNSAFE if a link leads out of the folder: its target is not part of the bundle.
     """
     file = folder / name
     try:
         if not file.is_file():
             return None
         inside = file.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # links in a circle; no name that a file can have
+    except (OSError, RuntimeError, ValueError):  # a loop of links; an invalid file name
         return None
     if not inside:
-        detail = f"{short(name)} is a link out of the bundle: copy the file to its place"
+        detail = f"{short(name)} is a link out of the bundle: replace it with the file"
         raise ScanError(Reason.MODEL_UNSAFE, detail)
     return file
 
 
 def read_json(folder: Path, name: str) -> Any:
-    """Return what a JSON file of a bundle holds.
+    """Return the parsed content of a bundle's JSON file.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED where it is missing, too large or no JSON; MODEL_UNSAFE as `find_file`.
+        MODEL_DAMAGED if it is missing, too large or not JSON; MODEL_UNSAFE as `find_file`.
     """
     text = read_text(folder, name)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is no JSON") from exc
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid JSON") from exc
 
 
 def read_text(folder: Path, name: str) -> str:
-    """Return the text of a file of a bundle; errors as `read_json`."""
+    """Return the text of a bundle's file; errors as `read_json`."""
     file = find_file(folder, name)
     if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"there is no {name}")
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -67,20 +66,20 @@ def read_text(folder: Path, name: str) -> str:
     except OSError as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
     except UnicodeDecodeError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is no text") from exc
+        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not UTF-8 text") from exc
     if len(data) > MAX_BYTES:
         raise ScanError(Reason.MODEL_DAMAGED, f"{name} is larger than {byte_words(MAX_BYTES)}")
     return text
 
 
 def check_archive(stream: IO[bytes]) -> None:
-    """Refuse weights whose file is an archive that may not be opened; any other file passes.
+    """Refuse weights in an unsafe zip archive; files that are not archives pass.
 
     Raises
     ------
     ScanError
-        MODEL_UNSAFE for TorchScript and exported programs, whose code would run when they are
-        loaded, and for what is packed so that it grows; MODEL_DAMAGED where it can't be read.
+        MODEL_UNSAFE for TorchScript and exported programs, whose code would run when loaded, and
+        for archives that expand excessively; MODEL_DAMAGED if the archive is unreadable.
     """
     size = stream.seek(0, io.SEEK_END)
     try:
@@ -88,16 +87,16 @@ def check_archive(stream: IO[bytes]) -> None:
             return
         with zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
-    except Exception as exc:  # what a damaged directory raises is not one kind of error
-        raise ScanError(Reason.MODEL_DAMAGED, "its weights are a damaged archive") from exc
+    except Exception as exc:  # damaged archives raise errors of many types
+        raise ScanError(Reason.MODEL_DAMAGED, "the weights are a damaged archive") from exc
     names = [member.filename.partition("/")[2] for member in members]
     if any(name == "constants.pkl" or name.startswith("code/") for name in names):
-        raise ScanError(Reason.MODEL_UNSAFE, "its weights are a program, no state dict")
+        raise ScanError(Reason.MODEL_UNSAFE, "the weights are a program, not a state dict")
     check_growth(sum(member.file_size for member in members), size)
 
 
 def check_growth(read: int, size: int) -> None:
-    """Refuse weights of `read` bytes in a file of `size` bytes: MODEL_UNSAFE beyond `GROWTH`."""
+    """Refuse weights that expand from `size` to `read` bytes: MODEL_UNSAFE beyond `GROWTH`."""
     if read > GROWTH * size:
-        detail = f"its weights are {byte_words(size)} and would grow to {byte_words(read)}"
+        detail = f"the weights are {byte_words(size)} and would expand to {byte_words(read)}"
         raise ScanError(Reason.MODEL_UNSAFE, detail)

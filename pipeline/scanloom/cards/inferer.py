@@ -1,4 +1,4 @@
-"""What a bundle's inferer means, in the words of a card."""
+"""Translate a bundle's inferer into the `Window` of a card."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _PADDING: dict[str, Literal["constant", "replicate", "reflect"]] = {
 
 
 def read_inferer(value: Any) -> Window:
-    """Read how the network is moved over its grid; defaults are those of MONAI 1.6.1.
+    """Return the sliding window of an inferer; defaults are those of MONAI 1.6.1.
 
     Raises
     ------
     ScanError
-        MODEL_UNSUPPORTED, by name, for what a card can't express.
+        MODEL_UNSUPPORTED, naming the argument, if a card can't express it.
     """
     if not isinstance(value, Component):
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"the inferer is {describe(value)}")
     kind, name = canonical(value.target)
     if kind != "inferer":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{name} is no inferer")
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{name} is not an inferer")
     args = Arguments(value)
     if name == "SimpleInferer":
         args.done()
@@ -49,7 +49,7 @@ def read_inferer(value: Any) -> Window:
     if not 0 <= window.overlap < 1 or window.sigma_scale <= 0:
         raise args.refused("overlap", window.overlap)
     args.only("with_coord", False)
-    # how many windows at once, and where they are kept, changes no label
+    # batch size and buffers change no label
     args.ignore("sw_batch_size", "sw_device", "device", "progress", "cache_roi_weight_map")
     args.ignore("cpu_thresh", "buffer_steps", "buffer_dim")
     args.done()
@@ -57,7 +57,7 @@ def read_inferer(value: Any) -> Window:
 
 
 def _size(args: Arguments) -> tuple[int, int, int] | None:
-    """Return the window; None where it is the whole grid (all sizes 0 or below)."""
+    """Return the window size; None if it is the whole grid (all sizes 0 or below)."""
     value = args.take("roi_size")
     sizes = value if isinstance(value, list) else [value] * 3
     if len(sizes) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) for n in sizes):

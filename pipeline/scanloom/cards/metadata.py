@@ -1,4 +1,4 @@
-"""`metadata.json` of a bundle: MONAI's own fields, and what scanloom adds under "scanloom"."""
+"""Read a bundle's `metadata.json`: MONAI's own fields and the entry "scanloom"."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ METADATA = "configs/metadata.json"
 
 
 def _as_text(value: Any) -> Any:
-    """Return a list of texts, as some authors write it, as one text."""
+    """Return text; a list of strings, as some bundles have, is joined."""
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return "" if value is None else value
 
 
 def one_line(text: str) -> str:
-    """Return a text of a bundle as it may be shown: one line, what has no shape escaped."""
+    """Return a bundle's text on one line with control characters escaped."""
     return printable(re.sub(r"[\t\r\n]+", " ", text))
 
 
 def _shown(text: str) -> str:
-    """Accept a text that goes into results as it stands."""
+    """Accept text that is written into results unchanged: without control characters."""
     if printable(text) != text:
-        raise ValueError("a text without control characters")
+        raise ValueError("control characters are not allowed")
     return text
 
 
@@ -46,15 +46,15 @@ Shown = Annotated[str, AfterValidator(_shown)]
 Pair = tuple[float, float]
 
 
-class _Theirs(BaseModel):
+class _MonaiModel(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Ours(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TensorFormat(_Theirs):
+class TensorFormat(_MonaiModel):
     """One input or output of the network, as MONAI's bundle specification describes it."""
 
     num_channels: int = Field(ge=1, le=65535)
@@ -63,14 +63,14 @@ class TensorFormat(_Theirs):
     label_def: dict[str, Text] = {}
 
 
-class DataFormat(_Theirs):
-    """What the network takes and gives."""
+class DataFormat(_MonaiModel):
+    """Inputs and outputs of the network."""
 
     inputs: dict[str, TensorFormat]
     outputs: dict[str, TensorFormat]
 
 
-class CodeFields(_Ours):
+class CodeFields(_StrictModel):
     """A coded concept."""
 
     value: Shown = Field(min_length=1, max_length=16)
@@ -78,8 +78,8 @@ class CodeFields(_Ours):
     meaning: Shown = Field(min_length=1, max_length=64)
 
 
-class StructureFields(_Ours):
-    """What is said of a structure; what is left out is looked up by its name."""
+class StructureFields(_StrictModel):
+    """Fields of a structure; missing ones are looked up by its name."""
 
     name: Shown | None = Field(default=None, min_length=1, max_length=64)
     category: CodeFields | None = None
@@ -89,8 +89,8 @@ class StructureFields(_Ours):
     experimental: bool = False
 
 
-class CheckFields(_Ours):
-    """What a scan must be like."""
+class CheckFields(_StrictModel):
+    """Plausible ranges of scans; see `scanloom.cards.card.Checks`."""
 
     low: Pair | None = None
     high: Pair | None = None
@@ -99,7 +99,7 @@ class CheckFields(_Ours):
     refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
 
 
-class ScanloomFields(_Ours):
+class ScanloomFields(_StrictModel):
     """The entry "scanloom" of `metadata.json`."""
 
     weights_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
@@ -112,7 +112,7 @@ class ScanloomFields(_Ours):
     attribution: Text = ""
 
 
-class Metadata(_Theirs):
+class Metadata(_MonaiModel):
     """`metadata.json`."""
 
     version: Text
@@ -134,26 +134,26 @@ def read_metadata(folder: Path) -> Metadata:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED where it is missing, no JSON, or an entry is missing or of another form;
-        MODEL_UNSAFE where it is a link out of the bundle.
+        MODEL_DAMAGED if the file is missing or not JSON, or an entry is missing or invalid;
+        MODEL_UNSAFE if it is a link out of the bundle.
     """
     entries = read_json(folder, METADATA)
     try:
         return Metadata.model_validate(entries)
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        location = ".".join(str(key) for key in first["loc"])
         raise ScanError(
-            Reason.MODEL_DAMAGED, f"{METADATA}: {short(where)}: {_problem(first['type'])}"
+            Reason.MODEL_DAMAGED, f"{METADATA}: {short(location)}: {_problem(first['type'])}"
         ) from exc
 
 
 def _problem(kind: str) -> str:
-    """Return pydantic's kind of error in our words."""
-    words = {
+    """Return a phrase for pydantic's type of error."""
+    problems = {
         "missing": "is missing",
-        "extra_forbidden": "is not known",
-        "literal_error": "is not one of the allowed words",
-        "string_pattern_mismatch": "has another form",
+        "extra_forbidden": "is unknown",
+        "literal_error": "is not an allowed value",
+        "string_pattern_mismatch": "has an invalid format",
     }
-    return words.get(kind, f"has another form ({kind.replace('_', ' ')})")
+    return problems.get(kind, f"is invalid ({kind.replace('_', ' ')})")

@@ -1,4 +1,4 @@
-"""What a bundle's postprocessing means, in the words of a card."""
+"""Translate a bundle's postprocessing into the fields of a card."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scanloom.cards.preprocessing import Preprocessing, steps, unsupported
 from scanloom.cards.targets import canonical
 
 _CONNECTIVITY: dict[int | None, Literal[6, 18, 26]] = {1: 6, 2: 18, 3: 26, None: 26}
-"""Orthogonal hops, as scikit-image counts them, to neighbours of a voxel."""
+"""Number of neighbours by scikit-image's `connectivity` (largest number of orthogonal hops)."""
 
 
 @dataclass(frozen=True)
 class Postprocessing:
-    """The way of the network's scores to labels on the source grid, as `ModelCard` has it."""
+    """Steps from the network's scores to labels on the source grid; see `ModelCard`."""
 
     activation: Literal["softmax", "sigmoid"] | None
     decision: Decision
@@ -26,21 +26,21 @@ class Postprocessing:
 
 
 @dataclass
-class _Found:
-    """What the steps up to here have said."""
+class _State:
+    """Result of the transforms read so far."""
 
     activation: Literal["softmax", "sigmoid"] | None = None
     decision: Decision | None = None
     inverted: Literal["linear", "nearest"] | None = None
     restore: Literal["scores", "labels"] = "scores"
     late: bool = False
-    """Whether scores came back before they were activated."""
+    """Whether scores are mapped back to the source grid before activation."""
     cleaning: list[KeepLargest] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Context:
-    """What the steps must agree with."""
+    """Properties of the bundle with which the transforms must agree."""
 
     before: Preprocessing
     transform: Any
@@ -57,18 +57,18 @@ def read_postprocessing(
     value : Component or list
         `postprocessing` of the config.
     before : Preprocessing
-        What was done to the scan.
+        The transforms before the network.
     transform : Component
-        `preprocessing` of the config, which Invertd must name.
+        `preprocessing` of the config, to which Invertd must refer.
     outputs : int
-        Channels that the network gives.
+        Number of output channels of the network.
 
     Raises
     ------
     ScanError
-        MODEL_UNSUPPORTED, by name, for what a card can't express.
+        MODEL_UNSUPPORTED, naming the transform, if a card can't express it.
     """
-    found = _Found()
+    state = _State()
     context = _Context(before, transform, outputs)
     for component in steps(value):
         name = canonical(component.target)[1]
@@ -79,43 +79,43 @@ def read_postprocessing(
         args.ignore("allow_missing_keys")
         match name:
             case "Activationsd":
-                _activate(args, found, context)
+                _activate(args, state, context)
             case "Invertd":
-                _invert(args, found, context)
+                _invert(args, state, context)
             case "AsDiscreted":
-                _decide(args, found)
+                _decide(args, state)
             case "KeepLargestConnectedComponentd":
-                _clean(args, found, context)
+                _clean(args, state, context)
             case "EnsureTyped" | "CastToTyped":
                 args.floating("dtype")
                 args.ignore("data_type", "device", "wrap_sequence", "track_meta")
             case _:
                 raise unsupported(f"{name} after the network")
         args.done()
-    return _judged(found, before)
+    return _judged(state, before)
 
 
-def _judged(found: _Found, before: Preprocessing) -> Postprocessing:
-    """Refuse what ends without labels, or with labels that lie on another grid."""
-    if found.decision is None:
+def _judged(state: _State, before: Preprocessing) -> Postprocessing:
+    """Return the fields of a card; refuse transforms that give no labels on the source grid."""
+    if state.decision is None:
         raise unsupported("no AsDiscreted with argmax or threshold")
-    if found.inverted is None and (before.spacing or before.orientation):
-        raise unsupported("no Invertd, though the scan was turned or resampled")
-    cleaning = tuple(found.cleaning)
-    if found.inverted is None:  # nothing to bring back: all cleaning is on the source grid
+    if state.inverted is None and (before.spacing or before.orientation):
+        raise unsupported("no Invertd, although the scan is reoriented or resampled")
+    cleaning = tuple(state.cleaning)
+    if state.inverted is None:  # nothing to map back: all cleaning is on the source grid
         cleaning = tuple(replace(step, when="after") for step in cleaning)
-    if not found.late:
-        return Postprocessing(found.activation, found.decision, found.restore, cleaning)
-    decision = _without_activation(found.activation, found.decision)
-    return Postprocessing(None, decision, found.restore, cleaning)
+    if not state.late:
+        return Postprocessing(state.activation, state.decision, state.restore, cleaning)
+    decision = _without_activation(state.activation, state.decision)
+    return Postprocessing(None, decision, state.restore, cleaning)
 
 
 def _without_activation(activation: str | None, decision: Decision) -> Decision:
-    """Return the decision on bare scores that equals that on activated ones.
+    """Return the decision on raw scores that is equivalent to one on activated scores.
 
-    A card activates before it brings back. Where a bundle does so after, the activation grows with
-    the score, so that it can be left out: the largest stays the largest, and
-    sigmoid(x) >= t is x >= log(t / (1 - t)).
+    A card activates before it maps scores back. If a bundle activates afterwards, the activation
+    can be omitted because it is monotonic: argmax is unchanged, and sigmoid(x) >= t is equivalent
+    to x >= log(t / (1 - t)).
     """
     if isinstance(decision, Argmax):
         return decision
@@ -124,42 +124,42 @@ def _without_activation(activation: str | None, decision: Decision) -> Decision:
     return Threshold(math.log(decision.value / (1 - decision.value)))
 
 
-def _activate(args: Arguments, found: _Found, context: _Context) -> None:
+def _activate(args: Arguments, state: _State, context: _Context) -> None:
     sigmoid, softmax = args.flag("sigmoid", False), args.flag("softmax", False)
     args.only("other", None)
     args.only("dim", 0)
     if sigmoid and softmax:
         raise args.refused("sigmoid", sigmoid)
-    if found.activation is not None or found.decision is not None:
+    if state.activation is not None or state.decision is not None:
         raise unsupported("Activationsd twice, or after AsDiscreted")
     if sigmoid or softmax:
-        found.activation = "sigmoid" if sigmoid else "softmax"
-        found.late = found.inverted == "linear" and context.before.spacing is not None
+        state.activation = "sigmoid" if sigmoid else "softmax"
+        state.late = state.inverted == "linear" and context.before.spacing is not None
 
 
-def _invert(args: Arguments, found: _Found, context: _Context) -> None:
-    """Read how the result comes back to the source grid.
+def _invert(args: Arguments, state: _State, context: _Context) -> None:
+    """Read the mapping back to the source grid.
 
-    Nearest neighbour of scores and then the decision is the decision and then nearest neighbour:
-    either way each voxel gets the label of one network voxel.
+    Nearest-neighbour interpolation and decision commute: either way, each voxel gets the label of
+    one network voxel.
     """
     nearest = args.flag("nearest_interp", True)
     if args.take("transform") is not context.transform:
-        raise args.refused("transform", "another than preprocessing")
+        raise args.refused("transform", "not preprocessing")
     args.only("orig_keys", context.before.key)
     args.only("post_func", None)
     args.ignore("meta_keys", "orig_meta_keys", "meta_key_postfix", "to_tensor", "device")
-    if found.inverted is not None:
+    if state.inverted is not None:
         raise unsupported("Invertd twice")
     exact = context.before.spacing is None or context.before.mode == "nearest"
-    if found.decision is not None and not nearest and not exact:
+    if state.decision is not None and not nearest and not exact:
         raise unsupported("Invertd(nearest_interp=False) of labels: they would be mixed")
-    found.inverted = "nearest" if nearest or context.before.mode == "nearest" else "linear"
-    if found.decision is not None or found.inverted == "nearest":
-        found.restore = "labels"
+    state.inverted = "nearest" if nearest or context.before.mode == "nearest" else "linear"
+    if state.decision is not None or state.inverted == "nearest":
+        state.restore = "labels"
 
 
-def _decide(args: Arguments, found: _Found) -> None:
+def _decide(args: Arguments, state: _State) -> None:
     argmax = args.flag("argmax", False)
     threshold = args.number_or_none("threshold")
     args.only("to_onehot", None)
@@ -169,27 +169,27 @@ def _decide(args: Arguments, found: _Found) -> None:
     args.ignore("dtype")
     if argmax == (threshold is not None):
         raise args.refused("argmax", argmax)
-    if found.decision is not None:
+    if state.decision is not None:
         raise unsupported("AsDiscreted twice")
-    found.decision = Argmax() if threshold is None else Threshold(threshold)
+    state.decision = Argmax() if threshold is None else Threshold(threshold)
 
 
-def _clean(args: Arguments, found: _Found, context: _Context) -> None:
-    if found.decision is None:
+def _clean(args: Arguments, state: _State, context: _Context) -> None:
+    if state.decision is None:
         raise unsupported("KeepLargestConnectedComponentd before AsDiscreted")
     hops = args.whole_or_none("connectivity")
     if hops not in _CONNECTIVITY:
         raise args.refused("connectivity", hops)
-    many = isinstance(found.decision, Threshold) and context.outputs > 1
+    many = isinstance(state.decision, Threshold) and context.outputs > 1
     args.only("is_onehot", None, many)
-    parts = args.whole_or_none("num_components")
-    found.cleaning.append(
+    count = args.whole_or_none("num_components")
+    state.cleaning.append(
         KeepLargest(
             numbers=_numbers(args, many, context.outputs),
             together=not args.flag("independent", True),
-            parts=1 if parts is None else parts,
+            parts=1 if count is None else count,
             connectivity=_CONNECTIVITY[hops],
-            when="before" if found.inverted is None else "after",
+            when="before" if state.inverted is None else "after",
         )
     )
 
@@ -197,8 +197,8 @@ def _clean(args: Arguments, found: _Found, context: _Context) -> None:
 def _numbers(args: Arguments, many: bool, outputs: int) -> tuple[int, ...]:
     """Return the structures to clean; () for all.
 
-    With several channels that were thresholded, MONAI counts channels from 0, and leaves channel 0
-    out where none are named.
+    For several thresholded channels, MONAI counts channels from 0, and excludes channel 0 if no
+    labels are given.
     """
     value = args.take("applied_labels")
     labels = value if isinstance(value, list) else [value]

@@ -1,6 +1,6 @@
-"""What a bundle's preprocessing means, in the words of a card.
+"""Translate a bundle's preprocessing into the fields of a card.
 
-Arguments and defaults are those of MONAI 1.6.1. What a card can't express is refused by name.
+Arguments and defaults are those of MONAI 1.6.1. A transform that a card can't express is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scanloom.core import Reason, ScanError
 
 @dataclass
 class Preprocessing:
-    """The way of a scan to the network."""
+    """Transforms of a scan before the network."""
 
     key: str = "image"
     orientation: str | None = None
@@ -28,13 +28,13 @@ class Preprocessing:
 
     @property
     def grid(self) -> NetworkGrid:
-        """The grid on which the network sees the scan."""
+        """The network grid."""
         return NetworkGrid(self.orientation, self.spacing, self.mode)
 
 
-def unsupported(what: str) -> ScanError:
-    """Return the error for something that a card can't express."""
-    return ScanError(Reason.MODEL_UNSUPPORTED, what)
+def unsupported(description: str) -> ScanError:
+    """Return the error for a feature that a card can't express."""
+    return ScanError(Reason.MODEL_UNSUPPORTED, description)
 
 
 def steps(value: Any) -> tuple[Component, ...]:
@@ -49,15 +49,15 @@ def steps(value: Any) -> tuple[Component, ...]:
     if kind == "ignored":
         return ()
     if kind != "transform":
-        raise unsupported(f"{name} is no transform")
+        raise unsupported(f"{name} is not a transform")
     if name != "Compose":
         return (value,)
     args = Arguments(value)
-    found = steps(args.take("transforms"))
+    transforms = steps(args.take("transforms"))
     args.ignore("map_items", "unpack_items", "log_stats", "overrides", "threading")
     args.only("lazy", False, None)
     args.done()
-    return found
+    return transforms
 
 
 def read_preprocessing(value: Any, channels: int) -> Preprocessing:
@@ -68,14 +68,14 @@ def read_preprocessing(value: Any, channels: int) -> Preprocessing:
     value : Component or list
         `preprocessing` of the config.
     channels : int
-        How many the scan has.
+        Number of input channels.
 
     Raises
     ------
     ScanError
-        MODEL_UNSUPPORTED, by name, for what a card can't express.
+        MODEL_UNSUPPORTED, naming the transform, if a card can't express it.
     """
-    found = Preprocessing()
+    state = Preprocessing()
     for component in steps(value):
         name = canonical(component.target)[1]
         args = Arguments(component)
@@ -83,19 +83,19 @@ def read_preprocessing(value: Any, channels: int) -> Preprocessing:
         key = keys[0] if isinstance(keys, list) and len(keys) == 1 else keys
         args.ignore("allow_missing_keys")
         if name == "LoadImaged" and isinstance(key, str):
-            found.key = key
-        if key != found.key:
-            raise unsupported(f"{name} of {describe(keys)}, where the scan is {found.key}")
+            state.key = key
+        if key != state.key:
+            raise unsupported(f"{name} of {describe(keys)}, where the scan is {state.key}")
         if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
-            (found.before if found.spacing is None else found.after).append(
+            (state.before if state.spacing is None else state.after).append(
                 _intensity(name, args, channels)
             )
         else:
-            _spatial(name, args, found)
+            _spatial(name, args, state)
         args.done()
-    if found.spacing is None:  # nothing is resampled, so all steps come "after"
-        found.before, found.after = [], found.before
-    return found
+    if state.spacing is None:  # nothing is resampled, so all steps come "after"
+        state.before, state.after = [], state.before
+    return state
 
 
 def _intensity(name: str, args: Arguments, channels: int) -> IntensityStep:
@@ -118,8 +118,8 @@ def _intensity(name: str, args: Arguments, channels: int) -> IntensityStep:
     return Normalize(args.number_or_none("subtrahend"), args.number_or_none("divisor"), nonzero)
 
 
-def _spatial(name: str, args: Arguments, found: Preprocessing) -> None:
-    """Read a transform that loads, turns or resamples the scan."""
+def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
+    """Read a transform that loads, reorients or resamples the scan."""
     match name:
         case "LoadImaged":
             args.floating("dtype")
@@ -132,17 +132,17 @@ def _spatial(name: str, args: Arguments, found: Preprocessing) -> None:
             args.floating("dtype")
             args.ignore("data_type", "device", "wrap_sequence", "track_meta")
         case "Orientationd":
-            if found.spacing is not None or found.orientation is not None:
+            if state.spacing is not None or state.orientation is not None:
                 raise unsupported("Orientationd after Spacingd, or twice")
-            found.orientation = _axcodes(args)
+            state.orientation = _axcodes(args)
             args.only("as_closest_canonical", False)
             args.only("labels", None, [["L", "R"], ["P", "A"], ["I", "S"]])
             args.only("lazy", False)
         case "Spacingd":
-            if found.spacing is not None:
+            if state.spacing is not None:
                 raise unsupported("Spacingd twice")
-            found.spacing = _pixdim(args)
-            _resampling(args, found)
+            state.spacing = _pixdim(args)
+            _resampling(args, state)
         case _:
             raise unsupported(f"{name} before the network")
 
@@ -161,7 +161,7 @@ def _axcodes(args: Arguments) -> str:
 
 
 def _pixdim(args: Arguments) -> tuple[float, float, float]:
-    """Return three spacings: MONAI fills up with 1 mm."""
+    """Return three spacings; like MONAI, missing ones are 1 mm."""
     value = args.take("pixdim")
     values = value if isinstance(value, list) else [value]
     if not values or not all(is_number(v) and v > 0 for v in values[:3]):
@@ -170,9 +170,9 @@ def _pixdim(args: Arguments) -> tuple[float, float, float]:
     return i, j, k
 
 
-def _resampling(args: Arguments, found: Preprocessing) -> None:
+def _resampling(args: Arguments, state: Preprocessing) -> None:
     modes: dict[str, Literal["linear", "nearest"]] = {"bilinear": "linear", "nearest": "nearest"}
-    found.mode = args.choice("mode", modes, "bilinear")
+    state.mode = args.choice("mode", modes, "bilinear")
     args.only("padding_mode", "border")
     args.floating("dtype")
     for name in ("diagonal", "scale_extent", "recompute_affine", "lazy"):

@@ -1,4 +1,4 @@
-"""Where models are: those that ship, and the user's own."""
+"""The model store: shipped models and the user's own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.cards.bundle import read_bundle, slug
 from scanloom.cards.card import ModelCard
+from scanloom.cards.readers import is_model, read_model
 from scanloom.cards.shipped import shipped
-from scanloom.core import Reason, ScanError, home, nearest
+from scanloom.core import Reason, ScanError, nearest, slug, user_data_folder
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A bundle in the store: its card, or why it has none."""
+    """A model in the store: its card, or the error of reading it."""
 
     name: str
     folder: Path
@@ -23,19 +23,16 @@ class ModelEntry:
 
 
 def shipped_models() -> Path:
-    """Return the folder of the models that ship; errors as `shipped`."""
+    """Return the folder of the shipped models; errors as `shipped`."""
     return shipped("models")
 
 
 def user_models() -> Path:
-    """Return the folder of the user's own models, which need not be there.
+    """Return the folder of the user's own models, which may not exist.
 
-    `$XDG_DATA_HOME/scanloom/models`, by default `~/.local/share/scanloom/models` (XDG Base
-    Directory Specification: a relative path there is to be ignored).
+    `$XDG_DATA_HOME/scanloom/models`, by default `~/.local/share/scanloom/models`.
     """
-    named = Path(os.environ.get("XDG_DATA_HOME", ""))
-    data = named if named.is_absolute() else home() / ".local" / "share"
-    return data / "scanloom" / "models"
+    return user_data_folder() / "models"
 
 
 def find_model(name_or_folder: str) -> ModelCard:
@@ -44,46 +41,46 @@ def find_model(name_or_folder: str) -> ModelCard:
     Parameters
     ----------
     name_or_folder : str
-        A name from the store, those that ship first; or else the path of a bundle's folder.
+        Name of a model in the store (shipped models first), or path of a model folder.
 
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN where it is neither, with the names there are; or as `read_bundle`.
+        MODEL_UNKNOWN, with the known names, if it is neither; or as `read_model`.
     """
-    known = _bundles()
+    known = _model_folders()
     if name_or_folder in known:
-        return read_bundle(known[name_or_folder])
-    if os.path.isdir(name_or_folder):  # noqa: PTH112 - says no where Path raises
-        return read_bundle(Path(name_or_folder))
+        return read_model(known[name_or_folder])
+    if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
+        return read_model(Path(name_or_folder))
     hint = nearest(name_or_folder, sorted(known))
     raise ScanError(Reason.MODEL_UNKNOWN, f"there is no model {name_or_folder!r}; {hint}")
 
 
 def list_models() -> tuple[ModelEntry, ...]:
-    """Return what is in the store, by name; a broken bundle with its error."""
-    return tuple(_entry(name, folder) for name, folder in sorted(_bundles().items()))
+    """Return the models of the store by name; a broken model with its error."""
+    return tuple(_entry(name, folder) for name, folder in sorted(_model_folders().items()))
 
 
 def _entry(name: str, folder: Path) -> ModelEntry:
     try:
-        return ModelEntry(name, folder, read_bundle(folder), None)
+        return ModelEntry(name, folder, read_model(folder), None)
     except ScanError as exc:
         return ModelEntry(name, folder, None, exc)
 
 
-def _bundles() -> dict[str, Path]:
-    """Return the bundle folders of the store by name; where two share one, that which ships."""
-    found: dict[str, Path] = {}
-    for place in _places():
-        for folder in sorted(place.iterdir()) if place.is_dir() else ():
-            if (folder / "configs").is_dir():
-                found.setdefault(slug(folder.name), folder)
-    return found
+def _model_folders() -> dict[str, Path]:
+    """Return the model folders of the store by name; shipped models take precedence."""
+    folders: dict[str, Path] = {}
+    for root in _roots():
+        for folder in sorted(root.iterdir()) if root.is_dir() else ():
+            if is_model(folder):
+                folders.setdefault(slug(folder.name), folder)
+    return folders
 
 
-def _places() -> tuple[Path, ...]:
-    """Return the folders of models; an installation without its models can still use others."""
+def _roots() -> tuple[Path, ...]:
+    """Return the folders of the store; the shipped one may be missing from an installation."""
     try:
         return shipped_models(), user_models()
     except ScanError:

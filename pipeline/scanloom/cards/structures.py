@@ -1,4 +1,4 @@
-"""The structures that a bundle's metadata name, with codes and colours."""
+"""Read the structures in a bundle's metadata, with codes and colours."""
 
 from __future__ import annotations
 
@@ -18,70 +18,76 @@ _BACKGROUND: Final = frozenset(
 
 
 def read_structures(
-    output: TensorFormat, decision: Decision, said: Mapping[str, StructureFields]
+    output: TensorFormat, decision: Decision, fields_by_label: Mapping[str, StructureFields]
 ) -> tuple[Structure, ...]:
-    """Return the structures in the order of their numbers.
+    """Return the structures, ordered by number.
 
     Parameters
     ----------
     output : TensorFormat
         Names each channel in `channel_def`, or each label in `label_def`.
     decision : Argmax or Threshold
-        Argmax: channel n is structure n, and channel 0 must be the background. Threshold:
-        channel n is structure n + 1, and a background channel is none.
-    said : mapping
-        What the entry "scanloom" says of structures, by their labels.
+        Argmax: channel n is structure n, and channel 0 must be the background. Threshold: channel
+        n is structure n + 1; background channels are dropped.
+    fields_by_label : mapping
+        Structures of the entry "scanloom", by label.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED where a channel has no name, two have the same, or `said` names none of
-        them; MODEL_UNSUPPORTED where argmax has no background.
+        MODEL_DAMAGED if a channel has no name, two have the same, or `fields_by_label` has an
+        unknown label; MODEL_UNSUPPORTED if argmax has no background.
     """
     names = output.channel_def or output.label_def
     missing = [n for n in range(output.num_channels) if not names.get(str(n), "").strip()]
     if missing:
-        raise ScanError(
-            Reason.MODEL_DAMAGED, f"the metadata name no channel {missing[0]} in channel_def"
-        )
+        raise ScanError(Reason.MODEL_DAMAGED, f"channel {missing[0]} has no name in channel_def")
     first = 0 if isinstance(decision, Argmax) else 1
     if first == 0 and names["0"].strip().lower() not in _BACKGROUND:
         raise ScanError(
             Reason.MODEL_UNSUPPORTED, f"channel 0 is {short(names['0'])!r}, not the background"
         )
-    found = [
-        _structure(names[str(n)].strip(), n + first, said)
+    structures = [
+        _structure(names[str(n)].strip(), n + first, fields_by_label)
         for n in range(output.num_channels)
         if names[str(n)].strip().lower() not in _BACKGROUND
     ]
-    labels = [structure.label for structure in found]
-    wrong = [label for label in labels if labels.count(label) > 1] or [*set(said) - set(labels)]
-    if wrong or not found:
+    labels = [structure.label for structure in structures]
+    invalid = [label for label in labels if labels.count(label) > 1] or [
+        *set(fields_by_label) - set(labels)
+    ]
+    if invalid or not structures:
         raise ScanError(
             Reason.MODEL_DAMAGED,
-            f"there is not one structure {short(sorted(wrong)[0])!r}" if wrong else "no structure",
+            f"structure {short(sorted(invalid)[0])!r} is missing or defined twice"
+            if invalid
+            else "the metadata name no structures",
         )
-    return tuple(found)
+    return tuple(structures)
 
 
-def _structure(name: str, number: int, said: Mapping[str, StructureFields]) -> Structure:
+def _structure(name: str, number: int, fields_by_label: Mapping[str, StructureFields]) -> Structure:
     label = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64].strip("_")
     if not label:
-        raise ScanError(Reason.MODEL_DAMAGED, f"the name {short(name)!r} has no letter")
-    fields = said.get(label, StructureFields())
-    found = coding(name)
+        raise ScanError(
+            Reason.MODEL_DAMAGED, f"the name {short(name)!r} has neither a letter nor a digit"
+        )
+    fields = fields_by_label.get(label, StructureFields())
+    codes = coding(name)
     rgb = fields.color or color(number)
-    if not all(0 <= part <= 255 for part in rgb):
-        raise ScanError(Reason.MODEL_DAMAGED, f"scanloom.structures.{label}.color is no colour")
-    words = re.sub(r"[_\s]+", " ", name)
+    if not all(0 <= value <= 255 for value in rgb):
+        raise ScanError(
+            Reason.MODEL_DAMAGED, f"scanloom.structures.{label}.color is not an RGB colour"
+        )
+    text = re.sub(r"[_\s]+", " ", name)
     return Structure(
         label=label,
         number=number,
-        name=fields.name or words[:1].upper() + words[1:64],
-        category=_code(fields.category) or found.category,
-        type=_code(fields.type) or found.type,
+        name=fields.name or text[:1].upper() + text[1:64],
+        category=_code(fields.category) or codes.category,
+        type=_code(fields.type) or codes.type,
         color=rgb,
-        laterality=_code(fields.laterality) or (None if fields.type else found.laterality),
+        laterality=_code(fields.laterality) or (None if fields.type else codes.laterality),
         experimental=fields.experimental,
     )
 

@@ -1,4 +1,4 @@
-"""The names that a ``_target_`` may have. A name is looked up here and never imported."""
+"""Allow-list of ``_target_`` names, which are looked up here and never imported."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NETWORKS: Final[Mapping[str, frozenset[str]]] = {
     "UNet": frozenset(),
     "VNet": frozenset(),
 }
-"""The networks a card may name, by MONAI's class name, each with the arguments that are dropped.
+"""Allowed networks by MONAI's class name, each with the arguments to drop.
 
-`img_size` left SwinUNETR in MONAI 1.5; it changed nothing in the network.
+`img_size` was removed from SwinUNETR in MONAI 1.5; it did not affect the network.
 """
 
 _ALIASES: Final[Mapping[str, str]] = {
@@ -55,7 +55,7 @@ _TRANSFORMS: Final = frozenset(
 )
 _INFERERS: Final = frozenset({"SimpleInferer", "SlidingWindowInferer", "SlidingWindowInfererAdapt"})
 _IGNORED: Final = frozenset({"Identityd", "SaveImaged", "ToDeviced", "ToTensord"})
-"""Transforms that change no label: what they are given is not even read."""
+"""Transforms that change no label; their arguments are not read."""
 
 _MODULES: Final[Mapping[str, str]] = {
     "networks": "network",
@@ -65,41 +65,41 @@ _MODULES: Final[Mapping[str, str]] = {
 
 
 def canonical(target: str) -> tuple[Kind, str]:
-    """Return what a ``_target_`` is, and its plain name.
+    """Return the kind of a ``_target_`` and its class name.
 
     Parameters
     ----------
     target : str
-        A short name ("UNet"), or a full one ("monai.networks.nets.UNet").
+        Class name ("UNet") or full name ("monai.networks.nets.UNet").
 
     Raises
     ------
     ScanError
-        MODEL_UNSAFE where it names code outside MONAI; MODEL_NETWORK where it is a network that is
-        not on the list; MODEL_UNSUPPORTED where it is anything else that a card can't express.
+        MODEL_UNSAFE for code outside MONAI; MODEL_NETWORK for a network that is not on the list;
+        MODEL_UNSUPPORTED for any other target that is not on the list.
     """
     *package, name = target.split(".")
     if package and package[0] != "monai":
-        raise ScanError(Reason.MODEL_UNSAFE, f"{short(target)} is code from outside MONAI")
-    place = _MODULES.get(package[1]) if len(package) > 1 else None
-    if package and place is None:
+        raise ScanError(Reason.MODEL_UNSAFE, f"{short(target)} is code outside MONAI")
+    module_kind = _MODULES.get(package[1]) if len(package) > 1 else None
+    if package and module_kind is None:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{short(target)} is not on the list")
     plain = _ALIASES.get(name, name)
-    if plain in NETWORKS and place in (None, "network"):
+    if plain in NETWORKS and module_kind in (None, "network"):
         return "network", plain
-    if plain in _INFERERS and place in (None, "inferer"):
+    if plain in _INFERERS and module_kind in (None, "inferer"):
         return "inferer", plain
-    plain = re.sub(r"(?<=[a-z])(D|Dict)$", "d", name)  # MONAI has each under three names
-    if plain in _TRANSFORMS and place in (None, "transform"):
+    plain = re.sub(r"(?<=[a-z])(D|Dict)$", "d", name)  # MONAI's aliases: X, Xd, XD, XDict
+    if plain in _TRANSFORMS and module_kind in (None, "transform"):
         return "transform", plain
-    if plain in _IGNORED and place in (None, "transform"):
+    if plain in _IGNORED and module_kind in (None, "transform"):
         return "ignored", plain
-    reason = Reason.MODEL_NETWORK if place == "network" else Reason.MODEL_UNSUPPORTED
+    reason = Reason.MODEL_NETWORK if module_kind == "network" else Reason.MODEL_UNSUPPORTED
     raise ScanError(reason, f"{short(target)} is not on the list")
 
 
 def judge(target: str) -> bool:
-    """Whether the arguments of a ``_target_`` matter; errors as `canonical`."""
+    """Return whether the arguments of a ``_target_`` matter; errors as `canonical`."""
     return canonical(target)[0] != "ignored"
 
 
@@ -109,7 +109,7 @@ def judge_network(target: str) -> bool:
     Raises
     ------
     ScanError
-        MODEL_UNSAFE where it names code outside MONAI, MODEL_NETWORK where it is not on the list.
+        MODEL_UNSAFE for code outside MONAI; MODEL_NETWORK for any target not on the list.
     """
     try:
         kind, _ = canonical(target)
@@ -118,5 +118,5 @@ def judge_network(target: str) -> bool:
             raise
         raise ScanError(Reason.MODEL_NETWORK, f"{short(target)} is not on the list") from exc
     if kind != "network":
-        raise ScanError(Reason.MODEL_NETWORK, f"{short(target)} is no network")
+        raise ScanError(Reason.MODEL_NETWORK, f"{short(target)} is not a network")
     return True

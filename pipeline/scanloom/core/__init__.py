@@ -5,11 +5,17 @@ from scanloom.core.case import Case, CaseRecord, Gaps, Nan, Outputs, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
-from scanloom.core.home import home, settle_in
+from scanloom.core.home import (
+    home,
+    settle_in,
+    user_cache_folder,
+    user_config_folder,
+    user_data_folder,
+)
 from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.secrecy import keep_memory_private
-from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
+from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
 from scanloom.core.volume import MODALITIES, Volume
 from scanloom.core.words import byte_words, nearest, printable
 
@@ -44,4 +50,8 @@ __all__ = [
     "nearest",
     "printable",
     "settle_in",
+    "slug",
+    "user_cache_folder",
+    "user_config_folder",
+    "user_data_folder",
 ]

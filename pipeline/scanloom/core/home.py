@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 NOWHERE = Path("/nonexistent")
 """Debian's home folder of users without one: it does not exist and can't be created."""
@@ -25,6 +26,32 @@ def home() -> Path:
         return NOWHERE
     except ImportError:  # no POSIX
         return Path.home()
+
+
+def user_cache_folder() -> Path:
+    """Return the folder of scanloom's caches, by default `~/.cache/scanloom`."""
+    return _user_folder("cache")
+
+
+def user_config_folder() -> Path:
+    """Return the folder of scanloom's configuration, by default `~/.config/scanloom`."""
+    return _user_folder("config")
+
+
+def user_data_folder() -> Path:
+    """Return the folder of scanloom's data, by default `~/.local/share/scanloom`."""
+    return _user_folder("data")
+
+
+def _user_folder(kind: Literal["cache", "config", "data"]) -> Path:
+    """Return a folder of the XDG Base Directory Specification, or its like on other systems."""
+    from platformdirs import PlatformDirs
+
+    try:
+        folder: Path = getattr(PlatformDirs("scanloom", appauthor=False), f"user_{kind}_path")
+    except RuntimeError:  # a user without a home folder
+        return NOWHERE / "scanloom" / kind
+    return folder
 
 
 _USER_VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")

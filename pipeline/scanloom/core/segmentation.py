@@ -21,6 +21,11 @@ def is_slug(text: str) -> bool:
     return len(text) <= 64 and _SLUG.fullmatch(text) is not None
 
 
+def slug(text: str) -> str:
+    """Return `text` as a model name; empty if it has neither a letter nor a digit."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:64].strip("_")
+
+
 @dataclass(frozen=True)
 class Code:
     """A coded concept (DICOM PS3.3 8): value and meaning in a scheme such as SCT."""

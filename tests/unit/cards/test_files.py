@@ -143,7 +143,7 @@ def test_weights_that_are_packed_to_grow_are_refused(bundle: Path) -> None:
     error = refusal(bundle)
 
     assert error.reason is Reason.MODEL_UNSAFE
-    assert "would grow to 10 MiB" in error.detail
+    assert "would expand to 10 MiB" in error.detail
 
 
 def test_weights_of_any_size_are_not_hashed(bundle: Path) -> None:

@@ -176,8 +176,8 @@ def test_weights_that_grow_are_refused(state: State, tmp_path: Path) -> None:
     spread = refusal(path)
 
     assert packed.reason is spread.reason is Reason.MODEL_UNSAFE
-    assert "would grow to 64.01 MiB" in packed.detail
-    assert "would grow to 4096 GiB" in spread.detail
+    assert "would expand to 64.01 MiB" in packed.detail
+    assert "would expand to 4096 GiB" in spread.detail
 
 
 def test_names_that_share_their_numbers_are_no_growth(state: State, tmp_path: Path) -> None:
