@@ -1,1 +1,1 @@
-"""What a trained model needs and gives, read as data."""
+"""Model cards: trained models described as data."""

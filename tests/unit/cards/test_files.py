@@ -44,7 +44,7 @@ def test_a_link_out_of_the_bundle_is_refused(bundle: Path, name: str) -> None:
     error = refusal(bundle)
 
     assert error.reason is Reason.MODEL_UNSAFE
-    assert error.detail == f"{name} is a link out of the bundle: copy the file to its place"
+    assert error.detail == f"{name} is a link out of the bundle: replace it with the file"
 
 
 @pytest.mark.parametrize("name", ["models", "configs"])

@@ -100,11 +100,11 @@ def test_structures_come_layer_by_layer():
         ("My Model", (layer(1),), "name is made of"),
         ("model", (), "at least one layer"),
         ("model", (layer(1, shape=(4, 3, 3)),), "does not fit grid"),
-        ("model", (layer(1, 2), layer(2)), "label of its own"),
+        ("model", (layer(1, 2), layer(2)), "label of each structure must be unique"),
         (
             "model",
             (Layer(np.zeros((4, 3, 2), np.uint8), (structure(1, "a"), structure(1, "b"))),),
-            "number of its own",
+            "number of each structure must be unique",
         ),
     ],
 )
