@@ -1,1 +1,1 @@
-"""One file per command: parse, call, print."""
+"""Commands of the program: parse, call, print."""

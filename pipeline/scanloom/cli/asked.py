@@ -1,4 +1,4 @@
-"""What several commands are asked: which workflow, which of its cases, whose key."""
+"""Options that several commands share: archives, shards, retries, the workflow, the key."""
 
 from __future__ import annotations
 
@@ -18,70 +18,73 @@ if TYPE_CHECKING:
 
 ArchivesOption = Annotated[
     bool,
-    typer.Option("--archives", help="Look into zip and tar archives inside folders too."),
+    typer.Option("--archives", help="Also read zip and tar archives inside folders."),
 ]
 ShardOption = Annotated[
-    str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts: for job arrays.")
+    str | None, typer.Option(metavar="K/N", help="Process only part K of N, for job arrays.")
 ]
 ReplaceOption = Annotated[
     bool, typer.Option("--replace", help="Replace results of another recipe.")
 ]
-RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try all failed cases again.")]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Retry all failed cases.")]
 
 
 def find_workflow(name: str) -> Workflow:
-    """Return the workflow of a file, or the one of that name that ships.
+    """Return the workflow in a file, or a shipped workflow by its name.
 
     Raises
     ------
     ScanError
-        WORKFLOW_UNKNOWN where it is neither, with those that ship; WORKFLOW for mistakes in it.
+        WORKFLOW_UNKNOWN, with the shipped names, if it is neither; WORKFLOW if it has errors.
     """
     from scanloom.cards.shipped import shipped
     from scanloom.core import Reason, ScanError, nearest
     from scanloom.engine.workflow import read_workflow
 
     known = {path.stem: path for path in sorted(shipped("workflows").glob("*.yaml"))}
-    if os.path.isdir(name):  # noqa: PTH112 says no where Path raises
-        seen = "a folder is no workflow"
+    if os.path.isdir(name):  # noqa: PTH112 False where Path.is_dir() raises
+        problem = "a folder is not a workflow"
     elif os.path.exists(name):  # noqa: PTH110
         return read_workflow(Path(name))
     elif name in known:
         return read_workflow(known[name])
     else:
-        seen = f"there is no workflow {name!r}"
-    raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{seen}; {nearest(name, known)}")
+        problem = f"there is no workflow {name!r}"
+    raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{problem}; {nearest(name, known)}")
 
 
 @contextmanager
 def telling_new_key(key: Path | None) -> Iterator[None]:
-    """Say on stderr that a key was made in the block, and where: a wrong name is noticed.
+    """Report on stderr a key that is created in the block, so that a wrong path is noticed.
 
-    Likewise, that another user may know or change a key which is there: one in the usual place is
-    refused then, one that was named may be meant.
+    Also warn about an explicit key file that another user may read or change. The default key
+    file is refused in that case, but an explicit one may be intended.
     """
     from scanloom.io.identity import usual_key_file
     from scanloom.own_python import is_ours
 
     file = key or usual_key_file()
-    named = bool(key or os.environ.get("SCANLOOM_KEY"))
-    with suppress(OSError):  # not there yet, or not to be read: loading it tells
-        if named and not is_ours(file):
-            words = "belongs to another user, or others may write to it: ids hang on it"
-            say(f"scanloom: the key in {file} {words}.", err=True)
-    there = os.path.exists(file)  # noqa: PTH110 says no where Path raises
+    explicit = bool(key or os.environ.get("SCANLOOM_KEY"))
+    with suppress(OSError):  # missing or unreadable: reported when it is loaded
+        if explicit and not is_ours(file):
+            warning = "belongs to another user or is writable by others: case ids depend on it"
+            say(f"scanloom: the key in {file} {warning}.", err=True)
+    existed = os.path.exists(file)  # noqa: PTH110 False where Path.exists() raises
     try:
         yield
     finally:
-        if not there and os.path.exists(file):  # noqa: PTH110
-            say(f"scanloom: made a new key in {file}: keep it, ids hang on it.", err=True)
+        if not existed and os.path.exists(file):  # noqa: PTH110
+            say(
+                f"scanloom: created a new key in {file}. Back it up: case ids depend on it.",
+                err=True,
+            )
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:
-    """Return the numbers that "K/N" says."""
+    """Return K and N of "K/N"."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise typer.BadParameter("two numbers such as 1/4, the first from 1 to the second")
+        raise typer.BadParameter("expected K/N with 1 <= K <= N, such as 1/4")
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, everything else on stderr, errors in one manner."""
+"""Output of commands: results on stdout, everything else on stderr, errors in one format."""
 
 from __future__ import annotations
 
@@ -30,38 +30,36 @@ if TYPE_CHECKING:
 _PARTS = re.compile(r"([\n\t])")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 WIDTH = 110
-"""Columns of a table that goes to a file or a pipe, where nobody says how wide it may be."""
+"""Columns of a table that is written to a file or a pipe."""
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a single JSON document on stdout.")]
 DebugOption = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks, without what other libraries say.")
+    bool, typer.Option("--debug", help="Show tracebacks, without text from other libraries.")
 ]
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How a command was asked to speak."""
+    """Output options of a command."""
 
     json: bool = False
     debug: bool = False
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console; wide enough for a table where it is no terminal."""
+    """Return a rich console, wide enough for tables if the stream is not a terminal."""
     from rich.console import Console
     from rich.segment import Segment
 
     class Clean(Console):
-        """Shows foreign text by its letters alone, in strings and in whatever is made of them."""
+        """Escapes control characters in all text, including text inside renderables."""
 
-        def render_str(self, text: str, **how: Any) -> Text:
-            return super().render_str(clean(text), **how)
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(clean(text), **options)
 
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
-            for part in super().render(renderable, options):
-                yield part if part.control else Segment(clean(part.text), part.style)
+            for piece in super().render(renderable, options):
+                yield piece if piece.control else Segment(clean(piece.text), piece.style)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else WIDTH
@@ -69,26 +67,28 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def clean(text: str) -> str:
-    """Return text as it may reach a terminal; line breaks and tabs stay.
+    """Return text that is safe for a terminal; line breaks and tabs stay.
 
-    Names of files and words of headers and models come from anywhere: see `printable`.
+    File names and text from headers and models are foreign: see `scanloom.core.printable`.
     """
     from scanloom.core import printable
 
     if text.isprintable():
         return text
-    return "".join(part if part in ("\n", "\t") else printable(part) for part in _PARTS.split(text))
+    return "".join(
+        piece if piece in ("\n", "\t") else printable(piece) for piece in _PARTS.split(text)
+    )
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a message: on stdout, or on stderr."""
+    """Print a message on stdout or stderr."""
     typer.echo(clean(text), err=err, nl=nl)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document on stdout: UTF-8, or ASCII where that has another encoding.
+    """Print a JSON document on stdout: UTF-8, or ASCII if stdout has another encoding.
 
-    Bytes of a path that are no UTF-8 stand as escapes, and so does what would steer a terminal.
+    Control characters and path bytes that are not UTF-8 are escaped.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     if codecs.lookup(getattr(sys.stdout, "encoding", None) or "utf-8").name != "utf-8":
@@ -96,14 +96,14 @@ def print_json(document: Mapping[str, Any]) -> None:
     typer.echo(_BEYOND_ASCII.sub(_escaped, text))
 
 
-def _escaped(found: re.Match[str]) -> str:
-    """Return a character as it may stand in JSON: by its escape where it has no shape."""
-    character = found[0]
+def _escaped(match: re.Match[str]) -> str:
+    """Return a character for JSON, escaped if it is not printable."""
+    character = match[0]
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def told(reason: Reason, detail: str) -> dict[str, Any]:
-    """Return what `--json` says of a reason."""
+    """Return the JSON object of an error."""
     return {
         "code": reason.code,
         "outcome": reason.outcome,
@@ -114,26 +114,26 @@ def told(reason: Reason, detail: str) -> dict[str, Any]:
 
 
 def message(reason: Reason, detail: str) -> str:
-    """Return what a person reads: what happened, the code, what to do."""
+    """Return the message of an error: detail, code, advice."""
     return f"{detail} ({reason.code}). {reason.advice}."
 
 
 def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
-    """Name published cases that can't be read, on stderr."""
+    """Report published cases that are unreadable, on stderr."""
     for case in cases:
         say(
-            f"scanloom: case {case} is damaged: `scanloom verify {out}` names its files. Take "
-            "its folder away and run again.",
+            f"scanloom: case {case} is damaged: `scanloom verify {out}` lists its files. Remove "
+            "its folder and run again.",
             err=True,
         )
 
 
 @contextmanager
 def speaking(manner: Manner) -> Iterator[None]:
-    """Turn whatever goes wrong in the block into one message and an exit code.
+    """Turn any error in the block into a message and an exit code.
 
-    Other libraries' warnings and logs may name a patient: with `--debug` it is shown where they
-    spoke, never what they said.
+    Warnings and logs of other libraries may name a patient: `--debug` shows their location in the
+    code, never their text.
     """
     from scanloom.core import Reason, ScanError, keep_memory_private, settle_in
 
@@ -146,19 +146,19 @@ def speaking(manner: Manner) -> Iterator[None]:
         _fail(manner, error, error.reason, error.detail)
         raise typer.Exit(exit_of_reason(error.reason)) from error
     except KeyboardInterrupt as error:
-        say("Interrupted: what was not finished left nothing behind.", err=True)
+        say("Interrupted. Unfinished scans left no partial output.", err=True)
         raise typer.Exit(Exit.INTERRUPTED) from error
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
-    except Exception as error:  # the last border: foreign text goes no further
+    except Exception as error:  # foreign text must not reach the user
         if isinstance(error, OSError) and stdout_lost():  # `steady_streams` ends it
             raise
         from scanloom.io.casefolder import disk_error
 
-        if (of_a_file := disk_error(error)) is not None:
-            _fail(manner, error, of_a_file.reason, of_a_file.detail)
-            raise typer.Exit(exit_of_reason(of_a_file.reason)) from error
-        _fail(manner, error, Reason.INTERNAL, f"something unforeseen, {type(error).__name__}")
+        if (write_error := disk_error(error)) is not None:
+            _fail(manner, error, write_error.reason, write_error.detail)
+            raise typer.Exit(exit_of_reason(write_error.reason)) from error
+        _fail(manner, error, Reason.INTERNAL, f"unexpected {type(error).__name__}")
         raise typer.Exit(Exit.SOME_FAILED) from error
 
 

@@ -1,4 +1,4 @@
-"""`scanloom demo`: the sample study that ships, segmented by the model that ships."""
+"""`scanloom demo`: segment the shipped sample study with the shipped model."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 MODEL = "ct_tissue"
 WITHIN = 5.0
-"""Per cent by which a judged volume may differ from the drawing's."""
+"""Largest deviation of a checked volume from the true one, per cent."""
 JUDGED = ("lung", "fat", "soft_tissue", "bone")
-"""Gas is shown, not judged: its few pockets are thin, and the scan blurs their edges."""
+"""Structures that are checked. Gas is only shown: its pockets are thin and blurred in the scan."""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("scanloom-demo"),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("scanloom-demo"),
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Segment the sample study and compare with what was drawn.
+    """Segment the sample study and compare the volumes with the known ones.
 
-    The study is a synthetic torso: its volumes are known, and no patient's data is in it.
+    The study is a synthetic torso, without data of any patient.
     """
     with speaking(Manner(json, debug)):
         from scanloom.cards.shipped import shipped
@@ -53,20 +53,21 @@ def demo(
             print_json({"schema": 1, "folder": str(record.folder), "volumes": rows})
         else:
             _show(record, rows)
-        wrong = [row["structure"] for row in rows if row["judged"] and not row["within"]]
-        if wrong:
-            text = f"scanloom: more than {WITHIN:g} % off the drawing: {', '.join(wrong)}."
-            say(f"{text} Run `scanloom doctor`, and report it.", err=True)
+        deviating = [row["structure"] for row in rows if row["judged"] and not row["within"]]
+        if deviating:
+            names = ", ".join(deviating)
+            message = f"scanloom: volumes differ by more than {WITHIN:g} %: {names}."
+            say(f"{message} Run `scanloom doctor`, and report it.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 
 def known_volumes(file: Path) -> dict[str, float]:
-    """Return the volumes in ml that were drawn, by structure.
+    """Return the true volumes in ml, by structure.
 
     Raises
     ------
     ScanError
-        NOT_FOUND or DAMAGED if the file that ships with the study is not whole.
+        NOT_FOUND or DAMAGED if the shipped file is missing or damaged.
     """
     from json import loads
 
@@ -76,17 +77,17 @@ def known_volumes(file: Path) -> dict[str, float]:
         volumes = loads(file.read_text(encoding="utf-8"))["tissues_ml"]
         return {str(label): float(ml) for label, ml in volumes.items()}
     except OSError as exc:
-        raise ScanError(Reason.NOT_FOUND, "the sample study's volumes are not there") from exc
+        raise ScanError(Reason.NOT_FOUND, "the sample study's volumes are missing") from exc
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise ScanError(Reason.DAMAGED, "the sample study's volumes can't be read") from exc
+        raise ScanError(Reason.DAMAGED, "the sample study's volumes are damaged") from exc
 
 
 def compare(record: CaseRecord, known: dict[str, float]) -> list[dict[str, Any]]:
-    """Return a row a structure: ml found, ml drawn, difference in per cent, and the judgement."""
-    found = {m.label: m.volume_ml for m in record.measurements}
+    """Return a row for each structure: measured ml, true ml, difference in per cent, verdict."""
+    measured = {m.label: m.volume_ml for m in record.measurements}
     rows = []
     for label, drawn in known.items():
-        ml = found.get(label, 0.0)
+        ml = measured.get(label, 0.0)
         difference = 100 * (ml - drawn) / drawn
         rows.append(
             {
@@ -106,19 +107,19 @@ def _show(record: CaseRecord, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("structure", "ml", "drawn ml", "difference", ""):
+    for name in ("structure", "ml", "true ml", "difference", ""):
         table.add_column(name, justify="left" if name in ("structure", "") else "right")
     for row in rows:
-        word = ("ok" if row["within"] else "off") if row["judged"] else "not judged"
+        verdict = ("ok" if row["within"] else "off") if row["judged"] else "not checked"
         difference = f"{row['difference_percent']:+.1f} %"
         table.add_row(
-            row["structure"], f"{row['ml']:.1f}", f"{row['drawn_ml']:.1f}", difference, word
+            row["structure"], f"{row['ml']:.1f}", f"{row['drawn_ml']:.1f}", difference, verdict
         )
     screen = console()
-    screen.print("\nThe sample study, a drawn torso: volumes found and volumes drawn")
+    screen.print("\nSample study, a synthetic torso: measured and true volumes")
     screen.print(table)
     for flag in record.flags:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
     if record.folder is not None:
         screen.print(f"Results: {record.folder}", soft_wrap=True)
-        screen.print(f"Look at: {record.folder / 'preview.png'}", soft_wrap=True)
+        screen.print(f"Preview: {record.folder / 'preview.png'}", soft_wrap=True)

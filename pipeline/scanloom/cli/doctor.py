@@ -1,4 +1,4 @@
-"""`scanloom doctor`: whether all is here that scanloom needs, and works."""
+"""`scanloom doctor`: check the installation and the machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    out: Annotated[Path, typer.Option(help="Where results would go.")] = Path("scanloom-out"),
+    out: Annotated[Path, typer.Option(help="Output folder to check.")] = Path("scanloom-out"),
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Look at libraries, decoders, devices, disk, key and models; exit 1 if something is wrong."""
+    """Check libraries, decoders, devices, disk, key and models; exit with 1 on a problem."""
     with speaking(Manner(json, debug)):
         if json:
             findings = list(examine(out))
@@ -38,7 +38,7 @@ def doctor(
 
 
 def examine(out: Path) -> Iterator[Finding]:
-    """Give every finding, one check after another; a check that breaks is a finding itself."""
+    """Yield the findings of all checks; a check that raises is a finding too."""
     from scanloom.cli.checks.decoders import check_decoders
     from scanloom.cli.checks.devices import check_devices
     from scanloom.cli.checks.places import check_key, check_models, check_out
@@ -56,10 +56,10 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
     try:
         yield from check()
-    except Exception as exc:  # noqa: BLE001 - the doctor must get to the end on a sick machine
+    except Exception as exc:  # noqa: BLE001 - a broken machine must not stop the other checks
         name = getattr(check, "__name__", "check")
-        advice = "scanloom's own fault, or a broken library: install it again"
-        yield Finding("doctor", name, "bad", f"broke off ({type(exc).__name__})", advice)
+        advice = "a bug in scanloom or a broken library: reinstall scanloom"
+        yield Finding("doctor", name, "bad", f"raised {type(exc).__name__}", advice)
 
 
 def _print(finding: Finding, *, new_topic: bool) -> None:
@@ -75,5 +75,5 @@ def _print(finding: Finding, *, new_topic: bool) -> None:
 def _summarize(findings: list[Finding]) -> None:
     bad = sum(f.level == "bad" for f in findings)
     warn = sum(f.level == "warn" for f in findings)
-    text = f"{bad} wrong, {warn} to be known, {len(findings) - bad - warn} fine"
+    text = f"{bad} bad, {warn} warnings, {len(findings) - bad - warn} ok"
     console().print(f"\n{text}", style=STYLES["bad" if bad else "warn" if warn else "ok"])

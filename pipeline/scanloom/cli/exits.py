@@ -1,4 +1,4 @@
-"""What a command's exit code says (sysexits.h where it has a word)."""
+"""Exit codes of commands, after sysexits.h where it defines one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class Exit(IntEnum):
     """The exit codes of every command."""
 
     OK = 0
-    SOME_FAILED = 1  # also: something is wrong (doctor), a fault of scanloom
+    SOME_FAILED = 1  # also: a problem found by `doctor`, an internal error
     USAGE = 2
-    UNUSABLE = 65  # EX_DATAERR: the one scan asked for, or a model, can't be used
-    INPUT_OUTPUT = 74  # EX_IOERR: the disk is full, OUT can't be written
+    UNUSABLE = 65  # EX_DATAERR: the requested scan, or a model, can't be used
+    INPUT_OUTPUT = 74  # EX_IOERR: the disk is full, or OUT is not writable
     INTERRUPTED = 130  # 128 + SIGINT
 
 
 def exit_of_reason(reason: Reason) -> Exit:
-    """Return the code for a command that ends because of `reason`."""
+    """Return the exit code of a command that ends with `reason`."""
     from scanloom.core import Reason
 
     if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
         return Exit.INPUT_OUTPUT
-    blameless = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
-    return Exit.SOME_FAILED if blameless else Exit.UNUSABLE
+    internal = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
+    return Exit.SOME_FAILED if internal else Exit.UNUSABLE
 
 
 def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
-    """Return the code for what became of one or several scans.
+    """Return the exit code for the records of one or several scans.
 
-    Of several scans, those that are not for the model (skipped) do no harm while any other gave a
-    result; those of which a volume has to be chosen were asked for, and gave none.
+    Among several scans, skipped ones do not count if any other scan has a result. Ambiguous ones
+    count as failed: they were requested and have no result.
     """
     from scanloom.core import Reason
 

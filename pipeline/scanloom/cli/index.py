@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scanloom.io.index_file import IndexedSeries
 
 STUDY_LETTERS = 6
-"""Of a study's id in the table: enough to see which series belong together."""
+"""Characters of a study's id in the table, enough to recognise series of one study."""
 NUMBERS = ("#", "files", "shape", "spacing mm")
 
 
@@ -31,16 +31,16 @@ def index(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep the index in OUT/private; default the user's cache folder."),
+        typer.Option(help="Keep the index in OUT/private; by default, in the user's cache folder."),
     ] = None,
     archives: ArchivesOption = False,
-    key: Annotated[Path | None, typer.Option(help="File with the key of the ids.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Key file for the ids.")] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """List the studies and series of an archive, and account for every file.
 
-    Only headers are read, and files that did not change since the last time are not opened.
+    Only headers are read. Files that have not changed since the last time are not opened.
 
     For example: scanloom index archive/ --out results
     """
@@ -49,47 +49,47 @@ def index(
         from scanloom.io.index import build_index
 
         with telling_new_key(key):
-            found = build_index(paths, load_key(key), out, archives=archives)
+            listed = build_index(paths, load_key(key), out, archives=archives)
         if json:
-            print_json(document(found))
+            print_json(document(listed))
         else:
-            show(found)
-        raise typer.Exit(exit_of(found))
+            show(listed)
+        raise typer.Exit(exit_of(listed))
 
 
-def document(found: Index) -> dict[str, Any]:
-    """Return what `--json` prints: ids, words of closed lists and numbers, nothing else."""
-    reasons = Counter(reason for _, reason in found.outcomes() if reason)
+def document(listed: Index) -> dict[str, Any]:
+    """Return the document for `--json`: only ids, codes from closed lists and numbers."""
+    reasons = Counter(reason for _, reason in listed.outcomes() if reason)
     return {
         "schema": 1,
-        "series": [_series(number, one) for number, one in enumerate(found.series, 1)],
-        "files": found.counts(),
+        "series": [_series(number, series) for number, series in enumerate(listed.series, 1)],
+        "files": listed.counts(),
         "reasons": dict(sorted(reasons.items())),
-        "opened": found.opened,
+        "opened": listed.opened,
     }
 
 
-def _series(number: int, one: IndexedSeries) -> dict[str, Any]:
-    what = one.what
+def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
+    info = series.what
     return {
-        "number": number if one.slices else None,
-        "id": one.id or None,
-        "study": one.study or None,
-        "kind": one.kind,
-        "modality": what.modality or None,
-        "body_part": what.body_part or None,
-        "plane": what.plane or None,
-        "shape": list(what.shape) or None,
-        "spacing": list(what.spacing) or None,
-        "n_files": len(one.files),
-        "status": one.status,
-        "reason": what.reason or None,
-        "detail": what.detail or None,
+        "number": number if series.slices else None,
+        "id": series.id or None,
+        "study": series.study or None,
+        "kind": series.kind,
+        "modality": info.modality or None,
+        "body_part": info.body_part or None,
+        "plane": info.plane or None,
+        "shape": list(info.shape) or None,
+        "spacing": list(info.spacing) or None,
+        "n_files": len(series.files),
+        "status": series.status,
+        "reason": info.reason or None,
+        "detail": info.detail or None,
     }
 
 
-def show(found: Index) -> None:
-    """Print a table of the series, and what became of the files."""
+def show(listed: Index) -> None:
+    """Print a table of the series and the counts of files."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -103,40 +103,40 @@ def show(found: Index) -> None:
             justify="right" if name in NUMBERS else "left",
             no_wrap=name in ("id", "study", "shape", "spacing mm", "status"),
         )
-    for number, one in enumerate(found.series, 1):
-        table.add_row(*_row(number, one))
+    for number, series in enumerate(listed.series, 1):
+        table.add_row(*_row(number, series))
     screen = console()
     screen.print(table)
-    studies = {one.study for one in found.series if one.study}
-    counts = found.counts()
+    studies = {series.study for series in listed.series if series.study}
+    counts = listed.counts()
     screen.print(
-        f"{len(studies)} studies, {len(found.series)} series. {counts['found']} files: "
+        f"{len(studies)} studies, {len(listed.series)} series. {counts['found']} files: "
         f"{counts['used']} used, {counts['skipped']} skipped, {counts['ambiguous']} ambiguous, "
         f"{counts['failed']} failed."
     )
-    reasons = Counter(reason for _, reason in found.outcomes() if reason)
+    reasons = Counter(reason for _, reason in listed.outcomes() if reason)
     for code, count in reasons.most_common():
         screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)
 
 
-def _row(number: int, one: IndexedSeries) -> list[str]:
-    what = one.what
+def _row(number: int, series: IndexedSeries) -> list[str]:
+    info = series.what
     return [
-        str(number) if one.slices else "",
-        one.study[:STUDY_LETTERS],
-        one.id,
-        what.modality or one.kind,
-        what.body_part,
-        "x".join(map(str, what.shape)),
-        "x".join(f"{mm:.3g}" for mm in what.spacing),
-        str(len(one.files)),
-        what.reason or one.status,
+        str(number) if series.slices else "",
+        series.study[:STUDY_LETTERS],
+        series.id,
+        info.modality or series.kind,
+        info.body_part,
+        "x".join(map(str, info.shape)),
+        "x".join(f"{mm:.3g}" for mm in info.spacing),
+        str(len(series.files)),
+        info.reason or series.status,
     ]
 
 
-def exit_of(found: Index) -> Exit:
-    """Return 0 if nothing failed, 1 if some did, 65 if no file can be used, whatever is chosen."""
-    counts = found.counts()
+def exit_of(listed: Index) -> Exit:
+    """Return 0 if no file failed, 1 if some did, 65 if no file can be used or chosen."""
+    counts = listed.counts()
     if not counts["used"] and not counts["ambiguous"]:
         return Exit.UNUSABLE
     return Exit.SOME_FAILED if counts["failed"] else Exit.OK

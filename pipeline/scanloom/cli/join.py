@@ -1,4 +1,4 @@
-"""`scanloom join`: a table of ours with the sources behind its ids."""
+"""`scanloom join`: add source columns to a table of case ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def join(
     out: OutOption = Path("scanloom-out"),
     to: Annotated[
         Path | None,
-        typer.Option(help="Where the joined table goes: .csv or .parquet. Default: stdout."),
+        typer.Option(help="File for the joined table: .csv or .parquet; by default stdout."),
     ] = None,
     column: Annotated[
         str | None, typer.Option(help="Column of the ids, if not case, case_id or id.")
@@ -35,10 +35,10 @@ def join(
     key: KeyOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Add patient, UIDs and path to a table that has case ids.
+    """Add patient, UIDs and path to a table of case ids.
 
-    For those who have the key and may read OUT/private. What it writes identifies patients: the
-    file is for you alone (mode 0600), and does not go into OUT.
+    Requires the key and read access to OUT/private. The output identifies patients: the file is
+    readable by you only (mode 0600) and must lie outside OUT.
     """
     with speaking(Manner(debug=debug)):
         from scanloom.io.crosswalk import find_sources, newest
@@ -53,25 +53,26 @@ def join(
         if to is None:
             text = io.StringIO()
             unknown = join_csv(table, sources, text, column)
-            shown = say if sys.stdout.isatty() else typer.echo  # a program gets what is there
+            shown = say if sys.stdout.isatty() else typer.echo  # a pipe gets the text unchanged
             shown(text.getvalue(), nl=False)
         else:
             unknown = _write(table, sources, to, column)
         if unknown:
-            say(f"scanloom: rows whose id is not in its crosswalk: {unknown}.", err=True)
+            say(f"scanloom: {unknown} rows have ids that are not in the crosswalk.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 
 def _check_target(out: Path, to: Path | None) -> None:
-    """Refuse a place where the joined table must not or can't go."""
+    """Refuse a target with another suffix, or inside OUT."""
     if to is None:
         return
     if to.suffix.lower() not in (".csv", ".parquet"):
-        raise typer.BadParameter("a file that ends with .csv or .parquet", param_hint="--to")
-    place, inside = to.resolve(), out.resolve()
-    if place.is_relative_to(inside) and not place.is_relative_to(inside / "private"):
+        raise typer.BadParameter("expected a .csv or .parquet file", param_hint="--to")
+    target, results = to.resolve(), out.resolve()
+    if target.is_relative_to(results) and not target.is_relative_to(results / "private"):
         raise typer.BadParameter(
-            "a place outside OUT, or in OUT/private: results hold no identity", param_hint="--to"
+            "expected a path outside OUT, or in OUT/private: results must not identify patients",
+            param_hint="--to",
         )
 
 

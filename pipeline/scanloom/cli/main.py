@@ -1,4 +1,4 @@
-"""`scanloom`: the commands and nothing else. Heavy imports happen when a command runs."""
+"""The `scanloom` program: registers the commands. Heavy imports happen when a command runs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from scanloom.own_python import safe_path
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands; mistakes in what they are given are shown as all foreign text is."""
+    """The commands; usage errors are escaped like all foreign text."""
 
-    def make_context(self, *arguments: Any, **more: Any) -> Any:
+    def make_context(self, *arguments: Any, **keywords: Any) -> Any:
         with _shown_clean():
-            return super().make_context(*arguments, **more)
+            return super().make_context(*arguments, **keywords)
 
     def invoke(self, ctx: Any) -> Any:
         with _shown_clean():
@@ -46,11 +46,11 @@ class _Commands(typer.core.TyperGroup):
 
 @contextmanager
 def _shown_clean() -> Iterator[None]:
-    """Clean the text of a mistake in the command line, which quotes names of files."""
+    """Escape the text of usage errors, which quote file names."""
     try:
         yield
     except Exception as error:
-        if isinstance(getattr(error, "message", None), str):  # click's, wherever typer has it from
+        if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
             error.message = clean(error.message)  # type: ignore[attr-defined]
         raise
 
@@ -67,7 +67,7 @@ app = typer.Typer(
 
 
 def _flowing(text: str | None) -> str:
-    """Return a docstring whose paragraphs are as wide as the terminal, not as the source."""
+    """Return a docstring with one line per paragraph, to be wrapped to the terminal."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -89,8 +89,8 @@ for _command in (
 app.add_typer(models.app, name="models")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"scanloom {version('scanloom')}")
@@ -104,19 +104,19 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Options of scanloom itself."""
+    """Define the program's own options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends by SystemExit with a code of `scanloom.cli.exits`.
+    """Run the command line; exits by SystemExit with a code of `scanloom.cli.exits`.
 
     Parameters
     ----------
     arguments : sequence of str, optional
-        What stands behind the program's name; by default what it was started with.
+        Command-line arguments without the program's name; by default those of the process.
     """
     if arguments is None:  # a program of its own
         sys.path[:] = safe_path(sys.path)
-    atexit.register(gc.freeze)  # else Python looks through all of torch before it ends: 1.5 s
+    atexit.register(gc.freeze)  # saves 1.5 s of garbage collection of torch's objects at exit
     with steady_streams():
         app(None if arguments is None else list(arguments), prog_name="scanloom")

@@ -1,4 +1,4 @@
-"""`scanloom models`: what can be run."""
+"""`scanloom models`: list and show models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from scanloom.cards.store import ModelEntry
     from scanloom.core import Structure
 
-app = typer.Typer(help="See which models there are, and what each is for.", no_args_is_help=True)
+app = typer.Typer(
+    help="List models and show their purpose, inputs and structures.", no_args_is_help=True
+)
 
 
 @app.command("list")
 def list_all(json: JsonOption = False, debug: DebugOption = False) -> None:
-    """List the models that ship and your own."""
+    """List shipped models and your own."""
     with speaking(Manner(json, debug)):
         from scanloom.cards.store import list_models
 
@@ -39,11 +41,11 @@ def list_all(json: JsonOption = False, debug: DebugOption = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A model's name, or a bundle's folder.")],
+    name: Annotated[str, typer.Argument(help="Name of a model, or path of a model folder.")],
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show what a model needs, gives and is meant for."""
+    """Show a model's intended use, inputs, structures and licence."""
     with speaking(Manner(json, debug)):
         from scanloom.cards.store import find_model
 
@@ -59,7 +61,7 @@ def _print_list(entries: tuple[ModelEntry, ...]) -> None:
     from rich.table import Table
 
     table = Table(
-        "model", "version", "scans", "structures", "what", box=SIMPLE_HEAD, pad_edge=False
+        "model", "version", "scans", "structures", "title", box=SIMPLE_HEAD, pad_edge=False
     )
     for entry in entries:
         card = entry.card
@@ -89,7 +91,7 @@ def _print_card(card: ModelCard) -> None:
     screen.print(table)
     if any(s.experimental for s in card.structures):
         labels = ", ".join(s.label for s in card.structures if s.experimental)
-        screen.print(f"Experimental, by its authors' own words: {labels}", soft_wrap=True)
+        screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
 
 
 def _facts(card: ModelCard) -> list[tuple[str, str]]:
@@ -97,7 +99,7 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
     return [
         ("model", f"{card.name} {card.version}".strip()),
         ("title", card.title),
-        ("what", card.description),
+        ("description", card.description),
         ("intended use", card.intended_use or "not stated"),
         ("licence", card.license or "not stated"),
         ("attribution", card.attribution or "not stated"),

@@ -1,4 +1,4 @@
-"""`scanloom plan`: what a run would do, from headers alone."""
+"""`scanloom plan`: predict a run from headers."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 def plan(
     workflow: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or one that ships.")
+        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or a shipped workflow.")
     ],
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
     ],
-    out: Annotated[Path, typer.Option(metavar="OUT", help="The output folder of the run.")],
+    out: Annotated[Path, typer.Option(metavar="OUT", help="Output folder of the run.")],
     archives: ArchivesOption = False,
     shard: ShardOption = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
+        Path | None, typer.Option(metavar="FILE", help="Key file for the ids; also SCANLOOM_KEY.")
     ] = None,
     replace: ReplaceOption = False,
     retry_failed: RetryOption = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Say what `run` would do: which cases, which not and why, how long, how much memory and disk.
+    """Predict a run: cases, exclusions and their reasons, time, memory and disk space.
 
-    Scans are judged by their headers. Where this machine has not run these models yet, a few cases
-    are worked on to see how long they take; their results are thrown away.
+    Only headers are read. If this machine has not run the models before, a few cases are segmented
+    to measure the time; their results are discarded.
     """
     with speaking(Manner(as_json, debug)):
         from scanloom.engine.plan import keep_plan, make_plan
@@ -54,65 +54,65 @@ def plan(
 
         scope = Scope(replace, retry_failed, parse_shard(shard))
         with telling_new_key(key):
-            wanted = find_workflow(workflow)
-            made = make_plan(wanted, paths, out, key, scope, archives=archives)
-        keep_plan(made, out)
+            selected_workflow = find_workflow(workflow)
+            planned_run = make_plan(selected_workflow, paths, out, key, scope, archives=archives)
+        keep_plan(planned_run, out)
         if as_json:
-            print_json({"schema": 1, "plan": document(made)})
+            print_json({"schema": 1, "plan": document(planned_run)})
         else:
-            console().print(table(made))
+            console().print(table(planned_run))
 
 
-def document(made: Plan) -> dict[str, Any]:
-    """Return what `--json` says of a plan."""
-    return {**asdict(made), "todo": len(made.todo)}
+def document(planned: Plan) -> dict[str, Any]:
+    """Return the document of a plan for `--json`."""
+    return {**asdict(planned), "todo": len(planned.todo)}
 
 
-def table(made: Plan) -> RenderableType:
-    """Return a plan as a person reads it."""
+def table(planned: Plan) -> RenderableType:
+    """Return a plan as a table."""
     from rich.table import Table
 
     from scanloom.core import duration
 
-    totals, todo = made.totals, made.todo
+    totals, todo = planned.totals, planned.todo
     rows = Table.grid(padding=(0, 2))
-    rows.add_row("workflow", made.workflow)
-    rows.add_row("files", ", ".join(f"{count} {name}" for name, count in made.files.items()))
-    rows.add_row("cases", f"{len(todo)} to do, {made.before} from before")
-    rows.add_row("device", f"{made.device}, {made.precision}; {made.workers} workers")
+    rows.add_row("workflow", planned.workflow)
+    rows.add_row("files", ", ".join(f"{count} {name}" for name, count in planned.files.items()))
+    rows.add_row("cases", f"{len(todo)} to do, {planned.before} from before")
+    rows.add_row("device", f"{planned.device}, {planned.precision}; {planned.workers} workers")
     if totals.seconds is not None and todo:
-        each = totals.seconds / len(todo)
-        rows.add_row("time", f"{duration(totals.seconds)} in all, {duration(each)} a case")
+        per_case = totals.seconds / len(todo)
+        rows.add_row("time", f"{duration(totals.seconds)} in all, {duration(per_case)} a case")
     if totals.written is not None:
         rows.add_row("results", _bytes(totals.written))
     rows.add_row("memory", f"{_bytes(totals.host)} a worker")
     if totals.device:
         rows.add_row("", f"{_bytes(totals.device)} on the device")
-    for note in made.notes:
+    for note in planned.notes:
         rows.add_row("", note)
-    left = {**made.left_out}
-    for one in made.cases:
-        if one.reason:
-            left[one.reason] = left.get(one.reason, 0) + 1
-    for n, (reason, count) in enumerate(sorted(left.items(), key=lambda item: -item[1])):
-        rows.add_row("" if n else "left out", f"{count} {reason}")
+    excluded = {**planned.left_out}
+    for case in planned.cases:
+        if case.reason:
+            excluded[case.reason] = excluded.get(case.reason, 0) + 1
+    for n, (reason, count) in enumerate(sorted(excluded.items(), key=lambda item: -item[1])):
+        rows.add_row("" if n else "excluded", f"{count} {reason}")
     return rows
 
 
 def compared_rows(compared: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return how a run went beside its plan, in words."""
+    """Return rows that compare a run with its plan."""
     from scanloom.core import duration
 
     happened, planned = compared["happened"], compared["planned"]
-    words = {
+    rows_by_key = {
         "seconds": ("time", duration),
         "written": ("results", _bytes),
         "host": ("memory", _bytes),
     }
     return [
-        (name, f"{tell(happened[part])}, {tell(planned[part])} planned")
-        for part, (name, tell) in words.items()
-        if planned[part]
+        (name, f"{format_value(happened[key])}, {format_value(planned[key])} planned")
+        for key, (name, format_value) in rows_by_key.items()
+        if planned[key]
     ]
 
 

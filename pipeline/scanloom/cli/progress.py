@@ -1,4 +1,4 @@
-"""What is being done right now, on stderr: one living line on a terminal, plain lines otherwise."""
+"""Progress on stderr: a status line on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOING = {
     "load": "reading",
     "resample": "resampling",
     "network": "running the network",
-    "restore": "bringing labels back",
+    "restore": "restoring labels to the scan's grid",
     "clean": "cleaning",
     "measure": "measuring",
     "write": "writing",
@@ -25,15 +25,15 @@ DOING = {
 
 @contextmanager
 def progress(paths: Sequence[Path]) -> Iterator[OnStep]:
-    """Give a function that is told of each step."""
+    """Yield a callback for the steps of each path."""
     from scanloom.core import printable
 
     numbers = {path: n for n, path in enumerate(paths, 1)}
 
     def text(path: Path, step: str) -> str:
-        place = f"[{numbers[path]}/{len(paths)}] " if len(paths) > 1 else ""
+        position = f"[{numbers[path]}/{len(paths)}] " if len(paths) > 1 else ""
         name = printable(path.name or str(path))
-        return f"{place}{name}: {DOING.get(step, step)}"
+        return f"{position}{name}: {DOING.get(step, step)}"
 
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -42,21 +42,21 @@ def progress(paths: Sequence[Path]) -> Iterator[OnStep]:
     from rich.text import Text
 
     with screen.status("starting") as status:
-        # Text, not str: a name with [brackets] is no markup.
+        # Text, not str: [brackets] in a name must not be taken as markup
         yield lambda path, step: status.update(Text(text(path, step)))
 
 
 def silence(path: Path, step: str) -> None:
-    """Say nothing."""
+    """Report nothing."""
 
 
 def _plain_lines(text: Callable[[Path, str], str]) -> OnStep:
-    said: set[str] = set()
+    printed: set[str] = set()
 
-    def tell(path: Path, step: str) -> None:
+    def report(path: Path, step: str) -> None:
         line = text(path, step)
-        if line not in said:  # network and restore take turns
-            said.add(line)
+        if line not in printed:  # network and restore alternate
+            printed.add(line)
             say(line, err=True)
 
-    return tell
+    return report

@@ -1,4 +1,4 @@
-"""`scanloom report`: the report of an output folder, made anew."""
+"""`scanloom report`: rebuild the report of an output folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scanloom.cli.console import (
 from scanloom.cli.exits import Exit
 from scanloom.cli.where import KeyOption
 
-BEHIND = "the manifest does not know the newest run: give the key, or the same run again"
+BEHIND = "the manifest lacks the latest run: give the key, or repeat the run"
 
 
 def report(
@@ -28,11 +28,11 @@ def report(
     key: KeyOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Write the page to look through all results, the doubtful cases first.
+    """Write the report page: all results, doubtful cases first.
 
-    Where shards worked on parts of an archive, the tables are put together first; those of a run
-    that did not come to write them are made of what it left, the manifest by who has the key. A
-    BIDS derivative that is there is written anew. Damaged cases are named and left out.
+    Tables of shards are merged first. Tables that an interrupted run did not write are rebuilt
+    from its results; the manifest requires the key. An existing BIDS derivative is rewritten.
+    Damaged cases are listed and excluded.
     """
     with speaking(Manner(as_json, debug)):
         from importlib import metadata
@@ -60,17 +60,17 @@ def report(
         if as_json:
             print_json({"schema": 1, "report": str(page), "damaged": sorted(damaged)})
         else:
-            console().print(f"Look at {page}")
+            console().print(f"Report: {page}")
         if behind:
             typer.echo(f"scanloom: {BEHIND}.", err=True)
         warn_of_damaged(out, sorted(damaged))
         for file in damaged_totals(out):
-            typer.echo(f"scanloom: {file} is damaged and left out: take it away.", err=True)
+            typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
     raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)
 
 
 def _key_of(out: Path, file: Path | None) -> bytes | None:
-    """Return the key of an output folder's ids; None for who does not have it."""
+    """Return the key of an output folder's ids; None if it is not available."""
     from scanloom.core import ScanError
     from scanloom.io.identity import key_fingerprint, read_key
     from scanloom.io.private import check_key

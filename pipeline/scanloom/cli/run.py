@@ -1,4 +1,4 @@
-"""`scanloom run`: a workflow over an archive."""
+"""`scanloom run`: run a workflow over an archive."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from scanloom.engine.status import Board, Status
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
-"""Seconds that a run has to end after the first and the second Ctrl-C."""
+"""Seconds until the process exits after the first and the second Ctrl-C."""
 
 
 def run(
     workflow: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or one that ships.")
+        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or a shipped workflow.")
     ],
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
     ],
-    out: Annotated[Path, typer.Option(metavar="OUT", help="The output folder.")],
+    out: Annotated[Path, typer.Option(metavar="OUT", help="Output folder.")],
     cluster: Annotated[
         str,
         typer.Option(
@@ -62,20 +62,20 @@ def run(
     archives: ArchivesOption = False,
     shard: ShardOption = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The key of the ids; SCANLOOM_KEY.")
+        Path | None, typer.Option(metavar="FILE", help="Key file for the ids; also SCANLOOM_KEY.")
     ] = None,
     replace: ReplaceOption = False,
     retry_failed: RetryOption = False,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Take the lock of a run on another host that is dead."),
+        typer.Option("--take-over", help="Take over the lock of a dead run on another host."),
     ] = False,
     bids: Annotated[
         bool, typer.Option("--bids", help="Also OUT/bids, a BIDS derivative of label maps.")
     ] = False,
     metrics: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep FILE up to date for Prometheus (textfile)."),
+        typer.Option(metavar="FILE", help="Write metrics to FILE for Prometheus (textfile)."),
     ] = None,
     price: Annotated[
         float | None,
@@ -86,9 +86,10 @@ def run(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Segment all of an archive that a workflow selects; started again, it goes on.
+    """Segment every scan in an archive that a workflow selects.
 
-    Ctrl-C ends it in good order; once more ends it at once.
+    Run the same command again to resume. Ctrl-C stops after the current writes; a second Ctrl-C
+    stops immediately.
     """
     with speaking(Manner(as_json, debug)):
         from scanloom.engine.run import RunOptions
@@ -106,10 +107,10 @@ def run(
             bids=bids,
             archives=archives,
         )
-        wanted = find_workflow(workflow)
+        selected = find_workflow(workflow)
         with telling_new_key(key), _interruptible() as stop:
             shown = _silent if as_json else _shown
-            result = run_workflow(wanted, paths, options, stop=stop, on_board=shown)
+            result = run_workflow(selected, paths, options, stop=stop, on_board=shown)
         if as_json:
             print_json(document(result))
         else:
@@ -119,7 +120,7 @@ def run(
 
 
 def document(result: RunResult) -> dict[str, Any]:
-    """Return what `--json` says of a run."""
+    """Return the document of a run for `--json`."""
     from dataclasses import asdict
 
     return {
@@ -135,41 +136,41 @@ def document(result: RunResult) -> dict[str, Any]:
 
 
 def status_table(status: Status) -> RenderableType:
-    """Return the status of a run as a person reads it."""
+    """Return the status of a run as a table."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    why = f" ({status.reason})" if status.reason else ""
-    table.add_row("run", f"{status.run}: {status.state}{why}")
+    cause = f" ({status.reason})" if status.reason else ""
+    table.add_row("run", f"{status.run}: {status.state}{cause}")
     table.add_row(
         "cases",
         f"{status.over} of {status.cases}: {status.done} done, {status.skipped} skipped, "
         f"{status.ambiguous} ambiguous, {status.failed} failed, {status.before} from before",
     )
     if status.remade:
-        table.add_row("made anew", f"{status.remade}: their scans had changed")
-    for why, count in status.sent_away.items():
-        table.add_row("sent away", f"{count} worker{'s' if count > 1 else ''}: {why}")
+        table.add_row("replaced", f"{status.remade}, because their scans had changed")
+    for problem, count in status.sent_away.items():
+        table.add_row("rejected", f"{count} worker{'s' if count > 1 else ''}: {problem}")
     if status.per_hour:
         left = f", {_clock(status.left_s)} left" if status.left_s else ""
         table.add_row("rate", f"{status.per_hour:.0f} scans an hour{left}")
     table.add_row("time", _clock(status.elapsed_s))
     if status.state == "died":
         heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))
-        table.add_row("last heard", f"{heard}: start it again with the same words")
+        table.add_row("last heartbeat", f"{heard}; resume with the same command")
     for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
         table.add_row("", f"{case}  {seconds:.0f} s")
     for device in status.devices:
         memory = f"{device['memory_used'] / 2**30:.1f} of {device['memory_total'] / 2**30:.0f} GiB"
-        told = [f"{device['busy_percent']} % busy", memory, f"{device['celsius']} °C"]
-        table.add_row(f"GPU {device['device']}", ", ".join([*told, f"{device['watts']} W"]))
+        readings = [f"{device['busy_percent']} % busy", memory, f"{device['celsius']} °C"]
+        table.add_row(f"GPU {device['device']}", ", ".join([*readings, f"{device['watts']} W"]))
     for reason, count in status.reasons.items():
         table.add_row(reason, str(count))
     return table
 
 
 def totals_table(totals: dict[str, Any]) -> RenderableType:
-    """Return the totals of a run as a person reads them."""
+    """Return the totals of a run as a table."""
     from rich.table import Table
 
     from scanloom.core import OUTCOMES
@@ -189,8 +190,8 @@ def totals_table(totals: dict[str, Any]) -> RenderableType:
     if totals["cost"]:
         cost = totals["cost"]
         table.add_row("cost", f"{cost['amount']:.2f} for {cost['worker_hours']:.2f} worker hours")
-    for one in totals["slowest"]:
-        table.add_row("slowest", f"{one['case']}  {one['seconds']:.1f} s")
+    for slow in totals["slowest"]:
+        table.add_row("slowest", f"{slow['case']}  {slow['seconds']:.1f} s")
     return table
 
 
@@ -201,29 +202,31 @@ def _clock(seconds: float | None) -> str:
 
 @contextmanager
 def _interruptible() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C ask for the end; the second one is the usual one.
+    """Yield an event that the first Ctrl-C sets; the second raises KeyboardInterrupt.
 
-    So do SIGTERM and the end of the terminal, SIGHUP, unless nohup(1) had that ignored. Whatever
-    the run is at, it ends in time: what it leaves undone, the next one does.
+    SIGTERM and SIGHUP (unless ignored, as by nohup(1)) do the same. After a grace period the
+    process exits in any case; the next run resumes.
     """
     stop = threading.Event()
     ends: list[threading.Timer] = []
     terminals = [number for number in (1, 2) if os.isatty(number)]
 
-    def asked(number: int, frame: object) -> None:
-        again = stop.is_set()
-        ends.append(_end_within(AT_ONCE if again else IN_ORDER))
-        if again:
+    def handle(number: int, frame: object) -> None:
+        second = stop.is_set()
+        ends.append(_end_within(AT_ONCE if second else IN_ORDER))
+        if second:
             raise KeyboardInterrupt
         stop.set()
         if number == signal.SIGHUP:
             _silence(terminals)
-        console(stderr=True).print("Ending: what is being written is finished. Ctrl-C: at once.")
+        console(stderr=True).print(
+            "Stopping after the current writes. Press Ctrl-C again to stop immediately."
+        )
 
-    wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    handled = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        wanted.remove(signal.SIGHUP)
-    before = {number: signal.signal(number, asked) for number in wanted}
+        handled.remove(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield stop
     finally:
@@ -234,7 +237,7 @@ def _interruptible() -> Iterator[threading.Event]:
 
 
 def _silence(terminals: Sequence[int]) -> None:
-    """Let what is written to terminals that are gone go nowhere: it would be an error."""
+    """Redirect the streams of a closed terminal to /dev/null, since writing would fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in terminals:
         os.dup2(nowhere, number)
@@ -242,7 +245,7 @@ def _silence(terminals: Sequence[int]) -> None:
 
 
 def _end_within(seconds: float) -> threading.Timer:
-    """End this process then, if it is not told otherwise; its children go with it."""
+    """Exit this process, and with it its children, after a delay unless cancelled."""
     timer = threading.Timer(seconds, os._exit, (Exit.INTERRUPTED,))
     timer.daemon = True
     timer.start()
@@ -255,7 +258,7 @@ def _silent(board: Board) -> Iterator[None]:
 
 
 def _shown(board: Board) -> AbstractContextManager[None]:
-    """Show the board: living on a terminal, a plain line now and then elsewhere."""
+    """Show the status: a live table on a terminal, a line every few seconds otherwise."""
     screen = console(stderr=True)
     return _living(board, screen) if screen.is_terminal else _plain_lines(board, screen.print)
 
@@ -274,14 +277,16 @@ def _living(board: Board, screen: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _plain_lines(board: Board, say: Callable[[str], None], period: float = 10.0) -> Iterator[None]:
+def _plain_lines(
+    board: Board, print_line: Callable[[str], None], period: float = 10.0
+) -> Iterator[None]:
     over = threading.Event()
 
     def keep_saying() -> None:
         while not over.wait(period):
             now = board.now()
             rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
-            say(f"{now.state}: {now.over} of {now.cases} cases, {now.failed} failed{rate}")
+            print_line(f"{now.state}: {now.over} of {now.cases} cases, {now.failed} failed{rate}")
 
     speaker = threading.Thread(target=keep_saying, daemon=True)
     speaker.start()
@@ -298,9 +303,9 @@ def _print_end(result: RunResult, out: Path) -> None:
     files = ", ".join(f"{count} {name}" for name, count in result.files.items())
     screen.print(f"files: {files}")
     screen.print(totals_table(result.totals))
-    for name, words in compared_rows(result.compared) if result.compared else ():
-        screen.print(f"{name}: {words}")
-    screen.print(f"Look at {out / 'report' / 'index.html'}")
+    for name, text in compared_rows(result.compared) if result.compared else ():
+        screen.print(f"{name}: {text}")
+    screen.print(f"Report: {out / 'report' / 'index.html'}")
 
 
 def _exit(result: RunResult, stop: threading.Event) -> Exit:

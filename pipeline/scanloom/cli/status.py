@@ -1,4 +1,4 @@
-"""`scanloom status`: where the runs of an output folder stand; needs neither lock nor key."""
+"""`scanloom status`: show the status of the latest run; needs neither lock nor key."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scanloom.cli.exits import Exit
 
 
 def status(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The output folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show where the newest run of an output folder stands; 1 if it failed or died."""
+    """Show the status of the latest run in an output folder; exit with 1 if it failed or died."""
     with speaking(Manner(as_json, debug)):
         from scanloom.cli.run import status_table
         from scanloom.core import Reason, ScanError
@@ -31,7 +31,7 @@ def status(
             try:
                 now = Status.read(folder).seen()
             except FileNotFoundError:
-                continue  # it has not said anything yet
+                continue  # it has not written a status yet
             except (OSError, ValueError):
                 damaged.append(folder.name)
                 continue
@@ -44,10 +44,11 @@ def status(
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
-        made = "; its results are of segment" if (out / "cases").is_dir() else ""
-        raise ScanError(Reason.NOT_FOUND, f"no run has said anything in this folder{made}")
+        segmented = (out / "cases").is_dir()
+        hint = "; its results were written by `scanloom segment`" if segmented else ""
+        raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}")
 
 
 def _damage(run: str) -> str:
-    """Return what is said of a run whose status can't be read."""
-    return f"runs/{run}/status.json is damaged: take it away; `scanloom report` shows the results"
+    """Return the message for a run with a damaged status."""
+    return f"runs/{run}/status.json is damaged: delete it; `scanloom report` shows the results"

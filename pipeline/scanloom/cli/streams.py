@@ -1,4 +1,4 @@
-"""stdout and stderr as they are found: in any encoding, full, or closed."""
+"""Robust stdout and stderr: any encoding, a full disk, a closed stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from scanloom.cli.exits import Exit
 
 @contextmanager
 def steady_streams() -> Iterator[None]:
-    """Say what the encoding has no letters for by escapes; end in one line if stdout is lost.
+    """Escape characters that the encoding lacks; exit with one line if stdout fails.
 
-    A reader of a pipe that went away is no error to tell.
+    A pipe closed by its reader is not reported as an error.
     """
     _prepare()
     try:
@@ -37,13 +37,13 @@ def steady_streams() -> Iterator[None]:
 
 
 def stdout_lost() -> bool:
-    """Whether something was said that can't be written."""
+    """Return whether a write to stdout has failed."""
     return isinstance(sys.stdout, _Watched | _Closed) and sys.stdout.lost
 
 
 def _prepare() -> None:
     if sys.stdout is None:
-        os.open(os.devnull, os.O_WRONLY)  # else the next file that is opened becomes stdout
+        os.open(os.devnull, os.O_WRONLY)  # otherwise the next opened file becomes stdout
         sys.stdout = _Closed()
     elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         encoding, lines = sys.stdout.encoding, sys.stdout.line_buffering
@@ -57,16 +57,16 @@ def _prepare() -> None:
 
 
 def _discard() -> None:
-    """Let go what could not be written: Python would try again at its end."""
+    """Discard unwritten output: Python would try to write it again at exit."""
     if isinstance(sys.stdout, _Closed):
         sys.stdout = io.StringIO()
         return
-    with suppress(OSError, ValueError):  # no file of the system
+    with suppress(OSError, ValueError):  # not backed by a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Watched(io.TextIOWrapper):
-    """A stdout that remembers whether it failed."""
+    """A stdout that records whether a write failed."""
 
     lost = False
 
@@ -88,7 +88,7 @@ class _Watched(io.TextIOWrapper):
 
 
 class _Closed(io.TextIOBase):
-    """A stdout that is not there."""
+    """A stdout that was closed before the program started."""
 
     lost = False
 

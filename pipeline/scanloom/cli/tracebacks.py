@@ -1,7 +1,7 @@
-"""What `--debug` shows: where things happened, never in other libraries' words.
+"""Tracebacks and logs for `--debug`, without text from other libraries.
 
 Exceptions, warnings and log lines of other libraries quote paths and headers, which name patients.
-Of them the type and the place in the code are shown; only what scanloom itself says is quoted.
+Only their type and location in the code are shown; scanloom's own text is shown in full.
 """
 
 from __future__ import annotations
@@ -19,30 +19,37 @@ WITHHELD = "(text withheld)"
 
 
 def told_traceback(error: BaseException) -> str:
-    """Return the traceback of an error and of all that led to it.
+    """Return the traceback of an error and of its causes.
 
-    The text of a `ScanError` is shown, and which module is missing; else only the type.
+    The text of a `ScanError` and the name of a missing module are shown; otherwise only the type.
     """
-    parts = [_told(link) for link in _chain(error)]
-    return "\nwhich led to\n\n".join(reversed(parts))
+    sections = [_formatted(link) for link in _chain(error)]
+    return "\nwhich led to\n\n".join(reversed(sections))
 
 
 @contextmanager
 def libraries_withheld() -> Iterator[None]:
-    """Let our logger speak (stderr, DEBUG), and other libraries say no more than where they are.
+    """Log scanloom's messages to stderr (DEBUG), and only the location of other libraries'.
 
-    Logging is changed where records are made, since some libraries bring their own handlers.
+    The record factory is replaced, since some libraries install their own handlers.
     """
     logger, handler = logging.getLogger(OURS), logging.StreamHandler()
     handler.setFormatter(_Formatter())
     level, factory = logger.level, logging.getLogRecordFactory()
 
-    def record(*values: object, **more: object) -> logging.LogRecord:
-        made: logging.LogRecord = factory(*values, **more)
-        if made.name.partition(".")[0] != OURS:
-            made.msg = f"{made.name}, {made.filename} line {made.lineno}: {WITHHELD}"
-            made.args, made.exc_info, made.exc_text, made.stack_info = (), None, None, None
-        return made
+    def record(*values: object, **keywords: object) -> logging.LogRecord:
+        log_record: logging.LogRecord = factory(*values, **keywords)
+        if log_record.name.partition(".")[0] != OURS:
+            log_record.msg = (
+                f"{log_record.name}, {log_record.filename} line {log_record.lineno}: {WITHHELD}"
+            )
+            log_record.args, log_record.exc_info, log_record.exc_text, log_record.stack_info = (
+                (),
+                None,
+                None,
+                None,
+            )
+        return log_record
 
     logging.setLogRecordFactory(record)
     logger.addHandler(handler)
@@ -58,7 +65,7 @@ def libraries_withheld() -> Iterator[None]:
 
 
 class _Formatter(logging.Formatter):
-    """Log lines whose tracebacks are told in our manner."""
+    """Formats tracebacks without text from other libraries."""
 
     def formatException(  # noqa: N802 the name is logging's
         self,
@@ -69,21 +76,21 @@ class _Formatter(logging.Formatter):
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Give an error, then what it came from, each once."""
+    """Yield an error and its causes, each once."""
     seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        link = waiting.pop()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        link = pending.pop()
         if link is None or id(link) in seen:
             continue
         seen.add(id(link))
         yield link
         if isinstance(link, BaseExceptionGroup):
-            waiting.extend(link.exceptions)
-        waiting.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
+            pending.extend(link.exceptions)
+        pending.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
 
 
-def _told(error: BaseException) -> str:
+def _formatted(error: BaseException) -> str:
     from scanloom.core import ScanError
 
     text = WITHHELD
@@ -93,8 +100,8 @@ def _told(error: BaseException) -> str:
         text = error.name  # of a module
     lines = ["Traceback (most recent call last):\n", *traceback.format_tb(error.__traceback__)]
     kind = type(error)
-    where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return "".join(lines) + f"{where}{kind.__qualname__}: {text}\n"
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return "".join(lines) + f"{module}{kind.__qualname__}: {text}\n"
 
 
 def _show_warning(
@@ -105,7 +112,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Stand in for `warnings.showwarning`: the place and the kind, not the text."""
+    """Replace `warnings.showwarning`: log location and category, not the text."""
     logging.getLogger(OURS).debug(
         "%s line %d: %s: %s", filename, lineno, category.__name__, WITHHELD
     )

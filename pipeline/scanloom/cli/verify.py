@@ -1,4 +1,4 @@
-"""`scanloom verify`: whether results are still what was published."""
+"""`scanloom verify`: check that results are unchanged since they were published."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from scanloom.cli.exits import Exit
 
 
 def verify(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The output folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Name every published file that was changed, is missing, or was added.
+    """List published files that were changed, removed or added.
 
-    Tables are compared with the cases, and CSV with Parquet.
+    Also compares tables with cases, and CSV with Parquet.
     """
     with speaking(Manner(as_json, debug)):
         from scanloom.engine.verify import verify as find_faults
 
-        found = list(find_faults(out))
+        findings = list(find_faults(out))
         if as_json:
-            print_json({"schema": 1, "findings": [asdict(finding) for finding in found]})
+            print_json({"schema": 1, "findings": [asdict(finding) for finding in findings]})
         else:
-            for finding in found:
+            for finding in findings:
                 console().print(f"{finding.fault}: {finding.file}")
-            if not found:
-                console().print("All files are as they were published.")
-    raise typer.Exit(Exit.SOME_FAILED if found else Exit.OK)
+            if not findings:
+                console().print("All files are as published.")
+    raise typer.Exit(Exit.SOME_FAILED if findings else Exit.OK)

@@ -1,4 +1,4 @@
-"""`scanloom where`: which source an id stands for."""
+"""`scanloom where`: look up the source of a case id."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
     from scanloom.io.crosswalk import Source
 
-OutOption = Annotated[Path, typer.Option(help="The output folder that the ids are from.")]
-KeyOption = Annotated[
-    Path | None, typer.Option(help="File with the key that its ids were made with.")
-]
+OutOption = Annotated[Path, typer.Option(help="Output folder of the ids.")]
+KeyOption = Annotated[Path | None, typer.Option(help="Key file that the ids were made with.")]
 
 SHOWN = (
     ("path", "path"),
@@ -50,37 +48,37 @@ def where(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Tell where cases come from: path, UIDs, patient.
+    """Show the source of cases: path, UIDs, patient.
 
-    For those who have the key and may read OUT/private. What it prints identifies patients.
+    Requires the key and read access to OUT/private. The output identifies patients.
     """
     with speaking(Manner(json, debug)):
         from scanloom.core import Reason, ScanError
         from scanloom.io.crosswalk import find_sources
 
         check_holder(out, key)
-        wanted = list(dict.fromkeys(text.strip().lower() for text in ids))
-        found = find_sources(out, wanted)
-        unknown = [text for text in wanted if text not in {source.id for source in found}]
-        if not found:
-            raise ScanError(Reason.ID_UNKNOWN, "its crosswalk has none of these ids")
+        requested = list(dict.fromkeys(text.strip().lower() for text in ids))
+        sources = find_sources(out, requested)
+        unknown = [text for text in requested if text not in {source.id for source in sources}]
+        if not sources:
+            raise ScanError(Reason.ID_UNKNOWN, "the crosswalk has none of these ids")
         if json:
-            sources = [asdict(source) for source in found]
-            print_json({"schema": 1, "sources": sources, "unknown": unknown})
+            rows = [asdict(source) for source in sources]
+            print_json({"schema": 1, "sources": rows, "unknown": unknown})
         else:
-            _show(found)
+            _show(sources)
         if unknown:
-            say(f"scanloom: not in its crosswalk: {', '.join(unknown)}.", err=True)
+            say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 
 def check_holder(out: Path, key: Path | None) -> None:
-    """Refuse who does not hold the key that the ids of `out` were made with.
+    """Check that the caller has the key of an output folder.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if no ids were given out there; KEY_MISMATCH.
+        NOT_FOUND if the folder has no crosswalk; KEY_MISMATCH.
     """
     from scanloom.core import Reason, ScanError
     from scanloom.io.identity import key_fingerprint, read_key

@@ -1,4 +1,4 @@
-"""Decoders by transfer syntax: a small frame is encoded, written as DICOM and read as scans are."""
+"""Check decoders: encode a small frame in each transfer syntax, and read it as scans are read."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 TOPIC = "decoders"
 SHAPE = (24, 32)
 LOSSY = 6
-"""Grey levels of 256 by which a lossy frame may differ."""
+"""Largest difference of a lossy frame, in grey levels of 256."""
 
 PYDICOM = "pydicom"
-"""For the one compression that imagecodecs can only decode."""
+"""Encoder for RLE, which imagecodecs only decodes."""
 
 _PS = "1.2.840.10008.1.2"
 
 
 @dataclass(frozen=True)
 class Syntax:
-    """A transfer syntax (DICOM PS3.5 10): how a frame is made, and its bits.
+    """A transfer syntax (DICOM PS3.5 10) with an encoder and its bit depth.
 
-    `encoder` is a function of imagecodecs, PYDICOM, or None where samples stand as they are.
+    `encoder` is a function of imagecodecs, PYDICOM, or None for uncompressed samples.
     """
 
     name: str
@@ -61,7 +61,7 @@ SYNTAXES = (
 
 
 def check_decoders() -> Iterator[Finding]:
-    """Decode one frame of each transfer syntax through the reader that scans go through."""
+    """Decode a frame in each transfer syntax with the reader of scans."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for syntax in SYNTAXES:
@@ -72,24 +72,24 @@ def _check(syntax: Syntax, file: Path) -> Finding:
     frame = _frame(syntax.bits)
     try:
         _save(frame, syntax, file)
-    except Exception as exc:  # noqa: BLE001 - an encoder may fail in any way; nothing hangs on it
-        seen = f"not tried: no frame could be made ({type(exc).__name__})"
+    except Exception as exc:  # noqa: BLE001 - a failing encoder only skips the check
+        seen = f"not checked: encoding failed ({type(exc).__name__})"
         return Finding(TOPIC, syntax.name, "warn", seen, "pip install --upgrade imagecodecs")
     advice = "pip install --upgrade imagecodecs pylibjpeg pyjpegls pylibjpeg-openjpeg"
     try:
         decoded = decode(file)
     except ScanError as exc:
         return Finding(TOPIC, syntax.name, "bad", f"{exc.detail} ({exc.code})", advice)
-    except Exception as exc:  # noqa: BLE001 - the doctor goes on with the next line
+    except Exception as exc:  # noqa: BLE001 - the next check must run
         return Finding(TOPIC, syntax.name, "bad", f"fails ({type(exc).__name__})", advice)
     off = int(np.abs(decoded.astype(np.int64) - frame).max())
     if off > syntax.tolerance:
-        return Finding(TOPIC, syntax.name, "bad", f"decodes wrong values, {off} off", advice)
+        return Finding(TOPIC, syntax.name, "bad", f"wrong values, off by up to {off}", advice)
     return Finding(TOPIC, syntax.name, "ok", "exact" if off == 0 else f"within {off}")
 
 
 def decode(file: Path) -> NDArray[Any]:
-    """Return the stored samples (rows, columns) of a file, as a series is read; errors likewise."""
+    """Return the stored samples (rows, columns) of a file, read like a series; errors likewise."""
     from scanloom.core import Reason
     from scanloom.io.dicom.headers import read_headers
     from scanloom.io.dicom.pixels import read_into
@@ -99,14 +99,14 @@ def decode(file: Path) -> NDArray[Any]:
     if isinstance(header, ScanError):
         raise header
     if header is None:
-        raise ScanError(Reason.DAMAGED, "not known as DICOM")
+        raise ScanError(Reason.DAMAGED, "not recognised as DICOM")
     samples = np.empty((header.rows, header.columns), stored_dtype(header.format))
     read_into(header, samples)
     return samples
 
 
 def _frame(bits: int) -> NDArray[Any]:
-    """Return a frame with slopes and an edge that uses the highest bit."""
+    """Return a frame with gradients and an edge that uses the highest bit."""
     rows, columns = np.indices(SHAPE)
     values = rows * 5 + columns * 2 + 40 * (columns > SHAPE[1] // 2)
     return np.asarray(values if bits == 8 else values * 257 + 3, f"<u{bits // 8}")

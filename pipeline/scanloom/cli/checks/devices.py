@@ -1,4 +1,4 @@
-"""Processors, memory, GPUs, and whether torch fits the driver."""
+"""Check processors, memory, GPUs, and torch's build against the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scanloom.cli.checks.finding import Finding
 TOPIC = "devices"
 GIB = 1 << 30
 LITTLE_MEMORY = 6 * GIB
-"""A CT of 512x512x600 with a network of 25 classes has room in this."""
+"""Enough for a CT of 512x512x600 and a network of 25 classes."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Driver:
 
 
 def check_devices() -> Iterator[Finding]:
-    """Look at processor, memory, torch, driver and GPUs."""
+    """Check processor, memory, torch, driver and GPUs."""
     yield _processor()
     yield _memory()
     driver = find_driver()
@@ -34,7 +34,7 @@ def check_devices() -> Iterator[Finding]:
         from scanloom.inference.inventory import take_inventory  # torch comes in here
 
         inventory = take_inventory()
-    except Exception as exc:  # noqa: BLE001 - whatever keeps torch from loading is the finding
+    except Exception as exc:  # noqa: BLE001 - any failure to load torch is a finding
         advice = "pip install --force-reinstall torch"
         yield Finding(TOPIC, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
         return
@@ -48,27 +48,27 @@ def check_devices() -> Iterator[Finding]:
             advice = "install a torch built for this GPU (pytorch.org), or use --device cpu"
             yield Finding(TOPIC, name, "bad", f"{seen}: {device.fault}", advice)
         else:
-            yield Finding(TOPIC, name, "ok", f"{seen}: calculates right")
+            yield Finding(TOPIC, name, "ok", f"{seen}: computes correctly")
 
 
 def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: int) -> Finding:
-    """Judge torch's build against the driver.
+    """Return a finding on torch's build and the driver.
 
     Parameters
     ----------
     version, cuda : str, str or None
-        Of torch; None where it was built without CUDA.
+        Version of torch and of the CUDA that it was built for; None for a build without CUDA.
     driver : Driver or None
-        None where there is none.
+        The NVIDIA driver, if there is one.
     usable : int
-        How many CUDA devices torch can see.
+        Number of CUDA devices that torch sees.
     """
     built = f"{version}, built for CUDA {cuda}" if cuda else f"{version}, built without CUDA"
     if driver is None:
         seen = f"{built}; no NVIDIA driver, the CPU is used"
         if cuda is None:
             return Finding(TOPIC, "torch", "ok", seen)
-        advice = "nothing, if this machine has no NVIDIA GPU; otherwise install its driver"
+        advice = "no action without an NVIDIA GPU; otherwise install its driver"
         return Finding(TOPIC, "torch", "warn", seen, advice)
     known = f"driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
     seen = f"{built}; {known}, {len(driver.gpus)} GPUs"
@@ -77,16 +77,16 @@ def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: i
         return Finding(TOPIC, "torch", "warn", seen, advice)
     if cuda is not None and driver.gpus and usable == 0:
         old = int(cuda.split(".")[0]) > driver.cuda[0]
-        why = "the driver is too old for this torch" if old else "torch sees no GPU"
+        problem = "the driver is too old for this torch" if old else "torch sees no GPU"
         advice = "update the driver, or install a torch for an older CUDA (pytorch.org)"
         if not old:
             advice = "check CUDA_VISIBLE_DEVICES and the container's access to the GPU"
-        return Finding(TOPIC, "torch", "bad", f"{seen}; {why}", advice)
+        return Finding(TOPIC, "torch", "bad", f"{seen}; {problem}", advice)
     return Finding(TOPIC, "torch", "ok", seen)
 
 
 def find_driver() -> Driver | None:
-    """Return NVIDIA's driver (NVML), None where there is none."""
+    """Return the NVIDIA driver (by NVML), None if there is none."""
     import pynvml
 
     try:
@@ -119,14 +119,14 @@ def _processor() -> Finding:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Return the instruction sets of the processor as Linux names them; none where unknown."""
+    """Return the processor's instruction sets by Linux's names; empty if unknown."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -146,7 +146,7 @@ def _memory() -> Finding:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Return bytes that can be had: what the machine has left, or less where a cgroup limits it."""
+    """Return available memory in bytes: the machine's, or less if a cgroup limits it."""
     amounts = [_meminfo(root / "proc/meminfo"), _cgroup(root / "sys/fs/cgroup")]
     known = [amount for amount in amounts if amount is not None]
     return min(known) if known else None
@@ -161,7 +161,7 @@ def _meminfo(file: Path) -> int | None:
 
 
 def _cgroup(folder: Path) -> int | None:
-    """Return what a container's limit leaves (cgroup v2), None without a limit."""
+    """Return the memory left under a container's limit (cgroup v2), None without a limit."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = (folder / "memory.current").read_text().strip()

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""`Finding`: a result of a check."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Level = Literal["ok", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor.
+    """A line of the doctor's output.
 
     Parameters
     ----------
     topic, name : str
-        Under which heading it stands, and what was looked at.
+        Heading and subject of the check.
     level : "ok", "warn" or "bad"
-        Fine; works but must be known; something that scanloom needs does not work.
+        No action; works, but read the note; must be fixed.
     seen : str
-        What was found.
+        Observation.
     advice : str
-        What to do; never empty where something is wrong.
+        Action to take; required unless `level` is "ok".
     """
 
     topic: str
@@ -32,4 +32,4 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.level != "ok" and not self.advice:
-            raise ValueError(f"{self.name}: say what to do")
+            raise ValueError(f"{self.name}: advice is required")

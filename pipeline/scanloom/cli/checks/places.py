@@ -1,4 +1,4 @@
-"""The output disk, the key, the models."""
+"""Check the output disk, the key and the models."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from scanloom.core import ScanError
 
 GIB = 1 << 30
 LITTLE_SPACE = 2 * GIB
-"""Some dozens of cases with images."""
+"""Enough for a few dozen cases with images."""
 NO_SPACE = GIB // 10
-"""Not even one."""
+"""Not enough for one case."""
 
 
 def check_out(out: Path) -> Iterator[Finding]:
-    """Look at the disk where OUT is or will be: room, and whether results survive there."""
-    place = next((p for p in (out.absolute(), *out.absolute().parents) if p.exists()), Path("/"))
+    """Check the disk of OUT: free space, and whether results can be published there."""
+    existing = next((p for p in (out.absolute(), *out.absolute().parents) if p.exists()), Path("/"))
     name = f"{out}"
-    if not place.is_dir():
-        yield Finding("output", name, "bad", "a file is in the way", "name another folder")
+    if not existing.is_dir():
+        yield Finding("output", name, "bad", "a file of this name exists", "choose another folder")
         return
     try:
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(existing).free
     except OSError as exc:
-        seen = f"can't be looked at ({type(exc).__name__})"
-        yield Finding("output", name, "bad", seen, "name another folder")
+        seen = f"can't be checked ({type(exc).__name__})"
+        yield Finding("output", name, "bad", seen, "choose another folder")
         return
     yield judge_space(name, free)
-    yield _publishing(place, name)
+    yield _publishing(existing, name)
 
 
 def judge_space(name: str, free: int) -> Finding:
-    """Judge the free bytes of a disk."""
+    """Return a finding for the free bytes of a disk."""
     seen = f"{free / GIB:.1f} GiB free"
     if free < NO_SPACE:
-        return Finding("output", name, "bad", seen, "make room, or name another disk with --out")
+        return Finding("output", name, "bad", seen, "free space, or choose another disk with --out")
     if free < LITTLE_SPACE:
-        return Finding("output", name, "warn", seen, "a case takes 5 to 200 MB: make room")
+        return Finding("output", name, "warn", seen, "a case takes 5 to 200 MB: free space")
     return Finding("output", name, "ok", seen)
 
 
-def _publishing(place: Path, name: str) -> Finding:
-    """Do what publishing a case does: write, fsync, rename, fsync the folder."""
-    work = place / f".scanloom-doctor-{secrets.token_hex(4)}"
-    topic, what = "output", f"write, fsync, rename in {name}"
+def _publishing(existing: Path, name: str) -> Finding:
+    """Try the steps of publishing a case: write, fsync, rename, fsync the folder."""
+    work = existing / f".scanloom-doctor-{secrets.token_hex(4)}"
+    topic, step = "output", f"write, fsync, rename in {name}"
     try:
         (work / "new").mkdir(parents=True)
         file = work / "new" / "file"
@@ -64,20 +64,20 @@ def _publishing(place: Path, name: str) -> Finding:
             os.fsync(handle)
         finally:
             os.close(handle)
-        whole = (work / "done" / "file").read_bytes() == b"scanloom"
+        intact = (work / "done" / "file").read_bytes() == b"scanloom"
     except OSError as exc:
-        advice = "check permissions and mount options, or name another folder with --out"
-        return Finding(topic, what, "bad", f"fails ({type(exc).__name__})", advice)
+        advice = "check permissions and mount options, or choose another folder with --out"
+        return Finding(topic, step, "bad", f"fails ({type(exc).__name__})", advice)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    if not whole:
-        advice = "do not use this disk: it gives back other bytes than were written"
-        return Finding(topic, what, "bad", "read back wrong", advice)
-    return Finding(topic, what, "ok", "works")
+    if not intact:
+        advice = "do not use this disk: it returns other bytes than were written"
+        return Finding(topic, step, "bad", "reads back wrong data", advice)
+    return Finding(topic, step, "ok", "works")
 
 
 def check_key() -> Iterator[Finding]:
-    """Look at the key of the case ids, or whether it can be made; it is not made here."""
+    """Check the key of the case ids, or whether it can be created; does not create it."""
     from scanloom.io.identity import load_key, usual_key_file
 
     file = usual_key_file()
@@ -93,27 +93,29 @@ def check_key() -> Iterator[Finding]:
     try:
         load_key()
     except ScanError as exc:
-        advice = "get it from a backup: with another key all ids change"
+        advice = "restore it from a backup: with another key all ids change"
         yield Finding("key", "key of the ids", "bad", f"{exc.detail} ({exc.code})", advice)
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        seen = f"there, but others may read it (mode {stat.S_IMODE(mode):04o})"
+        seen = f"present, but readable by others (mode {stat.S_IMODE(mode):04o})"
         yield Finding("key", "key of the ids", "warn", seen, f"chmod 600 {file}")
         return
-    yield Finding("key", "key of the ids", "ok", "there, readable for you only")
+    yield Finding("key", "key of the ids", "ok", "present, readable by you only")
 
 
 def _key_to_be(file: Path) -> Finding:
-    """Look whether a key can be made: in a folder that was named, or one that is made with it."""
+    """Check that a key can be created, in the given folder or in the default one."""
     folder = file.parent
     if "SCANLOOM_KEY" not in os.environ:
-        folder = next(place for place in (folder, *folder.parents) if place.is_dir())
+        folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return Finding("key", "key of the ids", "ok", "not there yet: made on first use")
+            return Finding(
+                "key", "key of the ids", "ok", "does not exist yet: created on first use"
+            )
     except OSError as exc:
-        seen = f"not there, and can't be made ({type(exc).__name__})"
-        advice = "set HOME to a folder that can be written, or name a key by SCANLOOM_KEY"
+        seen = f"missing and can't be created ({type(exc).__name__})"
+        advice = "set HOME to a writable folder, or SCANLOOM_KEY to a key file"
         return Finding("key", "key of the ids", "bad", seen, advice)
 
 
@@ -124,10 +126,10 @@ def check_models() -> Iterator[Finding]:
     try:
         entries = list_models()
     except ScanError as exc:
-        yield Finding("models", "store", "bad", f"{exc.detail} ({exc.code})", "install it again")
+        yield Finding("models", "store", "bad", f"{exc.detail} ({exc.code})", "reinstall scanloom")
         return
     if not entries:
-        yield Finding("models", "store", "bad", "no model is there", "install scanloom again")
+        yield Finding("models", "store", "bad", "there are no models", "reinstall scanloom")
     for entry in entries:
         if entry.card is not None:
             seen = f"{entry.card.version}, weights {entry.card.weights.sha256[:12]}"

@@ -1,4 +1,4 @@
-"""Python and the libraries."""
+"""Check Python and the libraries."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ TOPIC = "software"
 
 
 def check_software() -> Iterator[Finding]:
-    """Look at Python, the platform and every library that scanloom needs."""
+    """Check Python, the platform and every required library."""
     yield Finding(TOPIC, "Python", "ok", platform.python_version())
     yield _platform()
-    for wanted in sorted(requirements(), key=lambda r: r.name.lower()):
-        yield _library(wanted)
+    for requirement in sorted(requirements(), key=lambda r: r.name.lower()):
+        yield _library(requirement)
 
 
 def requirements() -> list[Requirement]:
-    """Return what scanloom's own metadata asks for, without the extras."""
+    """Return the requirements in scanloom's metadata, without extras."""
     from packaging.requirements import Requirement
 
-    listed = [Requirement(line) for line in metadata.requires("scanloom") or []]
-    return [r for r in listed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    parsed = [Requirement(line) for line in metadata.requires("scanloom") or []]
+    return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
 def _platform() -> Finding:
@@ -38,12 +38,14 @@ def _platform() -> Finding:
     return Finding(TOPIC, "platform", "warn", seen, "scanloom is tested on Linux only")
 
 
-def _library(wanted: Requirement) -> Finding:
-    advice = f"pip install --upgrade '{wanted.name}{wanted.specifier}'"
+def _library(requirement: Requirement) -> Finding:
+    advice = f"pip install --upgrade '{requirement.name}{requirement.specifier}'"
     try:
-        version = metadata.version(wanted.name)
+        version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return Finding(TOPIC, wanted.name, "bad", "not installed", advice)
-    if not wanted.specifier.contains(version, prereleases=True):
-        return Finding(TOPIC, wanted.name, "bad", f"{version}, not {wanted.specifier}", advice)
-    return Finding(TOPIC, wanted.name, "ok", version)
+        return Finding(TOPIC, requirement.name, "bad", "not installed", advice)
+    if not requirement.specifier.contains(version, prereleases=True):
+        return Finding(
+            TOPIC, requirement.name, "bad", f"{version}, not {requirement.specifier}", advice
+        )
+    return Finding(TOPIC, requirement.name, "ok", version)
