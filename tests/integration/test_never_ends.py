@@ -219,7 +219,7 @@ def run_before(tmp_path_factory: pytest.TempPathFactory) -> Quick:
 
 
 DAMAGE = [
-    ("runs/*-*/totals.json", "report", 0, "totals.json is damaged and left out: take it away"),
+    ("runs/*-*/totals.json", "report", 0, "totals.json is damaged and was ignored: delete it"),
     ("runs/*-*/status.json", "status", 74, "status.json is damaged: take it away"),
     ("runs/*-*/workflow.json", "report", 0, ""),
     ("runs/plan.json", "run", 0, ""),
@@ -273,7 +273,7 @@ def test_totals_of_another_form_are_left_out_of_the_report(
     damaged(run_before, out, "runs/*-*/totals.json", "empty").write_text(told)
     ended = scanloom("report", out)
     assert ended.code == 0, ended.err
-    assert "totals.json is damaged and left out" in ended.err
+    assert "totals.json is damaged and was ignored" in ended.err
 
 
 def test_a_shard_whose_manifest_is_damaged_is_named(run_before: Quick, tmp_path: Path) -> None:

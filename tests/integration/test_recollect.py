@@ -40,7 +40,7 @@ def test_who_has_no_key_gets_the_measurements_and_is_told(
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "none"))
     ended = scanloom("report", quick.out)
     assert ended.code == 0, ended.err
-    assert "the manifest does not know the newest run: give the key" in ended.err
+    assert "the manifest lacks the latest run: give the key" in ended.err
     assert (quick.out / "measurements.csv").read_bytes() == tables["measurements.csv"]
     assert not (quick.out / "manifest.csv").exists()
 

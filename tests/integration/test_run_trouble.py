@@ -200,7 +200,7 @@ def test_a_parent_that_dies_leaves_no_orphan(runs: Runs, cluster: str) -> None:
     assert runs.ends(process) == -signal.SIGKILL
     told = scanloom("status", runs.out, "--json")
     assert (told.code, told.document["status"]["state"]) == (1, "died")
-    assert "last heard" in scanloom("status", runs.out).out
+    assert "last heartbeat" in scanloom("status", runs.out).out
 
 
 def test_a_device_that_is_full_is_tried_in_a_fresh_process(runs: Runs) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from scanloom.core import Reason
 
-_PARTS = re.compile(r"([\n\t])")
+_LINE_ENDS = re.compile(r"([\n\t])")
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 WIDTH = 110
 """Columns of a table that is written to a file or a pipe."""
@@ -76,7 +76,7 @@ def clean(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        piece if piece in ("\n", "\t") else printable(piece) for piece in _PARTS.split(text)
+        piece if piece in ("\n", "\t") else printable(piece) for piece in _LINE_ENDS.split(text)
     )
 
 

@@ -58,7 +58,7 @@ def join(
         else:
             unknown = _write(table, sources, to, column)
         if unknown:
-            say(f"scanloom: {unknown} rows have ids that are not in the crosswalk.", err=True)
+            say(f"scanloom: rows with ids that are not in the crosswalk: {unknown}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
 
 

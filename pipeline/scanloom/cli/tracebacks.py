@@ -37,21 +37,15 @@ def libraries_withheld() -> Iterator[None]:
     handler.setFormatter(_Formatter())
     level, factory = logger.level, logging.getLogRecordFactory()
 
-    def record(*values: object, **keywords: object) -> logging.LogRecord:
-        log_record: logging.LogRecord = factory(*values, **keywords)
-        if log_record.name.partition(".")[0] != OURS:
-            log_record.msg = (
-                f"{log_record.name}, {log_record.filename} line {log_record.lineno}: {WITHHELD}"
-            )
-            log_record.args, log_record.exc_info, log_record.exc_text, log_record.stack_info = (
-                (),
-                None,
-                None,
-                None,
-            )
-        return log_record
+    def make_record(*values: object, **keywords: object) -> logging.LogRecord:
+        record: logging.LogRecord = factory(*values, **keywords)
+        if record.name.partition(".")[0] != OURS:
+            record.msg = f"{record.name}, {record.filename} line {record.lineno}: {WITHHELD}"
+            record.args, record.exc_info = (), None
+            record.exc_text = record.stack_info = None
+        return record
 
-    logging.setLogRecordFactory(record)
+    logging.setLogRecordFactory(make_record)
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     try:

@@ -48,7 +48,7 @@ def test_volumes_found_are_those_drawn(tmp_path: Path) -> None:
     }
     again = scanloom("demo", "--out", tmp_path / "demo")
     assert again.code == 0
-    assert f"Look at: {folder / 'preview.png'}" in again.out
+    assert f"Preview: {folder / 'preview.png'}" in again.out
 
 
 def test_what_is_far_off_is_not_within() -> None:

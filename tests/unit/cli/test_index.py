@@ -125,4 +125,4 @@ def test_a_named_key_that_others_may_change_is_told(tmp_path: Path, own_key: Pat
     key.chmod(0o600)
     assert "others may write" not in scanloom(*words).err
     key.chmod(0o666)
-    assert "belongs to another user, or others may write to it" in scanloom(*words).err
+    assert "belongs to another user or is writable by others" in scanloom(*words).err

@@ -22,7 +22,7 @@ def test_plain_lines_once_each(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert capsys.readouterr().err.splitlines() == [
         "[1/2] one.nii: running the network",
-        "[1/2] one.nii: bringing labels back",
+        "[1/2] one.nii: restoring labels to the scan's grid",
         "[2/2] two.nii: running the network",
     ]
 

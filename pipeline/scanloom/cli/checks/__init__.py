@@ -1,1 +1,1 @@
-"""What `scanloom doctor` looks at: each check returns findings and never raises."""
+"""Checks of `scanloom doctor`: each yields findings and never raises."""

@@ -110,9 +110,7 @@ def _key_to_be(file: Path) -> Finding:
         folder = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return Finding(
-                "key", "key of the ids", "ok", "does not exist yet: created on first use"
-            )
+            return Finding("key", "key of the ids", "ok", "missing: created on first use")
     except OSError as exc:
         seen = f"missing and can't be created ({type(exc).__name__})"
         advice = "set HOME to a writable folder, or SCANLOOM_KEY to a key file"
