@@ -220,7 +220,7 @@ def run_before(tmp_path_factory: pytest.TempPathFactory) -> Quick:
 
 DAMAGE = [
     ("runs/*-*/totals.json", "report", 0, "totals.json is damaged and was ignored: delete it"),
-    ("runs/*-*/status.json", "status", 74, "status.json is damaged: take it away"),
+    ("runs/*-*/status.json", "status", 74, "status.json is damaged: delete it"),
     ("runs/*-*/workflow.json", "report", 0, ""),
     ("runs/plan.json", "run", 0, ""),
     ("manifest.csv", "report", 74, "manifest.csv is damaged: take it away"),
