@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import CaseRecord, Reason
+from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.core.reasons import reason_of
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.regular import read_regular
-from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 FAILED = "failed"
@@ -21,6 +22,7 @@ _OF_THE_OUTPUT = (
     Reason.OUTPUT_UNWRITABLE,
     Reason.STALE,
     Reason.RESULT_DAMAGED,
+    Reason.NEWER_VERSION,
     Reason.KEY_MISMATCH,
 )
 """These say something of OUT, nothing of the case."""
@@ -95,12 +97,12 @@ def failed_cases(out: Path) -> set[str]:
 def failed_before(out: Path, case_id: str, recipe: str, stamp: str) -> Failure | None:
     """Return how a case failed when the same was asked of the same files; None if it did not."""
     try:
-        told = json.loads(read_regular(out / FAILED / f"{case_id}.json", MOST))
+        told = read_json(out / FAILED / f"{case_id}.json", MOST)
         if told["recipe"] != recipe or told.get("source_stamp", "") != stamp:
             return None
-        reason = Reason[told["reason"]]
+        reason = reason_of(told["reason"])
         return Failure(reason, str(told["detail"])) if reason.wanted else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
         return None  # not there, or not ours: it is tried again
 
 
