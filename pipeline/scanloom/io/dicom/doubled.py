@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.byte_order import BIG, LITTLE, UNDEFINED, ByteOrder
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.odd_header import (
@@ -19,7 +20,7 @@ from scanloom.io.dicom.odd_header import (
 from scanloom.io.dicom.sequences import DEEPEST, NotPlainError, explicit_end, implicit_end
 from scanloom.io.unpack import opened_plain
 
-_GROUPS = (0x52009229, 0x52009230)
+_GROUPS = (tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE, tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE)
 _META_LENGTH = 144  # bytes of preamble, DICM and FileMetaInformationGroupLength
 _MOST = 1 << 26  # bytes of a header, as elsewhere
 
@@ -127,7 +128,7 @@ def order_bytes(order: ByteOrder) -> bytes:
 
 def _walk(file: _Bytes) -> None:
     """Go over the data set, and into its functional groups."""
-    groups = set(map(file.order.plain, _GROUPS))
+    groups = set(map(file.order.swap_tag, _GROUPS))
     seen: dict[int, tuple[int, int]] = {}
     place = 0
     while place + 8 <= len(file.data):

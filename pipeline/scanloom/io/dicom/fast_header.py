@@ -15,12 +15,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.byte_order import BIG, LITTLE, ODD, STOP, UNDEFINED, ByteOrder
 from scanloom.io.dicom.elements import (
     FLOATS,
     LOOKUP,
-    MEDIA_CLASS,
-    SYNTAX,
     Elements,
     PixelPlace,
     elements_of,
@@ -46,7 +45,11 @@ _NOT_PLAIN = tuple(JPEG + end for end in ("94", "95", "204", "205"))
 _META_START = b"\x02\0\0\0UL\x04\0"
 """FileMetaInformationGroupLength comes first."""
 _GROUP_8 = b"\x08\0"
-_META = {0x00100002: SYNTAX, 0x00020002: MEDIA_CLASS}  # as they are read in little endian
+_META = {
+    LITTLE.swap_tag(tag): tag
+    for tag in (tags.TRANSFER_SYNTAX_UID, tags.MEDIA_STORAGE_SOP_CLASS_UID)
+}
+"""Tags whose values are kept of the meta header, by the tag as read in little endian."""
 _UI = int.from_bytes(b"UI", "little")
 _SEVERAL = 8  # files unlike the layout until another one is made
 """Where series are mixed, making layouts would take longer than it saves."""
@@ -123,7 +126,7 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     values: dict[int, bytes] = {}
     heads: list[Head] = []
     place = _walk_meta(data, values, heads)
-    named = values.pop(SYNTAX, b"")
+    named = values.pop(tags.TRANSFER_SYNTAX_UID, b"")
     order, explicit, syntax = _encodings.get(named) or _encoding(named, data, place)
     if syntax == DEFLATED:
         return _deflated_elements(read_start(path, PACKED)[place:], values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from scanloom.core import Reason
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header
 
 _STORAGE = "1.2.840.10008.5.1.4.1.1."
@@ -43,10 +44,10 @@ _RENDERINGS = frozenset(
     )
 )
 """ImageType from its third value on, as in PS3.3 C.8.3.1.1.1 and C.8.16.2.1.4, and as usual."""
-_SERIES_TYPE = 0x00541000
+_SERIES_TYPE = tags.SERIES_TYPE
 _REPROJECTION = "REPROJECTION"
 """Second value of SeriesType: views of a PET volume from all sides (PS3.3 C.8.9.1.1.1)."""
-_GE_SEQUENCE, _GE_USER_12 = 0x0019109C, 0x001910B3
+_GE_SEQUENCE, _GE_USER_12 = tags.GE_PULSE_SEQUENCE_NAME, tags.GE_USER_DATA_12
 _PEPOLAR = "epi_pepolar"
 _FORWARD = 0.0
 """User data 12 of GE's epi_pepolar where the rows of all volumes stand as the header says."""
