@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom import tags
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.elements import (
     FLOATS,
     LOOKUP,
@@ -25,10 +25,6 @@ from scanloom.io.unpack import opened_plain
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-EXPLICIT_LITTLE = "1.2.840.10008.1.2.1"
-IMPLICIT_LITTLE = "1.2.840.10008.1.2"
-EXPLICIT_BIG = "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
 MOST_INFLATED = 1 << 26
 """Bytes that the header of a deflated file may have: 64 MiB, as the longest value of others."""
 LONGEST_VALUE = 1 << 26
@@ -184,11 +180,14 @@ def inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
     from pydicom.filereader import read_partial
 
     start = file.read(_PIECE)
-    if start[128:132] != b"DICM" or DEFLATED.encode() not in start[:_META]:
+    if (
+        start[128:132] != b"DICM"
+        or uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN.encode() not in start[:_META]
+    ):
         return None
     end = 144 + int.from_bytes(start[140:144], "little")  # FileMetaInformationGroupLength
     meta = read_partial(BytesIO(start[:end])).file_meta
-    if _named(meta) != DEFLATED:
+    if _named(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return None
     file.seek(end)
     return meta, _inflate(file)
@@ -214,8 +213,8 @@ def _syntax(dataset: Dataset) -> str:
         return named
     implicit, little = dataset.original_encoding  # guessed by pydicom from the first element
     if implicit:
-        return IMPLICIT_LITTLE
-    return EXPLICIT_LITTLE if little else EXPLICIT_BIG
+        return uids.IMPLICIT_VR_LITTLE_ENDIAN
+    return uids.EXPLICIT_VR_LITTLE_ENDIAN if little else uids.EXPLICIT_VR_BIG_ENDIAN
 
 
 def _pixel_place(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, int]:
