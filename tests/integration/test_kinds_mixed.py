@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydicom.tag import Tag
 
 import scanloom
 from kinds_mixed import ATTRIBUTES, MAY_LACK, OURS, WHICH, Mixture, mixtures, two_kinds
 from scanloom.core import ScanError
-from scanloom.io.dicom.meaning import ADAPTED, ROUNDING
+from scanloom.io.dicom.meaning import ADAPTED, MEANING, ROUNDING
 from scanloom.io.index import build_index
 
 ALL = tuple(mixtures())
@@ -41,6 +42,11 @@ def test_slices_that_differ_in_meaning_are_no_volume(tmp_path, attribute):
             one = values_of(folder, phase=phase)
             assert isinstance(one, str) or len(one) == 1, (mixture, phase)
     assert found == expected
+
+
+def test_every_tag_on_which_slices_agree_is_among_the_attributes():
+    mixed = {int(Tag(tag)) for tag, *_ in ATTRIBUTES.values()}
+    assert {tag for attribute in MEANING for tag in attribute.tags} - mixed == set()
 
 
 def test_there_are_enough_of_them():

@@ -13,7 +13,8 @@ from datetime import date
 from typing import NamedTuple
 
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.headers import PHASE_TAGS, Header
+from scanloom.io.dicom.elements import CHANGING
+from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.slices import Slice, as_text
 
 ROUNDING = 0.05
@@ -117,8 +118,7 @@ def _all_said(one: Slice) -> object:
 
 
 def _of_a_file(header: Header) -> object:
-    said = header.elements.own.get
-    return id(header.shared), header.phase[:_TIMES_FROM], *map(said, _DATES)
+    return id(header.shared), *map(header.elements.own.get, _PER_SLICE)
 
 
 # --- which values mean the same -------------------------------------------------------------------
@@ -287,5 +287,5 @@ _NUMBERS = {
     one.name: one for one in MEANING if one.kinds in (_numbers, _firsts, _adapted, _sets, _given)
 }
 _NAMES = tuple(attribute.name for attribute in MEANING)
-_DATES = (tags.ACQUISITION_DATE, tags.CONTENT_DATE, tags.ACQUISITION_DATE_TIME)
-_TIMES_FROM = list(PHASE_TAGS).index("AcquisitionNumber")
+_PER_SLICE = tuple(sorted(CHANGING.intersection(tag for one in MEANING for tag in one.tags)))
+"""Tags of `MEANING` whose values differ between files with the same `Header.shared`."""
