@@ -113,7 +113,7 @@ def mean_the_same(name: str, slices: Sequence[Slice]) -> bool:
 def _all_said(one: Slice) -> object:
     """Return what is equal for slices that say the same of all attributes."""
     if one.multiframe:
-        return id(one.header.shared), tuple(map(one.phase.get, _NAMES))
+        return _of_a_file(one.header), tuple(map(one.phase.get, _NAMES))
     return _of_a_file(one.header)
 
 
