@@ -80,8 +80,8 @@ def test_the_index_says_the_same(tmp_path, monkeypatch):
         Mixture("EchoTime", "the upper half", lacking=lacking).write(folder)
         (series,) = build_index([folder], bytes(32)).series
         assert series.what.reason == values_of(folder)
-        if lacking:
-            assert series.what.detail == "EchoTime is missing in 6 of 12 slices"
+        verb = "is missing" if lacking else "differs"
+        assert series.what.detail == f"EchoTime {verb} in 6 of 12 slices"
 
 
 @pytest.mark.parametrize("which", WHICH)

@@ -38,12 +38,14 @@ from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.headers import (
     MADE_BY,
     PHASE_TAGS,
+    PRIVATE_B_VALUE,
     Header,
     is_dicom,
     make_header,
     quiet,
     read_headers,
 )
+from scanloom.io.dicom.meaning import MEANING
 from scanloom.io.dicom.odd_header import read_odd
 from scanloom.io.dicom.slices import Slice, single_slice
 from scans import scans
@@ -349,3 +351,10 @@ def test_headers_and_slices_made_without_their_constructors_lack_nothing(tmp_pat
 
         assert vars(header).keys() == {field.name for field in fields(Header)}
         assert vars(one).keys() == {field.name for field in fields(Slice)}
+
+
+def test_attributes_of_one_name_have_the_same_tags_wherever_they_are_listed():
+    meaning = {attribute.name: attribute.tags for attribute in MEANING}
+    both = MADE_BY.keys() & meaning.keys()
+    assert PRIVATE_B_VALUE in both
+    assert {name for name in both if not set(MADE_BY[name]) <= set(meaning[name])} == set()

@@ -238,13 +238,14 @@ def make_header(path: Path | str, elements: Elements) -> Header:
 _PHASE = tuple(PHASE_TAGS.values())
 _ABSENT = (b"",) * len(_PHASE)
 _NAME, _PATIENT = tags.PATIENT_NAME, (tags.PATIENT_ID, tags.PATIENT_BIRTH_DATE)
+PRIVATE_B_VALUE = "private b-value"
 MADE_BY = {
     "KVP": (tags.KVP,),
     "ConvolutionKernel": (tags.CONVOLUTION_KERNEL,),
     "SliceThickness": (tags.SLICE_THICKNESS,),
     "InversionTime": (tags.INVERSION_TIME, tags.INVERSION_TIMES),
     "FlipAngle": (tags.FLIP_ANGLE,),
-    "the makers' b-values": (
+    PRIVATE_B_VALUE: (
         tags.SIEMENS_B_VALUE,
         tags.GE_B_VALUE,
         tags.PHILIPS_DIFFUSION_B_FACTOR,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.elements import CHANGING
-from scanloom.io.dicom.headers import Header
+from scanloom.io.dicom.headers import PRIVATE_B_VALUE, Header
 from scanloom.io.dicom.slices import Slice, as_text
 
 ROUNDING = 0.05
@@ -220,12 +220,12 @@ MEANING = (
     Attribute("PhotometricInterpretation", (tags.PHOTOMETRIC_INTERPRETATION,), _texts, None),
     Attribute("ImageType", (tags.IMAGE_TYPE,), _products, _ANY),
     Attribute(
-        "the makers' image type",
+        "private image type",
         (tags.PHILIPS_IMAGE_TYPE, tags.SIEMENS_IMAGE_TYPE),
         _products,
         None,
     ),
-    Attribute("the makers' image component", (tags.GE_IMAGE_TYPE,), _texts, None),
+    Attribute("private image component", (tags.GE_IMAGE_TYPE,), _texts, None),
     Attribute("ComplexImageComponent", (tags.COMPLEX_IMAGE_COMPONENT,), _texts),
     Attribute("AcquisitionContrast", (tags.ACQUISITION_CONTRAST,), _texts),
     Attribute("Units", (tags.UNITS,), _texts),
@@ -236,14 +236,14 @@ MEANING = (
     Attribute("EchoNumbers", (tags.ECHO_NUMBERS,), _texts, None, counts=True),
     Attribute("DiffusionBValue", (tags.DIFFUSION_B_VALUE,), _numbers),
     Attribute(
-        "the makers' b-values",
+        PRIVATE_B_VALUE,
         (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR, tags.UIH_B_VALUE),
         _firsts,
     ),
     Attribute("SequenceName", (tags.SEQUENCE_NAME,), _matching(_SHELL), None),
     Attribute("DiffusionGradientOrientation", (tags.DIFFUSION_GRADIENT_ORIENTATION,), _numbers),
     *(
-        Attribute("the makers' diffusion direction", (tag,), _numbers, None)
+        Attribute("private diffusion direction", (tag,), _numbers, None)
         for tag in (
             tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
             tags.GE_USER_DATA_20,
@@ -257,7 +257,7 @@ MEANING = (
     Attribute("FlipAngle", (tags.FLIP_ANGLE,), _adapted, None),
     Attribute("KVP", (tags.KVP,), _adapted, None),
     Attribute("ReceiveCoilName", (tags.RECEIVE_COIL_NAME,), _texts, None),
-    Attribute("the makers' coil element", (tags.SIEMENS_COIL_STRING,), _matching(_ELEMENT), None),
+    Attribute("private coil element", (tags.SIEMENS_COIL_STRING,), _matching(_ELEMENT), None),
     Attribute("ContrastBolusAgent", (tags.CONTRAST_BOLUS_AGENT,), _given),
     Attribute(
         "TemporalPositionIdentifier",
