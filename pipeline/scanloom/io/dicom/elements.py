@@ -1,4 +1,4 @@
-"""`Elements`: the bytes of the few attributes that decide, as they stand in a file."""
+"""`Elements`: the few attributes of a file that are used, as unconverted bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import NamedTuple
 from scanloom.io.dicom import tags
 
 LOOKUP = -2
-"""What is kept of it has this tag: it is no value, its length alone counts."""
+"""Stand-in for the tag of ModalityLUTSequence: only whether it has a value is kept."""
 
 TWICE, FLOATS = 1, 2
-"""Bits of `Elements.faults`: an element of `TAGS` stands there twice, with different values; the
-pixels are FloatPixelData or DoubleFloatPixelData."""
+"""Bits of `Elements.faults`: an element of `TAGS` occurs twice with different values; the pixels
+are FloatPixelData or DoubleFloatPixelData."""
 
-_HEAD, _COMMON = struct.Struct("<BQQ"), struct.Struct("<I?")
+_FILE_HEAD = struct.Struct("<BQQ")
+"""Flags, offset and length of the pixels; it precedes the values of one file."""
+_SHARED_HEAD = struct.Struct("<I?")
+"""Length of the transfer syntax UID and `little`; it precedes the shared values."""
 _COUNT = struct.Struct("<H")
 
 TAGS = frozenset(
@@ -137,29 +140,29 @@ CHANGING = frozenset(
         tags.TEMPORAL_POSITION_IDENTIFIER,
     )
 )
-"""Of these, what mostly differs between slices of a series, or between its volumes."""
+"""Tags whose values usually differ between the slices or volumes of a series."""
 STEADY = (tags.MEDIA_STORAGE_SOP_CLASS_UID, *sorted(TAGS - CHANGING))
-"""All others: mostly the same in all files of a series."""
+"""All other tags, whose values are usually the same in all files of a series."""
 
 
 class PixelPlace(NamedTuple):
-    """Where the value of PixelData lies in the file; `length` is None where it is encapsulated."""
+    """Location of the value of PixelData in a file; `length` is None if it is encapsulated."""
 
     offset: int
     length: int | None
 
 
 class Common:
-    """Values that files of a series have in common: one object for equal ones, see `common_of`.
+    """Values that the files of a series share: one object for equal values, see `common_of`.
 
     Parameters
     ----------
     syntax : str
-        Transfer syntax UID; that of the encoding where a file names none.
+        Transfer syntax UID, inferred from the encoding if the file has no UID.
     little : bool
         Whether binary values are little endian.
     values : mapping of int to bytes
-        Those of `STEADY` that are there, with their padding.
+        Values by tag of `STEADY`, with their padding; absent attributes are left out.
     """
 
     def __init__(self, syntax: str, little: bool, values: Mapping[int, bytes]) -> None:
@@ -167,40 +170,40 @@ class Common:
 
     @cached_property
     def packed(self) -> bytes:
-        """All of it as bytes."""
+        """Encode syntax, byte order and values as bytes."""
         syntax = self.syntax.encode("utf-8", "replace")
-        return _COMMON.pack(len(syntax), self.little) + syntax + _pack(self.values)
+        return _SHARED_HEAD.pack(len(syntax), self.little) + syntax + _pack(self.values)
 
 
 @lru_cache(1024)
-def common_of(syntax: str, little: bool, found: tuple[bytes | None, ...]) -> Common:
-    """Return the object of these values, in the order of `STEADY`."""
-    pairs = zip(STEADY, found, strict=True)
+def common_of(syntax: str, little: bool, values: tuple[bytes | None, ...]) -> Common:
+    """Return the one object for these values, given in the order of `STEADY`."""
+    pairs = zip(STEADY, values, strict=True)
     return Common(syntax, little, {tag: value for tag, value in pairs if value is not None})
 
 
 class Packed(NamedTuple):
-    """`Elements` as bytes: what a file has in common with others, one object for many; the rest."""
+    """`Elements` as bytes: values that a file shares with others, and its own."""
 
     common: bytes
     own: bytes
 
 
 class Elements(NamedTuple):
-    """What one file says, unconverted.
+    """Attributes of one file that are used, unconverted.
 
     Parameters
     ----------
     common : Common
-        What it shares with most files of its series, and how it is encoded.
+        Values that the file shares with most files of its series, and its encoding.
     own : mapping of int to bytes
-        Values of `CHANGING`, where they are there, with their padding.
+        Values by tag of `CHANGING`, with their padding; absent attributes are left out.
     lookup_table : bool
-        Whether ModalityLUTSequence holds anything.
+        Whether ModalityLUTSequence has a value.
     pixels : PixelPlace or None
-        None where there is no PixelData, or the file ends before it.
+        Location of the pixels; None if PixelData is missing, or the file ends before it.
     gzipped : bool
-        Whether gzip packed the file.
+        Whether the file is compressed by gzip.
     faults : int
         Sum of `TWICE` and `FLOATS`, as they apply; the whole series is refused for them.
     """
@@ -214,7 +217,7 @@ class Elements(NamedTuple):
 
     @property
     def syntax(self) -> str:
-        """Transfer syntax UID; that of the encoding where the file names none."""
+        """Transfer syntax UID, inferred from the encoding if the file has no UID."""
         return self.common.syntax
 
     @property
@@ -223,7 +226,7 @@ class Elements(NamedTuple):
         return self.common.little
 
     def raw(self, tag: int) -> bytes:
-        """Return the bytes of an element, empty where it is absent."""
+        """Return the bytes of an element; empty if it is absent."""
         return (self.own if tag in CHANGING else self.common.values).get(tag, b"")
 
     def text(self, tag: int) -> str:
@@ -231,54 +234,68 @@ class Elements(NamedTuple):
         return self.raw(tag).decode("ascii", "replace").strip(" \0")
 
     def number(self, tag: int, default: int, *, signed: bool = False) -> int:
-        """Return a value of two bytes (US, SS); `default` where it is absent or has others."""
+        """Return a value of two bytes (US, SS); `default` if it is absent or of another length."""
         raw = self.raw(tag)
         if len(raw) != 2:
             return default
         return int.from_bytes(raw, "little" if self.little else "big", signed=signed)
 
     def packed(self) -> Packed:
-        """Return all of it as bytes, for another process or the index; see `unpack_elements`."""
+        """Encode as bytes, for another process or the index; `unpack_elements` decodes them."""
         flags, offset, length = self.lookup_table | self.gzipped << 1 | self.faults << 4, 0, 0
         if self.pixels is not None:
             offset, length = self.pixels.offset, self.pixels.length or 0
             flags |= 4 | (self.pixels.length is not None) << 3
-        return Packed(self.common.packed, _HEAD.pack(flags, offset, length) + _pack(self.own))
+        return Packed(self.common.packed, _FILE_HEAD.pack(flags, offset, length) + _pack(self.own))
 
 
 def elements_of(
     values: Mapping[int, bytes], syntax: str, *, little: bool, pixels: PixelPlace | None
 ) -> Elements:
-    """Return the `Elements` of the values that were kept, by tag of `TAGS` or `LOOKUP`."""
+    """Build `Elements` from values by tag.
+
+    Parameters
+    ----------
+    values : mapping of int to bytes
+        Values of `TAGS`, MediaStorageSOPClassUID and `LOOKUP`; absent attributes are left out.
+    syntax : str
+        Transfer syntax UID.
+    little : bool
+        Whether binary values are little endian.
+    pixels : PixelPlace or None
+        Location of the pixels.
+    """
     own = {tag: value for tag, value in values.items() if tag in CHANGING}
     common = common_of(syntax, little, tuple(map(values.get, STEADY)))
     return Elements(common, own, bool(values.get(LOOKUP)), pixels)
 
 
 def unpack_elements(packed: Packed) -> Elements:
-    """Return what `Elements.packed` was made of.
+    """Decode the result of `Elements.packed`.
 
     Raises
     ------
     ValueError, struct.error
-        If the bytes are none of its.
+        If the bytes are not such a result.
     """
-    flags, offset, length = _HEAD.unpack_from(packed.own)
+    flags, offset, length = _FILE_HEAD.unpack_from(packed.own)
     pixels = PixelPlace(offset, length if flags & 8 else None) if flags & 4 else None
-    common, own = _unpack_common(packed.common), _unpack(packed.own[_HEAD.size :])
+    common, own = _unpack_common(packed.common), _unpack(packed.own[_FILE_HEAD.size :])
     return Elements(common, own, bool(flags & 1), pixels, bool(flags & 2), flags >> 4)
 
 
 @lru_cache(1024)
 def _unpack_common(packed: bytes) -> Common:
-    size, little = _COMMON.unpack_from(packed)
-    end = _COMMON.size + size
+    size, little = _SHARED_HEAD.unpack_from(packed)
+    end = _SHARED_HEAD.size + size
     values = _unpack(packed[end:])
-    return common_of(packed[_COMMON.size : end].decode(), little, tuple(map(values.get, STEADY)))
+    return common_of(
+        packed[_SHARED_HEAD.size : end].decode(), little, tuple(map(values.get, STEADY))
+    )
 
 
 def _pack(values: Mapping[int, bytes]) -> bytes:
-    """Return how many values there are, their tags, their lengths, and themselves."""
+    """Encode the number of values, their tags, their lengths, and the values."""
     numbers = struct.pack(f"<H{2 * len(values)}I", len(values), *values, *map(len, values.values()))
     return b"".join((numbers, *values.values()))
 
@@ -292,5 +309,5 @@ def _unpack(packed: bytes) -> dict[int, bytes]:
         values[tag] = packed[start : start + size]
         start += size
     if start != len(packed):
-        raise ValueError(f"{len(packed)} bytes, not {start}")
+        raise ValueError(f"encoded elements have {len(packed)} bytes instead of {start}")
     return values
