@@ -1,37 +1,48 @@
-"""Whether tilt and spacing in a header agree with the positions of slices."""
+"""Compare tilt and spacing in a header with the positions of slices."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.slices import to_float
 
-TILT_DEGREES = 1.0
-"""Difference of GantryDetectorTilt and the slices' lean that is a contradiction, not rounding."""
-SPACING_SHARE = 0.02
-"""The same of SpacingBetweenSlices, as a share of the distance of slices."""
-_TILT, _BETWEEN = 0x00181120, 0x00180088
+MAX_TILT_DIFFERENCE_DEG = 1.0
+"""Larger differences of GantryDetectorTilt and the lean of the slices are not due to rounding."""
+MAX_SPACING_DIFFERENCE = 0.02
+"""The same for SpacingBetweenSlices, as a share of the slice distance."""
 
 
 def contradicts(header: Header, step: NDArray[np.float64], normal: NDArray[np.float64]) -> bool:
-    """Whether a header's words on tilt and spacing are not what the positions say.
+    """Return whether tilt or spacing in a header contradict the positions of slices.
 
-    SliceThickness is none of them: slices may overlap, or leave gaps.
+    SliceThickness is not compared: slices may overlap, or leave gaps.
+
+    Parameters
+    ----------
+    header : Header
+        Of any slice.
+    step : (3,) array
+        From one slice to the next, LPS mm.
+    normal : (3,) array
+        Unit normal of the slices.
     """
     along, length = abs(float(step @ normal)), float(np.linalg.norm(step))
     lean = float(np.degrees(np.arccos(min(along / length, 1.0))))
-    tilt, between = (_said(header, tag) for tag in (_TILT, _BETWEEN))
-    if tilt is not None and abs(abs(tilt) - lean) > TILT_DEGREES:
+    tilt = _finite_number(header, tags.GANTRY_DETECTOR_TILT)
+    spacing = _finite_number(header, tags.SPACING_BETWEEN_SLICES)
+    if tilt is not None and abs(abs(tilt) - lean) > MAX_TILT_DIFFERENCE_DEG:
         return True
-    if between is None or between == 0:
+    if spacing is None or spacing == 0:
         return False
-    # Some measure it along the normal, some along the table
-    return min(abs(abs(between) - d) / d for d in (along, length)) > SPACING_SHARE
+    # Some scanners measure it along the normal, some along the table
+    distances = (along, length)
+    return min(abs(abs(spacing) - d) / d for d in distances) > MAX_SPACING_DIFFERENCE
 
 
-def _said(header: Header, tag: int) -> float | None:
+def _finite_number(header: Header, tag: int) -> float | None:
     try:
         number = to_float(header.elements.text(tag))
     except ValueError:

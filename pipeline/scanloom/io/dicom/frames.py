@@ -1,7 +1,7 @@
-"""Series of which each slice has a frame of reference of its own, as some anonymisers leave them.
+"""Series in which each slice has a different frame of reference, as some anonymisers leave them.
 
-They replace every UID by a new one and forget that slices share this one. Positions mean nothing
-across frames of reference; but slices that make one whole regular stack do not do so by chance.
+They replace every UID by a new one, and overlook that slices share this one. Positions are not
+comparable across frames of reference; but slices do not form one complete regular stack by chance.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from scanloom.io.dicom.stack import MIN_SLICES, Stack, stack_slices
 
 
 def have_own_frames(slices: Sequence[Slice]) -> bool:
-    """Whether no two slices have the same frame of reference, and none lacks it."""
+    """Return whether all slices have a frame of reference, and no two have the same."""
     if len(slices) < MIN_SLICES or len(one_of_each(slices)) < len(slices):
         return False
-    frames = {one.header.frame_of_reference for one in slices}
+    frames = {slice_.header.frame_of_reference for slice_ in slices}
     return len(frames) == len(slices) and "" not in frames
 
 
 def stack_without_frames(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
-    """Return the one stack that slices make whose frames of reference all differ.
+    """Return the one stack of slices whose frames of reference all differ.
 
     Raises
     ------
     ScanError
-        FRAME_OF_REFERENCE if they make several, or slices share a place: which of them belong
-        together could not be told. What is wrong with the stack.
+        FRAME_OF_REFERENCE if they form several stacks, or slices share a position: nothing shows
+        which of them belong together. Errors of the stack as in `stack_slices`.
     """
-    volumes = split_volumes([_without_frame(one) for one in slices])
+    volumes = split_volumes([_without_frame_of_reference(slice_) for slice_ in slices])
     stack = None
     if len(volumes.groups) == 1 and not volumes.crossing:
         stack = stack_slices(volumes.choose(phase)[0], gaps)
     if stack is None or stack.twins:
         count = len(slices)
-        detail = f"{count} slices have {count} frames of reference, and make no single stack"
+        detail = f"{count} slices have {count} frames of reference, and do not form a single stack"
         raise ScanError(Reason.FRAME_OF_REFERENCE, detail)
     return stack.with_flag(Flag.FRAMES_OF_REFERENCE)
 
 
-def _without_frame(one: Slice) -> Slice:
-    header = copy.copy(one.header)
+def _without_frame_of_reference(slice_: Slice) -> Slice:
+    header = copy.copy(slice_.header)
     header.__dict__["frame_of_reference"] = ""
-    return replace(one, header=header)
+    return replace(slice_, header=header)

@@ -1,7 +1,7 @@
-"""Attributes that say what the values of a slice mean; slices of one volume agree on them.
+"""Attributes that determine the meaning of a slice's values; slices of one volume agree on them.
 
-Slices that disagree are what is left of several volumes, wherever they lie: echoes, b-values,
-water and fat, units, scans of two years.
+Slices that disagree are remains of several volumes, wherever they lie: echoes, b-values, water and
+fat, units, scans of two years.
 """
 
 from __future__ import annotations
@@ -12,36 +12,42 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from scanloom.io.dicom.headers import PHASE_TAGS, Header
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.elements import CHANGING
+from scanloom.io.dicom.headers import PRIVATE_B_VALUE, Header
 from scanloom.io.dicom.slices import Slice, as_text
 
 ROUNDING = 0.05
-"""Share of the larger one by which two numbers may differ: scanners round and correct them."""
+"""Largest difference of equivalent numbers, as a share of the larger: scanners round them."""
 ADAPTED = 0.25
-"""The same of what scanners adapt from slice to slice: inversion time, flip angle, voltage."""
-FIRST_YEAR = 1900
-"""Dates before it stand for none."""
-SAME_SESSION = 1
+"""The same for numbers that scanners adapt to the slice: inversion time, flip angle, voltage."""
+MIN_YEAR = 1900
+"""Earlier dates are placeholders."""
+SAME_SESSION_DAYS = 1
 """Days between slices of one volume, at most: a scan may pass midnight."""
-MADE_LATER = 366
-"""Days between the making of the images of one volume, at most: some are reconstructed again."""
+RECONSTRUCTION_DAYS = 366
+"""Days between the creation dates of the images of one volume, at most: some are reconstructed
+again."""
 
-_PRODUCTS = re.compile(
+_CONTENT_WORD = re.compile(
     r"[MPRIWF]|[MPRI]_[A-Z0-9]+|[IO]P|FF|WF|FA|SUB|B0|INV\d|UNI|SWI|MI?NIP|TTP|MTT"
     r"|.*(?:MAGN|PHASE|REAL|IMAG|WATER|FAT|DIXON|STAR|ADC|TRACE|MAP|FIELD|FLOW|VELOC|PERF|CB[FV]"
     r"|SUBTR|DIFFU|KEV|MONO_|IODINE|VNC|DET_|LABEL|CONTROL).*"
     r"|[TR][12].*"
 )
-"""Words of ImageType that say what an image shows: part of a complex image, water or fat, a map."""
-_BETWEEN_WORDS = re.compile(r"[\\/ ]+")
-_ANY = "-"
-"""What all values stand for that say nothing of it."""
-_SHELL = re.compile(r".*_B(\d+)T?(#\d+)?")
+"""Values of ImageType that name the content: a part of a complex image, water or fat, a map."""
+_SEPARATORS = re.compile(r"[\\/ ]+")
+_NEUTRAL = "-"
+"""Canonical value of all values without relevant information."""
+_SEQUENCE_WITH_B_VALUE = re.compile(r".*_B(\d+)T?(#\d+)?")
 """Siemens' names of diffusion sequences: b-value, and the number of the direction."""
-_ELEMENT = re.compile(r"[A-Z]{1,4}\d{1,3}")
-"""The name of a single coil element, the image of which was not combined with others."""
+_COIL_ELEMENT = re.compile(r"[A-Z]{1,4}\d{1,3}")
+"""Name of a single coil element, whose image was not combined with others."""
 _NO_AGENT = ("NO", "NONE", "N", "0", "NOT GIVEN", "WITHOUT")
-_KINDS = ("ORIGINAL", "DERIVED", "PRIMARY", "SECONDARY")
+_ORIGINS = ("ORIGINAL", "DERIVED", "PRIMARY", "SECONDARY")
+
+Canonicalise = Callable[[Collection[str]], dict[str, str]]
+"""Maps each of several values to a canonical one, which is the same for equivalent values."""
 
 
 class Attribute(NamedTuple):
@@ -50,209 +56,247 @@ class Attribute(NamedTuple):
     Parameters
     ----------
     name : str
-        The standard's keyword, or words of ours for a private one.
+        The standard's keyword, or a description of private attributes.
     tags : tuple of int
-        The first that has a value counts.
-    kinds : function of (collection of str)
-        Returns for each value what stands for all that mean the same.
+        Tags of the attribute; the first that has a value counts.
+    canonicalise : function of (collection of str)
+        Maps each value to its canonical value.
     absent : str or None
-        What an absent value stands for: nothing that others mean, or None for what they mean.
+        Canonical value of absent ones; None if they are equivalent to the lowest present one.
     counts : bool
-        Whether as many values as slices do no more than count these.
+        Whether the attribute may number the slices: as many values as slices are all equivalent.
     """
 
     name: str
     tags: tuple[int, ...]
-    kinds: Callable[[Collection[str]], dict[str, str]]
+    canonicalise: Canonicalise
     absent: str | None = ""
     counts: bool = False
 
-    def of(self, one: Slice) -> str:
-        """Return what a slice says of it, as text; empty where it says nothing."""
-        if one.multiframe and (said := one.phase.get(self.name)):
-            return said
-        elements = one.header.elements
+    def of(self, slice_: Slice) -> str:
+        """Return the value of a slice as text; empty if it is absent."""
+        if slice_.multiframe and (text := slice_.phase.get(self.name)):
+            return text
+        elements = slice_.header.elements
         raw = next((value for tag in self.tags if (value := elements.raw(tag))), b"")
         return as_text(raw, little=elements.little)
 
     def kinds_of(self, slices: Sequence[Slice]) -> dict[str, str]:
-        """Return for each value that slices have what it means."""
-        values = {self.of(one) for one in slices}
+        """Return the canonical value of each value that slices have."""
+        values = {self.of(slice_) for slice_ in slices}
         if self.counts and len(values) == len(slices):
-            return dict.fromkeys(values, _ANY)
-        found = self.kinds(values - {""})
+            return dict.fromkeys(values, _NEUTRAL)
+        canonical = self.canonicalise(values - {""})
         if "" in values:
-            usual = min(found.values(), default="")
-            found[""] = usual if self.absent is None else self.absent
-        return found
+            lowest = min(canonical.values(), default="")
+            canonical[""] = lowest if self.absent is None else self.absent
+        return canonical
 
 
 def differing(slices: Sequence[Slice]) -> Attribute | None:
-    """Return the first attribute on which slices disagree that they have to agree on."""
+    """Return the first attribute of `MEANING` on which slices disagree; None if they agree."""
     if slices[0].multiframe:
-        some = tuple({_all_said(one): one for one in slices}.values())
+        distinct = tuple({_frame_key(slice_): slice_ for slice_ in slices}.values())
     else:
-        some = tuple({_of_a_file(one.header): one for one in slices}.values())
-    if len(some) < 2:
+        distinct = tuple({_file_key(slice_.header): slice_ for slice_ in slices}.values())
+    if len(distinct) < 2:
         return None
     for attribute in MEANING:
-        kinds = attribute.kinds_of(slices if attribute.counts else some)
-        if len(set(kinds.values())) > 1:
+        canonical = attribute.kinds_of(slices if attribute.counts else distinct)
+        if len(set(canonical.values())) > 1:
             return attribute
     return None
 
 
 def mean_the_same(name: str, slices: Sequence[Slice]) -> bool:
-    """Whether values of an attribute are only written in several ways, such as 4.6 and 4.60."""
-    attribute = _NUMBERS.get(name)
+    """Return whether values differ only in how they are written, such as 4.6 and 4.60."""
+    attribute = _TOLERANT.get(name)
     return attribute is not None and len(set(attribute.kinds_of(slices).values())) == 1
 
 
-def _all_said(one: Slice) -> object:
-    """Return what is equal for slices that say the same of all attributes."""
-    if one.multiframe:
-        return id(one.header.shared), tuple(map(one.phase.get, _NAMES))
-    return _of_a_file(one.header)
+def _frame_key(slice_: Slice) -> object:
+    """Return a key that is equal for frames in which all attributes are equal."""
+    return _file_key(slice_.header), tuple(map(slice_.phase.get, _NAMES))
 
 
-def _of_a_file(header: Header) -> object:
-    said = header.elements.own.get
-    return id(header.shared), header.phase[:_TIMES_FROM], *map(said, _DATES)
+def _file_key(header: Header) -> object:
+    """Return a key that is equal for files in which all attributes are equal."""
+    return id(header.shared), *map(header.elements.own.get, _PER_SLICE)
 
 
-# --- which values mean the same -------------------------------------------------------------------
+# --- equivalent values ----------------------------------------------------------------------------
 
 
-def _texts(values: Collection[str]) -> dict[str, str]:
+def _text(values: Collection[str]) -> dict[str, str]:
+    """Ignore case."""
     return {value: value.upper() for value in values}
 
 
-def _sets(values: Collection[str]) -> dict[str, str]:
+def _unordered(values: Collection[str]) -> dict[str, str]:
+    """Ignore the order of several values."""
     return {value: "\\".join(sorted(set(value.upper().split("\\")))) for value in values}
 
 
-def _products(values: Collection[str]) -> dict[str, str]:
-    """Take the words that say what an image shows; no others count."""
-    words = {value: set(_BETWEEN_WORDS.split(value.upper())) for value in values}
+def _image_content(values: Collection[str]) -> dict[str, str]:
+    """Keep only the values that name the content of an image."""
+    words = {value: set(_SEPARATORS.split(value.upper())) - set(_ORIGINS) for value in values}
     return {
-        value: "\\".join(sorted(filter(_PRODUCTS.fullmatch, found.difference(_KINDS)))) or _ANY
-        for value, found in words.items()
+        value: "\\".join(sorted(filter(_CONTENT_WORD.fullmatch, words[value]))) or _NEUTRAL
+        for value in values
     }
 
 
-def _numbers(values: Collection[str], share: float = ROUNDING) -> dict[str, str]:
-    """Take numbers, also directions, for the same that differ by no more than a share."""
+def _number(values: Collection[str], share: float = ROUNDING) -> dict[str, str]:
+    """Treat numbers and vectors as equivalent if they differ by no more than a share."""
     try:
-        numbers = sorted((tuple(map(float, value.split("\\"))), value) for value in values)
+        vectors = sorted((tuple(map(float, value.split("\\"))), value) for value in values)
     except ValueError:
-        return _texts(values)
-    found: dict[str, str] = {}
-    firsts: list[tuple[tuple[float, ...], str]] = []
-    for number, value in numbers:
-        same = next((text for first, text in firsts if _is_near(first, number, share)), None)
-        if same is None:
-            firsts.append((number, value))
-        found[value] = value if same is None else same
-    return found
+        return _text(values)
+    canonical: dict[str, str] = {}
+    references: list[tuple[tuple[float, ...], str]] = []
+    for vector, value in vectors:
+        near = (text for reference, text in references if _is_near(reference, vector, share))
+        equivalent = next(near, None)
+        if equivalent is None:
+            references.append((vector, value))
+        canonical[value] = value if equivalent is None else equivalent
+    return canonical
 
 
-def _is_near(one: tuple[float, ...], other: tuple[float, ...], share: float) -> bool:
-    scale = max(map(abs, one + other), default=0.0)
-    return len(one) == len(other) and all(
-        abs(a - b) <= share * scale for a, b in zip(one, other, strict=True)
+def _is_near(reference: tuple[float, ...], vector: tuple[float, ...], share: float) -> bool:
+    scale = max(map(abs, reference + vector), default=0.0)
+    return len(reference) == len(vector) and all(
+        abs(a - b) <= share * scale for a, b in zip(reference, vector, strict=True)
     )
 
 
-def _adapted(values: Collection[str]) -> dict[str, str]:
-    return _numbers(values, ADAPTED)
+def _adapted_number(values: Collection[str]) -> dict[str, str]:
+    return _number(values, ADAPTED)
 
 
-def _matching(form: re.Pattern[str]) -> Callable[[Collection[str]], dict[str, str]]:
-    """Return the function that takes for the same what does not have a form."""
+def _matching(pattern: re.Pattern[str]) -> Canonicalise:
+    """Return the function that distinguishes only values which match a pattern."""
 
-    def texts(values: Collection[str]) -> dict[str, str]:
-        found = {value: form.fullmatch(value.upper()) for value in values}
-        return {value: match[0] if match else _ANY for value, match in found.items()}
+    def canonicalise(values: Collection[str]) -> dict[str, str]:
+        matches = {value: pattern.fullmatch(value.upper()) for value in values}
+        return {value: match[0] if match else _NEUTRAL for value, match in matches.items()}
 
-    return texts
-
-
-def _given(values: Collection[str]) -> dict[str, str]:
-    """Tell apart only whether anything was given."""
-    return {value: "" if value.upper() in _NO_AGENT else _ANY for value in values}
+    return canonicalise
 
 
-def _firsts(values: Collection[str]) -> dict[str, str]:
-    """Take the first of several numbers."""
+def _contrast_agent(values: Collection[str]) -> dict[str, str]:
+    """Distinguish only whether an agent was given."""
+    return {value: "" if value.upper() in _NO_AGENT else _NEUTRAL for value in values}
+
+
+def _first_number(values: Collection[str]) -> dict[str, str]:
+    """Compare the first of several numbers."""
     firsts = {value: value.split("\\")[0] for value in values}
-    same = _numbers(set(firsts.values()))
-    return {value: same[first] for value, first in firsts.items()}
+    canonical = _number(set(firsts.values()))
+    return {value: canonical[first] for value, first in firsts.items()}
 
 
-def _within(days: int) -> Callable[[Collection[str]], dict[str, str]]:
-    """Return the function that takes dates for the same which are no further from each other."""
+def _dates_within(days: int) -> Canonicalise:
+    """Return the function that treats dates as equivalent if each is near enough to the next."""
 
-    def dates(values: Collection[str]) -> dict[str, str]:
+    def canonicalise(values: Collection[str]) -> dict[str, str]:
         known = {value: day for value in values if (day := _day(value)) is not None}
-        ordered = sorted(known.items(), key=lambda item: item[1])
-        found = dict.fromkeys(values, ordered[0][0] if ordered else _ANY)
-        for (before, day), (value, later) in itertools.pairwise(ordered):
-            found[value] = found[before] if later - day <= days else value
-        return found
+        ordered = sorted(known.items(), key=lambda pair: pair[1])
+        canonical = dict.fromkeys(values, ordered[0][0] if ordered else _NEUTRAL)
+        for (earlier, earlier_day), (later, later_day) in itertools.pairwise(ordered):
+            canonical[later] = canonical[earlier] if later_day - earlier_day <= days else later
+        return canonical
 
-    return dates
+    return canonicalise
 
 
 def _day(value: str) -> int | None:
+    """Return the number of the day of a date or time; None if it is invalid or a placeholder."""
     try:
         day = date.fromisoformat(value[:8])
     except ValueError:
         return None
-    return day.toordinal() if day.year >= FIRST_YEAR else None
+    return day.toordinal() if day.year >= MIN_YEAR else None
 
 
 MEANING = (
-    Attribute("Modality", (0x00080060,), _texts),
-    Attribute("Manufacturer", (0x00080070,), _texts, None),
-    Attribute("PatientSex", (0x00100040,), _texts, None),
-    Attribute("PatientPosition", (0x00185100,), _texts, None),
-    Attribute("PhotometricInterpretation", (0x00280004,), _texts, None),
-    Attribute("ImageType", (0x00080008,), _products, _ANY),
-    Attribute("the makers' image type", (0x20051011, 0x00511016), _products, None),
-    Attribute("the makers' image component", (0x0043102F,), _texts, None),
-    Attribute("ComplexImageComponent", (0x00089208,), _texts),
-    Attribute("AcquisitionContrast", (0x00089209,), _texts),
-    Attribute("Units", (0x00541001,), _texts),
-    Attribute("SUVType", (0x00541006,), _texts),
-    Attribute("DecayCorrection", (0x00541102,), _texts),
-    Attribute("CorrectedImage", (0x00280051,), _sets),
-    Attribute("EchoTime", (0x00180081, 0x00189082), _numbers),
-    Attribute("EchoNumbers", (0x00180086,), _texts, None, counts=True),
-    Attribute("DiffusionBValue", (0x00189087,), _numbers),
-    Attribute("the makers' b-values", (0x0019100C, 0x00431039, 0x20011003, 0x00651009), _firsts),
-    Attribute("SequenceName", (0x00180024,), _matching(_SHELL), None),
-    Attribute("DiffusionGradientOrientation", (0x00189089,), _numbers),
-    *(
-        Attribute("the makers' diffusion direction", (tag,), _numbers, None)
-        for tag in (0x0019100E, 0x001910BB, 0x001910BC, 0x001910BD, 0x200510B0, 0x200510B1)
+    Attribute("Modality", (tags.MODALITY,), _text),
+    Attribute("Manufacturer", (tags.MANUFACTURER,), _text, None),
+    Attribute("PatientSex", (tags.PATIENT_SEX,), _text, None),
+    Attribute("PatientPosition", (tags.PATIENT_POSITION,), _text, None),
+    Attribute("PhotometricInterpretation", (tags.PHOTOMETRIC_INTERPRETATION,), _text, None),
+    Attribute("ImageType", (tags.IMAGE_TYPE,), _image_content, _NEUTRAL),
+    Attribute(
+        "private image type",
+        (tags.PHILIPS_IMAGE_TYPE, tags.SIEMENS_IMAGE_TYPE),
+        _image_content,
+        None,
     ),
-    Attribute("InversionTime", (0x00180082, 0x00189079), _adapted),
-    Attribute("FlipAngle", (0x00181314,), _adapted, None),
-    Attribute("KVP", (0x00180060,), _adapted, None),
-    Attribute("ReceiveCoilName", (0x00181250,), _texts, None),
-    Attribute("the makers' coil element", (0x0051100F,), _matching(_ELEMENT), None),
-    Attribute("ContrastBolusAgent", (0x00180010,), _given),
-    Attribute("TemporalPositionIdentifier", (0x00200100,), _texts, None, counts=True),
-    Attribute("NominalPercentageOfCardiacPhase", (0x00209241,), _numbers, None),
-    Attribute("StudyDate", (0x00080020,), _within(SAME_SESSION), None),
-    Attribute("AcquisitionDate", (0x00080022, 0x0008002A), _within(SAME_SESSION), None),
-    Attribute("SeriesDate", (0x00080021,), _within(MADE_LATER), None),
-    Attribute("ContentDate", (0x00080023,), _within(MADE_LATER), None),
+    Attribute("private image component", (tags.GE_IMAGE_TYPE,), _text, None),
+    Attribute("ComplexImageComponent", (tags.COMPLEX_IMAGE_COMPONENT,), _text),
+    Attribute("AcquisitionContrast", (tags.ACQUISITION_CONTRAST,), _text),
+    Attribute("Units", (tags.UNITS,), _text),
+    Attribute("SUVType", (tags.SUV_TYPE,), _text),
+    Attribute("DecayCorrection", (tags.DECAY_CORRECTION,), _text),
+    Attribute("CorrectedImage", (tags.CORRECTED_IMAGE,), _unordered),
+    Attribute("EchoTime", (tags.ECHO_TIME, tags.EFFECTIVE_ECHO_TIME), _number),
+    Attribute("EchoNumbers", (tags.ECHO_NUMBERS,), _text, None, counts=True),
+    Attribute("DiffusionBValue", (tags.DIFFUSION_B_VALUE,), _number),
+    Attribute(
+        PRIVATE_B_VALUE,
+        (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR, tags.UIH_B_VALUE),
+        _first_number,
+    ),
+    Attribute("SequenceName", (tags.SEQUENCE_NAME,), _matching(_SEQUENCE_WITH_B_VALUE), None),
+    Attribute("DiffusionGradientOrientation", (tags.DIFFUSION_GRADIENT_ORIENTATION,), _number),
+    *(
+        Attribute("private diffusion direction", (tag,), _number, None)
+        for tag in (
+            tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+            tags.GE_USER_DATA_20,
+            tags.GE_USER_DATA_21,
+            tags.GE_USER_DATA_22,
+            tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+            tags.PHILIPS_DIFFUSION_DIRECTION_AP,
+        )
+    ),
+    Attribute("InversionTime", (tags.INVERSION_TIME, tags.INVERSION_TIMES), _adapted_number),
+    Attribute("FlipAngle", (tags.FLIP_ANGLE,), _adapted_number, None),
+    Attribute("KVP", (tags.KVP,), _adapted_number, None),
+    Attribute("ReceiveCoilName", (tags.RECEIVE_COIL_NAME,), _text, None),
+    Attribute("private coil element", (tags.SIEMENS_COIL_STRING,), _matching(_COIL_ELEMENT), None),
+    Attribute("ContrastBolusAgent", (tags.CONTRAST_BOLUS_AGENT,), _contrast_agent),
+    Attribute(
+        "TemporalPositionIdentifier",
+        (tags.TEMPORAL_POSITION_IDENTIFIER,),
+        _text,
+        None,
+        counts=True,
+    ),
+    Attribute(
+        "NominalPercentageOfCardiacPhase",
+        (tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,),
+        _number,
+        None,
+    ),
+    Attribute("StudyDate", (tags.STUDY_DATE,), _dates_within(SAME_SESSION_DAYS), None),
+    Attribute(
+        "AcquisitionDate",
+        (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
+        _dates_within(SAME_SESSION_DAYS),
+        None,
+    ),
+    Attribute("SeriesDate", (tags.SERIES_DATE,), _dates_within(RECONSTRUCTION_DAYS), None),
+    Attribute("ContentDate", (tags.CONTENT_DATE,), _dates_within(RECONSTRUCTION_DAYS), None),
 )
 """All attributes on which the slices of a volume agree."""
-_NUMBERS = {
-    one.name: one for one in MEANING if one.kinds in (_numbers, _firsts, _adapted, _sets, _given)
+_TOLERANT = {
+    attribute.name: attribute
+    for attribute in MEANING
+    if attribute.canonicalise
+    in (_number, _first_number, _adapted_number, _unordered, _contrast_agent)
 }
+"""Attributes by name that have equivalent values."""
 _NAMES = tuple(attribute.name for attribute in MEANING)
-_DATES = (0x00080022, 0x00080023, 0x0008002A)
-_TIMES_FROM = list(PHASE_TAGS).index("AcquisitionNumber")
+_PER_SLICE = tuple(sorted(CHANGING.intersection(tag for a in MEANING for tag in a.tags)))
+"""Tags of `MEANING` whose values differ between files with the same `Header.shared`."""
