@@ -62,7 +62,7 @@ def places_of(slices: Sequence[Slice], normal: NDArray[np.float64]) -> Places:
         return Places(ids, positions[order], depth[order])
     firsts: list[int] = []  # the first slice at each position
     for index in map(int, order):
-        position_id = _known_place(firsts, positions, depth, index, tolerance)
+        position_id = _known_position(firsts, positions, depth, index, tolerance)
         if position_id is None:
             position_id = len(firsts)
             firsts.append(index)
@@ -70,7 +70,7 @@ def places_of(slices: Sequence[Slice], normal: NDArray[np.float64]) -> Places:
     return Places(ids, positions[firsts], depth[firsts])
 
 
-def _known_place(
+def _known_position(
     firsts: Sequence[int],
     positions: NDArray[np.float64],
     depth: NDArray[np.float64],
