@@ -113,8 +113,8 @@ def _from_protocol(
     """Return the same from the planned slices of the protocol; the first tile is at one end."""
     from nibabel.nicom import csareader
 
-    tags = csareader.get_csa_header(dataset, "series")["tags"]
-    protocol = next(tags[name] for name in _PROTOCOL_NAMES if name in tags)
+    csa_tags = csareader.get_csa_header(dataset, "series")["tags"]
+    protocol = next(csa_tags[name] for name in _PROTOCOL_NAMES if name in csa_tags)
     centres = planned_centres(str(protocol["items"][0]), _MAX_TILES)
     if _COUNT in dataset and dataset[_COUNT].value not in (len(centres), _raw_us(len(centres))):
         raise ValueError("the protocol has a different number of slices")
