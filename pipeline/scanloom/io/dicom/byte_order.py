@@ -7,20 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scanloom.io.dicom.elements import LOOKUP, LOOKUP_TABLE, TAGS
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.elements import LOOKUP, TAGS
 
 STOP, ODD = -1, -3
 """What is meant by a tag that is wanted, beside values that are kept: pixels, and what has no place
 outside sequences."""
-PIXELS = 0x7FE00010
-STOPS = (PIXELS, 0x7FE00008, 0x7FE00009)
+PIXELS = tags.PIXEL_DATA
+STOPS = (PIXELS, tags.FLOAT_PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA)
 """PixelData, FloatPixelData, DoubleFloatPixelData: nothing is read behind them."""
 SHORT = b"AE AS AT CS DA DS DT FL FD IS LO LT PN SH SL SS ST TM UI UL US"
 LONG = b"OB OD OF OL OV OW SQ SV UC UN UR UT UV"
 """Value representations whose length has two and four bytes (PS3.5 7.1.2)."""
 UNDEFINED = 0xFFFFFFFF
 
-_ITEM, _ITEM_END, _SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD
+_ITEM, _ITEM_END, _SEQUENCE_END = (
+    tags.ITEM,
+    tags.ITEM_DELIMITATION_ITEM,
+    tags.SEQUENCE_DELIMITATION_ITEM,
+)
 
 Unpack = Callable[[bytes, int], tuple[Any, ...]]
 
@@ -61,8 +66,8 @@ class ByteOrder:
     group: int
     delimiters: int
 
-    def plain(self, tag: int) -> int:
-        """Return a tag as the standard writes it."""
+    def swap_tag(self, tag: int) -> int:
+        """Convert a tag as read into the number 0xGGGGEEEE, or such a number into a tag as read."""
         return (tag & 0xFFFF) << 16 | tag >> 16 if self.little else tag
 
 
@@ -75,7 +80,7 @@ def _order(name: Literal["little", "big"]) -> ByteOrder:
     def vrs(names: bytes) -> frozenset[int]:
         return frozenset(int.from_bytes(one, name) for one in names.split())
 
-    wanted = {tag(one): one for one in TAGS} | {tag(LOOKUP_TABLE): LOOKUP}
+    wanted = {tag(one): one for one in TAGS} | {tag(tags.MODALITY_LUT_SEQUENCE): LOOKUP}
     wanted |= dict.fromkeys(map(tag, STOPS), STOP)
     wanted |= dict.fromkeys(map(tag, (_ITEM, _ITEM_END, _SEQUENCE_END)), ODD)
     return ByteOrder(

@@ -13,38 +13,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import uids
 from scanloom.io.dicom.codestream import says_other_size
 from scanloom.io.dicom.encapsulated import Frames, find_frames, read_frame
 from scanloom.io.dicom.headers import PixelFormat
 from scanloom.io.dicom.native import read_native
-from scanloom.io.dicom.planes import EXPLICIT_LITTLE, NATIVE, Plane
+from scanloom.io.dicom.planes import NATIVE, Plane
 from scanloom.io.dicom.sources import Memory, opened
 
 _END_OF_IMAGE = b"\xff\xd9"
 """Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image is truncated."""
 
-_RLE = "1.2.840.10008.1.2.5"
 _RLE_HEAD = struct.Struct("<16I")  # number of segments and their 15 offsets
-_ENCAPSULATED = "1.2.840.10008.1.2.1.98"
-_DEFLATED_FRAMES = "1.2.840.10008.1.2.8.1"
-_JPEG = "1.2.840.10008.1.2.4."
 _CODECS = {
-    _JPEG + "50": "jpeg8_decode",
-    _JPEG + "51": "jpeg8_decode",
-    _JPEG + "53": "jpeg8_decode",
-    _JPEG + "55": "jpeg8_decode",
-    _JPEG + "57": "jpegsof3_decode",
-    _JPEG + "70": "jpegsof3_decode",
-    _JPEG + "80": "jpegls_decode",
-    _JPEG + "81": "jpegls_decode",
-    _JPEG + "90": "jpeg2k_decode",
-    _JPEG + "91": "jpeg2k_decode",
-    _JPEG + "201": "htj2k_decode",
-    _JPEG + "202": "htj2k_decode",
-    _JPEG + "203": "htj2k_decode",
+    uids.JPEG_BASELINE_8_BIT: "jpeg8_decode",
+    uids.JPEG_EXTENDED_12_BIT: "jpeg8_decode",
+    uids.JPEG_SPECTRAL_SELECTION_NON_HIERARCHICAL_6_8: "jpeg8_decode",
+    uids.JPEG_FULL_PROGRESSION_NON_HIERARCHICAL_10_12: "jpeg8_decode",
+    uids.JPEG_LOSSLESS: "jpegsof3_decode",
+    uids.JPEG_LOSSLESS_SV1: "jpegsof3_decode",
+    uids.JPEG_LS_LOSSLESS: "jpegls_decode",
+    uids.JPEG_LS_NEAR_LOSSLESS: "jpegls_decode",
+    uids.JPEG_2000_LOSSLESS: "jpeg2k_decode",
+    uids.JPEG_2000: "jpeg2k_decode",
+    uids.HTJ2K_LOSSLESS: "htj2k_decode",
+    uids.HTJ2K_LOSSLESS_RPCL: "htj2k_decode",
+    uids.HTJ2K: "htj2k_decode",
 }
 """Decoders of imagecodecs by transfer syntax; they release the GIL."""
-_LOSSY = frozenset(_JPEG + tail for tail in ("50", "51", "53", "55", "81", "91", "203"))
+_LOSSY = frozenset(
+    (
+        uids.JPEG_BASELINE_8_BIT,
+        uids.JPEG_EXTENDED_12_BIT,
+        uids.JPEG_SPECTRAL_SELECTION_NON_HIERARCHICAL_6_8,
+        uids.JPEG_FULL_PROGRESSION_NON_HIERARCHICAL_10_12,
+        uids.JPEG_LS_NEAR_LOSSLESS,
+        uids.JPEG_2000,
+        uids.HTJ2K,
+    )
+)
 """Transfer syntaxes that may change values."""
 _DECODER_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -97,7 +104,12 @@ def _decode_into(frame: Plane, encoded: bytes, out: NDArray[Any]) -> None:
     data = _uncompressed(frame, encoded)
     if data is not None:
         in_memory = replace(
-            frame, syntax=EXPLICIT_LITTLE, offset=0, length=len(data), frames=1, frame=0
+            frame,
+            syntax=uids.EXPLICIT_VR_LITTLE_ENDIAN,
+            offset=0,
+            length=len(data),
+            frames=1,
+            frame=0,
         )
         read_native(in_memory, Memory(data), out)
         return
@@ -107,7 +119,7 @@ def _decode_into(frame: Plane, encoded: bytes, out: NDArray[Any]) -> None:
     signed = frame.format.signed
     if pixels.dtype.kind == "i" and not signed and pixels.min() < 0:
         raise ScanError(Reason.DAMAGED, "header and pixels disagree about the sign")
-    if frame.syntax != _RLE:
+    if frame.syntax != uids.RLE_LOSSLESS:
         pixels = _within_bits(pixels, frame)
     np.copyto(out, pixels, casting="unsafe")
 
@@ -140,7 +152,7 @@ def _decode(frame: Plane, encoded: bytes) -> NDArray[Any]:
     """Return the (rows, columns) samples of a frame as decoded."""
     import imagecodecs
 
-    if frame.syntax == _RLE:
+    if frame.syntax == uids.RLE_LOSSLESS:
         return _decode_rle(encoded, frame.count, frame.dtype.itemsize).reshape(
             frame.rows, frame.columns
         )
@@ -161,11 +173,11 @@ def _decode(frame: Plane, encoded: bytes) -> NDArray[Any]:
 
 def _uncompressed(frame: Plane, encoded: bytes) -> bytes | None:
     """Return the native bytes of a frame; None if its decoder returns samples."""
-    if frame.syntax == _ENCAPSULATED:
+    if frame.syntax == uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN:
         return encoded
-    if frame.syntax == _DEFLATED_FRAMES:
+    if frame.syntax == uids.DEFLATED_IMAGE_FRAME_COMPRESSION:
         return _inflate(frame, encoded)
-    if frame.syntax == _RLE and frame.format.allocated == 1:
+    if frame.syntax == uids.RLE_LOSSLESS and frame.format.allocated == 1:
         return _decode_rle(encoded, -(-frame.count // 8), 1).tobytes()
     return None
 

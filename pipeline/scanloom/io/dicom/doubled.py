@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.byte_order import BIG, LITTLE, UNDEFINED, ByteOrder
 from scanloom.io.dicom.headers import Header
-from scanloom.io.dicom.odd_header import (
-    DEFLATED,
-    EXPLICIT_BIG,
-    IMPLICIT_LITTLE,
-    PARSE_ERRORS,
-    inflated_start,
-)
+from scanloom.io.dicom.odd_header import PARSE_ERRORS, inflated_start
 from scanloom.io.dicom.sequences import DEEPEST, NotPlainError, explicit_end, implicit_end
 from scanloom.io.unpack import opened_plain
 
-_GROUPS = (0x52009229, 0x52009230)
+_GROUPS = (tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE, tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE)
 _META_LENGTH = 144  # bytes of preamble, DICM and FileMetaInformationGroupLength
 _MOST = 1 << 26  # bytes of a header, as elsewhere
 
@@ -39,7 +34,7 @@ def groups_contradict(header: Header) -> bool:
     ScanError
         UNREADABLE.
     """
-    order = BIG if header.syntax == EXPLICIT_BIG else LITTLE
+    order = BIG if header.syntax == uids.EXPLICIT_VR_BIG_ENDIAN else LITTLE
     try:
         with opened_plain(header.path, _MOST) as file:
             data = _data_set(file, header)
@@ -49,7 +44,7 @@ def groups_contradict(header: Header) -> bool:
     except PARSE_ERRORS:
         return False
     try:
-        _walk(_Bytes(order, data, explicit=header.syntax != IMPLICIT_LITTLE))
+        _walk(_Bytes(order, data, explicit=header.syntax != uids.IMPLICIT_VR_LITTLE_ENDIAN))
     except _TwiceError:
         return True
     except (NotPlainError, struct.error):
@@ -59,7 +54,7 @@ def groups_contradict(header: Header) -> bool:
 
 def _data_set(file: BinaryIO, header: Header) -> bytes:
     """Return what stands between meta header and pixels."""
-    if header.syntax == DEFLATED:
+    if header.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         found = inflated_start(file)
         return b"" if found is None else found[1]
     data = file.read(min(header.pixels.offset, _MOST)) if header.pixels else b""
@@ -127,7 +122,7 @@ def order_bytes(order: ByteOrder) -> bytes:
 
 def _walk(file: _Bytes) -> None:
     """Go over the data set, and into its functional groups."""
-    groups = set(map(file.order.plain, _GROUPS))
+    groups = set(map(file.order.swap_tag, _GROUPS))
     seen: dict[int, tuple[int, int]] = {}
     place = 0
     while place + 8 <= len(file.data):

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-SYNTAX = 0x00020010
-MEDIA_CLASS = 0x00020002
-LOOKUP_TABLE = 0x00283000
+from scanloom.io.dicom import tags
+
 LOOKUP = -2
 """What is kept of it has this tag: it is no value, its length alone counts."""
 
@@ -22,124 +21,124 @@ _COUNT = struct.Struct("<H")
 
 TAGS = frozenset(
     (
-        0x00080008,  # ImageType
-        0x00080016,  # SOPClassUID
-        0x00080018,  # SOPInstanceUID
-        0x00080020,  # StudyDate
-        0x00080021,  # SeriesDate
-        0x00080022,  # AcquisitionDate
-        0x00080023,  # ContentDate
-        0x0008002A,  # AcquisitionDateTime
-        0x00080031,  # SeriesTime
-        0x00080032,  # AcquisitionTime
-        0x00080033,  # ContentTime
-        0x00080060,  # Modality
-        0x00080070,  # Manufacturer
-        0x0008103E,  # SeriesDescription
-        0x00089208,  # ComplexImageComponent
-        0x00089209,  # AcquisitionContrast
-        0x00100010,  # PatientName
-        0x00100020,  # PatientID
-        0x00100030,  # PatientBirthDate
-        0x00100040,  # PatientSex
-        0x00180010,  # ContrastBolusAgent
-        0x00180015,  # BodyPartExamined
-        0x00180020,  # ScanningSequence
-        0x00180021,  # SequenceVariant
-        0x00180022,  # ScanOptions
-        0x00180024,  # SequenceName
-        0x00180050,  # SliceThickness
-        0x00180060,  # KVP
-        0x00180080,  # RepetitionTime
-        0x00180081,  # EchoTime
-        0x00180082,  # InversionTime
-        0x00180086,  # EchoNumbers
-        0x00180088,  # SpacingBetweenSlices
-        0x00181030,  # ProtocolName
-        0x00181060,  # TriggerTime
-        0x00181120,  # GantryDetectorTilt
-        0x00181160,  # FilterType
-        0x00181210,  # ConvolutionKernel
-        0x00181250,  # ReceiveCoilName
-        0x00181314,  # FlipAngle
-        0x00185100,  # PatientPosition
-        0x00189079,  # InversionTimes
-        0x00189082,  # EffectiveEchoTime
-        0x00189087,  # DiffusionBValue
-        0x00189089,  # DiffusionGradientOrientation
-        0x00189361,  # MultienergyCTAcquisition
-        0x0019100C,  # Siemens: b-value
-        0x0019100E,  # Siemens: diffusion direction
-        0x0019109C,  # GE: pulse sequence
-        0x001910B3,  # GE: user data 12
-        0x001910BB,  # GE: diffusion direction, x
-        0x001910BC,  # GE: diffusion direction, y
-        0x001910BD,  # GE: diffusion direction, z
-        0x0020000D,  # StudyInstanceUID
-        0x0020000E,  # SeriesInstanceUID
-        0x00200011,  # SeriesNumber
-        0x00200012,  # AcquisitionNumber
-        0x00200013,  # InstanceNumber
-        0x00200032,  # ImagePositionPatient
-        0x00200037,  # ImageOrientationPatient
-        0x00200052,  # FrameOfReferenceUID
-        0x00200100,  # TemporalPositionIdentifier
-        0x00209241,  # NominalPercentageOfCardiacPhase
-        0x00280002,  # SamplesPerPixel
-        0x00280004,  # PhotometricInterpretation
-        0x00280008,  # NumberOfFrames
-        0x00280010,  # Rows
-        0x00280011,  # Columns
-        0x00280030,  # PixelSpacing
-        0x00280051,  # CorrectedImage
-        0x00280100,  # BitsAllocated
-        0x00280101,  # BitsStored
-        0x00280102,  # HighBit
-        0x00280103,  # PixelRepresentation
-        0x00280120,  # PixelPaddingValue
-        0x00280121,  # PixelPaddingRangeLimit
-        0x00280301,  # BurnedInAnnotation
-        0x00281052,  # RescaleIntercept
-        0x00281053,  # RescaleSlope
-        0x00281054,  # RescaleType
-        0x0043102F,  # GE: component of a complex image
-        0x00431039,  # GE: b-value
-        0x0051100F,  # Siemens: coil elements
-        0x00511016,  # Siemens: image type
-        0x00651009,  # UIH: b-value
-        0x00541000,  # SeriesType
-        0x00541001,  # Units
-        0x00541006,  # SUVType
-        0x00541102,  # DecayCorrection
-        0x00541103,  # ReconstructionMethod
-        0x20011003,  # Philips: b-value
-        0x20051011,  # Philips: image type
-        0x200510B0,  # Philips: diffusion direction, right to left
-        0x200510B1,  # Philips: diffusion direction, front to back
+        tags.IMAGE_TYPE,
+        tags.SOP_CLASS_UID,
+        tags.SOP_INSTANCE_UID,
+        tags.STUDY_DATE,
+        tags.SERIES_DATE,
+        tags.ACQUISITION_DATE,
+        tags.CONTENT_DATE,
+        tags.ACQUISITION_DATE_TIME,
+        tags.SERIES_TIME,
+        tags.ACQUISITION_TIME,
+        tags.CONTENT_TIME,
+        tags.MODALITY,
+        tags.MANUFACTURER,
+        tags.SERIES_DESCRIPTION,
+        tags.COMPLEX_IMAGE_COMPONENT,
+        tags.ACQUISITION_CONTRAST,
+        tags.PATIENT_NAME,
+        tags.PATIENT_ID,
+        tags.PATIENT_BIRTH_DATE,
+        tags.PATIENT_SEX,
+        tags.CONTRAST_BOLUS_AGENT,
+        tags.BODY_PART_EXAMINED,
+        tags.SCANNING_SEQUENCE,
+        tags.SEQUENCE_VARIANT,
+        tags.SCAN_OPTIONS,
+        tags.SEQUENCE_NAME,
+        tags.SLICE_THICKNESS,
+        tags.KVP,
+        tags.REPETITION_TIME,
+        tags.ECHO_TIME,
+        tags.INVERSION_TIME,
+        tags.ECHO_NUMBERS,
+        tags.SPACING_BETWEEN_SLICES,
+        tags.PROTOCOL_NAME,
+        tags.TRIGGER_TIME,
+        tags.GANTRY_DETECTOR_TILT,
+        tags.FILTER_TYPE,
+        tags.CONVOLUTION_KERNEL,
+        tags.RECEIVE_COIL_NAME,
+        tags.FLIP_ANGLE,
+        tags.PATIENT_POSITION,
+        tags.INVERSION_TIMES,
+        tags.EFFECTIVE_ECHO_TIME,
+        tags.DIFFUSION_B_VALUE,
+        tags.DIFFUSION_GRADIENT_ORIENTATION,
+        tags.MULTIENERGY_CT_ACQUISITION,
+        tags.SIEMENS_B_VALUE,
+        tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+        tags.GE_PULSE_SEQUENCE_NAME,
+        tags.GE_USER_DATA_12,
+        tags.GE_USER_DATA_20,
+        tags.GE_USER_DATA_21,
+        tags.GE_USER_DATA_22,
+        tags.STUDY_INSTANCE_UID,
+        tags.SERIES_INSTANCE_UID,
+        tags.SERIES_NUMBER,
+        tags.ACQUISITION_NUMBER,
+        tags.INSTANCE_NUMBER,
+        tags.IMAGE_POSITION_PATIENT,
+        tags.IMAGE_ORIENTATION_PATIENT,
+        tags.FRAME_OF_REFERENCE_UID,
+        tags.TEMPORAL_POSITION_IDENTIFIER,
+        tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,
+        tags.SAMPLES_PER_PIXEL,
+        tags.PHOTOMETRIC_INTERPRETATION,
+        tags.NUMBER_OF_FRAMES,
+        tags.ROWS,
+        tags.COLUMNS,
+        tags.PIXEL_SPACING,
+        tags.CORRECTED_IMAGE,
+        tags.BITS_ALLOCATED,
+        tags.BITS_STORED,
+        tags.HIGH_BIT,
+        tags.PIXEL_REPRESENTATION,
+        tags.PIXEL_PADDING_VALUE,
+        tags.PIXEL_PADDING_RANGE_LIMIT,
+        tags.BURNED_IN_ANNOTATION,
+        tags.RESCALE_INTERCEPT,
+        tags.RESCALE_SLOPE,
+        tags.RESCALE_TYPE,
+        tags.GE_IMAGE_TYPE,
+        tags.GE_B_VALUE,
+        tags.SIEMENS_COIL_STRING,
+        tags.SIEMENS_IMAGE_TYPE,
+        tags.UIH_B_VALUE,
+        tags.SERIES_TYPE,
+        tags.UNITS,
+        tags.SUV_TYPE,
+        tags.DECAY_CORRECTION,
+        tags.RECONSTRUCTION_METHOD,
+        tags.PHILIPS_DIFFUSION_B_FACTOR,
+        tags.PHILIPS_IMAGE_TYPE,
+        tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+        tags.PHILIPS_DIFFUSION_DIRECTION_AP,
     )
 )
-"""What is kept of a data set; of the meta header SYNTAX and MEDIA_CLASS."""
+"""Tags of the data set whose values are kept."""
 CHANGING = frozenset(
     (
-        0x00080018,  # SOPInstanceUID
-        0x00080022,  # AcquisitionDate
-        0x00080023,  # ContentDate
-        0x0008002A,  # AcquisitionDateTime
-        0x00080032,  # AcquisitionTime
-        0x00080033,  # ContentTime
-        0x00180081,  # EchoTime
-        0x00180086,  # EchoNumbers
-        0x00181060,  # TriggerTime
-        0x00189087,  # DiffusionBValue
-        0x00189089,  # DiffusionGradientOrientation
-        0x00200012,  # AcquisitionNumber
-        0x00200013,  # InstanceNumber
-        0x00200032,  # ImagePositionPatient
-        0x00200100,  # TemporalPositionIdentifier
+        tags.SOP_INSTANCE_UID,
+        tags.ACQUISITION_DATE,
+        tags.CONTENT_DATE,
+        tags.ACQUISITION_DATE_TIME,
+        tags.ACQUISITION_TIME,
+        tags.CONTENT_TIME,
+        tags.ECHO_TIME,
+        tags.ECHO_NUMBERS,
+        tags.TRIGGER_TIME,
+        tags.DIFFUSION_B_VALUE,
+        tags.DIFFUSION_GRADIENT_ORIENTATION,
+        tags.ACQUISITION_NUMBER,
+        tags.INSTANCE_NUMBER,
+        tags.IMAGE_POSITION_PATIENT,
+        tags.TEMPORAL_POSITION_IDENTIFIER,
     )
 )
 """Of these, what mostly differs between slices of a series, or between its volumes."""
-STEADY = (MEDIA_CLASS, *sorted(TAGS - CHANGING))
+STEADY = (tags.MEDIA_STORAGE_SOP_CLASS_UID, *sorted(TAGS - CHANGING))
 """All others: mostly the same in all files of a series."""
 
 
@@ -250,7 +249,7 @@ class Elements(NamedTuple):
 def elements_of(
     values: Mapping[int, bytes], syntax: str, *, little: bool, pixels: PixelPlace | None
 ) -> Elements:
-    """Return what a file says whose values of `TAGS`, MEDIA_CLASS and LOOKUP these are."""
+    """Return the `Elements` of the values that were kept, by tag of `TAGS` or `LOOKUP`."""
     own = {tag: value for tag, value in values.items() if tag in CHANGING}
     common = common_of(syntax, little, tuple(map(values.get, STEADY)))
     return Elements(common, own, bool(values.get(LOOKUP)), pixels)

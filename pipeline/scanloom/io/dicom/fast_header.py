@@ -15,12 +15,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.byte_order import BIG, LITTLE, ODD, STOP, UNDEFINED, ByteOrder
 from scanloom.io.dicom.elements import (
     FLOATS,
     LOOKUP,
-    MEDIA_CLASS,
-    SYNTAX,
     Elements,
     PixelPlace,
     elements_of,
@@ -33,20 +32,28 @@ READS = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
 PACKED = 1 << 18
 """Bytes of a deflated file that are read: its header takes fewer."""
 
-IMPLICIT = "1.2.840.10008.1.2"
-EXPLICIT = "1.2.840.10008.1.2.1"
-EXPLICIT_BIG = "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
-RLE = "1.2.840.10008.1.2.5"
-JPEG = "1.2.840.10008.1.2.4."
-"""JPEG, JPEG-LS, JPEG 2000 and HTJ2K: explicit little endian before the pixels."""
-
-_NOT_PLAIN = tuple(JPEG + end for end in ("94", "95", "204", "205"))
-"""JPIP: pixels lie elsewhere, and some are deflated."""
+_NOT_PLAIN = (
+    uids.JPIP_REFERENCED,
+    uids.JPIP_REFERENCED_DEFLATE,
+    uids.JPIP_HTJ2K_REFERENCED,
+    uids.JPIP_HTJ2K_REFERENCED_DEFLATE,
+)
+"""Syntaxes whose pixels are in another file; the data sets of some are deflated."""
+_PLAIN = (
+    uids.IMPLICIT_VR_LITTLE_ENDIAN,
+    uids.EXPLICIT_VR_LITTLE_ENDIAN,
+    uids.EXPLICIT_VR_BIG_ENDIAN,
+    uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN,
+    uids.RLE_LOSSLESS,
+)
 _META_START = b"\x02\0\0\0UL\x04\0"
 """FileMetaInformationGroupLength comes first."""
 _GROUP_8 = b"\x08\0"
-_META = {0x00100002: SYNTAX, 0x00020002: MEDIA_CLASS}  # as they are read in little endian
+_META = {
+    LITTLE.swap_tag(tag): tag
+    for tag in (tags.TRANSFER_SYNTAX_UID, tags.MEDIA_STORAGE_SOP_CLASS_UID)
+}
+"""Tags whose values are kept of the meta header, by the tag as read in little endian."""
 _UI = int.from_bytes(b"UI", "little")
 _SEVERAL = 8  # files unlike the layout until another one is made
 """Where series are mixed, making layouts would take longer than it saves."""
@@ -123,9 +130,9 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     values: dict[int, bytes] = {}
     heads: list[Head] = []
     place = _walk_meta(data, values, heads)
-    named = values.pop(SYNTAX, b"")
+    named = values.pop(tags.TRANSFER_SYNTAX_UID, b"")
     order, explicit, syntax = _encodings.get(named) or _encoding(named, data, place)
-    if syntax == DEFLATED:
+    if syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return _deflated_elements(read_start(path, PACKED)[place:], values)
     if place == len(data) or explicit != _has_vr(data, place):
         raise NotPlainError
@@ -215,11 +222,19 @@ def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, s
     syntax = named.rstrip(b"\0 ").decode("latin-1")
     if not syntax:
         explicit = _looks_explicit(data, place)
-        return LITTLE, explicit, EXPLICIT if explicit else IMPLICIT
-    jpeg = syntax.startswith(JPEG) and syntax not in _NOT_PLAIN
-    if not jpeg and syntax not in (EXPLICIT, RLE, EXPLICIT_BIG, IMPLICIT, DEFLATED):
+        return (
+            LITTLE,
+            explicit,
+            uids.EXPLICIT_VR_LITTLE_ENDIAN if explicit else uids.IMPLICIT_VR_LITTLE_ENDIAN,
+        )
+    jpeg = syntax.startswith(uids.JPEG_FAMILY) and syntax not in _NOT_PLAIN
+    if not jpeg and syntax not in _PLAIN:
         raise NotPlainError
-    encoding = BIG if syntax == EXPLICIT_BIG else LITTLE, syntax != IMPLICIT, syntax
+    encoding = (
+        BIG if syntax == uids.EXPLICIT_VR_BIG_ENDIAN else LITTLE,
+        syntax != uids.IMPLICIT_VR_LITTLE_ENDIAN,
+        syntax,
+    )
     if len(_encodings) < _MOST_ENCODINGS:
         _encodings[named] = encoding
     return encoding
@@ -239,7 +254,9 @@ def _deflated_elements(packed: bytes, meta: Mapping[int, bytes]) -> Elements:
         found = last is not None and _pixels(LITTLE, data, last, explicit=True)
         place = PixelPlace(0, None) if found else None
         faults = FLOATS if last is not None and not found else 0
-        elements = elements_of(values, DEFLATED, little=True, pixels=place)
+        elements = elements_of(
+            values, uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN, little=True, pixels=place
+        )
         return elements._replace(faults=faults)
     raise NotPlainError
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.elements import MEDIA_CLASS, Common, Elements, PixelPlace
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.elements import Common, Elements, PixelPlace
 from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.odd_header import read_dataset, read_odd
 from scanloom.io.unpack import inflated_start, starts_gzip
@@ -28,16 +29,16 @@ KEPT_HEADERS = 4096
 """Headers kept between finding a series and reading it: larger than a series, 5 kB each."""
 
 PHASE_TAGS = {
-    "TemporalPositionIdentifier": 0x00200100,
-    "EchoNumbers": 0x00180086,
-    "EchoTime": 0x00180081,
-    "DiffusionBValue": 0x00189087,
-    "DiffusionGradientOrientation": 0x00189089,
-    "AcquisitionNumber": 0x00200012,
-    "TriggerTime": 0x00181060,
-    "AcquisitionTime": 0x00080032,
-    "ContentTime": 0x00080033,
-    "InstanceNumber": 0x00200013,
+    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_IDENTIFIER,
+    "EchoNumbers": tags.ECHO_NUMBERS,
+    "EchoTime": tags.ECHO_TIME,
+    "DiffusionBValue": tags.DIFFUSION_B_VALUE,
+    "DiffusionGradientOrientation": tags.DIFFUSION_GRADIENT_ORIENTATION,
+    "AcquisitionNumber": tags.ACQUISITION_NUMBER,
+    "TriggerTime": tags.TRIGGER_TIME,
+    "AcquisitionTime": tags.ACQUISITION_TIME,
+    "ContentTime": tags.CONTENT_TIME,
+    "InstanceNumber": tags.INSTANCE_NUMBER,
 }
 """What may tell volumes of one series apart, in the order of `Header.phase`: of `CHANGING`."""
 
@@ -226,37 +227,42 @@ def make_header(path: Path | str, elements: Elements) -> Header:
         place=str(path),
         elements=elements,
         pixels=elements.pixels,
-        position=_floats(own.get(0x00200032, b""), 3),
+        position=_floats(own.get(tags.IMAGE_POSITION_PATIENT, b""), 3),
         lookup_table=elements.lookup_table,
         phase=tuple(map(own.get, _PHASE, _ABSENT)),
-        sop_instance=elements.text(0x00080018),
+        sop_instance=elements.text(tags.SOP_INSTANCE_UID),
     )
     return header
 
 
 _PHASE = tuple(PHASE_TAGS.values())
 _ABSENT = (b"",) * len(_PHASE)
-_NAME, _PATIENT = 0x00100010, (0x00100020, 0x00100030)
+_NAME, _PATIENT = tags.PATIENT_NAME, (tags.PATIENT_ID, tags.PATIENT_BIRTH_DATE)
+PRIVATE_B_VALUE = "private b-value"
 MADE_BY = {
-    "KVP": (0x00180060,),
-    "ConvolutionKernel": (0x00181210,),
-    "SliceThickness": (0x00180050,),
-    "InversionTime": (0x00180082, 0x00189079),
-    "FlipAngle": (0x00181314,),
-    "the makers' b-values": (0x0019100C, 0x00431039, 0x20011003),
-    "ScanningSequence": (0x00180020,),
-    "SequenceVariant": (0x00180021,),
-    "ScanOptions": (0x00180022,),
-    "SequenceName": (0x00180024,),
-    "RepetitionTime": (0x00180080,),
-    "FilterType": (0x00181160,),
-    "Units": (0x00541001,),
-    "CorrectedImage": (0x00280051,),
-    "ReconstructionMethod": (0x00541103,),
-    "ProtocolName": (0x00181030,),
-    "SeriesNumber": (0x00200011,),
-    "SeriesDescription": (0x0008103E,),
-    "ContrastBolusAgent": (0x00180010,),
+    "KVP": (tags.KVP,),
+    "ConvolutionKernel": (tags.CONVOLUTION_KERNEL,),
+    "SliceThickness": (tags.SLICE_THICKNESS,),
+    "InversionTime": (tags.INVERSION_TIME, tags.INVERSION_TIMES),
+    "FlipAngle": (tags.FLIP_ANGLE,),
+    PRIVATE_B_VALUE: (
+        tags.SIEMENS_B_VALUE,
+        tags.GE_B_VALUE,
+        tags.PHILIPS_DIFFUSION_B_FACTOR,
+    ),
+    "ScanningSequence": (tags.SCANNING_SEQUENCE,),
+    "SequenceVariant": (tags.SEQUENCE_VARIANT,),
+    "ScanOptions": (tags.SCAN_OPTIONS,),
+    "SequenceName": (tags.SEQUENCE_NAME,),
+    "RepetitionTime": (tags.REPETITION_TIME,),
+    "FilterType": (tags.FILTER_TYPE,),
+    "Units": (tags.UNITS,),
+    "CorrectedImage": (tags.CORRECTED_IMAGE,),
+    "ReconstructionMethod": (tags.RECONSTRUCTION_METHOD,),
+    "ProtocolName": (tags.PROTOCOL_NAME,),
+    "SeriesNumber": (tags.SERIES_NUMBER,),
+    "SeriesDescription": (tags.SERIES_DESCRIPTION,),
+    "ContrastBolusAgent": (tags.CONTRAST_BOLUS_AGENT,),
 }
 """Attributes that slices of one volume share: how it was made. Of frames, the same in groups."""
 
@@ -266,34 +272,34 @@ def _meaning(common: Common) -> dict[str, Any]:
     """Return the fields that come of what files have in common; nobody may change them."""
     elements = Elements(common, {}, False, None)
     raw, text, number = elements.raw, elements.text, elements.number
-    representation = number(0x00280103, -1)
-    allocated = number(0x00280100, 0)
-    stored = number(0x00280101, allocated)
-    slope, intercept = raw(0x00281053), raw(0x00281052)
+    representation = number(tags.PIXEL_REPRESENTATION, -1)
+    allocated = number(tags.BITS_ALLOCATED, 0)
+    stored = number(tags.BITS_STORED, allocated)
+    slope, intercept = raw(tags.RESCALE_SLOPE), raw(tags.RESCALE_INTERCEPT)
     return {
         "syntax": common.syntax,
-        "sop_class": text(0x00080016) or text(MEDIA_CLASS),
-        "study_uid": text(0x0020000D),
-        "series_uid": text(0x0020000E),
-        "frame_of_reference": text(0x00200052),
+        "sop_class": text(tags.SOP_CLASS_UID) or text(tags.MEDIA_STORAGE_SOP_CLASS_UID),
+        "study_uid": text(tags.STUDY_INSTANCE_UID),
+        "series_uid": text(tags.SERIES_INSTANCE_UID),
+        "frame_of_reference": text(tags.FRAME_OF_REFERENCE_UID),
         "patient": (_person(raw(_NAME)), *(raw(tag).strip(b" \0") for tag in _PATIENT)),
-        "modality": text(0x00080060).upper(),
-        "image_type": tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
-        "orientation": _floats(raw(0x00200037), 6),
-        "spacing": _floats(raw(0x00280030), 2),
-        "rows": number(0x00280010, 0),
-        "columns": number(0x00280011, 0),
-        "samples": number(0x00280002, 1),
-        "frames": _frames(text(0x00280008)),
-        "photometric": text(0x00280004).upper(),
-        "format": PixelFormat(allocated, stored, number(0x00280102, stored - 1), representation),
+        "modality": text(tags.MODALITY).upper(),
+        "image_type": tuple(part.strip().upper() for part in text(tags.IMAGE_TYPE).split("\\")),
+        "orientation": _floats(raw(tags.IMAGE_ORIENTATION_PATIENT), 6),
+        "spacing": _floats(raw(tags.PIXEL_SPACING), 2),
+        "rows": number(tags.ROWS, 0),
+        "columns": number(tags.COLUMNS, 0),
+        "samples": number(tags.SAMPLES_PER_PIXEL, 1),
+        "frames": _frames(text(tags.NUMBER_OF_FRAMES)),
+        "photometric": text(tags.PHOTOMETRIC_INTERPRETATION).upper(),
+        "format": PixelFormat(allocated, stored, number(tags.HIGH_BIT, stored - 1), representation),
         "slope": _float(slope, math.nan if _said(intercept) else 1.0),
         "intercept": _float(intercept, math.nan if _said(slope) else 0.0),
         "rescale_given": _said(slope) or _said(intercept),
-        "rescale_type": text(0x00281054).upper(),
+        "rescale_type": text(tags.RESCALE_TYPE).upper(),
         "padding": _padding(elements, representation == 1),
-        "burned_in": text(0x00280301).upper() == "YES",
-        "multi_energy": text(0x00189361).upper() == "YES",
+        "burned_in": text(tags.BURNED_IN_ANNOTATION).upper() == "YES",
+        "multi_energy": text(tags.MULTIENERGY_CT_ACQUISITION).upper() == "YES",
     }
 
 
@@ -307,9 +313,9 @@ def _person(raw: bytes) -> bytes:
 
 def _padding(elements: Elements, signed: bool) -> int | None:
     """PixelPaddingValue has the sign of the pixels (PS3.3 C.7.5.1.1.2), whatever its VR says."""
-    if len(elements.raw(0x00280120)) != 2:
+    if len(elements.raw(tags.PIXEL_PADDING_VALUE)) != 2:
         return None
-    return elements.number(0x00280120, 0, signed=signed)
+    return elements.number(tags.PIXEL_PADDING_VALUE, 0, signed=signed)
 
 
 def _frames(text: str) -> int:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.byte_order import LITTLE, ByteOrder
-from scanloom.io.dicom.elements import STEADY, SYNTAX, Common, common_of
+from scanloom.io.dicom.elements import STEADY, Common, common_of
 
 MOST_PARTS = 64
 """Elements of changing length; a file with more is like no other."""
@@ -50,7 +51,7 @@ class Head(NamedTuple):
     @property
     def fixed(self) -> int:
         """Where what all files have in common ends: the syntax tells how they are to be read."""
-        return self.end if self.kept == SYNTAX else self.start
+        return self.end if self.kept == tags.TRANSFER_SYNTAX_UID else self.start
 
 
 class _Bytes:
@@ -117,7 +118,11 @@ class Part:
         begin = behind.place - sum(head.end - head.place for head in heads)
         self.size = behind.place - begin
         steady = [head for head in heads if head.kept in STEADY_TAGS]
-        own = [h for h in heads if h.kept not in (0, SYNTAX) and h.kept not in STEADY_TAGS]
+        own = [
+            h
+            for h in heads
+            if h.kept not in (0, tags.TRANSFER_SYNTAX_UID) and h.kept not in STEADY_TAGS
+        ]
         self.tags, self.take = _taker(own, begin)
         self._steady, self._take_steady = _taker(steady, begin)
         if heads:
@@ -212,7 +217,11 @@ class Layout:
             if here != before:
                 break
         name = _NAME if self._is_explicit(differs) else _TAG
-        if here[:name] != before[:name] or head.kept == SYNTAX or len(self.parts) >= MOST_PARTS:
+        if (
+            here[:name] != before[:name]
+            or head.kept == tags.TRANSFER_SYNTAX_UID
+            or len(self.parts) >= MOST_PARTS
+        ):
             return False
         spans = ((first, differs), (differs + 1, end))
         self._spans = (*self._spans[:number], *spans, *self._spans[number + 1 :])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header, quiet
 from scanloom.io.dicom.odd_header import PARSE_ERRORS
 from scanloom.io.dicom.protocol import planned_centres, way_of_tiles
@@ -24,7 +25,7 @@ _Floats = NDArray[np.float64]
 
 _MAX_TILES = 4096
 """Largest number of tiles in one mosaic; scanners write a few dozen."""
-_BETWEEN, _COUNT = 0x00180088, 0x0019100A
+_BETWEEN, _COUNT = tags.SPACING_BETWEEN_SLICES, tags.SIEMENS_NUMBER_OF_IMAGES_IN_MOSAIC
 _PROTOCOL_NAMES = ("MrPhoenixProtocol", "MrProtocol")
 _DIRECTION_TOLERANCE = 1e-3
 """Largest difference between SliceNormalVector and the image normal, both of few digits."""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.planes import EXPLICIT_BIG, Plane
+from scanloom.io.dicom import uids
+from scanloom.io.dicom.planes import Plane
 from scanloom.io.dicom.sources import Source
 
 _BLOCK = 1 << 17
@@ -46,7 +47,7 @@ def read_native(frame: Plane, source: Source, out: NDArray[Any]) -> None:
         position = frame.offset + frame.frame * out.nbytes
         if source.read_into(position, memoryview(out).cast("B")) < out.nbytes:
             raise _truncated_error()
-        if frame.syntax == EXPLICIT_BIG and out.itemsize > 1:
+        if frame.syntax == uids.EXPLICIT_VR_BIG_ENDIAN and out.itemsize > 1:
             out.byteswap(inplace=True)
         return
     _read_packed(frame, source, out.reshape(-1))
@@ -91,7 +92,7 @@ def _bytes(frame: Plane, source: Source, start: int, stop: int) -> bytes:
 
 def _has_swapped_bytes(frame: Plane, source: Source) -> bool:
     """Whether samples that are not whole words are stored in big endian words (OW)."""
-    if frame.syntax != EXPLICIT_BIG or frame.format.allocated in (16, 32):
+    if frame.syntax != uids.EXPLICIT_VR_BIG_ENDIAN or frame.format.allocated in (16, 32):
         return False
     return source.read(frame.offset - 8, 2) == b"OW"
 

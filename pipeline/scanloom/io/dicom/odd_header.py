@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.elements import (
     FLOATS,
     LOOKUP,
-    LOOKUP_TABLE,
-    MEDIA_CLASS,
-    SYNTAX,
     TAGS,
     TWICE,
     Elements,
@@ -27,10 +25,6 @@ from scanloom.io.unpack import opened_plain
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-EXPLICIT_LITTLE = "1.2.840.10008.1.2.1"
-IMPLICIT_LITTLE = "1.2.840.10008.1.2"
-EXPLICIT_BIG = "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
 MOST_INFLATED = 1 << 26
 """Bytes that the header of a deflated file may have: 64 MiB, as the longest value of others."""
 LONGEST_VALUE = 1 << 26
@@ -39,8 +33,8 @@ LONGEST_VALUE = 1 << 26
 _PIECE = 1 << 16
 _META = 1 << 11  # bytes from the start within which a meta header names its syntax
 _HEAD = 8  # bytes of an element's head, at least
-_PIXELS = 0x7FE00010
-_ALL_PIXELS = frozenset((_PIXELS, 0x7FE00009, 0x7FE00008))
+_PIXELS = tags.PIXEL_DATA
+_ALL_PIXELS = frozenset((_PIXELS, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
 PARSE_ERRORS = (
@@ -70,11 +64,11 @@ def read_odd(path: Path) -> Elements:
     """
     dataset, place, faults = _read(path, _wanted())
     elements = {int(tag): element for tag, element in dataset.items()}  # as they were read
-    meta = dict(dataset.file_meta.items()).get(MEDIA_CLASS)
+    meta = dict(dataset.file_meta.items()).get(tags.MEDIA_STORAGE_SOP_CLASS_UID)
     values = {tag: _raw(elements[tag]) for tag in elements.keys() & TAGS}
     if meta is not None:
-        values[MEDIA_CLASS] = _raw(meta)
-    if getattr(elements.get(LOOKUP_TABLE), "value", None):
+        values[tags.MEDIA_STORAGE_SOP_CLASS_UID] = _raw(meta)
+    if getattr(elements.get(tags.MODALITY_LUT_SEQUENCE), "value", None):
         values[LOOKUP] = b"there"
     little = dataset.original_encoding[1] is not False
     found = elements_of(values, _syntax(dataset), little=little, pixels=place)
@@ -98,7 +92,7 @@ def read_dataset(path: Path) -> Dataset:
 def _wanted() -> list[Any]:
     from pydicom.tag import BaseTag
 
-    return [BaseTag(tag) for tag in (*TAGS, LOOKUP_TABLE)]
+    return [BaseTag(tag) for tag in (*TAGS, tags.MODALITY_LUT_SEQUENCE)]
 
 
 class _Watch:
@@ -113,7 +107,7 @@ class _Watch:
 
     def __call__(self, tag: int, vr: str | None, length: int) -> bool:
         """Whether pydicom stops here: at pixels of any kind."""
-        if tag in TAGS or tag == LOOKUP_TABLE:
+        if tag in TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
             spans, here = self._spans.setdefault(int(tag), []), self._file.tell()
             if spans and here - spans[-1][0] < _HEAD:
                 spans.pop()  # the same: of the first pydicom asks twice, to tell how it is encoded
@@ -167,7 +161,10 @@ def _meta_says_two(file: BinaryIO) -> bool:
     start = file.read(_META)
     if start[128:132] != b"DICM":
         return False
-    said: dict[int, set[object]] = {SYNTAX: set(), MEDIA_CLASS: set()}
+    said: dict[int, set[object]] = {
+        tags.TRANSFER_SYNTAX_UID: set(),
+        tags.MEDIA_STORAGE_SOP_CLASS_UID: set(),
+    }
     meta = BytesIO(start[132:])
     for element in data_element_generator(meta, False, True, lambda tag, *_: tag >> 16 != 2):
         if element.tag in said:
@@ -183,11 +180,14 @@ def inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
     from pydicom.filereader import read_partial
 
     start = file.read(_PIECE)
-    if start[128:132] != b"DICM" or DEFLATED.encode() not in start[:_META]:
+    if (
+        start[128:132] != b"DICM"
+        or uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN.encode() not in start[:_META]
+    ):
         return None
     end = 144 + int.from_bytes(start[140:144], "little")  # FileMetaInformationGroupLength
     meta = read_partial(BytesIO(start[:end])).file_meta
-    if _named(meta) != DEFLATED:
+    if _named(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return None
     file.seek(end)
     return meta, _inflate(file)
@@ -213,8 +213,8 @@ def _syntax(dataset: Dataset) -> str:
         return named
     implicit, little = dataset.original_encoding  # guessed by pydicom from the first element
     if implicit:
-        return IMPLICIT_LITTLE
-    return EXPLICIT_LITTLE if little else EXPLICIT_BIG
+        return uids.IMPLICIT_VR_LITTLE_ENDIAN
+    return uids.EXPLICIT_VR_LITTLE_ENDIAN if little else uids.EXPLICIT_VR_BIG_ENDIAN
 
 
 def _pixel_place(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, int]:

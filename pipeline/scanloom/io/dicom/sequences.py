@@ -97,6 +97,6 @@ def _may_be_sequence(order: ByteOrder, data: bytes, owner: int, place: int) -> b
     from pydicom.datadict import dictionary_VR
 
     try:
-        return bool(dictionary_VR(order.plain(owner)) == "SQ")
+        return bool(dictionary_VR(order.swap_tag(owner)) == "SQ")
     except KeyError:
         return bool(order.implicit(data, place)[0] == order.item)

@@ -12,7 +12,8 @@ from io import BytesIO
 from typing import Protocol
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.planes import DEFLATED, Plane
+from scanloom.io.dicom import uids
+from scanloom.io.dicom.planes import Plane
 
 _MAX_HEADER_BYTES = 1 << 26
 """Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""
@@ -96,14 +97,22 @@ def opened(frame: Plane) -> Iterator[tuple[Plane, Source]]:
     descriptor = os.open(frame.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         source = _FileSource(descriptor)
-        yield _inflated_source(frame, source) if frame.syntax == DEFLATED else (frame, source)
+        yield (
+            _inflated_source(frame, source)
+            if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+            else (frame, source)
+        )
     finally:
         os.close(descriptor)
 
 
 def inflated_size(frame: Plane) -> int:
     """Return the most memory, in bytes, that `opened` needs; 0 if the file is not deflated."""
-    return 2 * _max_inflated_bytes(frame) if frame.syntax == DEFLATED else 0
+    return (
+        2 * _max_inflated_bytes(frame)
+        if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+        else 0
+    )
 
 
 def _max_inflated_bytes(frame: Plane) -> int:
