@@ -37,8 +37,9 @@ Frames = tuple[tuple[Fragment, ...], ...]
 def find_frames(frame: Plane, source: Source) -> Frames:
     """Return the fragments of every frame of a file.
 
-    With one fragment per frame (as an extended offset table requires) the frames are clear.
-    Otherwise their starts are taken from the basic offset table, else from JPEG's first marker.
+    With one fragment per frame, as an extended offset table requires, each fragment is a frame.
+    Otherwise the starts of the frames come from the basic offset table, else from JPEG's first
+    marker.
     A file with several images, but one frame by its header, is refused.
 
     Raises

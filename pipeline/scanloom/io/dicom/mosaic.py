@@ -111,7 +111,7 @@ def _tile_count_and_normal(header: Header, row: _Floats, column: _Floats) -> tup
 def _from_protocol(
     header: Header, dataset: Dataset, row: _Floats, column: _Floats
 ) -> tuple[int, _Floats]:
-    """Return the same from the planned slices of the protocol; the first tile is at one end."""
+    """Return the tile count and the normal from the slices planned in the series' protocol."""
     from nibabel.nicom import csareader
 
     csa_tags = csareader.get_csa_header(dataset, "series")["tags"]

@@ -54,7 +54,7 @@ def read_native(frame: Plane, source: Source, out: NDArray[Any]) -> None:
 
 
 def _check_excess(frame: Plane, source: Source, total_bytes: int) -> None:
-    """Refuse at least one non-zero row or column after the pixels: the header's size is wrong."""
+    """Refuse non-zero data of at least a row or column after the pixels: the size is wrong."""
     excess = (frame.length or 0) - total_bytes
     if 8 * excess < min(frame.rows, frame.columns) * frame.format.allocated:
         return

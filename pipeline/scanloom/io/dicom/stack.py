@@ -178,11 +178,11 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
 
 def _mixed(slices: Sequence[Slice], attribute: Attribute) -> ScanError:
     """Return the error for slices that disagree on an attribute."""
-    kinds = attribute.kinds_of(slices)
-    said = Counter(kinds[attribute.of(one)] for one in slices)
-    few, count = len(slices) - max(said.values()), len(slices)
-    missing = f"is missing in {said['']} of {count} slices" if "" in said else ""
-    detail = missing or f"differs in {few} of {count} slices"
+    normalized = attribute.kinds_of(slices)
+    counts = Counter(normalized[attribute.of(s)] for s in slices)
+    count = len(slices)
+    missing = f"is missing in {counts['']} of {count} slices" if "" in counts else ""
+    detail = missing or f"differs in {count - max(counts.values())} of {count} slices"
     return ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
 
 
