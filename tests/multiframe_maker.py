@@ -170,7 +170,7 @@ def write_mosaic(
     """Write a Siemens mosaic of an array (I, J, K).
 
     The tiles ascend along row x column direction, or descend from the last slice (`downwards`).
-    The position, as Siemens writes it, is that of the plane's corner around the first tile's centre.
+    The position is, as Siemens writes it, the plane's corner around the first tile's centre.
     """
     columns, rows, count = stored.shape
     across = int(np.ceil(np.sqrt(count)))

@@ -120,9 +120,9 @@ def turns(draw: st.DrawFn) -> Turn:
     origin=st.tuples(*[st.floats(-500, 500)] * 3),
 )
 def test_rounded_positions_are_restored(pattern, turn, digits, step, count, origin):
-    """Every corner within 0.1 mm and a little, and upright; of hundredths, within 0.01 mm.
+    """Corners are right within 0.11 mm for tenths, 0.011 mm for hundredths, without shear.
 
-    Rounding moves a corner by up to 0.087 mm (0.05 along each axis), and nothing can tell; the
+    Rounding moves a corner by up to 0.087 mm (0.05 along each axis), which is undetectable; the
     slope of the line through all slices adds up to 0.03 mm along the normal.
     """
     normal = np.cross(*turn)

@@ -148,14 +148,14 @@ def _check_consistent(slices: Sequence[Slice]) -> None:
         With the reason code of the first failed check.
     """
     distinct, count = one_of_each(slices), len(slices)
-    cut = sum(s.header.pixels is None for s in slices)
-    if cut:
-        raise ScanError(Reason.TRUNCATED, f"{cut} of {count} files have no pixels")
+    truncated = sum(s.header.pixels is None for s in slices)
+    if truncated:
+        raise ScanError(Reason.TRUNCATED, f"{truncated} of {count} files have no pixels")
     _check_equal(distinct, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
     field_values = zip(*(s.header.patient for s in distinct), strict=True)
     patients = max(len({value for value in values if value}) for values in field_values)
     if patients > 1:
-        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices are of {patients} patients")
+        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices belong to {patients} patients")
     attribute = differing(slices)
     if attribute is not None:
         raise _mixed(slices, attribute)
@@ -262,8 +262,8 @@ def _slice_indices(positions: Places, normal: NDArray[np.float64], gaps: Gaps) -
         several slices lie in one plane.
     """
     depth = positions.depth
-    deviation, allowed = steps_off(depth)
-    if deviation <= allowed:
+    deviation, tolerance = steps_off(depth)
+    if deviation <= tolerance:
         return np.arange(len(depth))
     steps = np.diff(depth)
     if steps.min() <= SAME_PLACE_MM:
@@ -271,7 +271,7 @@ def _slice_indices(positions: Places, normal: NDArray[np.float64], gaps: Gaps) -
     if is_rounded_stack(positions.positions):
         return np.arange(len(depth))
     step_range = f"distances between slices range from {steps.min():.3f} to {steps.max():.3f} mm"
-    multiples = _multiples(steps, allowed, (float(np.median(steps)), float(steps.min())))
+    multiples = _multiples(steps, tolerance, (float(np.median(steps)), float(steps.min())))
     if multiples is None:
         multiples = _rounded_multiples(steps, reach_of(positions.positions, normal))
     if multiples is None:
@@ -279,7 +279,7 @@ def _slice_indices(positions: Places, normal: NDArray[np.float64], gaps: Gaps) -
     index = np.concatenate([[0], np.cumsum(multiples)]).astype(np.intp)
     missing = int(index[-1]) + 1 - len(depth)
     even = depth[0] + index * (depth[-1] - depth[0]) / index[-1]
-    on_line = np.abs(depth - even).max() <= allowed or leaning_line(positions.positions, index)
+    on_line = np.abs(depth - even).max() <= tolerance or leaning_line(positions.positions, index)
     # With more slices missing than present, most of the volume would be invented
     if gaps == "refuse" or missing >= len(depth) or not on_line:
         raise ScanError(Reason.SLICE_GAP, f"{missing} slices are missing: {step_range}")
@@ -287,7 +287,7 @@ def _slice_indices(positions: Places, normal: NDArray[np.float64], gaps: Gaps) -
 
 
 def _multiples(
-    steps: NDArray[np.float64], allowed: float, candidates: Sequence[float]
+    steps: NDArray[np.float64], tolerance: float, candidates: Sequence[float]
 ) -> NDArray[np.float64] | None:
     """Return each step as a multiple of the regular step; None if they are not whole numbers.
 
@@ -295,7 +295,7 @@ def _multiples(
     """
     for spacing in candidates:
         multiples = np.rint(steps / spacing)
-        is_whole = np.abs(steps - multiples * spacing) <= allowed * np.maximum(multiples, 1)
+        is_whole = np.abs(steps - multiples * spacing) <= tolerance * np.maximum(multiples, 1)
         if is_whole.all() and multiples.min() >= 1:
             are_few = np.count_nonzero(multiples > 1) <= max(1.0, _MAX_GAP_FRACTION * len(steps))
             return multiples if are_few else None
