@@ -1,4 +1,4 @@
-"""Draws DICOM series of any orientation for tests: each file whole, each value known."""
+"""Write DICOM series of any orientation for tests: valid files with known values."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ PLANES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "oblique, both negated": ((-0.96592583, 0.0, 0.25881905), (0.0, -1.0, 0.0)),
     "doubly oblique": ((0.93969262, 0.0, -0.34202014), (0.11697778, 0.93969262, 0.32139380)),
 }
-"""Directions along a row and down a column (LPS), by name."""
+"""Direction cosines along a row and down a column (LPS), by name."""
 
 Edit = Callable[[int, Dataset], None]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where slices lie, in LPS mm."""
+    """Positions and orientation of slices, in LPS mm."""
 
     across: tuple[float, ...] = (1, 0, 0)
     down: tuple[float, ...] = (0, 1, 0)
     spacing: tuple[float, float] = (0.8, 0.7)  # between rows, between columns
     step: float = 2.5
     origin: tuple[float, ...] = (-31.25, 12.5, -101.75)
-    tilt: float = 0.0  # mm that each slice is moved down a column against the one before
+    tilt: float = 0.0  # mm that each slice is shifted down a column from the previous one
     tilt_across: float = 0.0  # the same along a row
 
     @property
     def normal(self) -> NDArray[np.float64]:
-        """Row x column direction: where k grows."""
+        """Row x column direction, along which k increases."""
         return np.cross(self.across, self.down)
 
     def position(self, k: float) -> NDArray[np.float64]:
@@ -83,7 +83,7 @@ def plane(name: str, **changes: Any) -> Geometry:
 
 @dataclass(frozen=True)
 class Coding:
-    """How samples are stored."""
+    """Pixel format and transfer syntax."""
 
     allocated: int = 16
     stored: int = 16
@@ -95,16 +95,16 @@ class Coding:
 
 @dataclass(frozen=True)
 class Words:
-    """What the headers say beside geometry and coding."""
+    """Header attributes other than geometry and coding."""
 
     modality: str = "CT"
-    name: str = "series"  # UIDs are made of it
+    name: str = "series"  # seed of the UIDs
     study: str = "study"
     more: dict[str, Any] = field(default_factory=dict)
 
 
 def noise(shape: Sequence[int] = (24, 20, 6), seed: int = 0) -> NDArray[np.int16]:
-    """Return stored values (I, J, K) of which no two flips or permutations look alike."""
+    """Return stored values (I, J, K) whose flips and permutations all differ."""
     return np.random.default_rng(seed).integers(0, 2000, tuple(shape)).astype(np.int16)
 
 
@@ -116,19 +116,19 @@ def write_series(
     words: Words = Words(),
     edit: Edit | None = None,
 ) -> list[Path]:
-    """Write one file a slice; names and InstanceNumbers say nothing about the order.
+    """Write one file per slice; file names and InstanceNumbers do not reveal the order.
 
     Parameters
     ----------
     stored : (I, J, K) array
         Stored samples: column, row, slice.
     edit : function of (k, dataset)
-        Changes a dataset before it is written.
+        Edits a data set before it is written.
 
     Returns
     -------
     list of Path
-        In the order of k.
+        Files in the order of k.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = stored.shape[2]
@@ -147,7 +147,7 @@ def write_series(
 
 
 def uid(*words: object) -> UID:
-    """Return the UID that belongs to these words."""
+    """Return the UID derived from these words."""
     return generate_uid(entropy_srcs=[str(word) for word in words])
 
 

@@ -1,7 +1,7 @@
-"""The kinds of DICOM series that there are, each as a ball of known place and values.
+"""Kinds of DICOM series, each drawn as a ball of known position and values.
 
-Drawn from the standard (DICOM PS3.3). A kind says what reading it has to give: the ball right, one
-ball for each volume that can be chosen, or the code of a refusal.
+Drawn from the standard (DICOM PS3.3). A kind defines the expected result: the right ball, one
+ball per selectable volume, or the reason code of a refusal.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class Kind:
     Parameters
     ----------
     make : function of folder
-        Draws it.
+        Writes the series.
     code : str
-        Of the refusal without options; empty where it is read.
+        Reason code of the refusal without options; empty if the series is read.
     balls : tuple of Ball
-        What is found: one for each phase in order where `code` is PHASES, for each series where it
-        is SERIES_AMBIGUOUS, else the one that is there.
+        Expected balls: one per phase, in order, if `code` is PHASES; one per series if it is
+        SERIES_AMBIGUOUS; else a single one.
     options : dict
-        With these `load_volume` reads what it refuses otherwise.
+        Options with which `load_volume` reads the series.
     flags : tuple of str
-        Codes that the volume has to carry.
+        Flags that the volume must have.
     """
 
     make: Maker
@@ -78,7 +78,7 @@ def picture(geometry: Geometry, ball: Ball = BALL) -> NDArray[np.float64]:
 
 
 def stored(geometry: Geometry, ball: Ball = BALL, coding: Coding = PLAIN) -> NDArray[Any]:
-    """Return the samples of a stack as they are stored."""
+    """Return the stored samples of a stack."""
     samples = (picture(geometry, ball) - float(coding.intercept)) / float(coding.slope)
     return np.rint(samples).astype(np.int64)
 
@@ -97,31 +97,31 @@ def stack(
 
 
 def plain(*args: Any, **kwargs: Any) -> Maker:
-    """Return the maker of one series."""
+    """Return a function that writes one series."""
     return lambda folder: void(stack(folder, *args, **kwargs))
 
 
 def void(_: object) -> None:
-    """Take a value and give none."""
+    """Do nothing with a value."""
 
 
 def changed(change: Callable[[int, Dataset], None], *args: Any, **kwargs: Any) -> Maker:
-    """Return the maker of a series of which each slice is changed."""
+    """Return a function that writes a series with every slice edited."""
     return plain(*args, edit=change, **kwargs)
 
 
 def one(k: int = MIDDLE, **attributes: Any) -> Maker:
-    """Return the maker of a series of which one slice has other attributes; None removes."""
+    """Return a writer of a series in which one slice has other attributes; None removes one."""
     return changed(lambda n, ds: assign(ds, **attributes) if n == k else None)
 
 
 def every(**attributes: Any) -> Maker:
-    """Return the maker of a series of which all slices have other attributes; None removes."""
+    """Return a writer of a series in which all slices have other attributes; None removes one."""
     return changed(lambda n, ds: assign(ds, **attributes))
 
 
 def assign(ds: Dataset, **attributes: Any) -> None:
-    """Set attributes, also to what is not valid; None removes."""
+    """Set attributes, also to invalid values; None removes one."""
     for keyword, value in attributes.items():
         ds.pop(keyword, None)
         if value is not None:
@@ -138,12 +138,12 @@ _DECIMALS = ("ImagePositionPatient", "RescaleSlope", "PixelSpacing", "ImageOrien
 
 
 def tilt(degrees: float, step: float = STEP) -> float:
-    """Return by how many mm slices slide that are tilted."""
+    """Return the shift in mm between tilted slices."""
     return float(np.tan(np.radians(degrees))) * step
 
 
 def rewritten(make: Maker, syntax: UID) -> Maker:
-    """Return the maker of the same files in another uncompressed transfer syntax."""
+    """Return a writer of the same files in another native transfer syntax."""
 
     def again(folder: Path) -> None:
         make(folder)
@@ -160,9 +160,9 @@ def rewritten(make: Maker, syntax: UID) -> Maker:
 
 
 def phases(*each: dict[str, Any], balls: Sequence[Ball] = (BALL, LATE), shift: float = 0) -> Maker:
-    """Return the maker of volumes that share a series, each with attributes of its own.
+    """Return a writer of several volumes in one series, each with its own attributes.
 
-    Each is moved by `shift` of the distance of slices against the one before.
+    Each volume is shifted by the fraction `shift` of the slice spacing from the previous one.
     """
 
     def make(folder: Path) -> None:
@@ -184,11 +184,11 @@ def phases(*each: dict[str, Any], balls: Sequence[Ball] = (BALL, LATE), shift: f
 
 
 def values(keyword: str, *each: Any, **kwargs: Any) -> Maker:
-    """Return the maker of volumes that one attribute tells apart."""
+    """Return a writer of volumes that one attribute distinguishes."""
     return phases(*({keyword: value} for value in each), **kwargs)
 
 
-# --- what is read right ---------------------------------------------------------------------------
+# --- read -----------------------------------------------------------------------------------------
 
 
 def sent_again(folder: Path) -> None:
@@ -205,7 +205,7 @@ def all_sent_again(folder: Path) -> None:
 
 
 def scouts(word: str | None, count: int = 1) -> Maker:
-    """Return the maker of a stack with localisers that carry its series' UID."""
+    """Return a writer of a stack with localisers of the same series UID."""
 
     def make(folder: Path) -> None:
         stack(folder)
@@ -270,7 +270,7 @@ def step_and_shoot(k: int, ds: Dataset) -> None:
 
 
 def called_implicit(folder: Path) -> None:
-    """Write a series of which each meta header says another encoding than that of the data."""
+    """Write a series in which each meta header names another transfer syntax than the data's."""
     for path in stack(folder):
         data = path.read_bytes()
         named, other = (f"{uid}".encode() for uid in ("1.2.840.10008.1.2.1\0", "1.2.840.10008.1.2"))
@@ -282,7 +282,7 @@ def odd_and_even_times(k: int, ds: Dataset) -> None:
 
 
 def stations(folder: Path) -> None:
-    """Two stations of a table, the slice between them in both."""
+    """Write two table stations that share the slice between them."""
     paths = stack(folder, edit=lambda k, ds: assign(ds, AcquisitionNumber=1 + (k >= MIDDLE)))
     seam = dcmread(paths[MIDDLE])
     seam.SOPInstanceUID = seam.file_meta.MediaStorageSOPInstanceUID = uid("seam")
@@ -385,7 +385,7 @@ def enhanced(
     shared: bool = True,
     modality: str = "CT",
 ) -> Maker:
-    """Return the maker of one enhanced object, its frames shuffled."""
+    """Return a writer of one enhanced object with shuffled frames."""
 
     def make(folder: Path) -> None:
         frames = shuffled(frames_of(stored(geometry), geometry))
@@ -395,7 +395,7 @@ def enhanced(
 
 
 def of_class(tail: str, modality: str) -> Callable[[Dataset], None]:
-    """Make an enhanced object one of another class."""
+    """Change the SOP class of an enhanced object."""
 
     def edit(ds: Dataset) -> None:
         ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = f"1.2.840.10008.5.1.4.1.1.{tail}"
@@ -405,7 +405,7 @@ def of_class(tail: str, modality: str) -> Callable[[Dataset], None]:
 
 
 def shuffled(frames: Sequence[Frame]) -> list[Frame]:
-    """Return frames in a mixed order."""
+    """Return frames in a shuffled order."""
     return [frames[n] for n in np.random.default_rng(len(frames)).permutation(len(frames))]
 
 
@@ -419,7 +419,7 @@ def own_rescale(folder: Path) -> None:
 
 
 def in_parts(uid_of_all: bool, lost: int | None = None, total: int = 3) -> Maker:
-    """Return the maker of several objects with a part of the slices each."""
+    """Return a writer of several objects that each hold some of the slices."""
 
     def make(folder: Path) -> None:
         frames = shuffled(frames_of(stored(AXIAL), AXIAL))
@@ -442,7 +442,7 @@ def a_part_twice(folder: Path) -> None:
 
 
 def last_part_lost(folder: Path) -> None:
-    """A regular stack is left: nothing but the count tells."""
+    """Leave a regular stack, so that only the frame count shows the loss."""
     frames = frames_of(stored(AXIAL), AXIAL)
     for n in range(2):
 
@@ -466,7 +466,7 @@ def with_localiser(folder: Path) -> None:
 
 
 def with_a_projection(technique: str) -> Maker:
-    """Return the maker of an object with a picture of the whole behind its slices."""
+    """Return a writer of an object with an overview image after its slices."""
     kind = {"FrameType": ["DERIVED", "PRIMARY", "VOLUME", "MAXIMUM"]}
     kind["VolumeBasedCalculationTechnique"] = technique
 
@@ -480,7 +480,7 @@ def with_a_projection(technique: str) -> Maker:
 
 
 def every_frame(**attributes: str) -> Callable[[Dataset], None]:
-    """Return the change that gives each frame's type further attributes."""
+    """Return an edit that adds attributes to each frame type."""
 
     def edit(ds: Dataset) -> None:
         for group in ds.PerFrameFunctionalGroupsSequence:
@@ -491,7 +491,7 @@ def every_frame(**attributes: str) -> Callable[[Dataset], None]:
 
 
 def doubled_frame(*, same: bool) -> Maker:
-    """Return the maker of an object of which one frame is there twice, or two at one place."""
+    """Return a writer of an object with a repeated frame, or two frames at one position."""
 
     def make(folder: Path) -> None:
         frames = frames_of(stored(AXIAL), AXIAL)
@@ -502,7 +502,7 @@ def doubled_frame(*, same: bool) -> Maker:
 
 
 def lost_frames(*lost: int) -> Maker:
-    """Return the maker of an object that lacks frames."""
+    """Return a writer of an object with missing frames."""
 
     def make(folder: Path) -> None:
         frames = [f for n, f in enumerate(frames_of(stored(AXIAL), AXIAL)) if n not in lost]
@@ -518,7 +518,7 @@ def legacy(ds: Dataset) -> None:
 
 
 def nuclear(sign: int, **changes: Any) -> Maker:
-    """Return the maker of reconstructed nuclear slices, stacked with or against the normal."""
+    """Return a writer of reconstructed nuclear slices, stacked along or against the normal."""
 
     def make(folder: Path) -> None:
         geometry = AXIAL
@@ -537,12 +537,12 @@ def nuclear(sign: int, **changes: Any) -> Maker:
 
 
 def mosaic(geometry: Geometry, **options: Any) -> Maker:
-    """Return the maker of one Siemens mosaic."""
+    """Return a writer of one Siemens mosaic."""
     return lambda folder: write_mosaic(folder / "m.dcm", stored(geometry), geometry, **options)
 
 
 def dropped(keyword: str, n: int = 4) -> Callable[[Dataset], None]:
-    """Return the change that takes a group from one frame."""
+    """Return an edit that removes a functional group from one frame."""
     return lambda ds: delattr(ds.PerFrameFunctionalGroupsSequence[n], keyword)
 
 
@@ -551,7 +551,7 @@ def one_group_less(ds: Dataset) -> None:
 
 
 def noisy_directions(folder: Path) -> None:
-    """Frames whose directions differ in the sixth digit, each of them a dimension's value."""
+    """Write frames with a direction noise in the sixth digit, each with its own index."""
 
     def edit(ds: Dataset) -> None:
         ds.DimensionIndexSequence = [
@@ -608,11 +608,11 @@ READ |= {
 }
 
 
-# --- what has to be chosen ------------------------------------------------------------------------
+# --- to be chosen ---------------------------------------------------------------------------------
 
 
 def many(folder: Path) -> None:
-    """Three time points of two echoes each."""
+    """Write three time points of two echoes each."""
     each = [
         {"TemporalPositionIdentifier": t, "EchoTime": e} for t in (1, 2, 10) for e in ("9", "30")
     ]
@@ -620,7 +620,7 @@ def many(folder: Path) -> None:
 
 
 def unlike(*parts: tuple[str, dict[str, Any]]) -> Maker:
-    """Return the maker of stacks of several planes in one series."""
+    """Return a writer of stacks in several planes in one series."""
 
     def make(folder: Path) -> None:
         for n, ((name, attributes), ball) in enumerate(zip(parts, (BALL, LATE), strict=True)):
@@ -632,7 +632,7 @@ def unlike(*parts: tuple[str, dict[str, Any]]) -> Maker:
                 assign(ds, SOPInstanceUID=uid("stack", n, k), **attributes)
 
             paths = stack(folder / str(n), geometry, ball, edit)
-            if n:  # the order of stacks is that of their size
+            if n:  # stacks are ordered by size
                 paths[0].unlink()
 
     return make
@@ -645,9 +645,9 @@ def enhanced_phases(
     files: bool = False,
     shift: float = 0,
 ) -> Maker:
-    """Return the maker of two volumes in one enhanced object, or in one each.
+    """Return a writer of two volumes in one enhanced object, or in one object each.
 
-    The second is moved by `shift` of the distance of slices.
+    The second is shifted by the fraction `shift` of the slice spacing.
     """
 
     def make(folder: Path) -> None:
@@ -656,7 +656,7 @@ def enhanced_phases(
             geometry = around(names[n])
             geometry = replace(geometry, origin=tuple(geometry.position(n * shift)))
             samples = stored(geometry, ball)
-            drop = n if names[0] != names[1] else 0  # the order of stacks is that of their size
+            drop = n if names[0] != names[1] else 0  # stacks are ordered by size
             some = frames_of(samples, geometry, content=contents[n], groups=groups[n])[drop:]
             if files:
                 write_enhanced(folder / f"{n}.dcm", shuffled(some), number=n, shared=False)
@@ -678,7 +678,7 @@ def in_series(folder: Path) -> None:
 
 
 def night(begin: int) -> dict[str, Any]:
-    """Return the times of a pass, a slice a second; the first pass begins half a minute to 12."""
+    """Return the times of a pass, one slice per second; the first begins 30 s before 12:00."""
 
     def moment(k: int) -> datetime:
         return datetime(2025, 1, 2, 23, 59, 30) + timedelta(seconds=begin + k)
@@ -691,12 +691,12 @@ def night(begin: int) -> dict[str, Any]:
 
 
 def mixed(n: int) -> Callable[[int], int]:
-    """Return numbers of slices of which either phase may come first."""
+    """Return slice numbers by which either phase may come first."""
     return lambda k: 2 * k + 1 + (n if k * k % 3 else 1 - n)
 
 
 def private(group: int, creator: str, element: int, vr: str, *each: Any) -> Maker:
-    """Return the maker of volumes that only an element of a scanner's maker tells apart."""
+    """Return a writer of volumes that only a private element distinguishes."""
 
     def make(folder: Path) -> None:
         for n, (value, ball) in enumerate(zip(each, (BALL, LATE), strict=True)):
@@ -879,11 +879,11 @@ CHOSEN: dict[str, Kind] = {
 }
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------------
 
 
 def without(*lost: int) -> Maker:
-    """Return the maker of a series that lacks slices."""
+    """Return a writer of a series with missing slices."""
 
     def make(folder: Path) -> None:
         paths = stack(folder)
@@ -894,7 +894,7 @@ def without(*lost: int) -> Maker:
 
 
 def halves(keyword: str, *each: Any, below: int = COUNT // 2) -> Maker:
-    """Return the maker of slices of two volumes, none at the place of another's."""
+    """Return a writer of slices of two volumes, no two at the same position."""
     return changed(lambda k, ds: assign(ds, **{keyword: each[k >= below]}), Modality="MR")
 
 
@@ -922,7 +922,7 @@ def contradicting(folder: Path) -> None:
 
 
 def cut(share: float) -> Maker:
-    """Return the maker of a series of which one file ends too early."""
+    """Return a writer of a series with one truncated file."""
 
     def make(folder: Path) -> None:
         path = stack(folder)[MIDDLE]
@@ -933,7 +933,7 @@ def cut(share: float) -> Maker:
 
 
 def two_patients(k: int, ds: Dataset) -> None:
-    """Give what lies above the middle to another patient, under the same UIDs."""
+    """Assign the slices above the middle to another patient, with the same UIDs."""
     ds.PatientID = "above" if k >= MIDDLE else "below"
 
 
@@ -958,7 +958,7 @@ def _spoiled(number: str) -> list[str]:
 
 
 def frames_unlike(keyword: str, inner: str, *each: Any, begin: int = COUNT // 2) -> Maker:
-    """Return the maker of an enhanced object whose later frames say something else."""
+    """Return a writer of an enhanced object whose later frames have other attributes."""
 
     def edit(ds: Dataset) -> None:
         for group in ds.PerFrameFunctionalGroupsSequence:
@@ -970,7 +970,7 @@ def frames_unlike(keyword: str, inner: str, *each: Any, begin: int = COUNT // 2)
 
 
 def pepolar(user: str | None) -> Maker:
-    """Return the maker of a series by GE's epi_pepolar."""
+    """Return a writer of a series from GE's epi_pepolar sequence."""
 
     def edit(k: int, ds: Dataset) -> None:
         block = ds.private_block(0x19, "GEMS_ACQU_01", create=True)
@@ -1141,7 +1141,7 @@ REFUSED: dict[str, Kind] = {
 }
 
 
-# --- what is skipped ------------------------------------------------------------------------------
+# --- skipped --------------------------------------------------------------------------------------
 
 
 def colour(k: int, ds: Dataset) -> None:

@@ -1,7 +1,7 @@
-"""Series of which some slices mean other things than the others; each voxel names its slice's kind.
+"""Series that mix slices of two meanings; the voxel values mark the kind of their slice.
 
-Attribute by attribute, in one slice, two or half of them; stacked, interlaced, or with the
-attribute missing. No volume may hold slices of both kinds.
+Attribute by attribute, in one slice, two slices or half of them; stacked, interleaved, or with
+the attribute missing. No volume may hold slices of both kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dicom_maker import MR, Coding, Geometry, Words, uid, write_series
 
 COUNT = 12
 OURS, THEIRS = 1000, 2000
-"""Voxels of slices of the one kind and of the other."""
+"""Voxel values of the two kinds of slices."""
 RAW = Coding(intercept="0")
 
 Value = Any
@@ -84,7 +84,7 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
     "SeriesDate": ("SeriesDate", "DA", "20190401", "20210401"),
     "ContentDate": ("ContentDate", "DA", "20190401", "20210401"),
 }
-"""Keyword or tag, type, and two values that are not the same."""
+"""Keyword or tag, VR, and two different values."""
 MAY_LACK = (
     *("FlipAngle", "KVP", "ReceiveCoilName", "b-value, in the name of the sequence"),
     *("direction, Siemens", "direction, GE, x", "direction, GE, y", "direction, GE, z"),
@@ -98,7 +98,7 @@ MAY_LACK = (
 )
 """Attributes that slices of one volume may lack."""
 INSTEAD_OF = {"AcquisitionDateTime": "AcquisitionDate"}
-"""Attributes that count only if another one is missing."""
+"""Attributes that are compared only if another one is missing."""
 
 WHICH: dict[str, Callable[[int], bool]] = {
     "the first": lambda k: k == 0,
@@ -110,21 +110,21 @@ WHICH: dict[str, Callable[[int], bool]] = {
     "each third": lambda k: k % 3 == 2,
     "in pairs": lambda k: k // 2 % 2 == 1,
 }
-"""Which slices are of the other kind, by their place."""
+"""Predicates by name: whether slice k is of the other kind."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A series with slices of two kinds.
+    """A series with two kinds of slices.
 
     Parameters
     ----------
     attribute : str
-        Of `ATTRIBUTES`.
+        Key of `ATTRIBUTES`.
     which : str
-        Of `WHICH`.
+        Key of `WHICH`.
     lacking : bool
-        Whether the others lack the attribute, rather than having another value.
+        Whether the other kind lacks the attribute, rather than having another value.
     """
 
     attribute: str
@@ -133,13 +133,13 @@ class Mixture:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Codes by which it may be refused; pieces beside each other are never volumes."""
+        """Allowed reason codes; adjacent pieces are never volumes."""
         if self.lacking or self.which not in ("each second", "each third", "in pairs"):
             return ("MIXED_SLICES",)
         return ("MIXED_SLICES", "PHASES")
 
     def write(self, folder: Path) -> list[Path]:
-        """Write it."""
+        """Write the series."""
         where, vr, ours, theirs = ATTRIBUTES[self.attribute]
         tag = Tag(where)
         others = WHICH[self.which]
@@ -161,7 +161,7 @@ def two_kinds(
     edit: Callable[[int, Dataset], None],
     name: str = "mixed",
 ) -> list[Path]:
-    """Write a series of which the voxels of each slice name its kind."""
+    """Write a series in which the voxels of each slice mark its kind."""
     stored = np.full((8, 6, COUNT), OURS)
     stored[:, :, [k for k in range(COUNT) if others(k)]] = THEIRS
 
@@ -174,7 +174,7 @@ def two_kinds(
 
 
 def mixtures() -> Iterator[Mixture]:
-    """Give all of them that have to be refused."""
+    """Yield all mixtures that must be refused."""
     for attribute in ATTRIBUTES:
         for which in WHICH:
             yield Mixture(attribute, which, lacking=False)

@@ -1,6 +1,6 @@
-"""Kinds of series that other readers read right and scanloom once refused, and their neighbours.
+"""Kinds of series that other readers read and scanloom once refused, and similar ones.
 
-As in `kinds`: a kind says what reading it has to give.
+As in `kinds`, a kind defines the expected result.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def no_frame_in_one(k: int, ds: Dataset) -> None:
 
 
 def own_frames_of_two_stacks(folder: Path) -> None:
-    """Draw two balls side by side, each slice in a frame of reference of its own."""
+    """Write two balls side by side, each slice in its own frame of reference."""
     for n, (geometry, ball) in enumerate(((AXIAL, BALL), (around("coronal"), LATE))):
 
         def edit(k: int, ds: Dataset, n: int = n) -> None:
@@ -83,7 +83,7 @@ def own_frames_of_phases(folder: Path) -> None:
 
 
 def lacking(k: int, edit: Edit) -> Maker:
-    """Return the maker of a series that lacks one slice."""
+    """Return a writer of a series with one missing slice."""
 
     def make(folder: Path) -> None:
         stack(folder, edit=edit)[k].unlink()
@@ -122,7 +122,7 @@ OWN_FRAMES: dict[str, Kind] = {
 
 
 def rounded(digits: int) -> Edit:
-    """Return the edit that rounds each position to so many decimals."""
+    """Return an edit that rounds each position to a number of decimals."""
 
     def edit(k: int, ds: Dataset) -> None:
         ds.ImagePositionPatient = [f"{float(v):.{digits}f}" for v in ds.ImagePositionPatient]
@@ -131,12 +131,12 @@ def rounded(digits: int) -> Edit:
 
 
 def moved(geometry: Geometry) -> Geometry:
-    """Return slices of which the first does not lie at whole tenths."""
+    """Return slices whose first position is not a multiple of 0.1 mm."""
     return replace(geometry, origin=tuple(np.add(geometry.origin, (0.037, -0.043, 0.031))))
 
 
 def after(first: Edit, then: Edit) -> Edit:
-    """Return both edits, one after the other."""
+    """Return an edit that applies both edits in order."""
 
     def edit(k: int, ds: Dataset) -> None:
         first(k, ds)
@@ -146,7 +146,7 @@ def after(first: Edit, then: Edit) -> Edit:
 
 
 def wobble(amount: float) -> Edit:
-    """Return the edit that moves every third slice along z, by mm."""
+    """Return an edit that shifts every third slice along z, in mm."""
 
     def edit(k: int, ds: Dataset) -> None:
         x, y, z = map(float, ds.ImagePositionPatient)
@@ -156,13 +156,13 @@ def wobble(amount: float) -> Edit:
 
 
 def wider_above(k: int, ds: Dataset) -> None:
-    """Give the slices above the middle a larger distance, by a tenth of a mm."""
+    """Increase the spacing of the slices above the middle by 0.1 mm."""
     x, y, z = map(float, ds.ImagePositionPatient)
     ds.ImagePositionPatient = [x, y, z + 0.1 * max(0, k - MIDDLE)]
 
 
 def in_turn(*each: dict[str, Any], balls: tuple[Ball, ...] = (BALL, LATE)) -> Maker:
-    """Return the maker of stacks one within the other, told apart, all positions rounded."""
+    """Return a writer of interleaved, distinguishable stacks with rounded positions."""
 
     def make(folder: Path) -> None:
         for n, (attributes, ball) in enumerate(zip(each, balls, strict=True)):
@@ -215,7 +215,7 @@ ROUNDED: dict[str, Kind] = {
 
 
 def names(*each: str) -> Edit:
-    """Return the edit that gives the slices these names in turn."""
+    """Return an edit that assigns these patient names to the slices in turn."""
     return lambda k, ds: assign(ds, PatientName=each[k % len(each)])
 
 
@@ -242,16 +242,16 @@ PATIENTS: dict[str, Kind] = {
     },
 }
 
-# --- elements that stand twice --------------------------------------------------------------------
+# --- repeated elements ----------------------------------------------------------------------------
 
 SPARE = 0x00FE
-"""Element number of a stand-in, by which the second of two is drawn; no group here has it."""
+"""Element number of a placeholder for the second of two elements; unused by the groups here."""
 
 
 def twice(keyword: str, value: object, k: int | None = None, first: bool = False) -> Maker:
-    """Return the maker of a series of which slice k, or each, has an element twice.
+    """Return a writer of a series in which slice k, or each, repeats an element.
 
-    The other value stands behind the true one, or, with `first`, the true one behind the other.
+    The other value follows the true one, or precedes it with `first`.
     """
     tag = tag_for_keyword(keyword)
 
@@ -274,7 +274,7 @@ def stand_in(tag: int) -> int:
 
 
 def rename(path: Path, tag: int, *, big: bool = False) -> None:
-    """Give the stand-in of an element its tag, so that it stands there twice."""
+    """Replace the placeholder's tag by the element's, so that the element is repeated."""
     order = ">" if big else "<"
     old, new = (struct.pack(f"{order}HH", n >> 16, n & 0xFFFF) for n in (stand_in(tag), tag))
     data = path.read_bytes()
@@ -282,7 +282,7 @@ def rename(path: Path, tag: int, *, big: bool = False) -> None:
 
 
 def in_syntax(make: Maker, syntax: UID, tag: int) -> Maker:
-    """Return the maker of the same in another encoding."""
+    """Return a writer of the same series in another transfer syntax."""
 
     def again(folder: Path) -> None:
         rewritten(make, syntax)(folder)
@@ -297,7 +297,7 @@ def with_stand_in(folder: Path) -> None:
 
 
 def enhanced_twice(keyword: str, content: Dataset, *, shared: bool) -> Maker:
-    """Return the maker of an enhanced scan of which a functional group stands there twice."""
+    """Return a writer of an enhanced scan with a repeated functional group."""
     tag = tag_for_keyword(keyword)
 
     def edit(ds: Dataset) -> None:
@@ -315,7 +315,7 @@ def enhanced_twice(keyword: str, content: Dataset, *, shared: bool) -> Maker:
 
 
 def shared_groups_twice(folder: Path) -> None:
-    """Draw an enhanced scan with two sequences of shared groups."""
+    """Write an enhanced scan with two sequences of shared groups."""
 
     def edit(ds: Dataset) -> None:
         other = deepcopy(ds.SharedFunctionalGroupsSequence[0])
@@ -328,7 +328,7 @@ def shared_groups_twice(folder: Path) -> None:
 
 
 def deflated_twice(folder: Path) -> None:
-    """Write the second element into what is deflated."""
+    """Write the second element into the deflated data set."""
     with_stand_in(folder)
     for path in folder.glob("*.dcm"):
         rename(path, 0x00280030)
@@ -390,11 +390,11 @@ DOUBLED: dict[str, Kind] = {
 }
 
 
-# --- pixels that are floats -----------------------------------------------------------------------
+# --- floating-point pixels ------------------------------------------------------------------------
 
 
 def floats(keyword: str, kind: str, k: int | None = None) -> Maker:
-    """Return the maker of a series of which slice k, or each, has floating-point pixels."""
+    """Return a writer of a series in which slice k, or each, has floating-point pixels."""
 
     def edit(n: int, ds: Dataset) -> None:
         if k in (None, n):
@@ -416,7 +416,7 @@ FLOATS: dict[str, Kind] = {
 
 
 def plan_of(geometry: Geometry, count: int = COUNT, upwards: bool = True) -> str:
-    """Return what Siemens' protocol says of slices: their centres, but for what is 0."""
+    """Return the slices of a Siemens protocol: their centres, without zero coordinates."""
     middle = np.array(geometry.across) * geometry.spacing[1] * SHAPE[0] / 2
     middle = middle + np.array(geometry.down) * geometry.spacing[0] * SHAPE[1] / 2
     lines = [f"sSliceArray.lSize\t = \t{count}"]
@@ -431,7 +431,7 @@ def plan_of(geometry: Geometry, count: int = COUNT, upwards: bool = True) -> str
 def planned(
     geometry: Geometry, plan: str, *, downwards: bool = False, count: int | None = None
 ) -> Maker:
-    """Return the maker of a mosaic of which only the header of the series (CSA) is left."""
+    """Return a writer of a mosaic with only the CSA series header."""
 
     def make(folder: Path) -> None:
         mosaic(geometry, csa=False, downwards=downwards)(folder)
@@ -452,7 +452,7 @@ def grid(
     count: int = COUNT,
     turned: bool = False,
 ) -> Maker:
-    """Return the maker of one UIH grid: five columns for twenty slices, four rows."""
+    """Return a writer of one UIH grid: twenty slices in five columns and four rows."""
 
     def make(folder: Path) -> None:
         samples = stored(geometry)[:, :, :count]
@@ -485,7 +485,7 @@ def tile_elsewhere(ds: Dataset) -> None:
 
 
 def unnamed_type(ds: Dataset) -> None:
-    """Write the sequence as bytes of an unknown type, as archives do with private ones."""
+    """Write the sequence as raw bytes (UN), as archives do with private sequences."""
     buffer = DicomBytesIO()
     buffer.is_little_endian, buffer.is_implicit_VR = True, True
     for frame in ds[0x00651051].value:

@@ -1,4 +1,4 @@
-"""Draws multi-frame objects for tests: enhanced, legacy converted, nuclear; and Siemens mosaics."""
+"""Write multi-frame objects for tests: enhanced, legacy converted, nuclear; and mosaics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SINGLE = (
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One frame to be.
+    """One frame to write.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class Frame:
         Stored samples.
     geometry : Geometry
     k : int
-        Which of its slices.
+        Slice of the geometry.
     content : dict
-        FrameContent, beside place and number.
+        FrameContent attributes other than position and number.
     groups : dict of str to dict
-        Further functional groups by keyword, their one item each.
+        Further functional groups: a single item by keyword.
     slope, intercept : str
     """
 
@@ -73,11 +73,11 @@ def write_enhanced(
     Parameters
     ----------
     edit : function of dataset
-        Changes it before it is written.
+        Edits the data set before it is written.
     shared : bool
-        Whether what all frames share stands in the shared group, else in each.
+        Whether common attributes are written to the shared group, else to each frame's.
     number : int
-        Of the object in its series.
+        Number of the object in its series.
     """
     first = frames[0]
     planes = np.stack([frame.pixels.T for frame in frames])
@@ -135,9 +135,9 @@ def _group(frame: Frame, shared: bool, words: Words) -> Dataset:
 def write_nuclear(
     path: Path, stored: NDArray[Any], geometry: Geometry, order: Sequence[int], between: str
 ) -> None:
-    """Write reconstructed slices of nuclear medicine, SliceVector in this order (from 1).
+    """Write reconstructed nuclear medicine slices, with SliceVector in this order (from 1).
 
-    The detector's place is that of slice 1; `between` is SpacingBetweenSlices.
+    The detector has the position of slice 1; `between` is SpacingBetweenSlices.
     """
     planes = np.stack([stored[:, :, n - 1].T for n in order])
     ds = dataset_of(planes[0], np.zeros(3), geometry, Coding(), Words("NM"))
@@ -169,8 +169,8 @@ def write_mosaic(
 ) -> None:
     """Write a Siemens mosaic of an array (I, J, K).
 
-    The tiles go along row x column direction, or `downwards` against it, from the last slice. The
-    position is what Siemens writes: that of the plane's corner around the first slice's centre.
+    The tiles ascend along row x column direction, or descend from the last slice (`downwards`).
+    The position is, as Siemens writes it, the plane's corner around the first tile's centre.
     """
     columns, rows, count = stored.shape
     across = int(np.ceil(np.sqrt(count)))
@@ -200,7 +200,7 @@ def write_mosaic(
 
 
 def csa_header(values: dict[str, tuple[str, list[str]]]) -> bytes:
-    """Return a CSA2 header: what nibabel's doc/source/dicom/siemens_csa.rst describes."""
+    """Return a CSA2 header, as described in nibabel's doc/source/dicom/siemens_csa.rst."""
     parts = [b"SV10\4\3\2\1", struct.pack("<II", len(values), 77)]
     for name, (vr, items) in values.items():
         head = name.encode().ljust(64, b"\0"), len(items), vr.encode().ljust(4, b"\0")

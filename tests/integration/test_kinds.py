@@ -1,4 +1,4 @@
-"""Every kind of DICOM series is read right, chosen, refused or skipped, each by its own code."""
+"""Every kind of DICOM series is read, selected, refused or skipped, with its reason code."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ PIXELS_TELL = {
     "rows less than there are": "",
     "two series": "",
 }
-"""What an index says, which looks at no pixels and chooses no series, where reading says more."""
+"""Result of indexing, which reads no pixels and selects no series, if reading differs."""
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_index_says_of_every_kind_what_reading_it_says(tmp_path, name, monkeypatch):
-    """And both header readers give the same for each of its files."""
+def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatch):
+    """Both header parsers agree on each of its files, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scan = tmp_path / "scan"
     KINDS[name].make(scan)
@@ -69,7 +69,7 @@ def test_the_index_says_of_every_kind_what_reading_it_says(tmp_path, name, monke
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_can_be_read_is_read_right(tmp_path, name):
+def test_readable_kinds_are_read_right(tmp_path, name):
     kind = READ[name]
     kind.make(tmp_path)
     volume = scanloom.load_volume(tmp_path)
@@ -79,7 +79,7 @@ def test_what_can_be_read_is_read_right(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [n for n, kind in CHOSEN.items() if kind.code == "PHASES"])
-def test_what_shares_a_series_is_refused_until_one_is_chosen(tmp_path, name):
+def test_several_volumes_in_a_series_are_refused_until_one_is_selected(tmp_path, name):
     kind = CHOSEN[name]
     kind.make(tmp_path)
     assert code_of(tmp_path) == "PHASES"
@@ -90,8 +90,8 @@ def test_what_shares_a_series_is_refused_until_one_is_chosen(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["enhanced, nothing shared", "mosaic"])
 @pytest.mark.parametrize("damage", [b"\xff", b"\xff\xff\xff\xff", b"\0\0\0\0"])
-def test_damaged_headers_are_no_fault_of_ours(tmp_path, name, damage):
-    """Bytes overwritten here and there: refused by a code, or read."""
+def test_damaged_headers_cause_no_internal_error(tmp_path, name, damage):
+    """With random bytes overwritten, a series is refused with a reason code, or read."""
     READ[name].make(tmp_path)
     (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
     data = path.read_bytes()
@@ -111,7 +111,7 @@ def test_each_of_several_series_is_read_right(tmp_path):
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *SKIPPED])
-def test_what_is_no_volume_is_refused_by_its_own_code(tmp_path, name):
+def test_refused_kinds_have_their_reason_code(tmp_path, name):
     kind = KINDS[name]
     kind.make(tmp_path)
     assert code_of(tmp_path) == kind.code
@@ -119,7 +119,7 @@ def test_what_is_no_volume_is_refused_by_its_own_code(tmp_path, name):
         assert_right(scanloom.load_volume(tmp_path, **kind.options), kind.balls[0], kind)
 
 
-def test_a_reformat_does_not_stand_in_the_way_of_the_original(tmp_path):
+def test_a_reformat_does_not_hide_the_original(tmp_path):
     READ["regular"].make(tmp_path / "scan")
     SKIPPED["reformats"].make(tmp_path / "reformat")
     for path in (tmp_path / "reformat").iterdir():
@@ -130,8 +130,8 @@ def test_a_reformat_does_not_stand_in_the_way_of_the_original(tmp_path):
     assert wrong(scanloom.load_volume(tmp_path)) == {}
 
 
-def test_order_of_files_and_their_names_say_nothing(tmp_path):
-    """The same volume, whichever way the files are called."""
+def test_order_and_names_of_files_do_not_matter(tmp_path):
+    """The volume is the same whatever the names of the files."""
     kind = CHOSEN["times and echoes"]
     kind.make(tmp_path)
     before = scanloom.load_volume(tmp_path, phase=3)
@@ -164,7 +164,7 @@ CODES = {
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the kinds of a generator that is not ours, drawn."""
+    """Return the series written by a third-party generator, by kind."""
     folder = scans_folder()
     script = folder.parents[1] / "kinds" / "make_kinds.py" if folder else None
     if script is None or not script.is_file():
@@ -175,8 +175,8 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.reference
-def test_kinds_of_a_foreign_generator(foreign):
-    """29 right or chosen, 11 refused and 5 skipped, each by its own code."""
+def test_kinds_of_a_third_party_generator(foreign):
+    """29 are read or selected, 11 refused and 5 skipped, with their reason codes."""
     truth = json.loads((foreign / "truth.json").read_text())
     verdicts = {name: _verdict(foreign / name, kind) for name, kind in truth.items()}
     expected = {name: CODES.get(name, "right") for name in truth}

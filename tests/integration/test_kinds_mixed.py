@@ -1,4 +1,4 @@
-"""Slices that mean different things are never one volume."""
+"""Slices that differ in meaning are never combined into one volume."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = tuple(mixtures())
 
 
 def values_of(folder: Path, **options: Any) -> set[float] | str:
-    """Return what voxels are found in a volume, or the code by which it is refused."""
+    """Return the distinct voxel values of a volume, or the reason code of its refusal."""
     try:
         return set(np.unique(scanloom.load_volume(folder, **options).array).tolist())
     except ScanError as error:
@@ -32,8 +32,8 @@ def values_of(folder: Path, **options: Any) -> set[float] | str:
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
-def test_slices_that_differ_in_meaning_are_no_volume(tmp_path, attribute):
-    """In one slice, two, or half of them; stacked or interlaced; other values, or none."""
+def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute):
+    """In one slice, two slices or half of them; stacked or interleaved; other values or none."""
     found, expected = {}, {}
     for n, mixture in enumerate(one for one in ALL if one.attribute == attribute):
         folder = tmp_path / str(n)
@@ -52,7 +52,7 @@ def test_every_tag_on_which_slices_agree_is_among_the_attributes():
 
 
 @pytest.mark.parametrize("keyword", ["StudyDate", "AcquisitionDate", "ContentDate", "Manufacturer"])
-def test_enhanced_objects_that_differ_in_meaning_are_no_volume(tmp_path, keyword):
+def test_enhanced_objects_that_differ_in_meaning_are_not_a_volume(tmp_path, keyword):
     frames = frames_of(stored(AXIAL), AXIAL)
     for n, value in enumerate(("20250102", "20100102")):
 
@@ -63,17 +63,17 @@ def test_enhanced_objects_that_differ_in_meaning_are_no_volume(tmp_path, keyword
     assert values_of(tmp_path) == "MIXED_SLICES"
 
 
-def test_there_are_enough_of_them():
+def test_the_mixtures_are_complete():
     assert len(ALL) > 300
 
 
 @pytest.mark.parametrize("attribute", MAY_LACK)
-def test_what_slices_may_lack_does_not_keep_a_volume_from_being_read(tmp_path, attribute):
+def test_attributes_that_slices_may_lack_do_not_prevent_reading(tmp_path, attribute):
     Mixture(attribute, "each second", lacking=True).write(tmp_path)
     assert OURS in values_of(tmp_path)
 
 
-def test_the_index_says_the_same(tmp_path, monkeypatch):
+def test_the_index_agrees_with_reading(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for n, lacking in enumerate((True, False)):
         folder = tmp_path / str(n)
@@ -85,8 +85,8 @@ def test_the_index_says_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_equal_slices_are_read_whichever_have_the_attribute_written_otherwise(tmp_path, which):
-    """A number with more digits, words in another order: the same meaning."""
+def test_slices_with_equal_values_in_another_notation_are_read(tmp_path, which):
+    """A number with more digits, or words in another order, has the same meaning."""
     others = WHICH[which]
 
     def edit(k: int, ds: Any) -> None:
@@ -105,7 +105,7 @@ def test_equal_slices_are_read_whichever_have_the_attribute_written_otherwise(tm
     share=st.one_of(st.floats(0.0, 0.9), st.floats(0.9, 1.1), st.floats(1.1, 3.5)),
     which=st.sampled_from(list(WHICH)),
 )
-def test_numbers_that_are_rounded_are_the_same_and_others_are_not(keyword, value, share, which):
+def test_only_rounded_numbers_count_as_equal(keyword, value, share, which):
     others = WHICH[which]
     allowed = ROUNDING if keyword == "EchoTime" else ADAPTED
     assume(abs(share - 1) > 0.01)

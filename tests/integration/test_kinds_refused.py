@@ -1,4 +1,4 @@
-"""What every other reader reads right is read right, and its neighbours are refused by name."""
+"""Series that every other reader reads are read right; similar ones have a reason code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def flags_of(volume: Volume) -> set[str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_index_says_of_every_kind_what_reading_it_says(tmp_path, name, monkeypatch):
+def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scan = tmp_path / "scan"
     KINDS[name].make(scan)
@@ -59,7 +59,7 @@ def test_the_index_says_of_every_kind_what_reading_it_says(tmp_path, name, monke
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_can_be_read_is_read_right(tmp_path, name):
+def test_readable_kinds_are_read_right(tmp_path, name):
     kind = READ[name]
     kind.make(tmp_path)
     volume = scanloom.load_volume(tmp_path)
@@ -70,7 +70,7 @@ def test_what_can_be_read_is_read_right(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_certain_is_refused_by_its_own_code(tmp_path, name):
+def test_ambiguous_kinds_are_refused_with_their_reason_code(tmp_path, name):
     kind: Kind = REFUSED[name]
     kind.make(tmp_path)
     assert code_of(tmp_path) == kind.code
@@ -83,7 +83,7 @@ def test_what_is_not_certain_is_refused_by_its_own_code(tmp_path, name):
 
 @pytest.fixture(scope="module")
 def pattern(tmp_path_factory: pytest.TempPathFactory) -> Slice:
-    """Return a slice of a file, to be put elsewhere."""
+    """Return a slice of a file, as a template for other positions."""
     folder = tmp_path_factory.mktemp("pattern")
     write_series(folder, noise((4, 4, 1)))
     [header] = read_headers(folder.iterdir())
@@ -92,7 +92,7 @@ def pattern(tmp_path_factory: pytest.TempPathFactory) -> Slice:
 
 
 def placed(pattern: Slice, turn: Turn, positions: NDArray[np.float64]) -> list[Slice]:
-    """Return slices at these positions, in an order that says nothing."""
+    """Return slices at these positions, in random order."""
     orientation = tuple(float(f"{v:.9f}") for v in np.ravel(turn))
     order = np.random.default_rng(len(positions)).permutation(len(positions))
     return [
@@ -103,7 +103,7 @@ def placed(pattern: Slice, turn: Turn, positions: NDArray[np.float64]) -> list[S
 
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
-    """Draw directions of rows and columns: straight, or turned by any angles."""
+    """Draw row and column directions: axis-aligned, or rotated by any angles."""
     if draw(st.booleans()):
         across, down = PLANES[draw(st.sampled_from(sorted(PLANES)))]
         return np.array((across, down), float)
@@ -119,12 +119,10 @@ def turns(draw: st.DrawFn) -> Turn:
     count=st.integers(10, 400),
     origin=st.tuples(*[st.floats(-500, 500)] * 3),
 )
-def test_positions_that_were_rounded_are_read_where_they_were(
-    pattern, turn, digits, step, count, origin
-):
-    """Every corner within 0.1 mm and a little, and upright; of hundredths, within 0.01 mm.
+def test_rounded_positions_are_restored(pattern, turn, digits, step, count, origin):
+    """Corners are right within 0.11 mm for tenths, 0.011 mm for hundredths, without shear.
 
-    Rounding moves a corner by up to 0.087 mm (0.05 along each axis), and nothing can tell; the
+    Rounding moves a corner by up to 0.087 mm (0.05 along each axis), which is undetectable; the
     slope of the line through all slices adds up to 0.03 mm along the normal.
     """
     normal = np.cross(*turn)
@@ -145,7 +143,7 @@ def test_positions_that_were_rounded_are_read_where_they_were(
     fault=st.sampled_from(("a slice is missing", "the spacing changes", "the table jumps")),
     origin=st.tuples(*[st.floats(-500, 500)] * 3),
 )
-def test_rounding_hides_no_slice_that_is_missing_and_no_other_spacing(
+def test_rounding_hides_no_missing_slice_and_no_other_spacing(
     pattern, turn, step, count, where, fault, origin
 ):
     k, middle = np.arange(count), min(count - 4, max(4, int(where * count)))
@@ -157,7 +155,7 @@ def test_rounding_hides_no_slice_that_is_missing_and_no_other_spacing(
     true = np.array(origin) + np.outer(depth, np.cross(*turn))
     slices = placed(pattern, turn, np.round(true, 1))
     if fault == "the spacing changes" and is_rounded_stack(np.round(true, 1)):
-        # So near to an end that no slice is off by more than rounding may have moved it
+        # So close to an end that rounding could explain the deviation of every slice
         stack = stack_slices(slices)
         lines = stack.affine[:3, 3] + np.outer(k, stack.affine[:3, 2])
         assert np.linalg.norm(lines * (-1, -1, 1) - true, axis=1).max() < 0.2

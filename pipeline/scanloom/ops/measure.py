@@ -1,4 +1,4 @@
-"""Measure structures: size, place and intensities, all structures of a layer at once."""
+"""Measure structures: size, bounding box and intensities, all structures of a layer at once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from scanloom.ops.components import count_components
 from scanloom.ops.runs import runs_of, slabs_of
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-EXACT_CELLS = 1 << 22
-"""Structures times values up to which each integer value is counted by itself: 32 MiB."""
-COARSE_BINS = 4096
-"""Bins for all other intensities; only the few in which a quantile lies are looked into."""
+_MAX_EXACT_CELLS = 1 << 22
+"""Largest exact histogram (structures x integer values); 32 MiB."""
+_COARSE_BINS = 4096
+"""Bins for all other intensities; a second pass refines only the bins that hold a quantile."""
 SLAB_VOXELS = 1 << 20
 
-Table = NDArray[np.int64]
+_IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Bins:
-    """Bins of intensity: numbers that never fall as the intensity grows.
+class _Bins:
+    """Histogram bins of intensities, in ascending order.
 
     Parameters
     ----------
     low, high : float
-        The least and the largest intensity.
+        Smallest and largest intensity.
     exact : bool
-        Whether each bin holds one value: integers, one step a bin.
+        Whether each bin holds exactly one integer value.
     count : int
-        How many bins.
+        Number of bins.
     """
 
     low: float
@@ -44,8 +44,8 @@ class Bins:
     exact: bool
     count: int
 
-    def of(self, values: NDArray[Any]) -> Table:
-        """Return the bin of each value."""
+    def of(self, values: NDArray[Any]) -> _IntArray:
+        """Return the bin number of each value."""
         if self.exact:
             return values.astype(np.int64) - int(self.low)
         if self.high == self.low:
@@ -55,15 +55,15 @@ class Bins:
 
 
 @dataclass(frozen=True, eq=False)
-class Intensities:
-    """What was found of S structures' intensities; NaN where a structure has no voxel that counts.
+class _Intensities:
+    """Intensity statistics of S structures; NaN for a structure without valid voxels.
 
     Parameters
     ----------
     mean, sd : (S,) array
-        In the volume's unit; sd of the population.
+        Mean and population standard deviation, in the volume's unit.
     quantiles : (S, 5) array
-        At `QUANTILES`.
+        Quantiles at `QUANTILES`, in the volume's unit.
     """
 
     mean: NDArray[np.float64]
@@ -81,15 +81,15 @@ def measure(
     segmentation : Segmentation
         Label maps (I, J, K) on the volume's grid.
     volume : Volume
-        The scan (I, J, K). Voxels of its padding value and those that are no finite number count
-        for sizes, but not for intensities.
+        The scan (I, J, K). Padding and non-finite voxels count for sizes, but not for
+        intensities.
     flags : sequence of Flag
-        Those of the case; every measurement carries them after its own.
+        Flags of the case, appended to the flags of every measurement.
 
     Returns
     -------
     tuple of Measurement
-        One a structure, found or not.
+        One measurement per structure, empty structures included.
 
     Raises
     ------
@@ -99,14 +99,14 @@ def measure(
     Notes
     -----
     Quantiles are exact and interpolate linearly between voxels (numpy.quantile's default; method 7
-    of Hyndman and Fan, doi:10.1080/00031305.1996.10473566). The memory needed doesn't grow with
-    the scan, except for intensities that are no integers or far apart: then the voxels of the bins
-    where quantiles lie are held.
+    of Hyndman and Fan, doi:10.1080/00031305.1996.10473566). Memory does not grow with the scan if
+    the intensities are integers of a limited range. Otherwise the voxels in the bins that hold
+    quantiles are kept.
     """
     if segmentation.grid.shape != volume.grid.shape:
         raise ValueError(f"{segmentation.grid.shape} does not fit {volume.grid.shape}")
-    most = max(len(layer.structures) for layer in segmentation.layers)
-    bins = _bins(volume, most)
+    max_structures = max(len(layer.structures) for layer in segmentation.layers)
+    bins = _make_bins(volume, max_structures)
     measured: list[Measurement] = []
     for layer in segmentation.layers:
         measured += _measure_layer(segmentation.model, layer, volume, bins, tuple(flags))
@@ -114,14 +114,14 @@ def measure(
 
 
 def _measure_layer(
-    model: str, layer: Layer, volume: Volume, bins: Bins, flags: tuple[Flag, ...]
+    model: str, layer: Layer, volume: Volume, bins: _Bins, flags: tuple[Flag, ...]
 ) -> Iterator[Measurement]:
-    voxels, boxes = _sizes(layer)
-    found = _intensities(layer, volume, bins)
+    voxels, boxes = _voxels_and_boxes(layer)
+    intensities = _intensities(layer, volume, bins)
     components = count_components(layer.labels, (s.number for s in layer.structures))
     for n, structure in enumerate(layer.structures):
         box = boxes[n] if voxels[n] else None
-        p05, p25, median, p75, p95 = (_known(q) for q in found.quantiles[n])
+        p05, p25, median, p75, p95 = (_finite_or_none(q) for q in intensities.quantiles[n])
         yield Measurement(
             model=model,
             label=structure.label,
@@ -129,8 +129,8 @@ def _measure_layer(
             voxels=int(voxels[n]),
             volume_ml=int(voxels[n]) * volume.grid.voxel_volume / 1000,
             unit=volume.unit,
-            mean=_known(found.mean[n]),
-            sd=_known(found.sd[n]),
+            mean=_finite_or_none(intensities.mean[n]),
+            sd=_finite_or_none(intensities.sd[n]),
             p05=p05,
             p25=p25,
             median=median,
@@ -143,7 +143,7 @@ def _measure_layer(
 
 
 def _flags_of(box: Box | None, shape: tuple[int, int, int]) -> tuple[Flag, ...]:
-    """Return what must be known of a structure: nothing there, or more of it outside the scan."""
+    """Return EMPTY for a structure without voxels, TOUCHES_BORDER if it may leave the scan."""
     if box is None:
         return (Flag.EMPTY,)
     first, last = box
@@ -151,21 +151,21 @@ def _flags_of(box: Box | None, shape: tuple[int, int, int]) -> tuple[Flag, ...]:
     return () if inside else (Flag.TOUCHES_BORDER,)
 
 
-def _known(value: float) -> float | None:
-    """Return a number, None where it is not known."""
+def _finite_or_none(value: float) -> float | None:
+    """Return a finite number, None for NaN."""
     return float(value) if math.isfinite(value) else None
 
 
-def _sizes(layer: Layer) -> tuple[Table, list[Box]]:
-    """Return how many voxels each structure has, and its first and last voxel."""
-    row_of, n = _rows(layer), len(layer.structures)
+def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
+    """Return the voxel count of each structure, and its box: first and last voxel."""
+    row_of, count = _structure_rows(layer), len(layer.structures)
     rows, columns = layer.labels.shape[:2]
-    voxels = np.zeros(n + 1, np.int64)
-    first, last = np.full((n + 1, 3), max(layer.labels.shape)), np.full((n + 1, 3), -1)
+    voxels = np.zeros(count + 1, np.int64)
+    first, last = np.full((count + 1, 3), max(layer.labels.shape)), np.full((count + 1, 3), -1)
     for slab in slabs_of(layer.labels.shape):
         runs = runs_of(layer.labels[:, :, slab])
-        value = row_of[runs.value]
-        voxels += np.bincount(value, runs.length, n + 1).astype(np.int64)
+        structure = row_of[runs.value]
+        voxels += np.bincount(structure, runs.length, count + 1).astype(np.int64)
         row, i = np.divmod(runs.start, rows)
         k, j = np.divmod(row, columns)
         for axis, low, high in (
@@ -173,8 +173,8 @@ def _sizes(layer: Layer) -> tuple[Table, list[Box]]:
             (1, j, j),
             (2, k + slab.start, k + slab.start),
         ):
-            np.minimum.at(first[:, axis], value, low)
-            np.maximum.at(last[:, axis], value, high)
+            np.minimum.at(first[:, axis], structure, low)
+            np.maximum.at(last[:, axis], structure, high)
     boxes = [
         ((int(a[0]), int(a[1]), int(a[2])), (int(b[0]), int(b[1]), int(b[2])))
         for a, b in zip(first[1:], last[1:], strict=True)
@@ -182,53 +182,53 @@ def _sizes(layer: Layer) -> tuple[Table, list[Box]]:
     return voxels[1:], boxes
 
 
-def _rows(layer: Layer) -> Table:
-    """Return which structure, from 1, each value of the label map is; 0 for none of them."""
+def _structure_rows(layer: Layer) -> _IntArray:
+    """Return the structure, from 1, of each value of the label map; 0 for other values."""
     table = np.zeros(int(np.iinfo(layer.labels.dtype).max) + 1, np.int64)
     table[[s.number for s in layer.structures]] = range(1, len(layer.structures) + 1)
     return table
 
 
-def _bins(volume: Volume, structures: int) -> Bins:
-    """Return bins for a volume: a value each for integers that lie close enough together."""
+def _make_bins(volume: Volume, structures: int) -> _Bins:
+    """Return bins for a volume: exact ones for integers of a limited range, else coarse ones."""
     low, high = math.inf, -math.inf
     integers = volume.array.dtype.kind in "iu"
     for slab in slabs_of(volume.array.shape, SLAB_VOXELS):
         values = volume.array[:, :, slab]
-        ends = float(values.min()), float(values.max())
-        if not integers and not _counts(np.array(ends), volume).all():
-            values = values[_counts(values, volume)]  # bins would be too coarse with it
+        extremes = float(values.min()), float(values.max())
+        if not integers and not _valid_mask(np.array(extremes), volume).all():
+            values = values[_valid_mask(values, volume)]  # else the bins would be too coarse
             if not values.size:
                 continue
-            ends = float(values.min()), float(values.max())
-        low, high = min(low, ends[0]), max(high, ends[1])
-    if low > high:  # not one voxel that counts
+            extremes = float(values.min()), float(values.max())
+        low, high = min(low, extremes[0]), max(high, extremes[1])
+    if low > high:  # no valid voxel
         low = high = 0.0
     steps = int(high - low) + 1
-    if integers and steps * structures <= EXACT_CELLS:
-        return Bins(low, high, exact=True, count=steps)
-    return Bins(low, high, exact=False, count=COARSE_BINS)
+    if integers and steps * structures <= _MAX_EXACT_CELLS:
+        return _Bins(low, high, exact=True, count=steps)
+    return _Bins(low, high, exact=False, count=_COARSE_BINS)
 
 
-def _counts(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
-    """Return which values are intensities: finite numbers other than the padding."""
-    counts = np.ones(values.shape, bool) if volume.padding is None else ~volume.is_padding(values)
-    return counts if values.dtype.kind in "iu" else counts & np.isfinite(values)
+def _valid_mask(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
+    """Return a mask of valid intensities: finite numbers other than the padding."""
+    is_valid = np.ones(values.shape, bool) if volume.padding is None else ~volume.is_padding(values)
+    return is_valid if values.dtype.kind in "iu" else is_valid & np.isfinite(values)
 
 
-def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[Table, NDArray[Any]]]:
-    """Yield structures (N,), from 1, and intensities (N,) of the voxels that count, by slabs."""
-    row_of = _rows(layer)
+def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[_IntArray, NDArray[Any]]]:
+    """Yield, by slabs, the structures (N,), from 1, and intensities (N,) of valid voxels."""
+    row_of = _structure_rows(layer)
     for slab in slabs_of(layer.labels.shape, SLAB_VOXELS):
         labels = layer.labels[:, :, slab].reshape(-1, order="F")
         values = volume.array[:, :, slab].reshape(-1, order="F")
-        inside = (labels != 0) & _counts(values, volume)
-        yield row_of[labels[inside]], values[inside]
+        is_valid = (labels != 0) & _valid_mask(values, volume)
+        yield row_of[labels[is_valid]], values[is_valid]
 
 
-def _intensities(layer: Layer, volume: Volume, bins: Bins) -> Intensities:
+def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
     """Return mean, sd and quantiles of each structure."""
-    n = len(layer.structures) + 1  # row 0 takes values that stand for no structure
+    n = len(layer.structures) + 1  # row 0 is for labels without a structure
     histogram, sums = np.zeros((n, bins.count), np.int64), np.zeros(n)
     for row, values in _foreground(layer, volume):
         cells = np.bincount(row * bins.count + bins.of(values), minlength=histogram.size)
@@ -237,62 +237,63 @@ def _intensities(layer: Layer, volume: Volume, bins: Bins) -> Intensities:
             sums += np.bincount(row, values, n)
     total = histogram.sum(axis=1)
     if not bins.exact:
-        return _look_into(layer, volume, bins, histogram, _ratio(sums, total))
+        return _refined(layer, volume, bins, histogram, _ratio(sums, total))
     value = np.arange(bins.count, dtype=np.float64) + bins.low
     mean = _ratio(histogram @ value, total)
     square = np.array([h @ (value - m) ** 2 for h, m in zip(histogram, mean, strict=True)])
     quantiles = np.array([_quantiles(h, value[_bins_of_ranks(h)]) for h in histogram])
-    return Intensities(mean[1:], np.sqrt(_ratio(square, total))[1:], quantiles[1:])
+    return _Intensities(mean[1:], np.sqrt(_ratio(square, total))[1:], quantiles[1:])
 
 
-def _look_into(
-    layer: Layer, volume: Volume, bins: Bins, histogram: Table, mean: NDArray[np.float64]
-) -> Intensities:
-    """Return mean, sd and quantiles by a second look at the voxels in the quantiles' bins."""
-    needed = np.array([_bins_of_ranks(h) for h in histogram])
-    wanted = np.zeros(histogram.shape, bool)
-    np.put_along_axis(wanted, needed, values=True, axis=1)
-    square, taken = np.zeros(len(mean)), []
+def _refined(
+    layer: Layer, volume: Volume, bins: _Bins, histogram: _IntArray, mean: NDArray[np.float64]
+) -> _Intensities:
+    """Return mean, sd and quantiles by a second pass over the voxels in the quantiles' bins."""
+    rank_bins = np.array([_bins_of_ranks(h) for h in histogram])
+    is_needed = np.zeros(histogram.shape, bool)
+    np.put_along_axis(is_needed, rank_bins, values=True, axis=1)
+    square, kept = np.zeros(len(mean)), []
     for row, values in _foreground(layer, volume):
         square += np.bincount(row, (values - mean[row]) ** 2, len(mean))
-        hit = wanted[row, bins.of(values)]
-        taken.append((row[hit], values[hit]))
-    rows = np.concatenate([row for row, _ in taken])
-    values = np.concatenate([values for _, values in taken])
+        is_kept = is_needed[row, bins.of(values)]
+        kept.append((row[is_kept], values[is_kept]))
+    rows = np.concatenate([row for row, _ in kept])
+    values = np.concatenate([values for _, values in kept])
     quantiles = np.full((len(mean), len(QUANTILES)), np.nan)
     for n, h in enumerate(histogram):
         if h.any():
-            held = np.sort(values[rows == n])
-            skipped = np.cumsum(np.where(wanted[n], 0, h))[needed[n]]  # voxels below, not held
-            quantiles[n] = _quantiles(h, held[_ranks(h) - skipped].astype(np.float64))
+            ordered = np.sort(values[rows == n])
+            # Voxels below each rank's bin that were not kept
+            below = np.cumsum(np.where(is_needed[n], 0, h))[rank_bins[n]]
+            quantiles[n] = _quantiles(h, ordered[_ranks(h) - below].astype(np.float64))
     sd = np.sqrt(_ratio(square, histogram.sum(axis=1)))
-    return Intensities(mean[1:], sd[1:], quantiles[1:])
+    return _Intensities(mean[1:], sd[1:], quantiles[1:])
 
 
-def _ranks(histogram: Table) -> Table:
+def _ranks(histogram: _IntArray) -> _IntArray:
     """Return the ranks of the voxels just below (5) and just above (5) each quantile."""
-    place = np.array(QUANTILES) * max(0, int(histogram.sum()) - 1)
-    return np.concatenate([np.floor(place), np.ceil(place)]).astype(np.int64)
+    positions = np.array(QUANTILES) * max(0, int(histogram.sum()) - 1)
+    return np.concatenate([np.floor(positions), np.ceil(positions)]).astype(np.int64)
 
 
-def _bins_of_ranks(histogram: Table) -> Table:
-    """Return the bin in which each of those voxels lies; any where there are none."""
-    found = np.searchsorted(np.cumsum(histogram), _ranks(histogram), side="right")
-    return np.minimum(found, len(histogram) - 1)
+def _bins_of_ranks(histogram: _IntArray) -> _IntArray:
+    """Return the bin of the voxel at each of `_ranks`; arbitrary for an empty histogram."""
+    bins = np.searchsorted(np.cumsum(histogram), _ranks(histogram), side="right")
+    return np.minimum(bins, len(histogram) - 1)
 
 
-def _quantiles(histogram: Table, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the quantiles between the values of those voxels; NaN where there are none."""
+def _quantiles(histogram: _IntArray, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the quantiles from the values at `_ranks`; NaN for an empty histogram."""
     total = int(histogram.sum())
     if not total:
         return np.full(len(QUANTILES), np.nan)
     below, above = np.split(values, 2)
-    share = (np.array(QUANTILES) * (total - 1)) % 1
-    return np.asarray(below + (above - below) * share)
+    weight = (np.array(QUANTILES) * (total - 1)) % 1
+    return np.asarray(below + (above - below) * weight)
 
 
 def _ratio(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a / b, NaN where b is 0."""
+    """Return a / b, NaN if b is 0."""
     result = np.full(len(b), np.nan)
     np.divide(a, b, out=result, where=b > 0)
     return result

@@ -1,4 +1,4 @@
-"""A sheared stack on a rectangular grid, for tools that know no shear."""
+"""Move a sheared stack to a rectangular grid, for formats and tools without shear."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from scanloom.core import Grid
 
 
 def rectangular(grid: Grid) -> Grid:
-    """Return the grid at right angles that holds a sheared one.
+    """Return the rectangular grid that encloses a sheared one.
 
-    The two upright axes keep their directions and spacing; the leaning axis becomes their normal.
-    Slices stay in their planes, so only shifts within a slice lie between the two grids. It is
-    enlarged along the upright axes until every slice fits.
+    The two in-plane axes keep their directions and spacing; the sheared axis becomes their
+    normal. Slices stay in their planes, so the grids differ only by shifts within each slice. The
+    new grid is enlarged along the in-plane axes until every slice fits.
 
     Parameters
     ----------
     grid : Grid
-        Any; one that is not sheared is returned as it is.
+        Any grid; one without shear is returned unchanged.
 
     Returns
     -------
     Grid
-        With as many slices as `grid`.
+        Rectangular grid with as many slices as `grid`.
     """
     axis = grid.shear_axis
     if axis is None:
@@ -45,41 +45,43 @@ def rectangular_labels(labels: NDArray[Any], grid: Grid) -> NDArray[Any]:
     Parameters
     ----------
     labels : (I, J, K) array
-        On `grid`.
+        Labels on `grid`.
     grid : Grid
-        Where they lie.
+        Grid of the labels.
 
     Returns
     -------
-    array of the same type
-        On `rectangular(grid)`; 0 where no slice reaches. I fastest in memory.
+    array of the same dtype
+        Labels on `rectangular(grid)`, in Fortran order; 0 outside the slices.
     """
     axis = grid.shear_axis
     if axis is None:
         return labels
     shifts = _shifts(grid, axis)
-    # Each slice moves by whole voxels (half a voxel goes up): nearest neighbour is a copy.
-    moves = np.floor(shifts - np.floor(shifts.min(axis=0)) + 0.5).astype(int)
+    # Slices move by whole voxels (half a voxel is rounded up), so nearest neighbour is a copy.
+    offsets = np.floor(shifts - np.floor(shifts.min(axis=0)) + 0.5).astype(int)
     out = np.zeros(rectangular(grid).shape, labels.dtype, order="F")
-    upright = [n for n in range(3) if n != axis]
+    in_plane = [n for n in range(3) if n != axis]
     slices, targets = np.moveaxis(labels, axis, 0), np.moveaxis(out, axis, 0)
-    for source, target, move in zip(slices, targets, moves[:, upright], strict=True):
-        rows, columns = (slice(m, m + n) for m, n in zip(move, source.shape, strict=True))
+    for source, target, offset in zip(slices, targets, offsets[:, in_plane], strict=True):
+        rows, columns = (
+            slice(start, start + n) for start, n in zip(offset, source.shape, strict=True)
+        )
         target[rows, columns] = source
     return out
 
 
 def _step(grid: Grid, axis: int) -> NDArray[np.float64]:
-    """Return the part of the leaning axis that is normal to the two others, mm."""
-    upright = np.delete(grid.affine[:3, :3], axis, axis=1)
-    normal = np.cross(upright[:, 0], upright[:, 1])
+    """Return the component of the sheared axis along the normal of the others, (3,) mm."""
+    in_plane = np.delete(grid.affine[:3, :3], axis, axis=1)
+    normal = np.cross(in_plane[:, 0], in_plane[:, 1])
     normal /= np.linalg.norm(normal)
     return np.asarray(normal * (normal @ grid.affine[:3, axis]))
 
 
 def _shifts(grid: Grid, axis: int) -> NDArray[np.float64]:
-    """Return by how many voxels each slice has slid along each axis: (slices, 3), 0 at slice 0."""
-    lean = grid.affine[:3, axis] - _step(grid, axis)
-    voxels = np.linalg.solve(grid.affine[:3, :3], lean)
-    voxels[axis] = 0.0
-    return np.arange(grid.shape[axis])[:, None] * voxels
+    """Return the shift of each slice along each axis in voxels, (slices, 3); 0 for slice 0."""
+    shear = grid.affine[:3, axis] - _step(grid, axis)
+    voxel_shift = np.linalg.solve(grid.affine[:3, :3], shear)
+    voxel_shift[axis] = 0.0
+    return np.arange(grid.shape[axis])[:, None] * voxel_shift

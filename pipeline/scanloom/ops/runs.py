@@ -1,7 +1,7 @@
-"""Label maps as runs: stretches of equal value along the first axis, slab by slab.
+"""Run-length view of label maps: runs of equal value along the first axis, slab by slab.
 
-Label maps are mostly long stretches of one value; what is counted a run at a time costs a fraction
-of what is counted a voxel at a time, and slabs keep the memory small.
+Label maps mostly consist of long runs. Counting runs costs a fraction of counting voxels, and
+slabs keep the memory small.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLAB_VOXELS = 1 << 21
-"""Voxels of a slab: small enough for the processor's cache to help and for memory not to count."""
+"""Target number of voxels in a slab: fits the processor's cache, and memory is negligible."""
 
 Labels = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """The runs of a slab; none goes past the end of its row.
+    """Runs of equal value in a slab; a run ends at the end of its row at the latest.
 
     Parameters
     ----------
     start : (R,) array
-        First voxel of each run, counted through the slab in Fortran order.
+        Flat index in Fortran order, within the slab, of the first voxel of each run.
     length : (R,) array
-        Voxels of each run.
+        Number of voxels of each run.
     value : (R,) array
-        The value that stands in it.
+        Label of each run.
     """
 
     start: NDArray[np.int64]
@@ -41,15 +41,15 @@ class Runs:
 def runs_of(slab: Labels) -> Runs:
     """Return the runs of an (I, J, K) array in Fortran order, background included."""
     flat = slab.reshape(-1, order="F")
-    begins = np.empty(flat.size, bool)
-    np.not_equal(flat[1:], flat[:-1], out=begins[1:])
-    begins[:: slab.shape[0]] = True
-    start = np.flatnonzero(begins)
+    is_start = np.empty(flat.size, bool)
+    np.not_equal(flat[1:], flat[:-1], out=is_start[1:])
+    is_start[:: slab.shape[0]] = True
+    start = np.flatnonzero(is_start)
     return Runs(start, np.diff(start, append=flat.size), flat[start])
 
 
 def slabs_of(shape: tuple[int, ...], voxels: int = SLAB_VOXELS) -> Iterator[slice]:
-    """Yield stretches of the last axis that hold about `voxels` voxels, at least one index each."""
+    """Yield ranges of the last axis with about `voxels` voxels each, at least one slice."""
     step = max(1, voxels // (shape[0] * shape[1]))
     for start in range(0, shape[2], step):
         yield slice(start, min(start + step, shape[2]))
@@ -61,19 +61,19 @@ def counts_by_slice(labels: Labels) -> NDArray[np.int64]:
     Parameters
     ----------
     labels : (I, J, K) array of unsigned integers
-        A label map; fastest where I runs fastest in memory.
+        A label map; Fortran order is fastest.
 
     Returns
     -------
     (K, N) array
-        Column n counts value n; N is the highest value and one.
+        Column n counts value n; N is the highest value plus one.
     """
-    size = int(labels.max(initial=0)) + 1
-    counts = np.zeros((labels.shape[2], size), np.int64)
+    value_count = int(labels.max(initial=0)) + 1
+    counts = np.zeros((labels.shape[2], value_count), np.int64)
     area = labels.shape[0] * labels.shape[1]
     for slab in slabs_of(labels.shape):
         runs = runs_of(labels[:, :, slab])
-        cell = runs.start // area * size + runs.value
-        found = np.bincount(cell, runs.length, (slab.stop - slab.start) * size)
-        counts[slab] = found.reshape(-1, size)
+        bins = runs.start // area * value_count + runs.value
+        counts_in_slab = np.bincount(bins, runs.length, (slab.stop - slab.start) * value_count)
+        counts[slab] = counts_in_slab.reshape(-1, value_count)
     return counts

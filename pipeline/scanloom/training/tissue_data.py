@@ -1,4 +1,4 @@
-"""The scans that `ct_tissue` is trained on, and on which it is judged."""
+"""Scans for training and evaluating `ct_tissue`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from scanloom.training.tissue_rules import (
 )
 
 STEP = 3.0
-"""mm; the network's grid."""
+"""Voxel size of the network's grid in mm."""
 PARTS = 2
-"""Rules work on a grid that is finer by this factor."""
+"""Factor by which the grid of the labelling rules is finer."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Source:
     path : str
         File or folder.
     hints : Hints
-        What a person saw in it.
+        Observations by a person.
     vessels : tuple of str
-        Masks of vessels full of contrast agent, which no rule tells from bone.
+        Masks of vessels with contrast agent, which the rules cannot distinguish from bone.
     weight : float
-        How often it is shown.
+        Relative sampling frequency.
     """
 
     path: str
@@ -68,8 +68,8 @@ TRAINING = (
     Source("train/labelled_ct/sts002_thigh/image.nii.gz", Hints(lung=False), weight=0.5),
 )  # fmt: skip
 UNSEEN = (Source("scans/ct/crlm1004_abdomen_dicom/dicom", Hints(bone=235)),)
-"""Another hospital, scanner and patient. (scans/ct/totalseg_pulmonary is the same scan as
-train/labelled_ct/totalseg_aorta, cut elsewhere: it can't judge.)"""
+"""Held-out scan of another hospital, scanner and patient. (scans/ct/totalseg_pulmonary is another
+crop of train/labelled_ct/totalseg_aorta, so it can't be used for evaluation.)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,32 +82,32 @@ class Example:
 
 
 def data_folder(root: Path) -> Path:
-    """Return the folder of training data: SCANLOOM_TRAIN, or shared data beside the checkout."""
-    named = os.environ.get("SCANLOOM_TRAIN")
-    return Path(named) if named else root.parent / "shared" / "data"
+    """Return the folder of training data: SCANLOOM_TRAIN, or shared/data next to the checkout."""
+    configured = os.environ.get("SCANLOOM_TRAIN")
+    return Path(configured) if configured else root.parent / "shared" / "data"
 
 
 def example(source: Source, data: Path) -> Example:
-    """Read a scan, label it by rule and bring both to the network's grid."""
+    """Read a scan, label it by rules and resample both to the network's grid."""
     from scanloom.io.read import load_volume
 
     volume = load_volume(data / source.path, modality="CT")
     hu, spacing = to_ras(volume)
     hu = np.clip(hu, -1024, 2000)
-    calm = ndimage.gaussian_filter(hu, [0.6 / s for s in spacing])
-    fine = fine_grid(calm, spacing, STEP, PARTS)
-    cube = (STEP / PARTS,) * 3
-    labels = tissues(fine, cube, source.hints)
+    smooth = ndimage.gaussian_filter(hu, [0.6 / s for s in spacing])
+    fine = fine_grid(smooth, spacing, STEP, PARTS)
+    fine_spacing = (STEP / PARTS,) * 3
+    labels = tissues(fine, fine_spacing, source.hints)
     for name in source.vessels:
         mask = np.asarray(nib.as_closest_canonical(nib.load(data / name)).dataobj) > 0
-        near = fine_grid(distance(mask, spacing, 9.0), spacing, STEP, PARTS) < 3.0
-        labels[near & (labels == BONE)] = SOFT_TISSUE
+        near_vessel = fine_grid(distance(mask, spacing, 9.0), spacing, STEP, PARTS) < 3.0
+        labels[near_vessel & (labels == BONE)] = SOFT_TISSUE
     coarse = fine_grid(hu, spacing, STEP, 1)
     return Example(coarse, majority(labels, PARTS), source.weight)
 
 
 def to_ras(volume: Volume) -> tuple[NDArray[np.float32], tuple[float, float, float]]:
-    """Return a volume's array with axes in the order and sense of RAS, and its spacing in mm."""
+    """Return a volume's array with axes reordered and flipped to RAS, and its spacing in mm."""
     axes = volume.grid.axes
     order = np.argsort(axes)
     array = np.transpose(volume.array, order).astype(np.float32)

@@ -1,8 +1,8 @@
-"""Tissues of a CT by rule: the labels that `ct_tissue` is trained on.
+"""Label the tissues of a CT by rules, to train `ct_tissue`.
 
-Intensities alone do not tell bowel gas from the air of the room, or a table from a patient; the
-rules look at what surrounds what. They are slow and need the whole scan at full resolution, which
-is why a network learns them.
+Intensities alone cannot distinguish bowel gas from room air, or the table from the patient; the
+rules use the surroundings. They are slow and need the whole scan at full resolution, which is why
+a network learns them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ OUTSIDE, LUNG, GAS, FAT, SOFT_TISSUE, BONE = range(6)
 NAMES = ("outside", "lung", "gas", "fat", "soft_tissue", "bone")
 
 AIR_HU = -400.0
-"""Half way between lung (-860) and soft tissue (50): where a blurred border of both lies."""
+"""Midpoint of lung (-860) and soft tissue (50): the position of their blurred border."""
 SKIN_HU = -480.0
-"""Half way between air and skin."""
+"""Midpoint of air and skin."""
 OPEN_AIR_HU = -950.0
-"""Below it, averaged over some mm, is air and no lung (emphysema apart)."""
+"""Mean over a few mm below which a voxel is air, not lung (except in emphysema)."""
 FAT_HU = -28.0
-"""Half way between fat (-104) and muscle (50)."""
+"""Midpoint of fat (-104) and muscle (50)."""
 SKIN_MM = 2.0
 """Skin is 1 to 3 mm thick on the trunk."""
 
 HARD_HU = 320.0
-"""No bone border lies higher: next to hard bone may be thin bone."""
+"""Highest threshold for the border of bone, as thin bone may adjoin hard bone."""
 
 Mask = NDArray[np.bool_]
 Image = NDArray[np.float32]
@@ -38,18 +38,18 @@ Spacing = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Hints:
-    """What a person saw in a scan and the rules can't.
+    """Observations of a person in a scan that the rules cannot make.
 
     Parameters
     ----------
     cut : bool
-        The field of view lies within the chest: air that touches its border may be lung.
+        Whether the field of view lies within the chest, so that air at its border may be lung.
     lung : bool
-        There is lung in it.
+        Whether the scan shows lung.
     bone : float
-        HU above which there is bone: more where organs take up contrast agent.
+        Lowest HU of bone; higher if organs take up contrast agent.
     blood : float or None
-        HU above which what is broad is blood with contrast agent; None where there is none.
+        HU above which a broad region is blood with contrast agent; None without contrast agent.
     """
 
     cut: bool = False
@@ -59,30 +59,30 @@ class Hints:
 
 
 def tissues(hu: Image, spacing: Spacing, hints: Hints) -> NDArray[np.uint8]:
-    """Label each voxel of a CT by rule.
+    """Label each voxel of a CT by rules.
 
     Parameters
     ----------
     hu : (I, J, K) array
         HU, k along the body's axis.
     spacing : (x, y, z)
-        mm.
+        Voxel spacing in mm.
     hints : Hints
-        What a person saw.
+        Observations of a person.
 
     Returns
     -------
     (I, J, K) uint8 array
-        The number of the tissue in `NAMES`.
+        Index of the tissue in `NAMES`.
     """
     hu = np.clip(hu, -1024, 2000).astype(np.float32)
-    calm = ndimage.gaussian_filter(hu, [0.6 / s for s in spacing])
-    body = body_mask(calm, spacing, hints)
-    lung, gas = air_inside(calm, body, spacing, hints)
-    bone = bone_mask(calm, body & ~lung & ~gas, lung, spacing, hints)
+    smooth = ndimage.gaussian_filter(hu, [0.6 / s for s in spacing])
+    body = body_mask(smooth, spacing, hints)
+    lung, gas = air_inside(smooth, body, spacing, hints)
+    bone = bone_mask(smooth, body & ~lung & ~gas, lung, spacing, hints)
     labels = np.full(hu.shape, OUTSIDE, np.uint8)
     labels[body] = SOFT_TISSUE
-    labels[fat_mask(calm, body, lung | gas, spacing)] = FAT
+    labels[fat_mask(smooth, body, lung | gas, spacing)] = FAT
     labels[bone] = BONE
     labels[lung] = LUNG
     labels[gas] = GAS
@@ -90,7 +90,7 @@ def tissues(hu: Image, spacing: Spacing, hints: Hints) -> NDArray[np.uint8]:
 
 
 def distance(mask: Mask, spacing: Spacing, reach: float) -> Image:
-    """Return how far each voxel lies from `mask` in mm, at most about `reach`."""
+    """Return the distance of each voxel from `mask` in mm, clipped to `reach`."""
     if not mask.any():
         return np.full(mask.shape, reach, np.float32)
     far = ndimage.distance_transform_edt(~mask, sampling=spacing)
@@ -98,165 +98,165 @@ def distance(mask: Mask, spacing: Spacing, reach: float) -> Image:
 
 
 def opened(mask: Mask, spacing: Spacing, radius: float) -> Mask:
-    """Return what a ball of `radius` mm reaches within `mask`; beyond the border it goes on."""
+    """Return the opening of `mask` by a ball of `radius` mm; the mask is extended at borders."""
     pad = [min(int(np.ceil(radius / s)) + 1, 40) for s in spacing]
-    wide = np.pad(mask, [(p, p) for p in pad], mode="edge")
-    core = ndimage.distance_transform_edt(wide, sampling=spacing) > radius
-    back = ndimage.distance_transform_edt(~core, sampling=spacing) <= radius
-    cut = tuple(slice(p, n - p) for p, n in zip(pad, wide.shape, strict=True))
-    return np.asarray(back[cut] & mask)
+    padded = np.pad(mask, [(p, p) for p in pad], mode="edge")
+    core = ndimage.distance_transform_edt(padded, sampling=spacing) > radius
+    restored = ndimage.distance_transform_edt(~core, sampling=spacing) <= radius
+    crop = tuple(slice(p, n - p) for p, n in zip(pad, padded.shape, strict=True))
+    return np.asarray(restored[crop] & mask)
 
 
 def large(mask: Mask, spacing: Spacing, ml: float) -> Mask:
-    """Keep connected parts (26 neighbours) of at least `ml`."""
+    """Keep connected components (26 neighbours) of at least `ml`."""
     voxels = int(ml * 1000 / float(np.prod(spacing)))
     return np.asarray(cc3d.dust(mask, threshold=max(voxels, 1), connectivity=26))
 
 
 def filled(mask: Mask) -> Mask:
-    """Fill what is enclosed in any axial slice."""
+    """Fill the holes in each axial slice."""
     return np.stack([ndimage.binary_fill_holes(mask[..., k]) for k in range(mask.shape[2])], -1)
 
 
-def body_mask(calm: Image, spacing: Spacing, hints: Hints) -> Mask:
-    """Return the patient with all that is inside; no table, no clothes."""
-    tissue = calm > SKIN_HU
+def body_mask(smooth: Image, spacing: Spacing, hints: Hints) -> Mask:
+    """Return the body with its interior, without table and clothes."""
+    tissue = smooth > SKIN_HU
     core = large(opened(tissue, spacing, 5.0), spacing, 60.0)
     body = tissue & (distance(core, spacing, 9.0) < 6.0)
     body = large(body, spacing, 60.0)
     if hints.cut:
-        room = open_air(calm, spacing)
-        body |= opened((calm <= SKIN_HU) & ~touching_border(room, spacing), spacing, 6.0)
+        room = open_air(smooth, spacing)
+        body |= opened((smooth <= SKIN_HU) & ~touching_border(room, spacing), spacing, 6.0)
     return filled(body)
 
 
-def open_air(calm: Image, spacing: Spacing) -> Mask:
-    """Return air that is no lung."""
-    broad = ndimage.gaussian_filter(calm, [2.0 / s for s in spacing])
+def open_air(smooth: Image, spacing: Spacing) -> Mask:
+    """Return air that is not lung."""
+    broad = ndimage.gaussian_filter(smooth, [2.0 / s for s in spacing])
     return np.asarray(
         (broad < OPEN_AIR_HU)
-        | ((calm < AIR_HU) & (distance(broad < OPEN_AIR_HU, spacing, 6.0) < 4.5))
+        | ((smooth < AIR_HU) & (distance(broad < OPEN_AIR_HU, spacing, 6.0) < 4.5))
     )
 
 
 def touching_border(mask: Mask, spacing: Spacing) -> Mask:
-    """Keep large parts of `mask` that reach a side of the field of view (not its ends)."""
-    parts = cc3d.connected_components(mask, connectivity=6)
-    sides = (parts[0], parts[-1], parts[:, 0], parts[:, -1])
+    """Keep large components of `mask` that touch a side of the field of view (not its ends)."""
+    components = cc3d.connected_components(mask, connectivity=6)
+    sides = (components[0], components[-1], components[:, 0], components[:, -1])
     numbers = np.unique(np.concatenate([s.ravel() for s in sides]))
-    return large(np.isin(parts, numbers[numbers > 0]), spacing, 20.0)
+    return large(np.isin(components, numbers[numbers > 0]), spacing, 20.0)
 
 
-def air_inside(calm: Image, body: Mask, spacing: Spacing, hints: Hints) -> tuple[Mask, Mask]:
-    """Return lung, and gas that is not in the lung."""
-    air = body & (calm < AIR_HU)
+def air_inside(smooth: Image, body: Mask, spacing: Spacing, hints: Hints) -> tuple[Mask, Mask]:
+    """Return masks of lung, and of gas outside the lung."""
+    air = body & (smooth < AIR_HU)
     if not hints.lung:
         return np.zeros_like(air), air
-    gas = large(air & open_air(calm, spacing), spacing, 0.5)
-    lung = like_lung(opened(air & ~gas, spacing, 3.0), calm, spacing)
-    near = distance(lung, spacing, 6.0) < 4.0
-    lung |= air & ~gas & near
+    gas = large(air & open_air(smooth, spacing), spacing, 0.5)
+    lung = like_lung(opened(air & ~gas, spacing, 3.0), smooth, spacing)
+    near_lung = distance(lung, spacing, 6.0) < 4.0
+    lung |= air & ~gas & near_lung
     return lung, air & ~lung
 
 
-def like_lung(mask: Mask, calm: Image, spacing: Spacing) -> Mask:
-    """Keep parts of `mask` above 200 ml, and those above 15 ml that are nowhere as dark as gas.
+def like_lung(mask: Mask, smooth: Image, spacing: Spacing) -> Mask:
+    """Keep components above 200 ml, and components above 15 ml with almost no voxel dark as gas.
 
-    The rest is the blurred rim of gas in the bowel, which holds all values from gas to wall.
+    The rest is the blurred rim of bowel gas, with all values from gas to bowel wall.
     """
-    parts = cc3d.connected_components(mask, connectivity=6)
-    voxels = np.bincount(parts.ravel())
-    dark = np.bincount(parts[calm < OPEN_AIR_HU + 20], minlength=voxels.size)
+    components = cc3d.connected_components(mask, connectivity=6)
+    voxels = np.bincount(components.ravel())
+    dark = np.bincount(components[smooth < OPEN_AIR_HU + 20], minlength=voxels.size)
     ml = voxels * float(np.prod(spacing)) / 1000
-    kept = (ml > 200) | ((ml > 15) & (dark < 0.04 * voxels))
-    kept[0] = False
-    return np.asarray(kept[parts])
+    keep = (ml > 200) | ((ml > 15) & (dark < 0.04 * voxels))
+    keep[0] = False
+    return np.asarray(keep[components])
 
 
-def bone_mask(calm: Image, inside: Mask, lung: Mask, spacing: Spacing, hints: Hints) -> Mask:
-    """Return bone with its marrow, without vessels and organs that hold contrast agent.
+def bone_mask(smooth: Image, inside: Mask, lung: Mask, spacing: Spacing, hints: Hints) -> Mask:
+    """Return bone with its marrow, without vessels and organs that take up contrast agent.
 
-    The border of bone lies half way between its hardest part nearby and soft tissue, as in
-    morphometry: a fixed threshold makes thin bone too thick.
+    As in morphometry, the threshold is halfway between soft tissue and the hardest bone nearby: a
+    fixed threshold makes thin bone too thick.
     """
     size = [2 * round(4.0 / s) + 1 for s in spacing]
-    peak = ndimage.maximum_filter(np.where(inside, calm, 0), size)
-    half = np.clip(50 + (peak - 50) / 2, hints.bone, max(HARD_HU, hints.bone))
-    hard = inside & (calm > half)
+    peak = ndimage.maximum_filter(np.where(inside, smooth, 0), size)
+    threshold = np.clip(50 + (peak - 50) / 2, hints.bone, max(HARD_HU, hints.bone))
+    hard = inside & (smooth > threshold)
     if hints.blood is not None:
-        hard &= ~blood(calm, lung, spacing, hints.blood)
+        hard &= ~blood(smooth, lung, spacing, hints.blood)
     hard = large(hard, spacing, 0.5)
-    return np.asarray(hard | marrow(hard, calm, inside, spacing))
+    return np.asarray(hard | marrow(hard, smooth, inside, spacing))
 
 
-def blood(calm: Image, lung: Mask, spacing: Spacing, level: float) -> Mask:
-    """Return what is as bright as bone but broad, and what is bright within the lung."""
-    broad = large(opened(calm > level, spacing, 3.0), spacing, 3.0)
-    chest = ndimage.distance_transform_edt(~lung, sampling=spacing) < 9
-    chest = ndimage.distance_transform_edt(chest, sampling=spacing) > 9
-    return np.asarray((distance(broad, spacing, 8.0) < 5.0) | chest)
+def blood(smooth: Image, lung: Mask, spacing: Spacing, level: float) -> Mask:
+    """Return broad regions as bright as bone, and all regions surrounded by lung."""
+    broad = large(opened(smooth > level, spacing, 3.0), spacing, 3.0)
+    near_lung = ndimage.distance_transform_edt(~lung, sampling=spacing) < 9
+    near_lung = ndimage.distance_transform_edt(near_lung, sampling=spacing) > 9
+    return np.asarray((distance(broad, spacing, 8.0) < 5.0) | near_lung)
 
 
-def marrow(hard: Mask, calm: Image, inside: Mask, spacing: Spacing) -> Mask:
-    """Return what hard bone encloses in axial slices, but for the canal of the spinal cord.
+def marrow(hard: Mask, smooth: Image, inside: Mask, spacing: Spacing) -> Mask:
+    """Return regions that hard bone encloses in axial slices, except the spinal canal.
 
-    The canal is smaller than a vertebral body, and holds neither fat nor spongy bone. Where the
-    hard rim has wide gaps, only what is brighter than organs counts.
+    The canal is smaller than a vertebral body, and holds neither fat nor spongy bone. If the hard
+    rim has wide gaps, only regions that differ from organs in brightness count.
     """
-    broad = ndimage.gaussian_filter(calm, [1.5 / s for s in spacing])
+    broad = ndimage.gaussian_filter(smooth, [1.5 / s for s in spacing])
     narrow, wide = closed(hard, spacing, 5.5), closed(hard, spacing, 9.0)
-    found = narrow & (broad > 80)
+    marrow_mask = narrow & (broad > 80)
     pixel = spacing[0] * spacing[1]
     for k in range(hard.shape[2]):
         for ring, large_hole in ((narrow[..., k], 500.0), (wide[..., k], np.inf)):
-            holes, n = ndimage.label(ndimage.binary_fill_holes(ring) & ~ring)
+            holes, hole_count = ndimage.label(ndimage.binary_fill_holes(ring) & ~ring)
             area = np.bincount(holes.ravel()) * pixel
-            mean = ndimage.mean(broad[..., k], holes, np.arange(n + 1))
+            mean = ndimage.mean(broad[..., k], holes, np.arange(hole_count + 1))
             keep = (area < 2500) & ((area > large_hole) | (np.abs(mean - 30) > 55))
             keep[0] = False
-            found[..., k] |= keep[holes]
-    return np.asarray(found & inside & ~hard)
+            marrow_mask[..., k] |= keep[holes]
+    return np.asarray(marrow_mask & inside & ~hard)
 
 
 def closed(mask: Mask, spacing: Spacing, radius: float) -> Mask:
     """Return `mask` with gaps below 2 `radius` mm closed."""
-    near = ndimage.distance_transform_edt(~mask, sampling=spacing) < radius
-    back = ndimage.distance_transform_edt(near, sampling=spacing) >= radius
-    return np.asarray(back | mask)
+    dilated = ndimage.distance_transform_edt(~mask, sampling=spacing) < radius
+    closing = ndimage.distance_transform_edt(dilated, sampling=spacing) >= radius
+    return np.asarray(closing | mask)
 
 
-def fat_mask(calm: Image, body: Mask, air: Mask, spacing: Spacing) -> Mask:
-    """Return fat, without the rim of each border to air, which has its intensity by blur only."""
-    fat = body & ~air & (calm < FAT_HU)
-    half = min(spacing) / 2  # a border lies half a voxel from the next voxel's centre
-    edge = distance(~body, spacing, 8.0) - half
-    slope = ndimage.gaussian_gradient_magnitude(calm, [1.0 / s for s in spacing]) / min(spacing)
-    sure = fat & (edge > SKIN_MM) & (distance(air, spacing, 8.0) > 3.0) & (slope < 40)
-    fat &= (edge > SKIN_MM) & (distance(sure, spacing, 6.0) < 3.0)
+def fat_mask(smooth: Image, body: Mask, air: Mask, spacing: Spacing) -> Mask:
+    """Return fat, without the rim next to air, which has the HU of fat only by blurring."""
+    fat = body & ~air & (smooth < FAT_HU)
+    half_voxel = min(spacing) / 2  # from a border to the next voxel's centre
+    edge = distance(~body, spacing, 8.0) - half_voxel
+    slope = ndimage.gaussian_gradient_magnitude(smooth, [1.0 / s for s in spacing]) / min(spacing)
+    certain = fat & (edge > SKIN_MM) & (distance(air, spacing, 8.0) > 3.0) & (slope < 40)
+    fat &= (edge > SKIN_MM) & (distance(certain, spacing, 6.0) < 3.0)
     return np.asarray(fat & (distance(air, spacing, 3.0) > 1.6))
 
 
-def fine_grid(hu: Image, spacing: Spacing, step: float, parts: int) -> Image:
-    """Resample a scan so that `parts` points along each axis fill each voxel of a grid of `step`.
+def fine_grid(hu: Image, spacing: Spacing, step: float, factor: int) -> Image:
+    """Resample a scan with `factor` points along each axis per voxel of a grid of `step` mm.
 
-    The grid is that of MONAI's Spacing: voxel 0 stays where it was.
+    The coarse grid is the one of MONAI's Spacing, which keeps the position of voxel 0.
     """
-    fine = step / parts
+    fine_step = step / factor
     shape = [
-        (round((n - 1) * s / step) + 1) * parts for n, s in zip(hu.shape, spacing, strict=True)
+        (round((n - 1) * s / step) + 1) * factor for n, s in zip(hu.shape, spacing, strict=True)
     ]
-    first = -(parts - 1) / 2 * fine
-    scale = [fine / s for s in spacing]
+    origin = -(factor - 1) / 2 * fine_step
+    scale = [fine_step / s for s in spacing]
     return np.asarray(
         ndimage.affine_transform(
-            hu, scale, [first / s for s in spacing], tuple(shape), order=1, mode="nearest"
+            hu, scale, [origin / s for s in spacing], tuple(shape), order=1, mode="nearest"
         )
     )
 
 
-def majority(labels: NDArray[np.uint8], parts: int) -> NDArray[np.uint8]:
-    """Return the label that fills most of each block of `parts` voxels along each axis."""
-    i, j, k = (n // parts for n in labels.shape)
-    blocks = labels.reshape(i, parts, j, parts, k, parts)
+def majority(labels: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
+    """Return the most frequent label in each block of `factor` voxels along each axis."""
+    i, j, k = (n // factor for n in labels.shape)
+    blocks = labels.reshape(i, factor, j, factor, k, factor)
     shares = [(blocks == n).sum(axis=(1, 3, 5)) for n in range(len(NAMES))]
     return np.asarray(np.argmax(shares, axis=0), np.uint8)

@@ -1,4 +1,4 @@
-"""Samples come out of every transfer syntax, fragmentation and number of bits as they went in."""
+"""Stored samples survive a round trip through every transfer syntax, fragmentation and depth."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPE = (19, 23)
 
 
 def smooth(count: int, bits: int, signed: bool = False) -> np.ndarray:
-    """Return frames that use all bits; lossy codecs come near them."""
+    """Return smooth frames that use all bits; lossy codecs reproduce them closely."""
     rows, columns = np.indices(SHAPE)
     values = [(rows * 3 + columns * 5 + 7 * k) / 220 * (2**bits - 1) for k in range(count)]
     kind = next(n for n in (8, 16, 32) if bits <= n)
@@ -45,7 +45,7 @@ def smooth(count: int, bits: int, signed: bool = False) -> np.ndarray:
 
 
 def encoded(frame: np.ndarray, syntax: str, bits: int) -> bytes:
-    """Encode by another program's encoder than the decoder that reads it, where there is one."""
+    """Encode with an encoder independent of the decoder under test, if there is one."""
     plain = frame.view(f"<u{frame.itemsize}")
     if syntax == RLE and frame.itemsize == 4:  # pydicom has no encoder for it
         return run_lengths(frame)
@@ -79,7 +79,7 @@ def encoded(frame: np.ndarray, syntax: str, bits: int) -> bytes:
 
 
 def run_lengths(frame: np.ndarray) -> bytes:
-    """Encode as PS3.5 G says: a segment a byte, the highest first, of literal runs alone."""
+    """Encode by PS3.5 G: one segment per byte, most significant first, literal runs only."""
     planes = frame.reshape(-1, 1).view(np.uint8)[:, ::-1].T
     segments = []
     for plane in planes:
@@ -129,7 +129,7 @@ def frame_of(path: Path, frame: int = 0) -> np.ndarray:
 
 
 def dataset_of(path: Path, frames: np.ndarray, bits: int = 0, **more: int) -> Dataset:
-    """Return a CT slice's header for such frames."""
+    """Return the header of a CT image with these frames."""
     kind = {1: 8, 2: 16, 4: 32}[frames.itemsize]
     coding = Coding(kind, bits or kind, frames.dtype.kind == "i")
     [made] = write_series(path.parent, frames[0].T[..., None], coding=coding)
@@ -147,7 +147,7 @@ def save(path: Path, dataset: Dataset, data: bytes, syntax: str) -> Path:
     dataset["PixelData"].VR = "OB" if not native else dataset["PixelData"].VR
     dataset["PixelData"].is_undefined_length = not native
     dataset.file_meta.TransferSyntaxUID = syntax
-    if syntax in (DEFLATED_FRAMES, ENCAPSULATED):  # pydicom would not know how to write them
+    if syntax in (DEFLATED_FRAMES, ENCAPSULATED):  # pydicom cannot write them
         dataset.file_meta.TransferSyntaxUID = JPEG + "90"
         dataset.save_as(path, enforce_file_format=True)
         text = path.read_bytes()
@@ -157,7 +157,7 @@ def save(path: Path, dataset: Dataset, data: bytes, syntax: str) -> Path:
         assert len(new) == len(old)
         path.write_bytes(text.replace(old, new))
         return path
-    if syntax == BIG:  # as if it had been read so; values are in memory, not bytes
+    if syntax == BIG:  # as if read from big endian; its values are in memory, not bytes
         for element in dataset.iterall():
             assert element.VR
         dataset.set_original_encoding(False, False, dataset.original_character_set)
@@ -166,7 +166,7 @@ def save(path: Path, dataset: Dataset, data: bytes, syntax: str) -> Path:
 
 
 @pytest.mark.parametrize(("syntax", "bits", "signed", "tolerance"), CASES)
-def test_every_frame_of_every_syntax_is_what_was_encoded(syntax, bits, signed, tolerance, tmp_path):
+def test_every_frame_of_every_syntax_is_decoded(syntax, bits, signed, tolerance, tmp_path):
     frames = smooth(3, bits, signed)
     data = encapsulate([encoded(f, syntax, bits) for f in frames])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames, bits), data, syntax)
@@ -178,8 +178,8 @@ def test_every_frame_of_every_syntax_is_what_was_encoded(syntax, bits, signed, t
 @pytest.mark.parametrize("table", ["basic", "none", "wrong", "extended"])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("syntax", [JPEG + "80", JPEG + "90"])
-def test_frames_are_found_in_fragments(syntax, pieces, table, tmp_path):
-    """With offset tables, without, and with wrong ones."""
+def test_frames_are_located_in_fragments(syntax, pieces, table, tmp_path):
+    """With a valid basic offset table, with none and with an invalid one."""
     if table == "extended" and pieces > 1:
         pytest.skip("the standard forbids it")
     frames = smooth(4, 16)
@@ -199,7 +199,7 @@ def test_frames_are_found_in_fragments(syntax, pieces, table, tmp_path):
         np.testing.assert_array_equal(frame_of(path, k), frames[k])
 
 
-def test_a_frame_is_read_without_decoding_the_others(tmp_path):
+def test_reading_a_frame_decodes_no_other_frame(tmp_path):
     frames = smooth(3, 16)
     parts = [encoded(f, JPEG + "80", 16) for f in frames]
     parts[0] = parts[2] = b"\xff\xd8" + bytes(60) + b"\xff\xd9"
@@ -210,7 +210,7 @@ def test_a_frame_is_read_without_decoding_the_others(tmp_path):
     assert code_of(frame_of, path, 2) == "DAMAGED"
 
 
-def test_a_file_with_fewer_frames_than_it_says_is_truncated(tmp_path):
+def test_a_file_with_fewer_frames_than_its_header_describes_is_truncated(tmp_path):
     frames = smooth(3, 16)
     data = encapsulate([encoded(f, JPEG + "80", 16) for f in frames[:2]])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames), data, JPEG + "80")
@@ -219,15 +219,15 @@ def test_a_file_with_fewer_frames_than_it_says_is_truncated(tmp_path):
 
 
 @pytest.mark.parametrize("syntax", [RLE, JPEG + "70", JPEG + "80", JPEG + "90"])
-def test_a_file_of_one_frame_that_holds_two_is_refused(syntax, tmp_path):
+def test_a_single_frame_file_with_two_images_is_refused(syntax, tmp_path):
     frames = smooth(2, 16)
     data = encapsulate([encoded(f, syntax, 16) for f in frames], has_bot=False)
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames[:1]), data, syntax)
     assert code_of(frame_of, path) == "DAMAGED"
 
 
-def test_an_offset_table_that_lists_fragments_is_no_fragment(tmp_path):
-    """Some writers list every fragment of the one frame."""
+def test_an_offset_table_that_lists_fragments_is_not_read_as_a_fragment(tmp_path):
+    """Some writers list every fragment of a single frame."""
     frame = smooth(1, 16)
     pieces = list(fragment_frame(encoded(frame[0], JPEG + "90", 16), 3))
     items = [struct.pack("<3I", 0, 9, 18), *pieces]
@@ -239,8 +239,8 @@ def test_an_offset_table_that_lists_fragments_is_no_fragment(tmp_path):
 @pytest.mark.parametrize("big", [False, True])
 @pytest.mark.parametrize("bits", range(1, 33))
 @pytest.mark.parametrize("signed", [False, True])
-def test_stored_bits_are_kept_with_their_sign_and_others_cleared(bits, signed, big, tmp_path):
-    """As overlays or scanners leave them: high bits dirty, the sign not extended."""
+def test_stored_bits_keep_their_sign_and_unused_bits_are_cleared(bits, signed, big, tmp_path):
+    """With overlays or garbage in the unused bits, and without sign extension."""
     if bits == 1 and signed:
         pytest.skip("there is no such thing")
     allocated = next(n for n in (8, 16, 32) if bits <= n)
@@ -268,7 +268,7 @@ def test_stored_bits_are_kept_with_their_sign_and_others_cleared(bits, signed, b
 
 
 @pytest.mark.parametrize("allocated", [1, 12, 24])
-def test_packed_samples_stand_one_behind_the_other(allocated, tmp_path):
+def test_packed_samples_are_unpacked(allocated, tmp_path):
     """PS3.5 8.1.1: the first sample in the lowest bits, frames not aligned to bytes."""
     frames = np.random.default_rng(0).integers(0, 2**allocated, (3, 5, 7))
     whole = sum(int(v) << n * allocated for n, v in enumerate(frames.reshape(-1)))
@@ -283,11 +283,11 @@ def test_packed_samples_stand_one_behind_the_other(allocated, tmp_path):
     path = save(tmp_path / "a.dcm", dataset, data + bytes(len(data) % 2), EXPLICIT)
     for k in range(3):
         np.testing.assert_array_equal(frame_of(path, k), frames[k])
-    if allocated == 1:  # a second opinion
+    if allocated == 1:  # checked by pydicom too
         np.testing.assert_array_equal(pydicom.dcmread(path).pixel_array, frames)
 
 
-def test_run_lengths_of_packed_bits(tmp_path):
+def test_rle_of_packed_bits_is_decoded(tmp_path):
     frame = np.random.default_rng(0).integers(0, 2, (1, 6, 8)).astype(np.uint8)
     packed = np.packbits(frame, bitorder="little")
     data = encapsulate([encoded(packed[None], RLE, 8)])
@@ -307,7 +307,7 @@ def test_deflated_files_are_read(tmp_path):
 
 
 def series(folder: Path, syntax: str, frames: np.ndarray) -> list[Path]:
-    """Write one file a frame."""
+    """Write one file per frame."""
     folder.mkdir()
     paths = []
     for k, frame in enumerate(frames):
@@ -323,7 +323,7 @@ def values_of(paths: list[Path], **more: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("syntax", [RLE, JPEG + "80", JPEG + "90"])
-def test_a_compressed_series_has_the_values_of_the_plain_one(syntax, tmp_path):
+def test_a_compressed_series_has_the_values_of_the_native_one(syntax, tmp_path):
     stored = noise((23, 19, 4))
     plain = write_series(tmp_path / "plain", stored)
     packed = series(tmp_path / "packed", syntax, stored.transpose(2, 1, 0))
@@ -335,7 +335,7 @@ def test_a_compressed_series_has_the_values_of_the_plain_one(syntax, tmp_path):
     assert not same_content(slices[0], slices[1])
 
 
-def test_values_too_large_for_int16_come_back_as_int32(tmp_path):
+def test_values_too_large_for_int16_are_returned_as_int32(tmp_path):
     stored = smooth(3, 16)
     paths = series(tmp_path / "packed", JPEG + "80", stored)
     values = values_of(paths)
@@ -343,7 +343,7 @@ def test_values_too_large_for_int16_come_back_as_int32(tmp_path):
     np.testing.assert_array_equal(values.T, stored.astype(int) - 1024)
 
 
-def test_a_place_without_a_slice_stays_zero(tmp_path):
+def test_missing_slices_are_zero(tmp_path):
     stored = noise((23, 19, 2))
     for paths in (
         write_series(tmp_path / "plain", stored),
@@ -362,7 +362,7 @@ def code_of(work, *arguments, **more) -> str:
 
 
 @pytest.mark.parametrize("syntax", [EXPLICIT, RLE, DEFLATED])
-def test_absurd_sizes_are_refused_before_anything_is_allocated(syntax, tmp_path):
+def test_implausible_sizes_are_refused_before_allocation(syntax, tmp_path):
     frame = smooth(1, 16)
     data = frame.tobytes() if syntax != RLE else encapsulate([encoded(frame[0], RLE, 16)])
     dataset = dataset_of(tmp_path / "a", frame, Rows=65535, Columns=65535)
@@ -371,7 +371,7 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(syntax, tmp_path)
     assert code_of(values_of, [path] * 3, limit=1 << 20) == "TOO_LARGE"
 
 
-def test_the_limit_is_that_of_the_values(tmp_path):
+def test_the_limit_applies_to_the_values(tmp_path):
     paths = write_series(tmp_path, noise((23, 19, 4)))
     size = 23 * 19 * 4 * 2
     assert values_of(paths, limit=size).nbytes == size
@@ -381,11 +381,11 @@ def test_the_limit_is_that_of_the_values(tmp_path):
 
 
 @pytest.mark.parametrize("syntax", sorted({c[0] for c in CASES if c[0].startswith(JPEG)}))
-def test_a_codestream_larger_than_its_header_says_is_not_believed(syntax, tmp_path):
-    """Gigabytes of samples in a few bytes: no decoder sees it."""
+def test_a_codestream_larger_than_its_header_describes_is_refused(syntax, tmp_path):
+    """Gigabytes of samples in a few bytes, refused before decoding."""
     frame = smooth(1, 8)
     code = encoded(frame[0], syntax, 8)
-    for form in (">II", ">HH"):  # JPEG 2000 says columns first
+    for form in (">II", ">HH"):  # JPEG 2000 stores columns first
         small = (23, 19) if form == ">II" else (19, 23)
         code = code.replace(struct.pack(form, *small), struct.pack(form, 65500, 65500))
     data = encapsulate([code])
@@ -396,8 +396,8 @@ def test_a_codestream_larger_than_its_header_says_is_not_believed(syntax, tmp_pa
 
 
 @pytest.mark.parametrize(("offset", "value"), [(16, 1 << 28), (20, 1 << 12), (24, 1), (32, 1)])
-def test_a_codestream_of_countless_tiles_is_not_believed(offset, value, tmp_path):
-    """OpenJPH counts them: image and tile offsets, and sizes of tiles (ISO 15444-1 A.5.1)."""
+def test_a_codestream_of_too_many_tiles_is_refused(offset, value, tmp_path):
+    """OpenJPH loops over tiles: damaged offsets and tile sizes (ISO 15444-1 A.5.1)."""
     frame = np.zeros((1, 300, 300), np.uint16)
     code = bytearray(encoded(frame[0], JPEG + "201", 16))
     code[offset : offset + 4] = struct.pack(">I", value)
@@ -413,7 +413,7 @@ def test_a_codestream_of_countless_tiles_is_not_believed(offset, value, tmp_path
 
 
 def test_a_deflated_bomb_is_refused(tmp_path):
-    """160 MB of zeros behind a small image."""
+    """160 MB of zeros after a small image."""
     frames = smooth(1, 16)
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frames), frames.tobytes(), DEFLATED)
     data = path.read_bytes()
@@ -425,7 +425,7 @@ def test_a_deflated_bomb_is_refused(tmp_path):
     assert code_of(frame_of, path) == "TOO_LARGE"
 
 
-def test_a_run_length_bomb_is_refused(tmp_path):
+def test_an_rle_bomb_is_refused(tmp_path):
     frame = smooth(1, 16)
     runs = b"\x81\x00" * 500_000  # 64 MB of zeros in one of two segments
     head = struct.pack("<16I", 2, 64, 64 + len(runs), *[0] * 13)
@@ -437,8 +437,8 @@ def test_a_run_length_bomb_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("lengths", "code"), [((437, 300), "TRUNCATED"), ((900, 300), "TRUNCATED"), ((437,), "DAMAGED")]
 )
-def test_segments_of_run_lengths_that_are_short_or_missing_are_refused(lengths, code, tmp_path):
-    """A long one beside a short one makes enough bytes in all."""
+def test_short_or_missing_rle_segments_are_refused(lengths, code, tmp_path):
+    """A long segment next to a short one has enough bytes in total."""
     frame = smooth(1, 16)
     segments = [run_lengths(np.zeros((1, n), np.uint8))[64:] for n in lengths]
     offsets = 64 + np.cumsum([0, *map(len, segments)])[:-1]
@@ -450,7 +450,7 @@ def test_segments_of_run_lengths_that_are_short_or_missing_are_refused(lengths, 
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("syntax", [JPEG + "70", JPEG + "80", JPEG + "90", JPEG + "91"])
-def test_samples_with_more_bits_than_the_header_says_are_not_cut_off(syntax, signed, tmp_path):
+def test_samples_with_more_bits_than_stored_are_refused(syntax, signed, tmp_path):
     frame = smooth(1, 16, signed)
     data = encapsulate([encoded(frame[0], syntax, 16)])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame, 12), data, syntax)
@@ -458,7 +458,7 @@ def test_samples_with_more_bits_than_the_header_says_are_not_cut_off(syntax, sig
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_largest_values_may_grow_by_lossy_coding(signed, tmp_path):
+def test_lossy_coding_may_slightly_exceed_the_range(signed, tmp_path):
     frame = smooth(1, 12, signed)
     frame[0, 3, 5] = 2047 if signed else 4095
     grown = frame[0].copy()
@@ -473,14 +473,14 @@ def test_largest_values_may_grow_by_lossy_coding(signed, tmp_path):
 
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("syntax", [JPEG + "70", JPEG + "80"])
-def test_a_sign_may_fill_the_bits_above_those_stored(syntax, filled, tmp_path):
+def test_the_sign_may_extend_into_unused_bits(syntax, filled, tmp_path):
     frame = smooth(1, 12, True)
     data = encapsulate([encoded(frame[0] if filled else frame[0] & 0xFFF, syntax, 16)])
     path = save(tmp_path / "a.dcm", dataset_of(tmp_path / "a", frame, 12), data, syntax)
     np.testing.assert_array_equal(frame_of(path), frame[0])
 
 
-def test_a_frame_that_can_not_be_so_large_is_refused(tmp_path):
+def test_an_implausibly_large_frame_is_refused(tmp_path):
     frame = smooth(1, 16)
     code = encoded(frame[0], JPEG + "90", 16)
     data = encapsulate([code[:-2] + bytes(3 << 20) + code[-2:]])
@@ -489,8 +489,8 @@ def test_a_frame_that_can_not_be_so_large_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("syntax", sorted({c[0] for c in CASES}))
-def test_damaged_frames_raise_nothing_but_scan_errors(syntax, tmp_path):
-    """Bytes changed, cut and doubled; the next good file reads well."""
+def test_damaged_frames_raise_only_scan_errors(syntax, tmp_path):
+    """Bytes changed, removed and repeated; a good file can still be read afterwards."""
     frame = smooth(1, 8 if syntax == JPEG + "50" else 16 if syntax != JPEG + "51" else 12)
     bits = 8 * frame.itemsize if syntax != JPEG + "51" else 12
     code = encoded(frame[0], syntax, bits)
@@ -512,14 +512,14 @@ def test_damaged_frames_raise_nothing_but_scan_errors(syntax, tmp_path):
     assert np.abs(frame_of(path).astype(int) - frame[0]).max() <= 8
 
 
-def test_an_unknown_syntax_has_no_decoder(tmp_path):
+def test_an_unknown_transfer_syntax_has_no_decoder(tmp_path):
     frame = smooth(1, 16)
     dataset = dataset_of(tmp_path / "a", frame)
     path = save(tmp_path / "a.dcm", dataset, encapsulate([b"\0" * 64]), JPEG + "102")
     assert code_of(frame_of, path) == "DECODER"
 
 
-def test_tiles_of_a_frame_are_read_at_once(tmp_path):
+def test_the_tiles_of_a_frame_are_read_together(tmp_path):
     frame = noise((12, 8, 1))[..., 0].T  # 8 rows of 12
     for syntax in (EXPLICIT, RLE):
         dataset = dataset_of(tmp_path / "a", frame[None])

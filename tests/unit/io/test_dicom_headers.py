@@ -1,4 +1,4 @@
-"""The fast reader of plain headers says what pydicom says, of every file; the rest it leaves."""
+"""The fast parser agrees with pydicom on every plain header, and leaves other files to pydicom."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from scans import scans
 
 
 def both(path: Path) -> tuple[Elements | None, Elements | None]:
-    """Return what the fast reader and pydicom say of a file."""
+    """Return the elements of a file as read by the fast parser and by pydicom."""
     with quiet():
         try:
             odd = read_odd(path)
@@ -81,7 +81,7 @@ def one_file(folder: Path, coding=PLAIN_CODING, words=CT_WORDS, edit=None) -> Pa
 
 
 def with_sequences(k: int, ds: Dataset) -> None:
-    """Sequences of all sizes and lengths, public and private, in one another."""
+    """Add nested sequences, public and private, of all sizes and kinds of length."""
     leaf = Dataset()
     leaf.CodeValue, leaf.RescaleSlope = "1", "7"  # not that of the image
     empty, middle = Dataset(), Dataset()
@@ -99,7 +99,7 @@ def with_sequences(k: int, ds: Dataset) -> None:
     block = ds.private_block(0x0029, "SCANLOOM TESTS", create=True)
     block.add_new(1, "SQ", [middle])
     block[1].is_undefined_length = True
-    block.add_new(2, "OB", b"x" * 40_000)  # more than the first read
+    block.add_new(2, "OB", b"x" * 40_000)  # exceeds the first read
     block.add_new(3, "UT", "text")
 
 
@@ -122,12 +122,12 @@ PLAIN = {
 @pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize("edit", [None, with_sequences, odd_words], ids=["", "sequences", "odd"])
 @pytest.mark.parametrize("modality", ["CT", "MR"])
-def test_plain_headers_are_what_pydicom_reads(tmp_path, coding, edit, modality):
+def test_plain_headers_agree_with_pydicom(tmp_path, coding, edit, modality):
     same_header(one_file(tmp_path, coding, Words(modality=modality), edit))
 
 
 @pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
-def test_the_pixels_lie_where_the_header_says(tmp_path, coding):
+def test_the_pixel_offset_is_right(tmp_path, coding):
     path = one_file(tmp_path, coding, edit=with_sequences)
     [header] = read_headers([path])
     place = header.pixels
@@ -144,7 +144,7 @@ def test_a_header_of_megabytes_is_read(tmp_path):
 
 
 def rewritten(path: Path, syntax: str) -> Path:
-    """Write the file in another encoding, without pixels."""
+    """Write the file in another transfer syntax, without pixels."""
     dataset = dcmread(path)
     fresh = Dataset()
     fresh.update({e.tag: e for e in dataset if e.keyword != "PixelData"})
@@ -157,7 +157,7 @@ def rewritten(path: Path, syntax: str) -> Path:
 
 
 @pytest.mark.parametrize("syntax", [DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian])
-def test_other_encodings_mean_the_same(tmp_path, syntax):
+def test_other_transfer_syntaxes_give_the_same_header(tmp_path, syntax):
     plain = rewritten(one_file(tmp_path / "plain"), ExplicitVRLittleEndian)
     other = rewritten(one_file(tmp_path / "other"), syntax)
     assert both(other)[0] == both(other)[1]
@@ -176,12 +176,12 @@ def test_a_deflated_header_is_inflated_no_further_than_needed(tmp_path, monkeypa
     monkeypatch.setattr(odd_header, "MOST_INFLATED", 300)
     header = make_header(path, read_odd(path))
     assert header.sop_class
-    assert not header.series_uid  # what follows was not looked at
+    assert not header.series_uid  # the rest was not read
 
 
 @pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize("meta", [True, False])
-def test_what_is_no_file_of_part_10_is_read_too(tmp_path, coding, meta):
+def test_files_without_part_10_preamble_are_read(tmp_path, coding, meta):
     path = one_file(tmp_path, coding)
     data = path.read_bytes()
     length = int.from_bytes(data[140:144], "little")
@@ -191,8 +191,8 @@ def test_what_is_no_file_of_part_10_is_read_too(tmp_path, coding, meta):
 
 
 @pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
-def test_files_after_one_another_are_what_pydicom_reads(tmp_path, coding):
-    """With values of all lengths, elements more and less, and sequences, in a mixed order."""
+def test_consecutive_files_agree_with_pydicom(tmp_path, coding):
+    """With values of all lengths, added and missing elements, and sequences, in random order."""
 
     def edit(k: int, ds: Dataset) -> None:
         ds.SeriesDescription = "x" * (k % 7)
@@ -209,7 +209,7 @@ def test_files_after_one_another_are_what_pydicom_reads(tmp_path, coding):
         assert fast == odd
 
 
-def test_classes_of_other_lengths_in_the_meta_header_are_told_apart(tmp_path):
+def test_sop_classes_of_other_lengths_in_the_meta_header_are_distinguished(tmp_path):
     classes = ["1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1", "1.2.3"]
 
     for n, path in enumerate(write_series(tmp_path, noise((36, 35, 12)))):
@@ -221,7 +221,7 @@ def test_classes_of_other_lengths_in_the_meta_header_are_told_apart(tmp_path):
         assert fast.text(tags.MEDIA_STORAGE_SOP_CLASS_UID) == classes[n % 3]
 
 
-def test_threads_that_read_other_series_do_not_mix_them(tmp_path):
+def test_threads_that_read_different_series_do_not_mix_them(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         ds.SeriesDescription = f"{k % 4:16}"
 
@@ -239,12 +239,12 @@ def test_threads_that_read_other_series_do_not_mix_them(tmp_path):
     assert all(elements == wanted[path] for path, elements in found)
 
 
-def test_what_volumes_are_made_by_is_in_common():
+def test_acquisition_tags_are_shared_elements():
     assert {tag for tags in MADE_BY.values() for tag in tags} & TAGS <= set(STEADY)
     assert set(PHASE_TAGS.values()) <= CHANGING
 
 
-def test_a_sequence_that_is_unknown_is_left_to_pydicom(tmp_path):
+def test_an_unknown_sequence_is_left_to_pydicom(tmp_path):
     """UN of undefined length is a sequence in implicit encoding (PS3.5 6.2.2)."""
     path = one_file(tmp_path)
     item = struct.pack("<HHI", 0x0008, 0x0100, 2) + b"1 "
@@ -262,7 +262,7 @@ def test_a_sequence_that_is_unknown_is_left_to_pydicom(tmp_path):
 
 @pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
 @pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
-def test_a_cut_file_never_says_other_than_pydicom(tmp_path, coding, edit):
+def test_a_truncated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
     data = one_file(tmp_path, coding, edit=edit).read_bytes()
     path = tmp_path / "cut.dcm"
     for length in {*range(140, min(len(data), 900), 7), *range(len(data) - 200, len(data), 7)}:
@@ -273,7 +273,7 @@ def test_a_cut_file_never_says_other_than_pydicom(tmp_path, coding, edit):
 
 @pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
 @pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
-def test_a_mutated_file_never_says_other_than_pydicom(tmp_path, coding, edit):
+def test_a_mutated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
     data = one_file(tmp_path, coding, edit=edit).read_bytes()[:4000]
     path, chance, read = tmp_path / "mutated.dcm", random.Random(7), 0
     for _ in range(300):
@@ -292,7 +292,7 @@ def test_vrs_are_those_that_pydicom_knows():
     assert set(byte_order.LONG_LENGTH_VRS.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_32}
 
 
-def test_the_whole_data_set_is_there_for_who_asks(tmp_path):
+def test_the_whole_data_set_can_be_read(tmp_path):
     path = one_file(tmp_path)
     [header] = read_headers([path])
     dataset = header.read_dataset()
@@ -304,7 +304,7 @@ def test_the_whole_data_set_is_there_for_who_asks(tmp_path):
     assert caught.value.code == "UNREADABLE"
 
 
-def test_pipes_and_what_is_no_dicom_are_none(tmp_path):
+def test_pipes_and_other_formats_give_no_header(tmp_path):
     import os
 
     os.mkfifo(tmp_path / "pipe")
@@ -313,7 +313,7 @@ def test_pipes_and_what_is_no_dicom_are_none(tmp_path):
 
 
 @pytest.mark.reference
-def test_every_real_header_is_what_pydicom_reads():
+def test_every_real_header_agrees_with_pydicom():
     read = 0
     for path in sorted(p for p in scans(".").rglob("*") if p.is_file()):
         if not is_dicom(read_start(path)):
@@ -324,8 +324,8 @@ def test_every_real_header_is_what_pydicom_reads():
     assert read > 600
 
 
-def test_bytes_behind_the_pixels_are_not_read(tmp_path):
-    """What is written behind PixelData (padding, digital signatures) changes nothing."""
+def test_bytes_after_the_pixels_are_not_read(tmp_path):
+    """Elements after PixelData (padding, digital signatures) change nothing."""
     path = one_file(tmp_path)
     before = both(path)[0]
     tail = BytesIO()
@@ -335,15 +335,15 @@ def test_bytes_behind_the_pixels_are_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("length", [64, 256, 70_000])
-def test_elements_are_kept_whatever_a_damaged_file_says_of_its_syntax(length):
+def test_elements_are_kept_if_the_transfer_syntax_is_damaged(length):
     place = PixelPlace(1 << 40, 7)
     values = {tags.MEDIA_STORAGE_SOP_CLASS_UID: b"1.2"}
     elements = elements_of(values, "ÿ" * length, little=True, pixels=place)
     assert unpack_elements(elements.packed()) == elements
 
 
-def test_headers_and_slices_made_without_their_constructors_lack_nothing(tmp_path: Path) -> None:
-    """What is made by the thousand is filled in one go: a new field must be filled too."""
+def test_headers_and_slices_created_without_init_have_all_fields(tmp_path: Path) -> None:
+    """`make_header` and `single_slice` bypass `__init__`: they must set new fields, too."""
     for path in write_series(tmp_path / "in", noise()):
         [header] = read_headers([path])
         assert isinstance(header, Header)
@@ -353,7 +353,7 @@ def test_headers_and_slices_made_without_their_constructors_lack_nothing(tmp_pat
         assert vars(one).keys() == {field.name for field in fields(Slice)}
 
 
-def test_attributes_of_one_name_have_the_same_tags_wherever_they_are_listed():
+def test_attributes_of_one_name_have_the_same_tags_in_all_tables():
     meaning = {attribute.name: attribute.tags for attribute in MEANING}
     both = MADE_BY.keys() & meaning.keys()
     assert PRIVATE_B_VALUE in both

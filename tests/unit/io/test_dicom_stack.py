@@ -1,4 +1,4 @@
-"""A DICOM series becomes the volume it is, or is refused by the code of what is wrong."""
+"""A DICOM series is stacked into the right volume, or refused with the right reason code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CORNERS = [(0, 0, 0), (23, 0, 0), (0, 19, 0), (0, 0, 5), (23, 19, 5), (7, 3, 2)]
 
 
 def read_by_simpleitk(paths: list[Path]) -> SimpleITK.Image:
-    """Read files that are in the order of k already, so that SimpleITK need not sort them."""
+    """Read files that are sorted by k already, so that SimpleITK does not sort them."""
     reader = SimpleITK.ImageSeriesReader()
     reader.SetFileNames([str(path) for path in paths])
     return reader.Execute()
@@ -38,7 +38,7 @@ def code_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PLANES)
-def test_every_plane_lies_where_it_was_drawn(tmp_path, name):
+def test_every_plane_has_the_position_it_was_drawn_at(tmp_path, name):
     geometry, stored = plane(name), noise()
     write_series(tmp_path, stored, geometry)
 
@@ -49,7 +49,7 @@ def test_every_plane_lies_where_it_was_drawn(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", PLANES)
-def test_voxels_lie_where_simpleitk_puts_them(tmp_path, name):
+def test_voxel_positions_agree_with_simpleitk(tmp_path, name):
     paths = write_series(tmp_path, noise(), plane(name))
 
     volume, image = scanloom.load_volume(tmp_path), read_by_simpleitk(paths)
@@ -60,7 +60,7 @@ def test_voxels_lie_where_simpleitk_puts_them(tmp_path, name):
         assert volume.array[index] == image.GetPixel(index)
 
 
-def test_slices_ascend_along_row_cross_column_and_headers_with_them(tmp_path):
+def test_slices_and_headers_ascend_along_row_cross_column(tmp_path):
     from scanloom.io.find import find_series
     from scanloom.io.read import read_scan
 
@@ -133,7 +133,7 @@ def test_rescale_is_per_slice(tmp_path):
     )
 
 
-def test_one_slice_beyond_16_bit_makes_all_32_bit(tmp_path):
+def test_one_slice_beyond_16_bits_makes_the_volume_32_bit(tmp_path):
     stored = noise()
     stored[3, 4, 5] = 32000
 
@@ -147,7 +147,7 @@ def test_one_slice_beyond_16_bit_makes_all_32_bit(tmp_path):
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_unused_high_bits_are_no_part_of_a_value(tmp_path, signed):
+def test_unused_high_bits_are_ignored(tmp_path, signed):
     stored = noise() - (1000 if signed else 0)
 
     def edit(k: int, ds: Dataset) -> None:
@@ -207,7 +207,7 @@ def test_padding_may_be_a_range(tmp_path):
     assert volume.is_padding(values).tolist() == [False, True, True, True, False]
 
 
-def test_padding_that_changes_is_none(tmp_path):
+def test_padding_that_differs_between_slices_is_ignored(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         ds.add_new("PixelPaddingValue", "SS", -2000 - k)
 
@@ -215,7 +215,7 @@ def test_padding_that_changes_is_none(tmp_path):
     assert scanloom.load_volume(tmp_path).padding is None
 
 
-def test_jitter_is_taken_out_and_told(tmp_path):
+def test_jitter_is_removed_and_flagged(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         shift = np.random.default_rng(k).uniform(-0.01, 0.01, 3)
         ds.ImagePositionPatient = [
@@ -229,7 +229,7 @@ def test_jitter_is_taken_out_and_told(tmp_path):
     np.testing.assert_allclose(volume.grid.affine, Geometry().affine, atol=0.02)
 
 
-def test_identical_slices_are_used_once_and_told(tmp_path):
+def test_identical_slices_are_used_once_and_flagged(tmp_path):
     paths = write_series(tmp_path, noise())
     (tmp_path / "copy.dcm").write_bytes(paths[2].read_bytes())
     volume = scanloom.load_volume(tmp_path)
@@ -251,7 +251,7 @@ Edit = Callable[[int, Dataset], None]
 
 
 def third(**changes: object) -> Edit:
-    """Change the third slice only."""
+    """Return an edit of the third slice only."""
 
     def edit(k: int, ds: Dataset) -> None:
         if k == 2:
@@ -298,7 +298,7 @@ def colour(k: int, ds: Dataset) -> None:
 
 
 def shifted(k: int, ds: Dataset) -> None:
-    """Every second slice 1 mm to the side."""
+    """Shift every second slice sideways by 1 mm."""
     x, y, z = ds.ImagePositionPatient
     ds.ImagePositionPatient = [float(x) + k % 2, y, z]
 
@@ -335,7 +335,7 @@ BAD: dict[str, tuple[Edit, Reason]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_regular_stack_is_refused_by_its_code(tmp_path, name):
+def test_an_irregular_stack_is_refused_with_its_reason_code(tmp_path, name):
     edit, reason = BAD[name]
     write_series(tmp_path, noise(), edit=edit)
     assert code_of(tmp_path) == reason.code
@@ -347,16 +347,16 @@ def test_a_missing_slice_is_a_gap(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [100, 8192, 8192 + 12])
-def test_a_file_that_ends_too_early_is_truncated(tmp_path, cut):
+def test_a_file_that_ends_early_is_truncated(tmp_path, cut):
     stored = noise((64, 64, 5))
-    path = write_series(tmp_path, stored)[-1]  # an outer slice: without it the rest is regular
+    path = write_series(tmp_path, stored)[-1]  # an outer slice: the remaining ones are regular
     path.write_bytes(path.read_bytes()[:-cut])
     assert code_of(tmp_path) == "TRUNCATED"
 
 
 @pytest.mark.parametrize("syntax", [RLELossless, JPEG2000Lossless, JPEGLSLossless])
 @pytest.mark.parametrize("closed", [False, True])
-def test_compressed_pixels_that_end_too_early_are_refused(tmp_path, syntax, closed):
+def test_compressed_pixels_that_end_early_are_refused(tmp_path, syntax, closed):
     def edit(k: int, ds: Dataset) -> None:
         if k == 2 and closed:  # a short frame in well-formed items
             from pydicom.encaps import encapsulate, get_frame
@@ -367,11 +367,13 @@ def test_compressed_pixels_that_end_too_early_are_refused(tmp_path, syntax, clos
     paths = write_series(tmp_path, noise((64, 64, 4)), coding=Coding(syntax=syntax), edit=edit)
     if not closed:
         paths[2].write_bytes(paths[2].read_bytes()[:-1000])
-    whole_items = closed and syntax == RLELossless  # RLE has no end mark: its decoder notices
+    whole_items = (
+        closed and syntax == RLELossless
+    )  # RLE has no end marker: its decoder detects the end
     assert code_of(tmp_path) == ("DAMAGED" if whole_items else "TRUNCATED")
 
 
-def test_spacing_that_changes_is_no_gap(tmp_path):
+def test_a_change_of_spacing_is_not_a_gap(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         depth = 3.0 * k if k < 4 else 9.0 + 4.0 * (k - 3)
         ds.ImagePositionPatient = [0, 0, depth]
@@ -383,7 +385,7 @@ def test_spacing_that_changes_is_no_gap(tmp_path):
 @pytest.mark.parametrize("name", PLANES)
 @pytest.mark.parametrize("tilt", [0.05, 0.7, -0.7])
 def test_tilt_is_kept_as_shear(tmp_path, name, tilt):
-    """The step from slice to slice leans, tagged or not; no voxel is moved."""
+    """The step between slices is oblique, tagged or not; no voxel is moved."""
     geometry = plane(name, tilt=tilt)
     write_series(tmp_path, noise(), geometry)
     volume = scanloom.load_volume(tmp_path)
@@ -409,7 +411,7 @@ SAID: dict[str, tuple[float, dict[str, str], bool]] = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_positions_decide_against_words_and_a_flag_says_so(tmp_path, name):
+def test_positions_override_contradictory_attributes_with_a_flag(tmp_path, name):
     tilt, more, contradict = SAID[name]
     geometry = Geometry(tilt=tilt)
     write_series(tmp_path, noise(), geometry, words=Words(more=more))
@@ -418,7 +420,7 @@ def test_positions_decide_against_words_and_a_flag_says_so(tmp_path, name):
     assert (Flag.ATTRIBUTES_CONTRADICT in volume.flags) == contradict
 
 
-def test_two_slices_are_no_volume(tmp_path):
+def test_two_slices_are_not_a_volume(tmp_path):
     write_series(tmp_path, noise((24, 20, 2)))
     assert code_of(tmp_path) == "TOO_FEW_SLICES"
 
@@ -438,7 +440,7 @@ def test_a_phase_that_lacks_slices_is_still_a_phase(tmp_path):
     assert code_of(tmp_path) == "PHASES"
 
 
-def test_phases_that_no_header_tells_are_not_mixed(tmp_path):
+def test_phases_that_no_attribute_distinguishes_are_not_mixed(tmp_path):
     for number in (1, 2):
         write_series(tmp_path / str(number), noise(seed=number))
     assert code_of(tmp_path) == "DUPLICATE_SLICES"
@@ -464,7 +466,7 @@ def test_an_unknown_transfer_syntax_has_no_decoder(tmp_path):
     assert code_of(tmp_path) == "DECODER"
 
 
-def test_more_pixels_than_the_header_says_are_refused(tmp_path):
+def test_more_pixels_than_the_header_describes_are_refused(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         ds.PixelData = ds.PixelData * 2
 
@@ -472,7 +474,7 @@ def test_more_pixels_than_the_header_says_are_refused(tmp_path):
     assert code_of(tmp_path) == "DAMAGED"
 
 
-def test_mr_without_rescale_is_as_stored(tmp_path):
+def test_mr_without_rescale_has_the_stored_values(tmp_path):
     def edit(k: int, ds: Dataset) -> None:
         del ds.RescaleSlope, ds.RescaleIntercept
 

@@ -18,7 +18,7 @@ from scipy.spatial.transform import Rotation
 import written_cases as wc
 from dicom_maker import write_series
 from scanloom.core import Flag, Grid
-from scanloom.io.dicom.series import _headers, _slices
+from scanloom.io.dicom.series import _split_slices, _usable_headers
 from scanloom.io.dicom.slices import Slice
 from scanloom.io.dicom.stack import stack_slices
 from scanloom.io.nifti import _affine, _forms, _read_header
@@ -94,7 +94,7 @@ def said(numbers: Iterable[float]) -> tuple[float, ...]:
 
 @cache
 def a_slice(folder: Path) -> Slice:
-    return _slices(_headers(write_series(folder, np.zeros((3, 3, 3), np.int16))))[0]
+    return _split_slices(_usable_headers(write_series(folder, np.zeros((3, 3, 3), np.int16))))[0]
 
 
 def of_nifti(grid: Grid, forms: str, path: Path) -> tuple[Grid, NiftiSource]:

@@ -34,8 +34,8 @@ def _slabs(request, monkeypatch):
 @pytest.mark.parametrize("connectivity", [6, 18, 26])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("seed", range(4))
-def test_counts_are_those_of_scipy(connectivity, dtype, seed):
-    """Each structure has as many parts as SciPy finds in its own mask."""
+def test_counts_agree_with_scipy(connectivity, dtype, seed):
+    """Each structure has as many components as SciPy finds in its mask."""
     labels = blobs(seed, dtype=dtype)
 
     counts = count_components(labels, (1, 2, 3, 9), connectivity)
@@ -50,8 +50,8 @@ def test_counts_are_those_of_scipy(connectivity, dtype, seed):
 @pytest.mark.parametrize("parts", [1, 2, 5])
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("numbers", [(), (1, 3), (2,), (7,)])
-def test_keeps_the_largest_parts(parts, together, numbers):
-    """As many parts stay as were asked for, and none that went was larger than one that stayed."""
+def test_keeps_the_largest_components(parts, together, numbers):
+    """The requested number of components is kept, and no dropped one is larger than a kept one."""
     labels = blobs(5)
 
     result = keep_largest(labels, KeepLargest(numbers, together, parts, 6))
@@ -63,13 +63,16 @@ def test_keeps_the_largest_parts(parts, together, numbers):
         found, n = ndimage.label(mask, scipy_structure(6))
         sizes = np.bincount(found.ravel(), minlength=n + 1)[1:]
         left = np.bincount(found[result > 0].ravel(), minlength=n + 1)[1:]
-        assert set(np.unique(left / sizes)) <= {0.0, 1.0}  # a part stays whole or goes
+        assert set(np.unique(left / sizes)) <= {
+            0.0,
+            1.0,
+        }  # a component is kept or dropped as a whole
         assert np.count_nonzero(left) == min(parts, n)
         assert sorted(left[left > 0]) == sorted(sizes)[-parts:]
 
 
 def tied(labels, rule: KeepLargest) -> bool:
-    """Whether which part stays hangs on a tie: NumPy's sort, so MONAI, differs by processor."""
+    """Whether the choice depends on a tie: NumPy's sort, and so MONAI's choice, vary by CPU."""
     wanted = rule.numbers or (1, 2, 3)
     for mask in [np.isin(labels, wanted)] if rule.together else [labels == n for n in wanted]:
         found, n = ndimage.label(mask, scipy_structure(rule.connectivity))
@@ -84,7 +87,7 @@ def tied(labels, rule: KeepLargest) -> bool:
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("numbers", [(), (1, 3), (2,)])
 def test_same_voxels_as_monai(connectivity, together, parts, numbers):
-    """The home runner's transform keeps the same voxels."""
+    """MONAI's own transform keeps the same voxels."""
     pytest.importorskip("skimage", reason="MONAI's components need scikit-image")
     from monai.transforms import KeepLargestConnectedComponent
 
@@ -107,8 +110,8 @@ def test_same_voxels_as_monai(connectivity, together, parts, numbers):
 
 @pytest.mark.usefixtures("_slabs")
 @pytest.mark.parametrize("parts", [1, 2])
-def test_of_equal_parts_the_last_in_c_order_stays(parts):
-    """A tie is broken by place, not by how the array lies in memory or by how a sort behaves."""
+def test_of_equal_components_the_last_in_c_order_is_kept(parts):
+    """A tie is broken by position, independent of memory order and of the sort algorithm."""
     labels = np.zeros((6, 7, 8), np.uint8, order="F")
     for place in [(0, 5, 0), (2, 0, 7), (4, 3, 4)]:
         labels[place] = 1
@@ -122,8 +125,8 @@ def test_of_equal_parts_the_last_in_c_order_stays(parts):
 @pytest.mark.usefixtures("_slabs")
 @given(st.integers(0, 2**32 - 1), st.sampled_from([6, 18, 26]), st.booleans())
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_once_kept_nothing_more_goes(seed, connectivity, together):
-    """Keeping the largest twice is keeping it once, and nothing but zeros is ever new."""
+def test_keeping_the_largest_is_idempotent(seed, connectivity, together):
+    """A second pass drops no voxel, and the only new value is 0."""
     labels = blobs(seed, (7, 6, 5))
     rule = KeepLargest(together=together, connectivity=connectivity)
 
@@ -133,8 +136,8 @@ def test_once_kept_nothing_more_goes(seed, connectivity, together):
     np.testing.assert_array_equal(once[once > 0], labels[once > 0])
 
 
-def test_what_needs_no_change_is_given_back_itself():
-    """No copy is made of a label map that stays as it is, also a read-only one."""
+def test_an_unchanged_label_map_is_returned_itself():
+    """An unchanged label map is not copied, even if it is read-only."""
     labels = np.zeros((5, 6, 7), np.uint8, order="F")
     labels[1:3, 1:3, 1:3] = 4
     labels.flags.writeable = False
@@ -143,7 +146,7 @@ def test_what_needs_no_change_is_given_back_itself():
 
 
 def test_memory_order_makes_no_difference():
-    """C and Fortran order, and strides of neither, give the same parts."""
+    """C order, Fortran order and other strides give the same components."""
     labels = blobs(3)
     padded = np.zeros((34, 13, 11), np.uint8)
     padded[::2] = labels
@@ -156,8 +159,8 @@ def test_memory_order_makes_no_difference():
         assert count_components(other, (1, 2, 3)) == count_components(labels, (1, 2, 3))
 
 
-def test_parts_know_their_value_and_size():
-    """Values and sizes of all parts add up to the label map, however it is cut into slabs."""
+def test_values_and_sizes_of_components():
+    """Values and sizes of all components add up to the label map, whatever the slabs."""
     labels = blobs(8)
 
     parts = components.find_parts(labels, 26)

@@ -53,7 +53,7 @@ def _slabs(request, monkeypatch):
     + [(t, 2**30) for t in ["int32", "int64", "float32", "float64"]],
 )
 def test_equals_numpy_on_each_mask(dtype, padding, far):
-    """Every number is what NumPy says of the structure's voxels, padding left out."""
+    """Every number agrees with NumPy on the structure's voxels without padding."""
     labels, array = labels_of(), intensities(dtype)
     array[labels == 0] += array.dtype.type(far)
     array[::3, 4] = 0
@@ -78,7 +78,7 @@ def test_equals_numpy_on_each_mask(dtype, padding, far):
 
 
 def test_agrees_with_simpleitk():
-    """ITK finds the same size, box, mean and standard deviation."""
+    """ITK computes the same size, box, mean and standard deviation."""
     labels, array = labels_of(), intensities(np.int16)
 
     found = measure(segmentation((labels, (1, 2, 5))), volume(array))
@@ -90,7 +90,7 @@ def test_agrees_with_simpleitk():
     theirs.Execute(mask, image)
     for m in found:
         first, size = np.split(np.array(theirs.GetBoundingBox(m.number)), 2)
-        sample = m.voxels / (m.voxels - 1)  # ITK's is the sample's standard deviation
+        sample = m.voxels / (m.voxels - 1)  # ITK returns the sample variance
         assert m.voxels == theirs.GetNumberOfPixels(m.number)
         assert m.volume_ml * 1000 == pytest.approx(theirs.GetPhysicalSize(m.number))
         assert m.box == (tuple(first), tuple(first + size - 1))
@@ -101,7 +101,7 @@ def test_agrees_with_simpleitk():
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_quantiles_are_exact_for_any_values(values):
-    """However unevenly the values lie, the coarse bins lose nothing."""
+    """Coarse bins lose nothing, however uneven the distribution of values."""
     array = np.array(values, np.float32).reshape(1, 1, -1)
 
     (m,) = measure(segmentation((np.ones(array.shape, np.uint8), (1,))), volume(array))
@@ -129,7 +129,7 @@ def test_quantiles_are_exact_for_any_values(values):
     ],
 )
 def test_border_voxels_are_flagged(place, touches):
-    """A structure in the first or last index of any axis is flagged, one beside it isn't."""
+    """A structure at the first or last index of any axis is flagged, one next to it is not."""
     labels = np.zeros((9, 7, 5), np.uint8)
     labels[place] = 1
 
@@ -138,8 +138,8 @@ def test_border_voxels_are_flagged(place, touches):
     assert m.flags == ((Flag.TOUCHES_BORDER,) if touches else ())
 
 
-def test_the_flags_of_the_case_come_after_its_own():
-    """Every measurement carries what must be known of the case."""
+def test_flags_of_the_case_follow_the_structures_own():
+    """Every measurement has the flags of the case."""
     labels = np.zeros((5, 5, 5), np.uint8)
 
     (m,) = measure(segmentation((labels, (1,))), volume(labels.astype(np.int16)), [Flag.SHEARED])
@@ -149,7 +149,7 @@ def test_the_flags_of_the_case_come_after_its_own():
 
 @pytest.mark.parametrize("dtype", [np.int16, np.float32])
 def test_an_empty_structure_has_no_intensities(dtype):
-    """What isn't there has 0 voxels, and None wherever 0 would be a lie."""
+    """An empty structure has 0 voxels, and None where 0 would be wrong."""
     labels = np.zeros((5, 5, 5), np.uint8)
     labels[2, 2, 2] = 1
 
@@ -162,7 +162,7 @@ def test_an_empty_structure_has_no_intensities(dtype):
 
 @pytest.mark.parametrize(("dtype", "odd"), [(np.int16, -2000), (np.float32, np.nan)])
 def test_a_structure_of_padding_alone_has_a_size_but_no_intensities(dtype, odd):
-    """Padding and NaN count as voxels, not as intensities; others keep theirs."""
+    """Padding and NaN count as voxels, not as intensities; other structures keep theirs."""
     labels = np.zeros((5, 5, 5), np.uint8)
     labels[1], labels[3] = 1, 2
     array = np.full(labels.shape, 7, dtype)
@@ -174,8 +174,8 @@ def test_a_structure_of_padding_alone_has_a_size_but_no_intensities(dtype, odd):
     assert (two.voxels, two.mean, two.sd, two.median) == (25, 7.0, 0.0, 7.0)
 
 
-def test_layers_are_measured_each_by_itself():
-    """Overlapping structures in two layers both count their shared voxels; order is the layers'."""
+def test_layers_are_measured_separately():
+    """Overlapping structures in two layers both count shared voxels; the layers' order is kept."""
     one, two = np.zeros((2, 6, 6, 6), np.uint16)
     one[1:5, 1:5, 1:5], two[2:4, 2:4, 2:4] = 300, 7
     array = np.arange(216, dtype=np.int16).reshape(6, 6, 6)
@@ -187,7 +187,7 @@ def test_layers_are_measured_each_by_itself():
 
 
 def test_other_shapes_are_refused():
-    """A segmentation of another scan is a fault of the caller."""
+    """A segmentation on another grid is an error of the caller."""
     labels = np.ones((5, 5, 5), np.uint8)
 
     with pytest.raises(ValueError, match="does not fit"):
@@ -195,7 +195,7 @@ def test_other_shapes_are_refused():
 
 
 def test_memory_does_not_grow_with_the_scan():
-    """Measuring 19 million voxels needs a small part of what a mask and its values would take."""
+    """Measuring 19 million voxels takes a fraction of the memory of a mask and its values."""
     import tracemalloc
 
     labels = np.zeros((400, 400, 120), np.uint8, order="F")

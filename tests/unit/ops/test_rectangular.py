@@ -1,4 +1,4 @@
-"""A sheared stack on a rectangular grid, judged by SciPy."""
+"""A sheared stack on a rectangular grid, compared with SciPy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SHEARS = [
 
 
 def sheared_along(axis: int) -> Grid:
-    """Return a grid whose given axis leans on both others."""
+    """Return a grid with one axis sheared against both others."""
     affine = np.diag((1.2, 1.7, 2.3, 1.0))
     affine[:3, axis] += np.array((0.5, -0.8, 0.6)) * (np.arange(3) != axis)
     return Grid((8, 9, 7), affine)
 
 
 @pytest.mark.parametrize(("codes", "oblique", "tilt", "axis"), SHEARS)
-def test_it_is_rectangular_and_holds_every_voxel(
+def test_the_grid_is_rectangular_and_holds_every_voxel(
     codes: str, oblique: float, tilt: float, axis: int
 ) -> None:
     grid = wc.grid_of(wc.turned(wc.directions(codes), oblique), tilt)
@@ -47,7 +47,7 @@ def test_it_is_rectangular_and_holds_every_voxel(
     + [sheared_along(n) for n in range(3)],
 )
 def test_labels_are_those_of_the_nearest_voxel(grid: Grid) -> None:
-    """Each voxel of the copy has the label that SciPy finds nearest to its place."""
+    """Each voxel of the copy has the label that SciPy finds nearest to its position."""
     labels = wc.labels_on(grid.shape)
     upright = rectangular(grid)
     copy = rectangular_labels(labels, grid)
@@ -60,7 +60,7 @@ def test_labels_are_those_of_the_nearest_voxel(grid: Grid) -> None:
     assert np.bincount(copy.ravel()).tolist()[1:] == np.bincount(labels.ravel()).tolist()[1:]
 
 
-def test_upright_grid_is_left_alone() -> None:
+def test_a_grid_without_shear_is_returned_unchanged() -> None:
     grid = wc.grid_of(wc.directions("LPS"))
     labels = wc.labels_on(grid.shape)
     assert rectangular(grid) is grid

@@ -1,4 +1,4 @@
-"""Counts of label maps, against NumPy's own."""
+"""Counts of label maps, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scanloom.ops.runs import counts_by_slice
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 @pytest.mark.parametrize("slab", [1, 150, 1 << 21])
-def test_counts_are_those_of_unique(kind: type, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slice by slice, whatever the slabs, for numbers far apart and empty slices."""
+def test_counts_agree_with_numpy(kind: type, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per slice, whatever the slabs, for distant numbers and empty slices."""
     monkeypatch.setattr(runs.slabs_of, "__defaults__", (slab,))
     numbers = np.array([0, 3, np.iinfo(kind).max], kind)
     labels = np.asfortranarray(numbers[np.random.RandomState(2).randint(0, 3, (7, 5, 11))])
@@ -27,5 +27,5 @@ def test_counts_are_those_of_unique(kind: type, slab: int, monkeypatch: pytest.M
         np.testing.assert_array_equal(counts[k, values], expected)
 
 
-def test_nothing_is_all_background() -> None:
+def test_an_empty_label_map_is_all_background() -> None:
     assert counts_by_slice(np.zeros((2, 3, 4), np.uint8)).tolist() == [[6]] * 4

@@ -1,4 +1,4 @@
-"""The rules tell apart what intensity alone does not."""
+"""The rules distinguish tissues that intensity alone cannot."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def labelled() -> np.ndarray:
 
 
 def at(labels: np.ndarray, x: float, y: float) -> int:
-    """Return the commonest label at a point of the middle slices."""
+    """Return the most frequent label at a point of the middle slices."""
     i, j = round(x / STEP) + 60, round(y / STEP) + 55
     return int(np.bincount(labels[i - 1 : i + 2, j - 1 : j + 2, 15:25].ravel()).argmax())
 
@@ -60,11 +60,11 @@ def at(labels: np.ndarray, x: float, y: float) -> int:
         (-45, 0, SOFT_TISSUE),  # the wall between lung and fat
     ],
 )
-def test_each_place_gets_its_tissue(labelled, x, y, tissue):
+def test_each_position_has_its_tissue(labelled, x, y, tissue):
     assert at(labelled, x, y) == tissue
 
 
-def test_blur_around_the_lung_is_no_fat(labelled):
+def test_blur_around_the_lung_is_not_fat(labelled):
     i, j = np.indices(labelled.shape[:2])
     r = np.hypot(STEP * (i - 60) + 25, STEP * (j - 55))
     rim = labelled[(r > 18) & (r < 24)]
@@ -89,7 +89,7 @@ def test_the_fine_grid_fills_the_coarse_one():
     np.testing.assert_allclose(blocks.mean((1, 3, 5))[1:-1], coarse[1:-1], rtol=1e-6)
 
 
-def test_majority_counts():
+def test_majority_is_the_most_frequent_label():
     labels = np.zeros((2, 2, 4), np.uint8)
     labels[..., 2:] = FAT
     labels[0, 0, :2] = BONE

@@ -1,4 +1,4 @@
-"""The stored samples of one frame, whatever its transfer syntax."""
+"""Read the stored samples of one frame in any supported transfer syntax."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from scanloom.io.dicom.native import read_native
 from scanloom.io.dicom.planes import NATIVE, Plane
 from scanloom.io.dicom.sources import Memory, opened
 
-END_OF_IMAGE = b"\xff\xd9"
-"""Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image was cut off."""
+_END_OF_IMAGE = b"\xff\xd9"
+"""Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image is truncated."""
 
-_RLE_HEAD = struct.Struct("<16I")  # number of segments, and where they begin
+_RLE_HEAD = struct.Struct("<16I")  # number of segments and their 15 offsets
 _CODECS = {
     uids.JPEG_BASELINE_8_BIT: "jpeg8_decode",
     uids.JPEG_EXTENDED_12_BIT: "jpeg8_decode",
@@ -40,7 +40,7 @@ _CODECS = {
     uids.HTJ2K_LOSSLESS_RPCL: "htj2k_decode",
     uids.HTJ2K: "htj2k_decode",
 }
-"""Decoders of imagecodecs; they let other threads run."""
+"""Decoders of imagecodecs by transfer syntax; they release the GIL."""
 _LOSSY = frozenset(
     (
         uids.JPEG_BASELINE_8_BIT,
@@ -52,32 +52,34 @@ _LOSSY = frozenset(
         uids.HTJ2K,
     )
 )
-"""Those that may give other values than went in."""
-_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""Transfer syntaxes that may change values."""
+_DECODER_ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
-def tables_of(planes: list[Plane]) -> dict[Path, Frames]:
-    """Return where frames lie, for files that hold several; each is searched once."""
+def tables_of(frames: list[Plane]) -> dict[Path, Frames]:
+    """Return the frame table of each file with several encapsulated frames, by path."""
     tables: dict[Path, Frames] = {}
-    for plane in planes:
-        if plane.frames > 1 and not plane.is_plain and plane.path not in tables:
-            with opened(plane) as (found, source):
-                if found.syntax not in NATIVE:
-                    tables[plane.path] = find_frames(found, source)
+    for frame in frames:
+        if frame.frames > 1 and not frame.is_plain and frame.path not in tables:
+            with opened(frame) as (located, source):
+                if located.syntax not in NATIVE:
+                    tables[frame.path] = find_frames(located, source)
     return tables
 
 
-def read_plane(plane: Plane, out: NDArray[Any], tables: Mapping[Path, Frames]) -> None:
+def read_plane(frame: Plane, out: NDArray[Any], tables: Mapping[Path, Frames]) -> None:
     """Read the stored samples of a frame into `out`, unused high bits cleared.
 
-    Decoders run here, in this process.
+    Decoders run in the calling process.
 
     Parameters
     ----------
+    frame : Plane
+        Frame to read; a tile is ignored.
     out : (rows, columns) array of the stored type
         Contiguous.
-    tables : mapping
-        As `tables_of` gives it.
+    tables : mapping of Path to Frames
+        Result of `tables_of`.
 
     Raises
     ------
@@ -85,151 +87,153 @@ def read_plane(plane: Plane, out: NDArray[Any], tables: Mapping[Path, Frames]) -
         TRUNCATED, DAMAGED, DECODER, TOO_LARGE or UNREADABLE.
     """
     try:
-        with opened(plane) as (found, source):
-            if found.syntax in NATIVE:
-                read_native(found, source, out)
+        with opened(frame) as (located, source):
+            if located.syntax in NATIVE:
+                read_native(located, source, out)
             else:
-                fragments = (tables.get(plane.path) or find_frames(found, source))[plane.frame]
-                _decode_into(found, read_frame(found, source, fragments), out)
+                table = tables.get(frame.path) or find_frames(located, source)
+                fragments = table[frame.frame]
+                _decode_into(located, read_frame(located, source, fragments), out)
     except OSError as exc:
         detail = f"a file can't be read ({type(exc).__name__})"
         raise ScanError(Reason.UNREADABLE, detail) from exc
-    _clear_unused_bits(out, plane.format)
+    _clear_unused_bits(out, frame.format)
 
 
-def _decode_into(plane: Plane, frame: bytes, out: NDArray[Any]) -> None:
-    data = _unpacked(plane, frame)
+def _decode_into(frame: Plane, encoded: bytes, out: NDArray[Any]) -> None:
+    data = _uncompressed(frame, encoded)
     if data is not None:
-        alone = replace(
-            plane,
+        in_memory = replace(
+            frame,
             syntax=uids.EXPLICIT_VR_LITTLE_ENDIAN,
             offset=0,
             length=len(data),
             frames=1,
             frame=0,
         )
-        read_native(alone, Memory(data), out)
+        read_native(in_memory, Memory(data), out)
         return
-    pixels = _decoded(plane, frame)
+    pixels = _decode(frame, encoded)
     if pixels.shape != out.shape:
         raise ScanError(Reason.DAMAGED, f"decoded to {pixels.shape}, the header says {out.shape}")
-    signed = plane.format.signed
+    signed = frame.format.signed
     if pixels.dtype.kind == "i" and not signed and pixels.min() < 0:
-        raise ScanError(Reason.DAMAGED, "header and pixels contradict each other about the sign")
-    if plane.syntax != uids.RLE_LOSSLESS:
-        pixels = _within_bits(pixels, plane)
+        raise ScanError(Reason.DAMAGED, "header and pixels disagree about the sign")
+    if frame.syntax != uids.RLE_LOSSLESS:
+        pixels = _within_bits(pixels, frame)
     np.copyto(out, pixels, casting="unsafe")
 
 
-def _within_bits(pixels: NDArray[Any], plane: Plane) -> NDArray[Any]:
-    """Return decoded samples, which keep to the bits that are said to be stored (PS3.5 8.2.1).
+def _within_bits(pixels: NDArray[Any], frame: Plane) -> NDArray[Any]:
+    """Return decoded samples that fit the bits up to HighBit (PS3.5 8.2.1); refuse larger ones.
 
-    Nothing can stand above those: cutting it off would change values. A sign may, or not, fill
-    what is above, since JPEG and JPEG-LS know none. What lossy coding makes of the largest values
-    may be larger: these are made the largest again.
+    Cutting higher bits off would change values. The sign may be extended into them or not, since
+    JPEG and JPEG-LS have no sign. Lossy coding may slightly exceed the range: such samples are
+    clipped.
     """
-    form = plane.format
-    bits = form.high_bit + 1
-    if bits == 8 * pixels.itemsize and (form.signed or pixels.dtype.kind == "u"):
+    pixel_format = frame.format
+    bits = pixel_format.high_bit + 1
+    if bits == 8 * pixels.itemsize and (pixel_format.signed or pixels.dtype.kind == "u"):
         return pixels
-    if form.signed and pixels.dtype.kind == "u" and pixels.max() >> bits:
+    if pixel_format.signed and pixels.dtype.kind == "u" and pixels.max() >> bits:
         pixels = pixels.view(f"i{pixels.itemsize}")
-    signed = form.signed and pixels.dtype.kind == "i"
+    signed = pixel_format.signed and pixels.dtype.kind == "i"
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    least, most = int(pixels.min()), int(pixels.max())
-    if low <= least and most <= high:
+    smallest, largest = int(pixels.min()), int(pixels.max())
+    if low <= smallest and largest <= high:
         return pixels
-    slack = (1 << bits) >> 4 if plane.syntax in _LOSSY else 0
-    if least < low - slack or most > high + slack:
+    slack = (1 << bits) >> 4 if frame.syntax in _LOSSY else 0
+    if smallest < low - slack or largest > high + slack:
         raise ScanError(Reason.DAMAGED, "the pixels have more bits than the header says")
     return pixels.clip(low, high)
 
 
-def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
-    """Return a frame as its decoder gives it."""
+def _decode(frame: Plane, encoded: bytes) -> NDArray[Any]:
+    """Return the (rows, columns) samples of a frame as decoded."""
     import imagecodecs
 
-    if plane.syntax == uids.RLE_LOSSLESS:
-        return _run_lengths(frame, plane.count, plane.dtype.itemsize).reshape(
-            plane.rows, plane.columns
+    if frame.syntax == uids.RLE_LOSSLESS:
+        return _decode_rle(encoded, frame.count, frame.dtype.itemsize).reshape(
+            frame.rows, frame.columns
         )
-    if plane.syntax not in _CODECS:
-        raise ScanError(Reason.DECODER, "its transfer syntax is not one that can be decoded")
-    if END_OF_IMAGE not in frame[-64:]:
+    if frame.syntax not in _CODECS:
+        raise ScanError(Reason.DECODER, "the transfer syntax is not supported")
+    if _END_OF_IMAGE not in encoded[-64:]:
         raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
-    if says_other_size(frame, plane.rows, plane.columns):
-        raise ScanError(Reason.DAMAGED, "header and pixels contradict each other about the size")
+    if says_other_size(encoded, frame.rows, frame.columns):
+        raise ScanError(Reason.DAMAGED, "header and pixels disagree about the size")
     try:
-        decode: Callable[[bytes], NDArray[Any]] = getattr(imagecodecs, _CODECS[plane.syntax])
-        return np.asarray(decode(frame))
+        decode: Callable[[bytes], NDArray[Any]] = getattr(imagecodecs, _CODECS[frame.syntax])
+        return np.asarray(decode(encoded))
     except ImportError as exc:
-        raise ScanError(Reason.DECODER, "its decoder is not installed") from exc
-    except _ERRORS as exc:
-        raise _undecodable(exc) from exc
+        raise ScanError(Reason.DECODER, "the decoder is not installed") from exc
+    except _DECODER_ERRORS as exc:
+        raise _decode_error(exc) from exc
 
 
-def _unpacked(plane: Plane, frame: bytes) -> bytes | None:
-    """Return the uncompressed bytes of a frame; None where its decoder gives samples."""
-    if plane.syntax == uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN:
-        return frame
-    if plane.syntax == uids.DEFLATED_IMAGE_FRAME_COMPRESSION:
-        return _inflated(plane, frame)
-    if plane.syntax == uids.RLE_LOSSLESS and plane.format.allocated == 1:
-        return _run_lengths(frame, -(-plane.count // 8), 1).tobytes()
+def _uncompressed(frame: Plane, encoded: bytes) -> bytes | None:
+    """Return the native bytes of a frame; None if its decoder returns samples."""
+    if frame.syntax == uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN:
+        return encoded
+    if frame.syntax == uids.DEFLATED_IMAGE_FRAME_COMPRESSION:
+        return _inflate(frame, encoded)
+    if frame.syntax == uids.RLE_LOSSLESS and frame.format.allocated == 1:
+        return _decode_rle(encoded, -(-frame.count // 8), 1).tobytes()
     return None
 
 
-def _run_lengths(frame: bytes, count: int, size: int) -> NDArray[Any]:
-    """Return samples of `size` bytes, each byte from a segment of its own (PS3.5 G).
+def _decode_rle(encoded: bytes, count: int, itemsize: int) -> NDArray[Any]:
+    """Return (count,) samples of `itemsize` bytes, one RLE segment per byte (PS3.5 G).
 
-    Segments are decoded one by one, since a short one among long ones would go unseen.
+    Segments are decoded one by one: imagecodecs would not report a single short segment.
     """
     import imagecodecs
 
-    if len(frame) < _RLE_HEAD.size:
+    if len(encoded) < _RLE_HEAD.size:
         raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
-    segments, *offsets = _RLE_HEAD.unpack_from(frame)
-    ends = [*offsets[1:segments], len(frame)]
+    segment_count, *offsets = _RLE_HEAD.unpack_from(encoded)
+    ends = [*offsets[1:segment_count], len(encoded)]
     rising = all(a < b for a, b in zip(offsets, ends, strict=False))
-    if segments != size or offsets[0] < _RLE_HEAD.size or not rising:
-        raise ScanError(Reason.DAMAGED, "a slice has other segments than it has bytes")
-    alone = _RLE_HEAD.pack(1, _RLE_HEAD.size, *[0] * 14)
-    samples = np.empty((count, size), np.uint8)
+    if segment_count != itemsize or offsets[0] < _RLE_HEAD.size or not rising:
+        raise ScanError(Reason.DAMAGED, "the RLE segments of a slice do not match its sample size")
+    single = _RLE_HEAD.pack(1, _RLE_HEAD.size, *[0] * 14)
+    samples = np.empty((count, itemsize), np.uint8)
     for n, (start, end) in enumerate(zip(offsets, ends, strict=False)):
         try:
-            decoded = imagecodecs.dicomrle_decode(alone + frame[start:end], np.dtype(np.uint8))
-        except _ERRORS as exc:
-            raise _undecodable(exc) from exc
+            decoded = imagecodecs.dicomrle_decode(single + encoded[start:end], np.dtype(np.uint8))
+        except _DECODER_ERRORS as exc:
+            raise _decode_error(exc) from exc
         if len(decoded) < count:
             raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
-        samples[:, size - 1 - n] = np.frombuffer(decoded, np.uint8, count)  # the highest is first
-    if len(decoded) >= 2 * count:  # another frame stands behind it
-        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
-    return samples.view(f"<u{size}").reshape(count)
+        # The most significant byte comes first
+        samples[:, itemsize - 1 - n] = np.frombuffer(decoded, np.uint8, count)
+    if len(decoded) >= 2 * count:  # a second frame follows
+        raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
+    return samples.view(f"<u{itemsize}").reshape(count)
 
 
-def _undecodable(exc: Exception) -> ScanError:
+def _decode_error(exc: Exception) -> ScanError:
     detail = f"the pixels of a slice can't be decoded ({type(exc).__name__})"
     return ScanError(Reason.DAMAGED, detail)
 
 
-def _inflated(plane: Plane, frame: bytes) -> bytes:
-    """Inflate a frame, to no more than it can be."""
-    most = -(-plane.count * plane.format.allocated // 8) + 1  # padded to an even length
+def _inflate(frame: Plane, encoded: bytes) -> bytes:
+    """Inflate a frame, up to the size that its header implies."""
+    max_bytes = -(-frame.count * frame.format.allocated // 8) + 1  # padded to an even length
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(frame, most)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(encoded, max_bytes)
     except zlib.error as exc:
         raise ScanError(Reason.DAMAGED, "a frame can't be inflated") from exc
 
 
-def _clear_unused_bits(out: NDArray[Any], form: PixelFormat) -> None:
-    """Keep the stored bits, with their sign: overlays may stand in the others (PS3.5 8.1.1)."""
+def _clear_unused_bits(out: NDArray[Any], pixel_format: PixelFormat) -> None:
+    """Keep only the stored bits, sign-extended; the others may hold overlays (PS3.5 8.1.1)."""
     bits = 8 * out.itemsize
-    left, right = bits - 1 - form.high_bit, bits - form.stored
-    if right == 0:
+    left_shift, right_shift = bits - 1 - pixel_format.high_bit, bits - pixel_format.stored
+    if right_shift == 0:
         return
-    if left == right and not form.signed:
-        np.bitwise_and(out, out.dtype.type((1 << form.stored) - 1), out=out)
+    if left_shift == right_shift and not pixel_format.signed:
+        np.bitwise_and(out, out.dtype.type((1 << pixel_format.stored) - 1), out=out)
         return
-    np.left_shift(out, left, out=out)
-    np.right_shift(out, right, out=out)  # arithmetic where signed
+    np.left_shift(out, left_shift, out=out)
+    np.right_shift(out, right_shift, out=out)  # arithmetic where signed

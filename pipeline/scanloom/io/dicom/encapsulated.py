@@ -1,4 +1,4 @@
-"""Where the frames of encapsulated pixel data lie (DICOM PS3.5 A.4)."""
+"""Locate the frames of encapsulated pixel data (DICOM PS3.5 A.4)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scanloom.io.dicom.planes import Plane
 from scanloom.io.dicom.sources import Source
 
 SLACK = 1 << 20
-"""Bytes by which a compressed frame may be larger than twice its samples."""
+"""Bytes by which a compressed frame may exceed twice the size of its samples."""
 
-_ITEM = b"\xfe\xff\x00\xe0"
-_STARTS = (b"\xff\xd8", b"\xff\x4f\xff\x51")
-"""First marker of JPEG and JPEG-LS, and of JPEG 2000."""
-_END = b"\xff\xd9"
-"""Last marker of all of them; a zero may follow, to an even length."""
+_ITEM_TAG = b"\xfe\xff\x00\xe0"
+_START_MARKERS = (b"\xff\xd8", b"\xff\x4f\xff\x51")
+"""First marker of JPEG and JPEG-LS, and first two markers of JPEG 2000."""
+_END_MARKER = b"\xff\xd9"
+"""Last marker of all three; a zero byte may pad it to an even length."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """A piece of pixel data: its place in the file."""
+    """A fragment of encapsulated pixel data: its position in the file, in bytes."""
 
     start: int
     length: int
@@ -34,96 +34,100 @@ class Fragment:
 Frames = tuple[tuple[Fragment, ...], ...]
 
 
-def find_frames(plane: Plane, source: Source) -> Frames:
+def find_frames(frame: Plane, source: Source) -> Frames:
     """Return the fragments of every frame of a file.
 
-    A frame may have several fragments. Where each begins is told by the basic offset table, else
-    by one fragment a frame (which an extended offset table demands), else by JPEG's first marker.
-    A file of one frame that holds several is refused.
+    With one fragment per frame, as an extended offset table requires, each fragment is a frame.
+    Otherwise the starts of the frames come from the basic offset table, else from JPEG's first
+    marker.
+    A file with several images, but one frame by its header, is refused.
 
     Raises
     ------
     ScanError
         TRUNCATED or DAMAGED.
     """
-    table, fragments = _fragments(plane, source)
+    table, fragments = _fragments(frame, source)
     if not fragments:
         raise ScanError(Reason.DAMAGED, "a slice has no pixels")
-    if plane.frames == 1:
-        if _ends_before_last(source, fragments):
-            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header says")
+    if frame.frames == 1:
+        if _has_second_image(source, fragments):
+            raise ScanError(Reason.DAMAGED, "the file holds more pixels than its header describes")
         return (tuple(fragments),)
-    if len(fragments) == plane.frames:
-        return tuple((one,) for one in fragments)
-    if len(fragments) < plane.frames:
-        raise ScanError(Reason.TRUNCATED, "a file has fewer frames than it says")
-    for begins in (_by_table(table, fragments), _by_markers(source, fragments)):
-        if len(begins) == plane.frames and begins[0] == 0:
-            ends = [*begins[1:], len(fragments)]
-            return tuple(tuple(fragments[a:b]) for a, b in zip(begins, ends, strict=True))
-    raise ScanError(Reason.DAMAGED, "nothing tells where the frames of a file begin")
+    if len(fragments) == frame.frames:
+        return tuple((fragment,) for fragment in fragments)
+    if len(fragments) < frame.frames:
+        raise ScanError(Reason.TRUNCATED, "a file has fewer frames than its header describes")
+    for starts in (
+        _starts_by_table(table, fragments),
+        _starts_by_marker(source, fragments),
+    ):
+        if len(starts) == frame.frames and starts[0] == 0:
+            ends = [*starts[1:], len(fragments)]
+            return tuple(tuple(fragments[a:b]) for a, b in zip(starts, ends, strict=True))
+    raise ScanError(Reason.DAMAGED, "the frames of a file can't be told apart")
 
 
-def read_frame(plane: Plane, source: Source, fragments: Sequence[Fragment]) -> bytes:
-    """Return one compressed frame, its fragments joined.
+def read_frame(frame: Plane, source: Source, fragments: Sequence[Fragment]) -> bytes:
+    """Return the bytes of one compressed frame, from its joined fragments.
 
     Raises
     ------
     ScanError
         TRUNCATED or DAMAGED.
     """
-    size = sum(one.length for one in fragments)
-    if size > 2 * plane.count * plane.dtype.itemsize + SLACK:
-        raise ScanError(Reason.DAMAGED, "a slice is larger compressed than it can be")
-    frame = b"".join(source.read(one.start, one.length) for one in fragments)
-    if len(frame) < size:
+    size = sum(fragment.length for fragment in fragments)
+    if size > 2 * frame.count * frame.dtype.itemsize + SLACK:
+        raise ScanError(Reason.DAMAGED, "a compressed slice is implausibly large")
+    encoded = b"".join(source.read(fragment.start, fragment.length) for fragment in fragments)
+    if len(encoded) < size:
         raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
-    return frame
+    return encoded
 
 
-def _fragments(plane: Plane, source: Source) -> tuple[bytes, list[Fragment]]:
-    """Return the basic offset table, and the fragments behind it."""
-    if plane.length is not None:
+def _fragments(frame: Plane, source: Source) -> tuple[bytes, list[Fragment]]:
+    """Return the basic offset table, possibly empty, and the fragments after it."""
+    if frame.length is not None:
         raise ScanError(Reason.DAMAGED, "compressed pixels are not encapsulated")
     items: list[Fragment] = []
-    at = plane.offset
+    position = frame.offset
     while True:
-        head = source.read(at, 8)
-        if len(head) < 8 or head[:4] != _ITEM:
+        item_header = source.read(position, 8)
+        if len(item_header) < 8 or item_header[:4] != _ITEM_TAG:
             break
-        (length,) = struct.unpack("<I", head[4:])
-        at += 8 + length
-        if at > source.size:
+        (length,) = struct.unpack("<I", item_header[4:])
+        position += 8 + length
+        if position > source.size:
             raise ScanError(Reason.TRUNCATED, "a slice ends in the middle of its pixels")
-        items.append(Fragment(at - length, length))
+        items.append(Fragment(position - length, length))
     if not items:
-        cut = len(head) < 8
-        raise ScanError(Reason.TRUNCATED if cut else Reason.DAMAGED, "the pixels are no fragments")
+        reason = Reason.TRUNCATED if len(item_header) < 8 else Reason.DAMAGED
+        raise ScanError(reason, "the pixel data have no fragments")
     table = source.read(items[0].start, items[0].length)
-    if table and (len(table) % 4 or any(table[:4])):  # no table: some writers leave its item away
+    if table and (len(table) % 4 or any(table[:4])):  # some writers omit the item of the table
         return b"", items
-    return table, [one for one in items[1:] if one.length]
+    return table, [fragment for fragment in items[1:] if fragment.length]
 
 
-def _by_table(table: bytes, fragments: Sequence[Fragment]) -> list[int]:
-    """Return the numbers of the first fragments by the basic offset table, which may be wrong."""
+def _starts_by_table(table: bytes, fragments: Sequence[Fragment]) -> list[int]:
+    """Return each frame's first fragment by the basic offset table; empty if that is wrong."""
     origin = fragments[0].start
-    numbers = {one.start - origin: n for n, one in enumerate(fragments)}
+    numbers = {fragment.start - origin: n for n, fragment in enumerate(fragments)}
     offsets = np.frombuffer(table[: len(table) & ~3], "<u4").tolist()
-    begins = [numbers.get(offset, -1) for offset in offsets]
-    rising = all(a < b for a, b in itertools.pairwise(begins))
-    return begins if rising and -1 not in begins else []
+    starts = [numbers.get(offset, -1) for offset in offsets]
+    rising = all(a < b for a, b in itertools.pairwise(starts))
+    return starts if rising and -1 not in starts else []
 
 
-def _by_markers(source: Source, fragments: Sequence[Fragment]) -> list[int]:
-    starts = [source.read(one.start, 4) for one in fragments]
-    return [n for n, start in enumerate(starts) if start.startswith(_STARTS)]
+def _starts_by_marker(source: Source, fragments: Sequence[Fragment]) -> list[int]:
+    markers = [source.read(fragment.start, 4) for fragment in fragments]
+    return [n for n, marker in enumerate(markers) if marker.startswith(_START_MARKERS)]
 
 
-def _ends_before_last(source: Source, fragments: Sequence[Fragment]) -> bool:
-    """Whether an image ends with a fragment, and another one begins with the next."""
-    for one, other in itertools.pairwise(fragments):
-        end = source.read(one.start + max(0, one.length - 3), 3).rstrip(b"\0")
-        if end.endswith(_END) and source.read(other.start, 4).startswith(_STARTS):
+def _has_second_image(source: Source, fragments: Sequence[Fragment]) -> bool:
+    """Whether an image ends with a fragment and a second image begins with the next."""
+    for fragment, following in itertools.pairwise(fragments):
+        end = source.read(fragment.start + max(0, fragment.length - 3), 3).rstrip(b"\0")
+        if end.endswith(_END_MARKER) and source.read(following.start, 4).startswith(_START_MARKERS):
             return True
     return False

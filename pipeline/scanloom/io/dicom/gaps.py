@@ -1,4 +1,4 @@
-"""Missing slices of a stack, filled from the slices around them."""
+"""Interpolate missing slices of a stack from their neighbours."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from scanloom.io.dicom.slices import Slice
 def fill_gaps(
     values: NDArray[Any], slices: Sequence[Slice | None], padding: float | None = None
 ) -> None:
-    """Interpolate the slices that are missing, linearly between those around them, in place.
+    """Interpolate missing slices linearly between the nearest present ones, in place.
 
     Parameters
     ----------
     values : (I, J, K) array
-        Integers are rounded.
+        Changed in place; integers are rounded.
     slices : sequence of Slice or None
-        One for each k, None where it is missing; the first and the last are there.
+        The slice at each index k, None if it is missing; the first and the last are present.
     padding : float or None
-        A value that is no measurement: what is padding in one of the two slices is padding between.
+        Value of pixels without a measurement. A pixel that is padding in either neighbour
+        becomes padding.
     """
-    known = [k for k, one in enumerate(slices) if one is not None]
-    for low, high in itertools.pairwise(known):
-        if high - low > 1:
-            _fill_between(values, low, high, padding)
+    present = [k for k, slice_ in enumerate(slices) if slice_ is not None]
+    for lower, upper in itertools.pairwise(present):
+        if upper - lower > 1:
+            _fill_between(values, lower, upper, padding)
 
 
-def _fill_between(values: NDArray[Any], low: int, high: int, padding: float | None) -> None:
-    first, last = values[:, :, low], values[:, :, high]
-    outside = (first == padding) | (last == padding) if padding is not None else None
-    for k in range(low + 1, high):
-        share = (k - low) / (high - low)
-        mixed = first * (1 - share) + last * share
+def _fill_between(values: NDArray[Any], lower: int, upper: int, padding: float | None) -> None:
+    before, after = values[:, :, lower], values[:, :, upper]
+    is_padding = (before == padding) | (after == padding) if padding is not None else None
+    for k in range(lower + 1, upper):
+        weight = (k - lower) / (upper - lower)
+        interpolated = before * (1 - weight) + after * weight
         if values.dtype.kind in "iu":
-            mixed = np.rint(mixed)
-        if outside is not None:
-            mixed[outside] = padding
-        values[:, :, k] = mixed
+            interpolated = np.rint(interpolated)
+        if is_padding is not None:
+            interpolated[is_padding] = padding
+        values[:, :, k] = interpolated

@@ -1,7 +1,7 @@
-"""UIH's VFRAME grids: a file of one plane that holds a whole volume as tiles.
+"""UIH's VFRAME grids: single-frame files whose one plane holds a whole volume as tiles.
 
-How many there are stands in a private attribute, and where each lies in a private sequence beside
-it, with an item for each tile (rordenlab/dcm2niix issue 225).
+A private attribute holds the number of tiles, and a private sequence next to it has one item per
+tile with its position (rordenlab/dcm2niix issue 225).
 """
 
 from __future__ import annotations
@@ -20,39 +20,42 @@ from scanloom.io.dicom.slices import Slice, Tile, plain_text, single_slice, to_f
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-MOST_TILES = 4096
-"""Of one grid; scanners make some tens."""
+_MAX_TILES = 4096
+"""Largest number of tiles in one grid; scanners write a few dozen."""
 _GROUP, _COUNT, _FRAMES = 0x0065, 0x50, 0x51
 _CREATOR = "Image Private Header"
-_USUAL_BLOCK = 0x10
+_DEFAULT_BLOCK = 0x10
 _POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
-_SAME_COSINE = 1e-4
+_COSINE_TOLERANCE = 1e-4
 
 
 def is_grid(header: Header) -> bool:
-    """Whether ImageType says that the file holds tiles, and none of them has the file's place."""
+    """Whether ImageType marks a grid of tiles and the file has no position of its own."""
     return "VFRAME" in header.image_type and header.position is None
 
 
 def grid_slices(header: Header) -> list[Slice]:
-    """Return the tiles of a grid, each as a slice where it says that it lies.
+    """Return the tiles of a grid as slices with their own positions.
 
-    They stand row by row in the fewest columns that make a square, and no more rows than it takes.
+    N tiles are stored row by row in ceil(sqrt(N)) columns and as many rows as needed.
 
     Raises
     ------
     ScanError
-        MOSAIC where the private attributes are missing or can't be read; DAMAGED where the tiles
-        do not fit.
+        MOSAIC if the private attributes are missing or unreadable; DAMAGED if the tiles do not
+        fit the plane; SLICE_ORIENTATION if they differ in orientation.
     """
-    whole = single_slice(header)
+    template = single_slice(header)
     try:
         with quiet():
-            positions, turns = _places(header.read_dataset())
+            positions, cosines = _tile_geometry(header.read_dataset())
     except (OSError, *PARSE_ERRORS) as exc:
-        detail = f"its tiles can't be told apart ({type(exc).__name__})"
+        detail = f"the private attributes of a grid can't be parsed ({type(exc).__name__})"
         raise ScanError(Reason.MOSAIC, detail) from exc
-    if any(turn and _differ(turn, header.orientation or turns[0]) for turn in turns):
+    if any(
+        tile_cosines and _differ(tile_cosines, header.orientation or cosines[0])
+        for tile_cosines in cosines
+    ):
         raise ScanError(Reason.SLICE_ORIENTATION, "tiles of a grid differ in orientation")
     count = len(positions)
     across = math.ceil(math.sqrt(count))
@@ -62,9 +65,9 @@ def grid_slices(header: Header) -> list[Slice]:
         raise ScanError(Reason.DAMAGED, f"{count} tiles do not fit the size of a grid")
     return [
         replace(
-            whole,
+            template,
             position=position,
-            orientation=header.orientation or turns[0] or None,
+            orientation=header.orientation or cosines[0] or None,
             tile=Tile(n // across * rows, n % across * columns, rows, columns),
             shared=None,
         )
@@ -72,26 +75,29 @@ def grid_slices(header: Header) -> list[Slice]:
     ]
 
 
-def _places(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """Return position and, where it is said, orientation of each tile; ValueError if unclear."""
+def _tile_geometry(dataset: Dataset) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Return the position (LPS mm) and the direction cosines of each tile.
+
+    The cosines of a tile may be empty. A missing position or a contradictory count is a ValueError.
+    """
     block = next(
         (
             element
-            for element in range(_USUAL_BLOCK, 0x100)
+            for element in range(_DEFAULT_BLOCK, 0x100)
             if _raw_text(dataset, element) == _CREATOR
         ),
-        _USUAL_BLOCK,
+        _DEFAULT_BLOCK,
     )
     count, items = (_element(dataset, block << 8 | n) for n in (_COUNT, _FRAMES))
     number = to_float(_text(count))
     frames = _items(items)
-    if not number.is_integer() or not 1 <= number <= MOST_TILES or number != len(frames):
-        raise ValueError("another number of tiles")
+    if not number.is_integer() or not 1 <= number <= _MAX_TILES or number != len(frames):
+        raise ValueError("unexpected number of tiles")
     positions = [_numbers(frame, _POSITION, 3) for frame in frames]
-    turns = [_numbers(frame, _ORIENTATION, 6) for frame in frames]
+    cosines = [_numbers(frame, _ORIENTATION, 6) for frame in frames]
     if () in positions:
-        raise ValueError("a tile without a place")
-    return positions, turns
+        raise ValueError("a tile without a position")
+    return positions, cosines
 
 
 def _element(dataset: Dataset, element: int) -> object:
@@ -109,14 +115,14 @@ def _text(value: object) -> str:
 
 
 def _items(value: object) -> Sequence[Dataset]:
-    """Return the items of a sequence, also of one whose type nobody names: that is implicit."""
+    """Return the items of a sequence; raw bytes of unknown VR are parsed as implicit VR."""
     from pydicom.sequence import Sequence as Items
     from pydicom.values import convert_SQ
 
     if isinstance(value, bytes):
         value = convert_SQ(value, is_implicit_VR=True, is_little_endian=True)
     if not isinstance(value, Items):
-        raise TypeError("no sequence")
+        raise TypeError("not a sequence")
     return tuple(value)
 
 
@@ -125,12 +131,12 @@ def _numbers(frame: Dataset, tag: int, count: int) -> tuple[float, ...]:
         return ()
     value = frame.get_item(tag).value
     if not isinstance(value, bytes):
-        raise TypeError("no text")
-    numbers = tuple(map(to_float, plain_text(value).split("\\")))
-    if len(numbers) != count or not all(map(math.isfinite, numbers)):
-        raise ValueError("another number of values")
-    return numbers
+        raise TypeError("not text")
+    values = tuple(map(to_float, plain_text(value).split("\\")))
+    if len(values) != count or not all(map(math.isfinite, values)):
+        raise ValueError("unexpected number of values")
+    return values
 
 
-def _differ(one: Sequence[float], other: Sequence[float]) -> bool:
-    return any(abs(a - b) > _SAME_COSINE for a, b in zip(one, other, strict=True))
+def _differ(first: Sequence[float], second: Sequence[float]) -> bool:
+    return any(abs(a - b) > _COSINE_TOLERANCE for a, b in zip(first, second, strict=True))

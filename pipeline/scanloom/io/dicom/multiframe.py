@@ -1,7 +1,7 @@
-"""The frames of multi-frame objects as slices: what stands in functional groups, or in vectors.
+"""Split multi-frame objects into slices by their functional groups, or by frame vectors.
 
-A frame's group decides, else the group that all frames share, else the object itself (DICOM PS3.3
-C.7.6.16). The order of frames says nothing.
+A frame's own groups take precedence over the shared groups, and those over the object itself
+(DICOM PS3.3 C.7.6.16). The order of the frames has no meaning.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _GROUPS = (
     tags.CARDIAC_SYNCHRONIZATION_SEQUENCE,
     tags.TEMPORAL_POSITION_SEQUENCE,
 )
-"""Groups (PS3.3 C.7.6.16.2) of which something is used; later ones win over earlier ones."""
-_INNER = (tags.DIFFUSION_GRADIENT_DIRECTION_SEQUENCE,)
+"""Functional groups that are read (PS3.3 C.7.6.16.2); later ones override earlier ones."""
+_NESTED_GROUPS = (tags.DIFFUSION_GRADIENT_DIRECTION_SEQUENCE,)
 """DiffusionGradientDirectionSequence, within MRDiffusionSequence."""
 
 _POSITION, _ORIENTATION, _SPACING = (
@@ -66,11 +66,11 @@ _POSITION, _ORIENTATION, _SPACING = (
 )
 _INTERCEPT, _SLOPE, _RESCALE_TYPE = tags.RESCALE_INTERCEPT, tags.RESCALE_SLOPE, tags.RESCALE_TYPE
 _FRAME_TYPE, _TECHNIQUE = tags.FRAME_TYPE, tags.VOLUME_BASED_CALCULATION_TECHNIQUE
-_RENDERED = ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER")
-_CURVED = "CURVED_MPR"
-"""Volume based calculation techniques (PS3.3 C.8.16.2.1.3). Volumetric properties don't tell:
-Siemens calls any EPI DISTORTED."""
-_TEXTS = {
+_RENDERING_TECHNIQUES = ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER")
+_CURVED_TECHNIQUE = "CURVED_MPR"
+"""VolumeBasedCalculationTechnique (PS3.3 C.8.16.2.1.3). VolumetricProperties is no help: Siemens
+marks any EPI as DISTORTED."""
+_TEXT_TAGS = {
     "StackID": tags.STACK_ID,
     "EchoTime": tags.ECHO_TIME,
     "EchoNumbers": tags.ECHO_NUMBERS,
@@ -81,19 +81,19 @@ _TEXTS = {
     "ImageType": _FRAME_TYPE,
     "VolumeBasedCalculationTechnique": _TECHNIQUE,
 }
-_DOUBLES = {
+_DOUBLE_TAGS = {
     "EchoTime": tags.EFFECTIVE_ECHO_TIME,
     "DiffusionBValue": tags.DIFFUSION_B_VALUE,
     "DiffusionGradientOrientation": tags.DIFFUSION_GRADIENT_ORIENTATION,
     "TriggerTime": tags.NOMINAL_CARDIAC_TRIGGER_DELAY_TIME,
     "TemporalPositionTimeOffset": tags.TEMPORAL_POSITION_TIME_OFFSET,
 }
-_WHOLES = {
+_INTEGER_TAGS = {
     "AcquisitionNumber": tags.FRAME_ACQUISITION_NUMBER,
     "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_INDEX,
 }
-_INDICES = tags.DIMENSION_INDEX_VALUES
-_IN_STACK = (
+_DIMENSION_INDEX_VALUES = tags.DIMENSION_INDEX_VALUES
+_SPATIAL_POINTERS = (
     tags.IN_STACK_POSITION_NUMBER,
     _POSITION,
     tags.SLICE_LOCATION,
@@ -102,7 +102,7 @@ _IN_STACK = (
     _ORIENTATION,
     tags.PLANE_ORIENTATION_SEQUENCE,
 )
-"""Dimensions along which places change: position in stack, position, location, direction."""
+"""Dimension pointers along which the slice position changes, or the orientation."""
 
 _CONCATENATION, _PART, _PARTS = (
     tags.CONCATENATION_UID,
@@ -110,20 +110,20 @@ _CONCATENATION, _PART, _PARTS = (
     tags.IN_CONCATENATION_TOTAL_NUMBER,
 )
 
-Attributes = Mapping[int, bytes]
+_TagValues = Mapping[int, bytes]
 
 
 def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
-    """Return the frames of the multi-frame objects of a series; for some, `frame_reason`.
+    """Return all frames of a series' multi-frame objects; `frame_reason` then rejects some.
 
     Raises
     ------
     ScanError
-        DAMAGED if the number of frames is not that of the groups; TRUNCATED where parts of a
-        concatenation are missing.
+        DAMAGED if the functional groups can't be parsed or do not match the number of frames;
+        TRUNCATED if parts of a concatenation are missing.
     """
     slices: list[Slice] = []
-    parts: dict[bytes, dict[int, int]] = defaultdict(dict)
+    concatenations: dict[bytes, dict[int, int]] = defaultdict(dict)
     for header in headers:
         dataset = header.read_dataset()
         try:
@@ -131,15 +131,15 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
                 slices += _frames(header, dataset)
                 uid = _raw(dataset, _CONCATENATION).strip(b" \0")
                 if uid:
-                    number, total = (_whole(header, _raw(dataset, t)) for t in (_PART, _PARTS))
-                    parts[uid][number] = total
-        except (OSError, *PARSE_ERRORS) as exc:  # pydicom raises OSError for what is cut off
+                    number, total = (_integer(header, _raw(dataset, t)) for t in (_PART, _PARTS))
+                    concatenations[uid][number] = total
+        except (OSError, *PARSE_ERRORS) as exc:  # pydicom raises OSError for truncated data
             detail = f"the functional groups can't be parsed ({type(exc).__name__})"
             raise ScanError(Reason.DAMAGED, detail) from exc
-    for numbers in parts.values():  # PS3.3 C.7.6.16.1
+    for numbers in concatenations.values():  # PS3.3 C.7.6.16.1
         total = max(*numbers.values(), *numbers)
         if total > len(numbers):
-            detail = f"{len(numbers)} of the {total} parts of a concatenation"
+            detail = f"only {len(numbers)} of the {total} parts of a concatenation are present"
             raise ScanError(Reason.TRUNCATED, detail)
     return slices
 
@@ -150,35 +150,49 @@ def _frames(header: Header, dataset: Dataset) -> list[Slice]:
     if not groups:
         return vector_slices(header, dataset)
     if len(groups) != header.frames:
-        raise ScanError(Reason.DAMAGED, f"{header.frames} frames, and groups for {len(groups)}")
-    own = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)}
-    shared = own | _attributes(_items(dataset, _SHARED)[:1])
-    others = _other_dimensions(dataset)
+        raise ScanError(Reason.DAMAGED, f"{header.frames} frames, but groups for {len(groups)}")
+    from_object = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)}
+    shared = from_object | _attributes(_items(dataset, _SHARED)[:1])
+    dimensions = _non_spatial_dimensions(dataset)
     return [
-        _slice(header, n, shared | _attributes([group]), others, group)
+        _slice(header, n, shared | _attributes([group]), dimensions, group)
         for n, group in enumerate(groups)
     ]
 
 
-def frame_reason(one: Slice) -> Reason | None:
-    """Return why a frame is no slice of a volume, by what it says itself; None if it may be one."""
-    if "LOCALIZER" in one.phase.get("ImageType", "").split("\\")[2:]:
+def frame_reason(frame: Slice) -> Reason | None:
+    """Return why a frame is not a slice of a volume; None if it may be one."""
+    if "LOCALIZER" in frame.phase.get("ImageType", "").split("\\")[2:]:
         return Reason.LOCALIZER
-    technique = one.phase.get("VolumeBasedCalculationTechnique", "")
-    if technique in _RENDERED:
+    technique = frame.phase.get("VolumeBasedCalculationTechnique", "")
+    if technique in _RENDERING_TECHNIQUES:
         return Reason.PROJECTION
-    return Reason.DERIVED if technique == _CURVED else None
+    return Reason.DERIVED if technique == _CURVED_TECHNIQUE else None
 
 
 def _slice(
-    header: Header, n: int, attributes: Attributes, others: Sequence[int], group: Dataset
+    header: Header, n: int, attributes: _TagValues, dimensions: Sequence[int], group: Dataset
 ) -> Slice:
-    """Return one frame; `others` are the dimensions that are no places."""
+    """Return one frame as a slice.
+
+    Parameters
+    ----------
+    header : Header
+        Header of the object.
+    n : int
+        Frame number, from 0.
+    attributes : mapping of int to bytes
+        Raw values of the frame by tag.
+    dimensions : sequence of int
+        Indices of the non-spatial dimensions in DimensionIndexValues.
+    group : pydicom.Dataset
+        Functional groups of the frame.
+    """
     slope, intercept = (_number(attributes, tag) for tag in (_SLOPE, _INTERCEPT))
-    kind = plain_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
-    given = slope is not None or intercept is not None
-    if not given:
-        slope, intercept, given = header.slope, header.intercept, header.rescale_given
+    rescale_type = plain_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
+    has_rescale = slope is not None or intercept is not None
+    if not has_rescale:
+        slope, intercept, has_rescale = header.slope, header.intercept, header.rescale_given
     return Slice(
         header=header,
         frame=n,
@@ -187,62 +201,64 @@ def _slice(
         spacing=_numbers(attributes.get(_SPACING, b""), 2) or header.spacing,
         slope=math.nan if slope is None else slope,
         intercept=math.nan if intercept is None else intercept,
-        rescaled=rescale_kind(given, kind),
-        hounsfield=in_hounsfield(header, given, kind),
-        phase=_phase(header, attributes, others),
+        rescaled=rescale_kind(has_rescale, rescale_type),
+        hounsfield=in_hounsfield(header, has_rescale, rescale_type),
+        phase=_phase(header, attributes, dimensions),
         multiframe=True,
         group=group,
     )
 
 
-def _phase(header: Header, attributes: Attributes, others: Sequence[int]) -> dict[str, str]:
+def _phase(header: Header, attributes: _TagValues, dimensions: Sequence[int]) -> dict[str, str]:
     little = header.elements.little
-    found = {}
-    for name, tag in _TEXTS.items():
-        found[name] = plain_text(attributes.get(tag, b""))
-    for name, tag in _DOUBLES.items():
-        found[name] = doubles(attributes.get(tag, b""), little=little) or found.get(name, "")
-    for name, tag in _WHOLES.items():
+    phase = {}
+    for name, tag in _TEXT_TAGS.items():
+        phase[name] = plain_text(attributes.get(tag, b""))
+    for name, tag in _DOUBLE_TAGS.items():
+        phase[name] = doubles(attributes.get(tag, b""), little=little) or phase.get(name, "")
+    for name, tag in _INTEGER_TAGS.items():
         if tag in attributes:
-            found[name] = str(_whole(header, attributes[tag]))
+            phase[name] = str(_integer(header, attributes[tag]))
     for attribute in MEANING:
         raw = next((value for tag in attribute.tags if (value := attributes.get(tag))), b"")
-        if raw and attribute.name not in found:
-            found[attribute.name] = as_text(raw, little=little)
-    raw = attributes.get(_INDICES, b"")
-    indices = [_whole(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
-    found["DimensionIndexValues"] = "\\".join(str(indices[n]) for n in others if n < len(indices))
-    return {**header_phase(header)} | {name: value for name, value in found.items() if value}
+        if raw and attribute.name not in phase:
+            phase[attribute.name] = as_text(raw, little=little)
+    raw = attributes.get(_DIMENSION_INDEX_VALUES, b"")
+    indices = [_integer(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
+    phase["DimensionIndexValues"] = "\\".join(
+        str(indices[n]) for n in dimensions if n < len(indices)
+    )
+    return {**header_phase(header)} | {name: value for name, value in phase.items() if value}
 
 
-def _whole(header: Header, raw: bytes) -> int:
+def _integer(header: Header, raw: bytes) -> int:
     return int.from_bytes(raw, "little" if header.elements.little else "big")
 
 
-def _other_dimensions(dataset: Dataset) -> list[int]:
-    """Return which of DimensionIndexValues count something else than places."""
-    others = []
+def _non_spatial_dimensions(dataset: Dataset) -> list[int]:
+    """Return the indices of the dimensions other than position and orientation."""
+    dimensions = []
     for n, item in enumerate(_items(dataset, tags.DIMENSION_INDEX_SEQUENCE)):
         pointer = item.get("DimensionIndexPointer")
-        if pointer is not None and int(pointer) not in _IN_STACK:
-            others.append(n)
-    return others
+        if pointer is not None and int(pointer) not in _SPATIAL_POINTERS:
+            dimensions.append(n)
+    return dimensions
 
 
 def _attributes(groups: Iterable[Dataset]) -> dict[int, bytes]:
-    """Return all values in the groups that are used, as bytes."""
-    found: dict[int, bytes] = {}
+    """Return all raw values of the functional groups that are read, by tag."""
+    values: dict[int, bytes] = {}
     for group in groups:
         for tag in _GROUPS:
             for item in _items(group, tag)[:1]:
-                found |= _leaves(item)
-                for inner in _INNER:
-                    for deeper in _items(item, inner)[:1]:
-                        found |= _leaves(deeper)
-    return found
+                values |= _raw_values(item)
+                for nested_tag in _NESTED_GROUPS:
+                    for nested_item in _items(item, nested_tag)[:1]:
+                        values |= _raw_values(nested_item)
+    return values
 
 
-def _leaves(item: Dataset) -> dict[int, bytes]:
+def _raw_values(item: Dataset) -> dict[int, bytes]:
     return {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118
 
 
@@ -254,7 +270,7 @@ def _items(dataset: Dataset, tag: int) -> list[Dataset]:
 
 
 def _raw(dataset: Dataset, tag: int) -> bytes:
-    """Return the bytes of a value, unconverted; nothing for sequences."""
+    """Return the raw bytes of a value; empty for sequences and missing elements."""
     if tag not in dataset:
         return b""
     value: Any = dataset.get_item(tag).value
@@ -268,10 +284,10 @@ def _numbers(raw: bytes, count: int) -> tuple[float, ...] | None:
         numbers = tuple(map(to_float, plain_text(raw).split("\\")))
     except ValueError:
         numbers = ()
-    # What is there and makes no sense is not to be replaced by what stands elsewhere
+    # An invalid value must not be replaced by the shared group's or the object's
     return numbers if len(numbers) == count else (math.nan,) * count
 
 
-def _number(attributes: Attributes, tag: int) -> float | None:
-    found = _numbers(attributes.get(tag, b""), 1)
-    return found[0] if found else None
+def _number(attributes: _TagValues, tag: int) -> float | None:
+    numbers = _numbers(attributes.get(tag, b""), 1)
+    return numbers[0] if numbers else None

@@ -1,4 +1,4 @@
-"""Multi-frame objects without functional groups: nuclear medicine counts its frames in vectors."""
+"""Multi-frame objects without functional groups: nuclear medicine, with frame index vectors."""
 
 from __future__ import annotations
 
@@ -34,47 +34,52 @@ _VECTORS = {
 def vector_slices(header: Header, dataset: Dataset) -> list[Slice]:
     """Return the frames of an object that has no functional groups.
 
-    Reconstructed slices lie one behind the other (DICOM PS3.3 C.8.4.15): the first one's place is
-    that of the detector, SpacingBetweenSlices with its sign goes along the normal, and SliceVector
-    says which frame is which slice, from 1. Where this is not given, one slice without a position
-    stands for all frames.
+    Reconstructed slices are stacked along the normal (DICOM PS3.3 C.8.4.15). The detector holds
+    the position of the first slice, SpacingBetweenSlices is signed, and SliceVector holds the
+    slice number of each frame, from 1. If any of this is missing, one slice without a position
+    is returned for all frames.
 
     Parameters
     ----------
     header : Header
-        Of the object.
+        Header of the object.
     dataset : Dataset
-        Its elements.
+        Data set of the object.
     """
-    whole = single_slice(header)
-    lost = replace(whole, position=None, multiframe=header.frames > 1, shared=None)
+    template = single_slice(header)
+    unplaced = replace(template, position=None, multiframe=header.frames > 1, shared=None)
     vectors = {name: _vector(header, dataset, tag) for name, tag in _VECTORS.items()}
-    depths = _vector(header, dataset, _SLICES)
-    if header.frames == 1 and not depths:
-        return [whole]
-    position, orientation = _first_place(header, dataset)
-    between = _numbers(_raw(dataset, _BETWEEN))
-    counted = len(depths) == header.frames and min(depths) == 1
-    if not (counted and position and orientation and len(between) == 1):
-        return [lost]  # one says it for all: their number is not to be believed either
+    slice_numbers = _vector(header, dataset, _SLICES)
+    if header.frames == 1 and not slice_numbers:
+        return [template]
+    position, orientation = _first_geometry(header, dataset)
+    spacing = _numbers(_raw(dataset, _BETWEEN))
+    has_slice_numbers = len(slice_numbers) == header.frames and min(slice_numbers) == 1
+    if not (has_slice_numbers and position and orientation and len(spacing) == 1):
+        return [unplaced]  # a single one: the number of frames is not reliable either
     normal = np.cross(orientation[:3], orientation[3:])
     return [
         replace(
-            lost,
+            unplaced,
             frame=n,
-            position=tuple(map(float, np.array(position) + (depth - 1) * between[0] * normal)),
+            position=tuple(
+                map(float, np.array(position) + (slice_number - 1) * spacing[0] * normal)
+            ),
             orientation=orientation,
-            phase=dict(whole.phase)
+            phase=dict(template.phase)
             | {name: str(v[n]) for name, v in vectors.items() if len(v) == header.frames},
         )
-        for n, depth in enumerate(depths)
+        for n, slice_number in enumerate(slice_numbers)
     ]
 
 
-def _first_place(
+def _first_geometry(
     header: Header, dataset: Dataset
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Return position and orientation of the first slice, of the one detector that has them."""
+    """Return the position (LPS mm) and orientation of the first slice.
+
+    A single detector's values override the object's; with several detectors, both are None.
+    """
     detectors = dataset[_DETECTORS].value if _DETECTORS in dataset else None
     if not detectors:
         return header.position, header.orientation
@@ -89,8 +94,8 @@ def _first_place(
 
 def _vector(header: Header, dataset: Dataset, tag: int) -> list[int]:
     raw = _raw(dataset, tag)
-    kind = "<u2" if header.elements.little else ">u2"
-    return [int(v) for v in np.frombuffer(raw[: len(raw) // 2 * 2], kind)]
+    dtype = "<u2" if header.elements.little else ">u2"
+    return [int(value) for value in np.frombuffer(raw[: len(raw) // 2 * 2], dtype)]
 
 
 def _raw(dataset: Dataset, tag: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The values of a stack: every slice decoded and rescaled straight into its place."""
+"""Read the values of a stack: decode and rescale each slice directly into the output array."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from scanloom.io.dicom.sources import inflated_size
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
 from scanloom.io.voxels import VOXEL_LIMIT
 
-MOST_THREADS = 8
-"""More gain nothing: the disk or the memory is the limit."""
+_MAX_THREADS = 8
+"""Most reader threads: with more, disk or memory bandwidth is the limit."""
 SCRATCH = 24
-"""Bytes that decoders take for a sample: OpenJPEG has it twice as int32, and its codes."""
+"""Decoder memory per sample, in bytes: OpenJPEG keeps two int32 copies and the codestream."""
 SPARE = 384 << 20
-"""Bytes that a series may take beside its values, or above its limit, while it is decoded."""
-PER_THREAD = 24 << 20
-"""Bytes for the stack of a thread and what its decoder takes whatever the size."""
-PATIENCE = 20.0
-"""Seconds that a small slice may take; most need 0.03 s."""
-SLOWEST = 1 << 20
-"""Bytes of samples a second below which a decoder counts as stuck; they do 15 MB at least."""
+"""Bytes that decoding a series may use on top of its values, or on top of the limit."""
+_THREAD_BYTES = 24 << 20
+"""Fixed memory of a decoder thread: its stack and decoder state of constant size."""
+_MIN_TIMEOUT_S = 20.0
+"""Decoding timeout of a small slice; most take 0.03 s."""
+_MIN_BYTES_PER_S = 1 << 20
+"""Decoding rate below which a decoder counts as stuck; decoders reach at least 15 MB/s."""
 
-LARGEST_RESCALE = 1e15
-"""Slopes and intercepts beyond it are damage, and would overflow int64 and float32."""
-SMALLEST_SLOPE = 1e-30
-"""The same of float32 on its other side."""
+_MAX_RESCALE = 1e15
+"""Largest slope or intercept; larger ones are damage and would overflow int64 and float32."""
+_MIN_SLOPE = 1e-30
+"""Smallest slope; smaller ones would underflow float32."""
 
 
 class _DoesNotFitError(Exception):
-    """A value is too large for the type that was tried."""
+    """Raised if a value exceeds the range of the output dtype."""
 
 
 def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT) -> NDArray[Any]:
     """Read all slices as slope * stored + intercept.
 
-    What is compressed is decoded in a child process.
+    Compressed pixels are decoded in a child process.
 
     Parameters
     ----------
     slices : sequence of Slice or None
-        All of one size. None where there is no slice: its values stay 0.
+        Slices of one size. A missing slice is None: its values are 0.
     limit : int
-        Bytes that the values may take.
+        Largest size of the values, in bytes.
 
     Returns
     -------
     (columns, rows, slices) array, the first axis fastest in memory
-        int16 or else int32 where all slopes and intercepts are whole numbers and the values fit;
+        int16, else int32, if all slopes and intercepts are whole numbers and the values fit;
         float32 otherwise.
 
     Raises
@@ -70,54 +70,65 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT) -> NDA
         OUT_OF_MEMORY.
     """
     check_values([s for s in slices if s])
-    planes = [plane_of(s) if s else None for s in slices]
-    check_size([p for p in planes if p], limit, len(planes))
-    whole = all(p.slope.is_integer() and p.intercept.is_integer() for p in planes if p)
-    kinds: tuple[type, ...] = (np.int16, np.int32, np.float32) if whole else (np.float32,)
-    for kind in kinds:
-        values = _read_as(kind, planes, limit)
+    frames = [plane_of(s) if s else None for s in slices]
+    _check_size([f for f in frames if f], limit, len(frames))
+    are_integers = all(f.slope.is_integer() and f.intercept.is_integer() for f in frames if f)
+    dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32) if are_integers else (np.float32,)
+    for dtype in dtypes:
+        values = _read_as(dtype, frames, limit)
         if values is not None:
             return values.T
     raise AssertionError("every value fits float32")
 
 
 def check_values(slices: Sequence[Slice]) -> None:
-    """Refuse values that can't be, or that this reader can't give, by the headers alone.
+    """Refuse invalid or unsupported rescales, pixel formats and sizes, from the headers alone.
 
     Raises
     ------
     ScanError
         RESCALE, PIXEL_TYPE or DAMAGED.
     """
-    if any(one.header.lookup_table for one in slices):
-        raise ScanError(Reason.RESCALE, "its values need a lookup table")
-    for slope, intercept in {(one.slope, one.intercept) for one in slices}:
+    if any(s.header.lookup_table for s in slices):
+        raise ScanError(Reason.RESCALE, "the values need a modality lookup table")
+    for slope, intercept in {(s.slope, s.intercept) for s in slices}:
         if not (math.isfinite(slope) and math.isfinite(intercept)) or slope == 0:
-            detail = "a rescale slope or intercept is missing, no number, or a slope of 0"
+            detail = "a rescale slope or intercept is missing or not finite, or a slope is 0"
             raise ScanError(Reason.RESCALE, detail)
-        if max(abs(slope), abs(intercept)) > LARGEST_RESCALE or abs(slope) < SMALLEST_SLOPE:
-            raise ScanError(Reason.RESCALE, "a rescale slope or intercept that can't be")
-    if len({one.rescaled for one in slices}) > 1:
-        raise ScanError(Reason.RESCALE, "some slices have no rescale, or one of another type")
-    for form in {one.header.format for one in slices}:
-        stored_dtype(form)
-    if any(one.rows * one.columns < 1 for one in slices):
+        if max(abs(slope), abs(intercept)) > _MAX_RESCALE or abs(slope) < _MIN_SLOPE:
+            raise ScanError(Reason.RESCALE, "a rescale slope or intercept is out of range")
+    if len({s.rescaled for s in slices}) > 1:
+        raise ScanError(Reason.RESCALE, "slices differ in RescaleType, or some have no rescale")
+    for pixel_format in {s.header.format for s in slices}:
+        stored_dtype(pixel_format)
+    if any(s.rows * s.columns < 1 for s in slices):
         raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
 
 
-def check_size(planes: Sequence[Plane], limit: int = VOXEL_LIMIT, count: int = 0) -> None:
-    """Refuse, by the headers alone, what would be larger than the limit.
+def _check_size(frames: Sequence[Plane], limit: int = VOXEL_LIMIT, count: int = 0) -> None:
+    """Refuse values larger than the limit, from the headers alone.
+
+    Parameters
+    ----------
+    frames : sequence of Plane
+        Frames, or tiles of frames, to read.
+    limit : int
+        Largest size of the values, in bytes.
+    count : int
+        Number of slices with the missing ones, if there are more than `frames`.
 
     Raises
     ------
     ScanError
-        TOO_LARGE; PIXEL_TYPE or DAMAGED for samples that can't be.
+        TOO_LARGE; PIXEL_TYPE or DAMAGED for invalid sample formats.
     """
-    if not planes or any(not p.count for p in planes):
+    if not frames or any(not f.count for f in frames):
         raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
-    one = max(math.prod(p.shape) * max(2, p.dtype.itemsize) for p in planes)
-    whole = max(p.count * p.dtype.itemsize for p in planes)  # a frame of which it is a tile
-    size = max(one * max(count, len(planes)), whole)
+    slice_bytes = max(math.prod(f.shape) * max(2, f.dtype.itemsize) for f in frames)
+    frame_bytes = max(
+        f.count * f.dtype.itemsize for f in frames
+    )  # more than a slice if that is a tile
+    size = max(slice_bytes * max(count, len(frames)), frame_bytes)
     if size > limit:
         detail = f"{byte_words(size)} of voxels, the limit is {byte_words(limit)}"
         raise ScanError(Reason.TOO_LARGE, detail)
@@ -131,7 +142,7 @@ def read_into(header: Header, out: NDArray[Any], frame: int = 0) -> None:
     out : (rows, columns) array of the stored type
         Contiguous.
     frame : int
-        Which one, from 0.
+        Frame number, from 0.
 
     Raises
     ------
@@ -141,121 +152,133 @@ def read_into(header: Header, out: NDArray[Any], frame: int = 0) -> None:
     np.copyto(out, _stored([frame_of(header, frame)])[0])
 
 
-def same_content(one: Slice, other: Slice) -> bool:
-    """Whether two slices say the same: pixels and rescale."""
-    if _coding(one) != _coding(other):
+def same_content(first: Slice, second: Slice) -> bool:
+    """Whether two slices have equal stored samples and the same rescale."""
+    if _encoding(first) != _encoding(second):
         return False
-    first, second = _stored([plane_of(s) for s in (one, other)])
-    return bool(np.array_equal(first, second))
+    first_samples, second_samples = _stored([plane_of(s) for s in (first, second)])
+    return bool(np.array_equal(first_samples, second_samples))
 
 
-def _coding(one: Slice) -> tuple[object, ...]:
-    plane = plane_of(one)
-    return plane.format, plane.shape, plane.slope, plane.intercept
+def _encoding(slice_: Slice) -> tuple[object, ...]:
+    frame = plane_of(slice_)
+    return frame.format, frame.shape, frame.slope, frame.intercept
 
 
-def threads() -> int:
-    """Return how many threads are worth starting on this machine."""
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux
-    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
-    return min(cores, MOST_THREADS)
+def _thread_count() -> int:
+    """Return the number of reader threads: the cores of this process, up to a maximum."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(cores, _MAX_THREADS)
 
 
-def _read_as(kind: type, planes: list[Plane | None], limit: int) -> NDArray[Any] | None:
-    """Read values (slices, rows, columns) as one type; None if they do not fit."""
-    real = [p for p in planes if p]
-    shape = (len(planes), *real[0].shape)
-    places = [k for k, p in enumerate(planes) if p]
-    if all(p.is_plain for p in real):
-        values: NDArray[Any] = np.empty(shape, kind)
-        for k in set(range(len(planes))).difference(places):
+def _read_as(dtype: type, frames: list[Plane | None], limit: int) -> NDArray[Any] | None:
+    """Read values (slices, rows, columns) as `dtype`; None if they do not fit."""
+    present = [f for f in frames if f]
+    shape = (len(frames), *present[0].shape)
+    indices = [k for k, f in enumerate(frames) if f]
+    if all(f.is_plain for f in present):
+        values: NDArray[Any] = np.empty(shape, dtype)
+        for k in set(range(len(frames))).difference(indices):
             values[k] = 0
-        return values if fill(real, places, values, threads()) else None
-    values = shared_empty(shape, kind)
-    limits, workers = _limits(real, values.nbytes, limit)
-    words = [as_words(p) for p in real]
-    fits = run_limited(fill_from_words, words, places, values, workers, limits=limits)
+        return values if _fill(present, indices, values, _thread_count()) else None
+    values = shared_empty(shape, dtype)
+    limits, workers = _limits(present, values.nbytes, limit)
+    messages = [as_words(f) for f in present]
+    fits = run_limited(fill_from_words, messages, indices, values, workers, limits=limits)
     return values if fits else None
 
 
-def _stored(planes: list[Plane]) -> list[NDArray[Any]]:
-    """Return the stored samples of some planes, each (rows, columns)."""
-    check_size(planes)
-    words = [as_words(p) for p in planes]
-    if all(p.is_plain for p in planes):
-        return store_from_words(words)
-    limits, _ = _limits(planes, 0, VOXEL_LIMIT)
-    return run_limited(store_from_words, words, limits=limits)
+def _stored(frames: list[Plane]) -> list[NDArray[Any]]:
+    """Return the stored samples of each frame or tile, (rows, columns)."""
+    _check_size(frames)
+    messages = [as_words(f) for f in frames]
+    if all(f.is_plain for f in frames):
+        return store_from_words(messages)
+    limits, _ = _limits(frames, 0, VOXEL_LIMIT)
+    return run_limited(store_from_words, messages, limits=limits)
 
 
-def _limits(planes: list[Plane], taken: int, limit: int) -> tuple[Limits, int]:
-    """Return what decoding may take, and by how many threads.
+def _limits(frames: list[Plane], allocated: int, limit: int) -> tuple[Limits, int]:
+    """Return the resource limits of decoding, and the number of threads.
 
-    With what is taken for the values, it stays within the limit and `SPARE`.
+    Together with the values, memory stays within the limit plus `SPARE`.
+
+    Parameters
+    ----------
+    frames : list of Plane
+        Frames to decode.
+    allocated : int
+        Bytes allocated for the values.
+    limit : int
+        Largest size of the values, in bytes.
     """
-    each = PER_THREAD + max(
-        SCRATCH * p.count + 4 * p.count * p.dtype.itemsize + SLACK + inflated_size(p)
-        for p in planes
+    thread_bytes = _THREAD_BYTES + max(
+        SCRATCH * f.count + 4 * f.count * f.dtype.itemsize + SLACK + inflated_size(f)
+        for f in frames
     )
-    most = SPARE + max(0, limit - taken)
-    workers = max(1, min(threads(), most // each, len(planes)))
-    unit = max(p.count * p.dtype.itemsize + inflated_size(p) for p in planes)
-    total = sum(p.count * p.dtype.itemsize + inflated_size(p) for p in planes)
-    memory = min(most, PER_THREAD + workers * each)
-    silence = PATIENCE + unit / SLOWEST
-    return Limits(memory, silence, 2 * PATIENCE + total / SLOWEST + silence), workers
+    available = SPARE + max(0, limit - allocated)
+    workers = max(1, min(_thread_count(), available // thread_bytes, len(frames)))
+    largest = max(f.count * f.dtype.itemsize + inflated_size(f) for f in frames)
+    total_bytes = sum(f.count * f.dtype.itemsize + inflated_size(f) for f in frames)
+    memory = min(available, _THREAD_BYTES + workers * thread_bytes)
+    timeout = _MIN_TIMEOUT_S + largest / _MIN_BYTES_PER_S
+    total_timeout = 2 * _MIN_TIMEOUT_S + total_bytes / _MIN_BYTES_PER_S + timeout
+    return Limits(memory, timeout, total_timeout), workers
 
 
 def fill_from_words(
-    words: list[list[Any]], places: list[int], values: NDArray[Any], workers: int
+    messages: list[list[Any]], indices: list[int], values: NDArray[Any], workers: int
 ) -> bool:
-    """Do `fill` for planes that were sent to a child process."""
-    return fill([from_words(w) for w in words], places, values, workers)
+    """Run `_fill` in a child process, for frames sent as messages."""
+    return _fill([from_words(message) for message in messages], indices, values, workers)
 
 
-def store_from_words(words: list[list[Any]]) -> list[NDArray[Any]]:
-    """Return the stored samples of planes that were sent to a child process."""
-    planes = [from_words(w) for w in words]
-    tables = tables_of(planes)
+def store_from_words(messages: list[list[Any]]) -> list[NDArray[Any]]:
+    """Return the stored samples of frames sent as messages to a child process."""
+    frames = [from_words(message) for message in messages]
+    frame_tables = tables_of(frames)
     stored = []
-    for plane in planes:
-        stored.append(shared_empty(plane.shape, plane.dtype))
-        frame = np.empty((plane.rows, plane.columns), plane.dtype) if plane.tile else stored[-1]
-        read_plane(plane, frame, tables)
-        if plane.tile:
-            np.copyto(stored[-1], _tile(plane, frame))
+    for frame in frames:
+        stored.append(shared_empty(frame.shape, frame.dtype))
+        buffer = np.empty((frame.rows, frame.columns), frame.dtype) if frame.tile else stored[-1]
+        read_plane(frame, buffer, frame_tables)
+        if frame.tile:
+            np.copyto(stored[-1], _crop_to_tile(frame, buffer))
         progress()
     return stored
 
 
-def fill(planes: list[Plane], places: list[int], values: NDArray[Any], workers: int) -> bool:
-    """Read planes into `values`, in this process.
+def _fill(frames: list[Plane], indices: list[int], values: NDArray[Any], workers: int) -> bool:
+    """Read frames into `values`, in this process.
 
     Parameters
     ----------
-    planes, places : list of Plane, list of int
-        What is read, and into which slice.
+    frames : list of Plane
+        Frames, or tiles of frames, to read.
+    indices : list of int
+        Slice of `values` for each of them.
     values : (slices, rows, columns) array
-        Of the type of the result.
+        Output array of the final dtype.
     workers : int
-        Threads.
+        Number of threads.
 
     Returns
     -------
     bool
-        Whether all values fit that type.
+        Whether all values fit the dtype of `values`.
 
     Raises
     ------
     ScanError
         As `read_values`.
     """
-    tables = tables_of(planes)
-    frames: dict[tuple[Path, int], list[tuple[Plane, NDArray[Any]]]] = {}
-    for plane, k in zip(planes, places, strict=True):
-        frames.setdefault((plane.path, plane.frame), []).append((plane, values[k]))
+    tables = tables_of(frames)
+    slices_by_frame: dict[tuple[Path, int], list[tuple[Plane, NDArray[Any]]]] = {}
+    for frame, k in zip(frames, indices, strict=True):
+        slices_by_frame.setdefault((frame.path, frame.frame), []).append((frame, values[k]))
     with ThreadPoolExecutor(workers) as pool:
-        tasks = [pool.submit(_read_parts, parts, tables) for parts in frames.values()]
+        tasks = [pool.submit(_read_frame, slices, tables) for slices in slices_by_frame.values()]
         try:
             for task in tasks:
                 task.result()
@@ -268,54 +291,55 @@ def fill(planes: list[Plane], places: list[int], values: NDArray[Any], workers: 
     return True
 
 
-def _read_parts(parts: list[tuple[Plane, NDArray[Any]]], tables: Mapping[Path, Frames]) -> None:
-    """Read the slices of one frame: itself, or its tiles; each has the type of the result."""
-    plane, out = parts[0]
-    kind = plane.dtype
-    if plane.tile is None and out.dtype.kind == "i" and out.dtype.itemsize == kind.itemsize:
-        read_plane(plane, out.view(kind), tables)
-        for _, other in parts[1:]:
-            np.copyto(other, out)
-        for one, place in parts:
-            _rescale_in_place(one, place)
+def _read_frame(slices: list[tuple[Plane, NDArray[Any]]], tables: Mapping[Path, Frames]) -> None:
+    """Read the slices of one frame, the whole frame or its tiles, each into its output array."""
+    first, out = slices[0]
+    dtype = first.dtype
+    if first.tile is None and out.dtype.kind == "i" and out.dtype.itemsize == dtype.itemsize:
+        read_plane(first, out.view(dtype), tables)
+        for _, repeated in slices[1:]:
+            np.copyto(repeated, out)
+        for frame, values in slices:
+            _rescale_in_place(frame, values)
     else:
-        frame = np.empty((plane.rows, plane.columns), kind)
-        read_plane(plane, frame, tables)
-        for one, place in parts:
-            stored = _tile(one, frame)
-            if place.dtype.kind == "i":
-                _check_fits(one, stored, place.dtype)
-            np.copyto(place, stored * one.slope + one.intercept, casting="unsafe")  # in float64
+        samples = np.empty((first.rows, first.columns), dtype)
+        read_plane(first, samples, tables)
+        for frame, values in slices:
+            stored = _crop_to_tile(frame, samples)
+            if values.dtype.kind == "i":
+                _check_fits(frame, stored, values.dtype)
+            # Computed in float64
+            np.copyto(values, stored * frame.slope + frame.intercept, casting="unsafe")
     progress()
 
 
-def _rescale_in_place(plane: Plane, out: NDArray[Any]) -> None:
-    """Turn stored samples into values of the same size: modulo 2^bits is exact, as all fit."""
-    _check_fits(plane, out.view(plane.dtype), out.dtype)
-    slope, intercept = (np.array(int(v)).astype(out.dtype) for v in (plane.slope, plane.intercept))
+def _rescale_in_place(frame: Plane, out: NDArray[Any]) -> None:
+    """Rescale stored samples to values of the same width; exact modulo 2^bits, as all fit."""
+    _check_fits(frame, out.view(frame.dtype), out.dtype)
+    slope, intercept = (np.array(int(v)).astype(out.dtype) for v in (frame.slope, frame.intercept))
     if slope != 1:
         np.multiply(out, slope, out=out)
     if intercept != 0:
         np.add(out, intercept, out=out)
 
 
-def _tile(plane: Plane, frame: NDArray[Any]) -> NDArray[Any]:
-    if plane.tile is None:
-        return frame
-    top, left, rows, columns = plane.tile
-    return frame[top : top + rows, left : left + columns]
+def _crop_to_tile(frame: Plane, samples: NDArray[Any]) -> NDArray[Any]:
+    if frame.tile is None:
+        return samples
+    top, left, rows, columns = frame.tile
+    return samples[top : top + rows, left : left + columns]
 
 
-def _check_fits(plane: Plane, stored: NDArray[Any], kind: np.dtype[Any]) -> None:
-    bits, signed = plane.format.stored, plane.format.signed
+def _check_fits(frame: Plane, stored: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    bits, signed = frame.format.stored, frame.format.signed
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    if not _fits(plane, low, high, kind) and not _fits(
-        plane, int(stored.min()), int(stored.max()), kind
+    if not _fits(frame, low, high, dtype) and not _fits(
+        frame, int(stored.min()), int(stored.max()), dtype
     ):
         raise _DoesNotFitError
 
 
-def _fits(plane: Plane, low: int, high: int, kind: np.dtype[Any]) -> bool:
-    limits = np.iinfo(kind)
-    ends = [int(plane.slope) * v + int(plane.intercept) for v in (low, high)]
-    return limits.min <= min(ends) and max(ends) <= limits.max
+def _fits(frame: Plane, low: int, high: int, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    extremes = [int(frame.slope) * stored + int(frame.intercept) for stored in (low, high)]
+    return limits.min <= min(extremes) and max(extremes) <= limits.max

@@ -1,4 +1,4 @@
-"""Which slices lie at one place, and whether places are equally spaced."""
+"""Group slices by position, and measure how evenly the positions are spaced."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from numpy.typing import NDArray
 from scanloom.io.dicom.slices import Slice
 
 SAME_PLACE_MM = 0.01
-"""Slices nearer than this are at one place; scanners write two decimals or more."""
+"""Slices closer than this share a position; scanners write at least two decimals."""
 JITTER_MM = 0.05
-"""How far a slice may lie off its regular place: rounding to one decimal, table movement."""
-SIDE_BY_SIDE = 32
-"""Places in one plane among which others are sought; slices of a volume have one."""
-JITTER_STEPS = 0.1
-"""The same as a share of the distance between slices, for very thin ones."""
+"""Largest deviation of a slice from even spacing: rounding to one decimal, table movement."""
+_MAX_COPLANAR = 32
+"""Number of recent positions searched for a match; a proper volume has one position per plane."""
+_JITTER_FRACTION = 0.1
+"""Jitter as a fraction of the slice spacing, for very thin slices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where parallel slices lie.
+    """Distinct positions of parallel slices.
 
     Parameters
     ----------
     ids : (N,) array of int
-        The place of each slice, counted along the normal; slices at one place share it.
+        Number of each slice's position, counted along the normal; slices may share one.
     positions : (P, 3) array
-        Of the first slice at each place, LPS mm.
+        Position of the first slice at each, LPS mm.
     depth : (P,) array
-        The same along the normal, mm, ascending.
+        The positions projected on the normal, mm, ascending.
     """
 
     ids: NDArray[np.intp]
@@ -40,57 +40,78 @@ class Places:
 
 
 def places_of(slices: Sequence[Slice], normal: NDArray[np.float64]) -> Places:
-    """Return the places of slices that all have a position.
+    """Return the distinct positions of slices that all have ImagePositionPatient.
 
-    Two are at one place if they differ by no more than slices of a regular stack may: much less
-    than a slice is from the next. Slices side by side in one plane are at two places.
+    Two slices share a position if they differ by no more than the jitter tolerance, which is
+    well below the slice spacing. Slices side by side in one plane have different positions.
+
+    Parameters
+    ----------
+    slices : sequence of Slice
+        In any order.
+    normal : (3,) array
+        Unit normal of the slices, LPS.
     """
-    positions = np.array([one.position for one in slices], dtype=np.float64)
+    positions = np.array([s.position for s in slices], dtype=np.float64)
     depth = positions @ normal
     order = np.argsort(depth, kind="stable")
-    near = _nearness(depth[order])
+    tolerance = _depth_tolerance(depth[order])
     ids = np.empty(len(slices), np.intp)
-    if np.all(np.diff(depth[order]) > near):  # as nearly always
+    if np.all(np.diff(depth[order]) > tolerance):  # the usual case: no duplicates
         ids[order] = np.arange(len(slices))
         return Places(ids, positions[order], depth[order])
-    found: list[int] = []  # the first slice of each place
-    for n in map(int, order):
-        place = _known_place(found, positions, depth, n, near)
-        if place is None:
-            place = len(found)
-            found.append(n)
-        ids[n] = place
-    return Places(ids, positions[found], depth[found])
+    firsts: list[int] = []  # the first slice at each position
+    for index in map(int, order):
+        position_id = _known_position(firsts, positions, depth, index, tolerance)
+        if position_id is None:
+            position_id = len(firsts)
+            firsts.append(index)
+        ids[index] = position_id
+    return Places(ids, positions[firsts], depth[firsts])
 
 
-def _known_place(
-    found: Sequence[int],
+def _known_position(
+    firsts: Sequence[int],
     positions: NDArray[np.float64],
     depth: NDArray[np.float64],
-    n: int,
-    near: float,
+    index: int,
+    tolerance: float,
 ) -> int | None:
-    """Return the place of slice `n` among those found, None if it lies elsewhere."""
-    for place in range(len(found) - 1, max(-1, len(found) - 1 - SIDE_BY_SIDE), -1):
-        first = found[place]
-        if depth[n] - depth[first] > near:
+    """Return the number of the known position that a slice shares; None if it has a new one.
+
+    Parameters
+    ----------
+    firsts : sequence of int
+        Index of the first slice at each known position, ascending in depth.
+    positions : (N, 3) array
+        LPS mm.
+    depth : (N,) array
+        mm along the normal.
+    index : int
+        Index of the slice.
+    tolerance : float
+        Largest difference in depth, mm.
+    """
+    for position_id in range(len(firsts) - 1, max(-1, len(firsts) - 1 - _MAX_COPLANAR), -1):
+        first = firsts[position_id]
+        if depth[index] - depth[first] > tolerance:
             return None
-        if np.abs(positions[n] - positions[first]).max() <= 2 * JITTER_MM:
-            return place
+        if np.abs(positions[index] - positions[first]).max() <= 2 * JITTER_MM:
+            return position_id
     return None
 
 
 def steps_off(depth: NDArray[np.float64]) -> tuple[float, float]:
-    """Return how far the places are off equal spacing at most, and how far they may be, mm."""
-    usual = float(np.median(np.diff(depth)))
+    """Return the largest deviation of depths from even spacing, and the allowed one, mm."""
+    spacing = float(np.median(np.diff(depth)))
     regular = np.linspace(depth[0], depth[-1], len(depth))
-    return float(np.abs(depth - regular).max()), min(JITTER_MM, JITTER_STEPS * usual)
+    return float(np.abs(depth - regular).max()), min(JITTER_MM, _JITTER_FRACTION * spacing)
 
 
-def _nearness(depth: NDArray[np.float64]) -> float:
-    """Return how near two slices of a place may be: a share of the usual distance, if larger."""
+def _depth_tolerance(depth: NDArray[np.float64]) -> float:
+    """Return the largest depth difference of slices that share a position, mm."""
     steps = np.diff(depth)
-    wide = steps[steps > max(SAME_PLACE_MM, 0.1 * steps.max(initial=0.0))]
-    if not len(wide):
+    gaps = steps[steps > max(SAME_PLACE_MM, 0.1 * steps.max(initial=0.0))]
+    if not len(gaps):
         return SAME_PLACE_MM
-    return max(SAME_PLACE_MM, min(JITTER_MM, JITTER_STEPS * float(np.median(wide))))
+    return max(SAME_PLACE_MM, min(JITTER_MM, _JITTER_FRACTION * float(np.median(gaps))))

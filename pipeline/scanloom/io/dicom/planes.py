@@ -1,4 +1,4 @@
-"""`Plane`: one frame of a file, with all that decoding it takes and nothing else."""
+"""`Plane`: reference to one frame of a file, with just the fields that decoding needs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ NATIVE = (
     uids.EXPLICIT_VR_LITTLE_ENDIAN,
     uids.EXPLICIT_VR_BIG_ENDIAN,
 )
-"""The samples stand in the file as they are."""
+"""Transfer syntaxes with native pixel data: samples are stored uncompressed."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """One frame of a file. It holds no identity but its path, and can be sent to a child process.
+    """Reference to one frame of a file, or to a tile of it, that a child process can decode.
+
+    Except for its path, it holds nothing that identifies a person.
 
     Parameters
     ----------
     path : Path
     syntax : str
         Transfer syntax UID.
-    offset, length
-        Where the value of PixelData lies; `length` is None where it is encapsulated.
+    offset, length : int, int or None
+        Position of the value of PixelData in the file, in bytes; `length` is None if the pixel
+        data are encapsulated.
     frames, frame : int
-        How many frames the file holds, and which of them is meant, from 0.
+        Number of frames in the file, and number of this frame, from 0.
     rows, columns : int
+        Size of the frame.
     format : PixelFormat
     slope, intercept : float
-        Stored sample to value.
+        Rescale from stored sample to value.
     tile : tuple of int or None
-        First row and column, rows and columns of the part that is meant; None for all of it.
+        First row, first column, rows and columns of the tile; None for the whole frame.
     """
 
     path: Path
@@ -57,27 +61,27 @@ class Plane:
 
     @property
     def count(self) -> int:
-        """Samples of the frame."""
+        """Number of samples in the frame."""
         return self.rows * self.columns
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of what is meant."""
+        """Rows and columns of the tile, or of the frame."""
         return (self.tile[2], self.tile[3]) if self.tile else (self.rows, self.columns)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type that holds its stored samples."""
+        """Dtype of the stored samples."""
         return stored_dtype(self.format)
 
     @property
     def is_plain(self) -> bool:
-        """Whether reading it is copying bytes: no decoder, nothing that can grow."""
+        """Whether the pixel data are native: read without a decoder, at their stored size."""
         return self.syntax in NATIVE
 
 
 def frame_of(header: Header, frame: int = 0) -> Plane:
-    """Return one frame of a file.
+    """Return the reference to a frame of a file, counted from 0.
 
     Raises
     ------
@@ -86,15 +90,15 @@ def frame_of(header: Header, frame: int = 0) -> Plane:
     """
     if header.pixels is None:
         raise ScanError(Reason.TRUNCATED, "a file has no pixels")
-    frames = max(1, header.frames)
-    if frame >= frames:
-        raise ScanError(Reason.DAMAGED, "a file has fewer frames than it describes")
+    frame_count = max(1, header.frames)
+    if frame >= frame_count:
+        raise ScanError(Reason.DAMAGED, "a file has fewer frames than its header describes")
     return Plane(
         path=header.path,
         syntax=header.syntax,
         offset=header.pixels.offset,
         length=header.pixels.length,
-        frames=frames,
+        frames=frame_count,
         frame=frame,
         rows=header.rows,
         columns=header.columns,
@@ -102,49 +106,52 @@ def frame_of(header: Header, frame: int = 0) -> Plane:
     )
 
 
-def plane_of(one: Slice) -> Plane:
-    """Return what a slice is made of; errors as of `frame_of`."""
-    tile = one.tile
+def plane_of(slice_: Slice) -> Plane:
+    """Return the reference to the frame or tile of a slice; errors as for `frame_of`."""
+    tile = slice_.tile
     return replace(
-        frame_of(one.header, one.frame),
-        slope=float(one.slope),
-        intercept=float(one.intercept),
+        frame_of(slice_.header, slice_.frame),
+        slope=float(slice_.slope),
+        intercept=float(slice_.intercept),
         tile=(tile.top, tile.left, tile.rows, tile.columns) if tile else None,
     )
 
 
-def as_words(plane: Plane) -> list[Any]:
-    """Return a plane as what can be sent to a child process."""
-    return [getattr(plane, name) for name in _PLAIN] + list(astuple(plane.format))
+def as_words(frame: Plane) -> list[Any]:
+    """Return a frame reference as a list of plain values, to be sent to a child process."""
+    return [getattr(frame, name) for name in _MESSAGE_FIELDS] + list(astuple(frame.format))
 
 
-def from_words(words: list[Any]) -> Plane:
-    """Return the plane that was sent."""
-    count = len(_PLAIN)
-    return Plane(**dict(zip(_PLAIN, words, strict=False)), format=PixelFormat(*words[count:]))
+def from_words(message: list[Any]) -> Plane:
+    """Return the frame reference that `as_words` encoded."""
+    field_count = len(_MESSAGE_FIELDS)
+    return Plane(
+        **dict(zip(_MESSAGE_FIELDS, message, strict=False)),
+        format=PixelFormat(*message[field_count:]),
+    )
 
 
-_PLAIN = (
+_MESSAGE_FIELDS = (
     *("path", "syntax", "offset", "length", "frames", "frame"),
     *("rows", "columns", "slope", "intercept", "tile"),
 )
 
 
-def stored_dtype(form: PixelFormat) -> np.dtype[Any]:
-    """Return the type that holds the stored samples: the next one where their bits are packed.
+def stored_dtype(pixel_format: PixelFormat) -> np.dtype[Any]:
+    """Return the dtype of stored samples: the smallest integer that holds the allocated bits.
 
     Raises
     ------
     ScanError
         PIXEL_TYPE for more than 32 bits; DAMAGED if the bits contradict each other.
     """
-    if not 1 <= form.allocated <= 32:
-        raise ScanError(Reason.PIXEL_TYPE, f"{form.allocated} bits for a sample")
-    if not 1 <= form.stored <= form.high_bit + 1 <= form.allocated:
-        raise ScanError(Reason.DAMAGED, "the numbers of bits contradict each other")
-    if form.representation not in (0, 1):
-        raise ScanError(Reason.DAMAGED, "whether samples have a sign is not said")
-    if form.signed and form.stored == 1:
-        raise ScanError(Reason.DAMAGED, "one bit can't have a sign")
-    size = next(n for n in (1, 2, 4) if form.allocated <= 8 * n)
-    return np.dtype(f"<{'i' if form.signed else 'u'}{size}")
+    if not 1 <= pixel_format.allocated <= 32:
+        raise ScanError(Reason.PIXEL_TYPE, f"samples of {pixel_format.allocated} bits")
+    if not 1 <= pixel_format.stored <= pixel_format.high_bit + 1 <= pixel_format.allocated:
+        raise ScanError(Reason.DAMAGED, "BitsAllocated, BitsStored and HighBit are inconsistent")
+    if pixel_format.representation not in (0, 1):
+        raise ScanError(Reason.DAMAGED, "PixelRepresentation is missing or invalid")
+    if pixel_format.signed and pixel_format.stored == 1:
+        raise ScanError(Reason.DAMAGED, "samples of one bit can't be signed")
+    itemsize = next(n for n in (1, 2, 4) if pixel_format.allocated <= 8 * n)
+    return np.dtype(f"<{'i' if pixel_format.signed else 'u'}{itemsize}")

@@ -1,4 +1,4 @@
-"""A DICOM series into a `Scan`."""
+"""Read a DICOM series as a `Scan`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from scanloom.io.values import rounding_flags
 from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
-_SHORT = 24  # bits that float32 holds
+_FLOAT32_BITS = 24  # precision of float32
 
 
 def read_dicom(
@@ -49,35 +49,35 @@ def read_dicom(
     Parameters
     ----------
     files : sequence of Path
-        In any order.
+        Files of the series, in any order.
     modality : str or None
-        Used only where the headers name none.
+        Used only if the headers name no known modality.
     phase : int or None
-        Which volume of a series that holds several, from 0; the order is that of `phases.TELLING`.
+        Number of the volume in a series of several, from 0, in the order of `phases.TELLING`.
     gaps : "refuse" or "interpolate"
-        What to do about missing slices.
+        Whether to refuse or to interpolate missing slices.
     limit : int
-        Bytes that the voxels may take.
+        Largest size of the voxels, in bytes.
 
     Raises
     ------
     ScanError
-        By the code of what is wrong; nothing is guessed.
+        With a reason code for each fault or ambiguity; nothing is guessed.
     """
-    headers = _headers(files)
-    stack = _stack(_slices(headers), phase, gaps)
-    dropped = _drop_twins(stack)
+    headers = _usable_headers(files)
+    stack = _stack_volume(_split_slices(headers), phase, gaps)
+    duplicates = _count_duplicates(stack)
     array = read_values(stack.slices, limit)
     padding, padding_limit = _padding(stack.real)
     fill_gaps(array, stack.slices, padding)
     modality = _modality(stack.real) or modality
     unit = _unit(stack.real, modality)
     flags = list(stack.flags)
-    if dropped:
+    if duplicates:
         flags.append(Flag.DUPLICATES_DROPPED)
     if modality == "CT" and unit != "HU":
         flags.append(Flag.NOT_HOUNSFIELD)
-    flags += _rounding(stack, array)
+    flags += _rounding_flags(stack, array)
     if any(s.header.burned_in for s in stack.real):
         flags.append(Flag.BURNED_IN)
     volume = Volume(
@@ -95,64 +95,64 @@ def read_dicom(
 def dicom_outline(
     files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_dicom` would give; same errors.
+    """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
-    Pixels are read only where slices that look like several volumes may be one, sent twice.
+    Pixels are read only if slices that look like several volumes may be one volume sent twice.
     """
-    headers = _headers(files)
-    SHELF.put(headers)  # they are about to be read
-    return _outline(_stack(_slices(headers), phase, gaps))
+    headers = _usable_headers(files)
+    SHELF.put(headers)  # `read_dicom` usually follows
+    return _outline(_stack_volume(_split_slices(headers), phase, gaps))
 
 
 def headers_outline(
     headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type of what headers describe; same errors.
+    """Return the grid and dtype of the volume that headers describe; errors as for `read_dicom`.
 
-    Pixels are read only where slices that look like several volumes may be one, sent twice.
+    Pixels are read only if slices that look like several volumes may be one volume sent twice.
     """
-    return _outline(_stack(_slices(headers), phase, gaps))
+    return _outline(_stack_volume(_split_slices(headers), phase, gaps))
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
     check_values(stack.real)
-    rescaled = {(s.slope, s.intercept) for s in stack.real}
-    whole = all(float(n).is_integer() for pair in rescaled for n in pair)
+    rescales = {(s.slope, s.intercept) for s in stack.real}
+    are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
-    return Grid(shape, stack.affine), np.dtype(np.int16 if whole else np.float32)
+    return Grid(shape, stack.affine), np.dtype(np.int16 if are_integers else np.float32)
 
 
-def _slices(headers: Sequence[Header]) -> list[Slice]:
-    """Return the planes of all files, in an order that does not depend on names.
+def _split_slices(headers: Sequence[Header]) -> list[Slice]:
+    """Return the slices of all files, in an order that does not depend on file names.
 
     Raises
     ------
     ScanError
-        Where a file that holds several does not say which; why none of the frames is a slice; as
-        of `_check_faults`.
+        If the tiles or frames of a file can't be told apart, or no frame is a slice of a volume;
+        as for `_check_faults`.
     """
     _check_faults(headers)
     slices: list[Slice] = []
-    several: list[Header] = []
+    multiframe_headers: list[Header] = []
     for header in headers:
         if is_multiframe(header):
-            several.append(header)
+            multiframe_headers.append(header)
         elif is_mosaic(header):
             slices += mosaic_slices(header)
         elif is_grid(header):
             slices += grid_slices(header)
         else:
             slices.append(single_slice(header))
-    frames = multiframe_slices(several)
-    reasons = [frame_reason(one) for one in frames]
-    slices += [one for one, reason in zip(frames, reasons, strict=True) if reason is None]
+    frames = multiframe_slices(multiframe_headers)
+    reasons = [frame_reason(frame) for frame in frames]
+    slices += [frame for frame, reason in zip(frames, reasons, strict=True) if reason is None]
     if not slices:
-        raise ScanError(next(filter(None, reasons)), "none of its frames is a slice of a volume")
+        raise ScanError(next(filter(None, reasons)), "no frame is a slice of a volume")
     return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))
 
 
 def _check_faults(headers: Sequence[Header]) -> None:
-    """Refuse what a header says twice, pixels that are no integers, and rows in reverse.
+    """Refuse contradictory repeated elements, floating-point pixels and reversed rows.
 
     Raises
     ------
@@ -165,103 +165,104 @@ def _check_faults(headers: Sequence[Header]) -> None:
     if floats:
         detail = f"{floats} of {len(headers)} files have floating-point pixels"
         raise ScanError(Reason.PIXEL_TYPE, detail)
-    twice = sum(
+    contradictory = sum(
         header.elements.faults & TWICE > 0 or (is_multiframe(header) and groups_contradict(header))
         for header in headers
     )
-    if twice:
-        detail = f"in {twice} of {len(headers)} files an element stands twice, with other values"
+    if contradictory:
+        detail = f"{contradictory} of {len(headers)} files repeat an element with another value"
         raise ScanError(Reason.HEADER_CONTRADICTS, detail)
 
 
-def _stack(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
-    """Return the one volume that is meant.
+def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Stack:
+    """Return the stack of the only volume, or of the chosen one.
 
     Raises
     ------
     ScanError
-        PHASES where there are several and none was chosen; what is wrong with it.
+        PHASES if there are several volumes and none was chosen; as for `stack_slices`.
     """
     if have_own_frames(slices):
         return stack_without_frames(slices, phase, gaps)
     volumes = split_volumes(slices)
     if phase is None and len(volumes.groups) > 1:
-        stack = _sent_again(slices, gaps)
+        stack = _stack_resent(slices, gaps)
         if stack is not None:
             return stack
-    return _chosen(volumes, phase, gaps)
+    return _stack_chosen(volumes, phase, gaps)
 
 
-def _chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
+def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
     """Return the stack of one of several volumes.
 
     Raises
     ------
     ScanError
-        PHASES if none was chosen; SLICE_GAP where slices at its ends are missing, and gaps are
-        refused; what is wrong with it.
+        PHASES if none was chosen; SLICE_GAP if slices at its ends are missing and gaps are
+        refused; as for `stack_slices`.
     """
-    slices, cut = volumes.choose(phase)
-    if cut and gaps == "refuse":
-        detail = f"{cut} slices at its ends are missing that other volumes of the series have"
+    slices, missing = volumes.choose(phase)
+    if missing and gaps == "refuse":
+        detail = f"{missing} slices at the ends are missing that other volumes of the series have"
         raise ScanError(Reason.SLICE_GAP, detail)
     stack = stack_slices(slices, gaps)
-    if cut:
+    if missing:
         stack = stack.with_flag(Flag.FILES_LOST)
     return stack.with_flag(Flag.SLICES_SET_ASIDE) if volumes.crossing else stack
 
 
-def _sent_again(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
-    """Return the one volume that slices are which look like several, but say the same."""
+def _stack_resent(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
+    """Return the stack of one volume that was sent repeatedly; None if slices differ."""
     try:
         stack = stack_slices(slices, gaps)
-        same = all(same_content(_at(stack, k), twin) for k, twin in stack.twins)
+        same = all(same_content(_slice_at(stack, k), duplicate) for k, duplicate in stack.twins)
     except ScanError:
         return None
     return stack if same and stack.twins else None
 
 
-def _at(stack: Stack, k: int) -> Slice:
-    one = stack.slices[k]
-    if one is None:
-        raise ValueError("a twin of no slice")
-    return one
+def _slice_at(stack: Stack, k: int) -> Slice:
+    slice_ = stack.slices[k]
+    if slice_ is None:
+        raise ValueError("a duplicate of a missing slice")
+    return slice_
 
 
 def _source(stack: Stack) -> DicomSource:
     first = next((s for s in stack.real if s.header.frame_of_reference), stack.real[0])
     return DicomSource(
         first=first.header.read_dataset(),
-        slices=tuple(None if one is None else _source_slice(one) for one in stack.slices),
+        slices=tuple(None if slice_ is None else _source_slice(slice_) for slice_ in stack.slices),
         spacing=tuple(decimals(first.spacing)),
         orientation=tuple(decimals(first.orientation)),
     )
 
 
-def _source_slice(one: Slice) -> SourceSlice:
+def _source_slice(slice_: Slice) -> SourceSlice:
     return SourceSlice(
-        sop_class=one.header.sop_class,
-        sop_instance=one.header.sop_instance,
-        frame=one.frame + 1 if one.multiframe else None,
-        position=tuple(decimals(one.position)),
+        sop_class=slice_.header.sop_class,
+        sop_instance=slice_.header.sop_instance,
+        frame=slice_.frame + 1 if slice_.multiframe else None,
+        position=tuple(decimals(slice_.position)),
     )
 
 
-def _headers(files: Sequence[Path]) -> list[Header]:
-    """Return the headers of the files, those that were found a moment ago from memory."""
-    taken: dict[Path, Header | ScanError | None] = {path: SHELF.take(path) for path in files}
-    missing = [path for path, header in taken.items() if header is None]
-    taken.update(zip(missing, read_headers(missing), strict=True))
+def _usable_headers(files: Sequence[Path]) -> list[Header]:
+    """Return the headers of the files that hold slices, from the cache if they are in it."""
+    by_path: dict[Path, Header | ScanError | None] = {path: SHELF.take(path) for path in files}
+    missing = [path for path, header in by_path.items() if header is None]
+    by_path.update(zip(missing, read_headers(missing), strict=True))
     headers = []
-    for header in taken.values():
+    for header in by_path.values():
         if isinstance(header, ScanError):
             raise header
         if header is not None:
             headers.append(header)
-    packed = {header.path for header in headers if header.elements.gzipped}
-    packed = {path for path in packed if starts_gzip(read_start(path))}  # or it was, when found
-    if packed:  # it could not be unpacked then: that is tried again, or says why not
-        return _headers([SCRATCH.plain(str(p), gzipped=p in packed) for p in taken])
+    gzipped = {header.path for header in headers if header.elements.gzipped}
+    # Files that were gzipped when indexed may have been replaced since
+    gzipped = {path for path in gzipped if starts_gzip(read_start(path))}
+    if gzipped:  # unpacking failed when they were indexed: retry it, or raise its error
+        return _usable_headers([SCRATCH.plain(str(p), gzipped=p in gzipped) for p in by_path])
     usable = [header for header in headers if skip_reason(header) is None]
     if not usable:
         reasons = [skip_reason(header) for header in headers]
@@ -269,41 +270,41 @@ def _headers(files: Sequence[Path]) -> list[Header]:
     return usable
 
 
-def _rounding(stack: Stack, array: NDArray[Any]) -> list[Flag]:
-    """Return the flag of whole numbers that were made float32 and are rounded by it."""
+def _rounding_flags(stack: Stack, array: NDArray[Any]) -> list[Flag]:
+    """Return VALUES_ROUNDED if the values were converted to float32 and lost precision."""
     if array.dtype.kind != "f":
         return []
-    for k, one in enumerate(stack.slices):
-        if one is None or one.header.format.allocated <= _SHORT:
+    for k, slice_ in enumerate(stack.slices):
+        if slice_ is None or slice_.header.format.allocated <= _FLOAT32_BITS:
             continue
-        kind = np.dtype(np.int32)
-        if rounding_flags(array[:, :, k], kind, one.slope, one.intercept):
+        dtype = np.dtype(np.int32)
+        if rounding_flags(array[:, :, k], dtype, slice_.slope, slice_.intercept):
             return [Flag.VALUES_ROUNDED]
     return []
 
 
-def _drop_twins(stack: Stack) -> int:
-    """Return how many slices are there twice.
+def _count_duplicates(stack: Stack) -> int:
+    """Return the number of duplicate slices.
 
     Raises
     ------
     ScanError
-        DUPLICATE_SLICES or SLICE_GAP if slices at one place hold different pixels.
+        DUPLICATE_SLICES or SLICE_GAP if slices at one position hold different pixels.
     """
-    for k, twin in stack.twins:
-        if not same_content(_at(stack, k), twin):
+    for k, duplicate in stack.twins:
+        if not same_content(_slice_at(stack, k), duplicate):
             raise contradiction(stack)
     return len(stack.twins)
 
 
 def _modality(slices: Sequence[Slice]) -> str | None:
-    """Return what slices say, of the closed list; those of a stack say the same."""
-    said = slices[0].header.modality
-    return said if said in MODALITIES else None
+    """Return the modality of a stack, which its slices share; None if it is not supported."""
+    modality = slices[0].header.modality
+    return modality if modality in MODALITIES else None
 
 
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
-    """Hounsfield units only for CT that says so (DICOM PS3.3 C.8.2.1.1.2)."""
+    """Return HU only for a CT whose rescale gives Hounsfield units (DICOM PS3.3 C.8.2.1.1.2)."""
     if modality == "CT" and all(s.hounsfield for s in slices):
         return "HU"
     return "a.u." if modality is not None else "unknown"
@@ -312,18 +313,18 @@ def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
 def _padding(slices: Sequence[Slice]) -> tuple[float | None, float | None]:
     """Return PixelPaddingValue and PixelPaddingRangeLimit after rescale (PS3.3 C.7.5.1.1.2).
 
-    None where they are not there or slices differ.
+    Both are None if they are missing or slices differ.
     """
-    values = {_padding_of(one) for one in slices}
+    values = {_slice_padding(slice_) for slice_ in slices}
     return values.pop() if len(values) == 1 else (None, None)
 
 
-def _padding_of(one: Slice) -> tuple[float | None, float | None]:
-    header = one.header
+def _slice_padding(slice_: Slice) -> tuple[float | None, float | None]:
+    header = slice_.header
     if header.padding is None:
         return None, None
     limit = None
     if len(header.elements.raw(_PADDING_LIMIT)) == 2:
         limit = header.elements.number(_PADDING_LIMIT, 0, signed=header.format.signed)
-    first = header.padding * one.slope + one.intercept
-    return first, None if limit is None else limit * one.slope + one.intercept
+    value = header.padding * slice_.slope + slice_.intercept
+    return value, None if limit is None else limit * slice_.slope + slice_.intercept

@@ -1,4 +1,4 @@
-"""`Slice`: one plane of a scan, whether it has a file of its own or is a frame among others."""
+"""`Slice`: one plane of a scan, from a single-frame file or a frame of a multi-frame file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom.headers import PHASE_TAGS, Header, quiet
 from scanloom.io.dicom.odd_header import PARSE_ERRORS
 
-LONGEST = 256
-"""Bytes of a value that may tell volumes apart."""
-DEEPEST = 4
-"""Sequences in sequences that are looked into."""
-_BINARY = ("DiffusionBValue", "DiffusionGradientOrientation")
-"""Doubles (FD) in the file; the others are text."""
+_MAX_VALUE_BYTES = 256
+"""Longest value that is compared when volumes are told apart."""
+_MAX_SEQUENCE_DEPTH = 4
+"""Depth of nested sequences whose values are collected."""
+_DOUBLES = ("DiffusionBValue", "DiffusionGradientOrientation")
+"""Attributes stored as doubles (FD); the others are text."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The part of a frame that a slice is: its first row and column, and its size."""
+    """Position of a slice within a frame that holds several: first row and column, and size."""
 
     top: int
     left: int
@@ -32,34 +32,35 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """One plane, and what its file or its functional groups say of it.
+    """One plane with its attributes, from the file's header or the frame's functional groups.
 
     Parameters
     ----------
     header : Header
-        Of the file that it lies in: format and compression are those of all its frames.
+        Header of the file; pixel format and compression are the same for all its frames.
     frame : int
-        Which frame of the file, from 0.
+        Frame number in the file, from 0.
     position, orientation, spacing : tuple of float or None
         As in `Header`, but of this plane.
     slope, intercept : float
-        Stored sample to value.
+        Rescale from stored sample to value.
     rescaled : str or None
-        What a rescale gives, see `rescale_kind`; None where there is none.
+        Normalised RescaleType, see `rescale_kind`; None if there is no rescale.
     hounsfield : bool
         Whether a CT's rescale gives Hounsfield units.
     phase : mapping of str to str
-        What may tell volumes of one series apart, by attribute, but for InstanceNumber; those
-        without a value are absent. Numbers as decimal text. Slices that say the same may share it.
+        Attributes that may distinguish the volumes of a series, except InstanceNumber, by name.
+        Numbers are decimal text; attributes without a value are absent. Slices with equal
+        attributes may share the mapping.
     multiframe : bool
-        Whether the file is of a class that holds several frames.
+        Whether the SOP class of the file is a multi-frame class.
     tile : Tile or None
-        Which part of the frame it is; None for all of it.
+        The tile of the frame that is the slice; None if it is the whole frame.
     shared : object or None
-        What slices have in common that have the same object here: size, directions, spacing and
-        frame of reference among it. None where that is not known.
+        Token: slices with the same object here agree on size, orientation, spacing and frame of
+        reference, among others. None if unknown.
     group : pydicom.Dataset or None
-        A frame's own functional groups; None for a file of one slice.
+        The frame's own functional groups; None for a single-frame file.
     """
 
     header: Header
@@ -79,12 +80,12 @@ class Slice:
 
     @cached_property
     def attributes(self) -> dict[tuple[int, ...], bytes]:
-        """All that is said of it, by tags from the outermost sequence on; it may hold identity.
+        """Raw values of the slice by path of tags, outermost sequence first; may identify people.
 
         Raises
         ------
         ScanError
-            UNREADABLE or DAMAGED, if its file was changed since.
+            UNREADABLE or DAMAGED if the file was changed since its header was read.
         """
         dataset = self.header.read_dataset() if self.group is None else self.group
         try:
@@ -95,7 +96,7 @@ class Slice:
             raise ScanError(Reason.DAMAGED, detail) from exc
 
     def said(self, name: str) -> str:
-        """Return what it says of an attribute of `phase`, or of InstanceNumber."""
+        """Return an attribute of `phase`, or InstanceNumber; empty if it has no value."""
         if name == "InstanceNumber":
             return plain_text(self.header.phase[-1])
         return self.phase.get(name, "")
@@ -112,9 +113,9 @@ class Slice:
 
 
 def single_slice(header: Header) -> Slice:
-    """Return the one slice of a file that holds one."""
-    one = object.__new__(Slice)  # as with headers: there are as many
-    one.__dict__.update(
+    """Return the slice of a single-frame file."""
+    slice_ = object.__new__(Slice)  # skips the slow __init__ of a frozen dataclass, as in headers
+    slice_.__dict__.update(
         header=header,
         frame=0,
         position=header.position,
@@ -130,17 +131,17 @@ def single_slice(header: Header) -> Slice:
         shared=header.shared,
         group=None,
     )
-    return one
+    return slice_
 
 
 def one_of_each(slices: Sequence[Slice]) -> Sequence[Slice]:
-    """Return one of those that have all in common with others but their place and phase."""
-    kinds = {id(one.shared): one for one in slices}
-    return slices if id(None) in kinds else tuple(kinds.values())
+    """Return one slice for each distinct `Slice.shared`; all slices if any of them has none."""
+    distinct = {id(s.shared): s for s in slices}
+    return slices if id(None) in distinct else tuple(distinct.values())
 
 
 def rescale_kind(given: bool, kind: str) -> str | None:
-    """Return RescaleType, empty for its usual values, of which some slices may lack the word."""
+    """Return RescaleType, empty for HU and US, which some slices of a series may leave out."""
     return ("" if kind in ("HU", "US") else kind) if given else None
 
 
@@ -150,7 +151,7 @@ def in_hounsfield(header: Header, given: bool, kind: str) -> bool:
 
 
 def header_phase(header: Header) -> Mapping[str, str]:
-    """Return what a file says of its phase, see `Slice`."""
+    """Return `Slice.phase` of a file without functional groups."""
     return _phase(header.image_type, header.phase[:-1], header.elements.little)
 
 
@@ -160,7 +161,7 @@ def _phase(
 ) -> Mapping[str, str]:
     phase = {"ImageType": "\\".join(image_type)}
     for name, raw in zip(PHASE_TAGS, values, strict=False):
-        phase[name] = doubles(raw, little=little) if name in _BINARY else plain_text(raw)
+        phase[name] = doubles(raw, little=little) if name in _DOUBLES else plain_text(raw)
     return {name: value for name, value in phase.items() if value}
 
 
@@ -170,51 +171,51 @@ def plain_text(raw: bytes) -> str:
 
 
 def leaves(dataset: Any, depth: int = 0) -> dict[tuple[int, ...], bytes]:
-    """Return the short values of a data set and of the sequences in it, as they stand there."""
-    found: dict[tuple[int, ...], bytes] = {}
-    for tag in dataset.keys():  # noqa: SIM118 a data set gives elements, converted
+    """Return the short raw values of a data set and of its nested sequences, by path of tags."""
+    values: dict[tuple[int, ...], bytes] = {}
+    for tag in dataset.keys():  # noqa: SIM118 iterating a Dataset converts each element
         element = dataset.get_item(tag)
         value = element.value
         if isinstance(value, bytes) and element.VR != "SQ":
-            if len(value) <= LONGEST:
-                found[int(tag),] = value
-        elif element.VR == "SQ" and depth < DEEPEST:
+            if len(value) <= _MAX_VALUE_BYTES:
+                values[int(tag),] = value
+        elif element.VR == "SQ" and depth < _MAX_SEQUENCE_DEPTH:
             for item in dataset[tag].value or ():
-                for place, inner in leaves(item, depth + 1).items():
-                    place = (int(tag), *place)
-                    found[place] = found.get(place, b"") + inner
-    return found
+                for path, inner in leaves(item, depth + 1).items():
+                    path = (int(tag), *path)
+                    values[path] = values.get(path, b"") + inner
+    return values
 
 
 def as_text(raw: bytes, *, little: bool) -> str:
-    """Return a value whose type nobody names as text: words, doubles, or a float or number."""
-    text = raw.rstrip(b" \0")
-    if (text or not raw) and text.isascii() and text.decode("ascii").isprintable():
-        return text.decode("ascii").strip()
-    order = "<" if little else ">"
+    """Return a value of unknown VR as text: as ASCII, doubles, a float, an integer or hex."""
+    stripped = raw.rstrip(b" \0")
+    if (stripped or not raw) and stripped.isascii() and stripped.decode("ascii").isprintable():
+        return stripped.decode("ascii").strip()
+    byte_order = "<" if little else ">"
     if len(raw) % 8 == 0:
         return doubles(raw, little=little)
     if len(raw) == 4:
-        return f"{struct.unpack(f'{order}f', raw)[0]:g}"
+        return f"{struct.unpack(f'{byte_order}f', raw)[0]:g}"
     return str(int.from_bytes(raw, "little" if little else "big")) if len(raw) == 2 else raw.hex()
 
 
 def keyword(tag: int) -> str:
-    """Return the standard's name of an attribute."""
+    """Return the DICOM keyword of a tag."""
     from pydicom.datadict import keyword_for_tag
 
     return keyword_for_tag(tag) or "a private attribute"
 
 
 def to_float(text: str) -> float:
-    """Return a decimal string's number; ValueError for what Python alone takes for one (1_0)."""
+    """Return the number in a decimal string; ValueError for Python-only syntax such as 1_0."""
     if "_" in text:
-        raise ValueError("no decimal string")
+        raise ValueError("not a decimal string")
     return float(text)
 
 
 def doubles(raw: bytes, *, little: bool) -> str:
-    """Return doubles (FD) as decimal text, joined by backslashes; of other lengths, nothing."""
+    """Return doubles (FD) as backslash-separated decimal text; empty if the length is invalid."""
     if not raw or len(raw) % 8:
         return ""
     numbers = struct.unpack(f"{'<' if little else '>'}{len(raw) // 8}d", raw)

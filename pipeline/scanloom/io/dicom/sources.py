@@ -1,4 +1,4 @@
-"""The bytes of a file: as they stand on the disk, or inflated in memory, never beyond a limit."""
+"""Byte sources for pixel data: the file itself, or its inflated bytes in memory up to a limit."""
 
 from __future__ import annotations
 
@@ -15,151 +15,157 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.dicom import uids
 from scanloom.io.dicom.planes import Plane
 
-MOST_BEFORE = 1 << 26
-"""Bytes of a header, and of what follows the pixels, in a file that is inflated: 64 MiB."""
+_MAX_HEADER_BYTES = 1 << 26
+"""Largest size of everything except the pixels in a deflated file, once inflated: 64 MiB."""
 
-_PIECE = 1 << 18
-_META_END = 132 + 12  # preamble, DICM, and FileMetaInformationGroupLength itself
+_CHUNK_BYTES = 1 << 18
+_GROUP_LENGTH_END = 132 + 12  # preamble and "DICM", then FileMetaInformationGroupLength
 
 
 class Source(Protocol):
-    """Bytes that can be read anywhere."""
+    """Bytes with random access; `size` is their number."""
 
     size: int
 
-    def read(self, at: int, count: int) -> bytes:
-        """Return `count` bytes, fewer at the end."""
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from `position`, fewer at the end."""
 
-    def read_into(self, at: int, view: memoryview) -> int:
-        """Fill `view`, and return how many bytes there were."""
+    def read_into(self, position: int, view: memoryview) -> int:
+        """Fill `view` from `position`, and return the number of bytes read."""
 
 
-class _Disk:
-    """A file, read without a position, so that threads may share it."""
+class _FileSource:
+    """An open file, read by `pread`, so that threads can share its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
 
-    def read(self, at: int, count: int) -> bytes:
-        data = os.pread(self._descriptor, min(count, max(0, self.size - at)), at)
-        while 0 < len(data) < count and at + len(data) < self.size:
-            more = os.pread(self._descriptor, count - len(data), at + len(data))
+    def read(self, position: int, count: int) -> bytes:
+        data = os.pread(self._descriptor, min(count, max(0, self.size - position)), position)
+        while 0 < len(data) < count and position + len(data) < self.size:
+            more = os.pread(self._descriptor, count - len(data), position + len(data))
             if not more:
                 break
             data += more
         return data
 
-    def read_into(self, at: int, view: memoryview) -> int:
-        done = 0
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], at + done)
+    def read_into(self, position: int, view: memoryview) -> int:
+        filled = 0
+        while filled < len(view):
+            count = os.preadv(self._descriptor, [view[filled:]], position + filled)
             if not count:
                 break
-            done += count
-        return done
+            filled += count
+        return filled
 
 
 class Memory:
-    """Bytes that are in memory already."""
+    """Byte source in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
         self.size = len(data)
 
-    def read(self, at: int, count: int) -> bytes:
-        """Return `count` bytes, fewer at the end."""
-        return bytes(self._data[at : at + count])
+    def read(self, position: int, count: int) -> bytes:
+        """Return `count` bytes from `position`, fewer at the end."""
+        return bytes(self._data[position : position + count])
 
-    def read_into(self, at: int, view: memoryview) -> int:
-        """Fill `view`, and return how many bytes there were."""
-        found = self._data[at : at + len(view)]
-        view[: len(found)] = found
-        return len(found)
+    def read_into(self, position: int, view: memoryview) -> int:
+        """Fill `view` from `position`, and return the number of bytes read."""
+        data = self._data[position : position + len(view)]
+        view[: len(data)] = data
+        return len(data)
 
 
 @contextmanager
-def opened(plane: Plane) -> Iterator[tuple[Plane, Source]]:
-    """Open the file of a plane.
+def opened(frame: Plane) -> Iterator[tuple[Plane, Source]]:
+    """Open the file of a frame, inflating it if it is deflated.
 
     Yields
     ------
     (Plane, Source)
-        The plane as it lies in these bytes: native where the file was deflated.
+        The byte source, and the frame as located in it: native if the file was deflated.
 
     Raises
     ------
     OSError
-        If it can't be read.
+        If the file can't be read.
     ScanError
-        TRUNCATED, DAMAGED or TOO_LARGE where it has to be inflated.
+        TRUNCATED, DAMAGED or TOO_LARGE if a deflated file can't be inflated.
     """
-    descriptor = os.open(plane.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(frame.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        disk = _Disk(descriptor)
+        source = _FileSource(descriptor)
         yield (
-            _found(plane, disk)
-            if plane.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
-            else (plane, disk)
+            _inflated_source(frame, source)
+            if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+            else (frame, source)
         )
     finally:
         os.close(descriptor)
 
 
-def inflated_size(plane: Plane) -> int:
-    """Return the bytes of memory that opening its file takes at most; 0 where it stays packed."""
-    return 2 * _most(plane) if plane.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN else 0
+def inflated_size(frame: Plane) -> int:
+    """Return the most memory, in bytes, that `opened` needs; 0 if the file is not deflated."""
+    return (
+        2 * _max_inflated_bytes(frame)
+        if frame.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+        else 0
+    )
 
 
-def _most(plane: Plane) -> int:
-    """Return the bytes that an inflated file of such frames can have."""
-    return plane.frames * plane.count * plane.dtype.itemsize + MOST_BEFORE
+def _max_inflated_bytes(frame: Plane) -> int:
+    """Return the largest size, in bytes, of an inflated file of such frames."""
+    return frame.frames * frame.count * frame.dtype.itemsize + _MAX_HEADER_BYTES
 
 
-def _found(plane: Plane, source: Source) -> tuple[Plane, Source]:
-    """Inflate a deflated data set (PS3.5 A.5) and find the pixels in it."""
+def _inflated_source(frame: Plane, source: Source) -> tuple[Plane, Source]:
+    """Inflate a deflated data set (PS3.5 A.5) and locate the frame in it."""
     from pydicom import dcmread
     from pydicom.uid import ExplicitVRLittleEndian
 
     from scanloom.io.dicom.headers import quiet
 
-    head = source.read(0, _META_END)
-    if head[128:132] != b"DICM" or len(head) < _META_END:
-        raise ScanError(Reason.DAMAGED, "a deflated file has no meta header")
-    (length,) = struct.unpack("<I", head[-4:])
-    data = _inflated(source, _META_END + length, _most(plane))
-    file = BytesIO(data)
+    start = source.read(0, _GROUP_LENGTH_END)
+    if start[128:132] != b"DICM" or len(start) < _GROUP_LENGTH_END:
+        raise ScanError(Reason.DAMAGED, "a deflated file has no file meta information")
+    (meta_length,) = struct.unpack("<I", start[-4:])
+    data = _inflate(source, _GROUP_LENGTH_END + meta_length, _max_inflated_bytes(frame))
+    stream = BytesIO(data)
     try:
         with quiet():
-            dcmread(file, stop_before_pixels=True, force=True)
-        at = file.tell()
-        group, element, vr, size = struct.unpack("<HH2s2xI", data[at : at + 12])
+            dcmread(stream, stop_before_pixels=True, force=True)
+        position = stream.tell()
+        group, element, vr, value_length = struct.unpack("<HH2s2xI", data[position : position + 12])
     except (ArithmeticError, EOFError, LookupError, OSError, TypeError, ValueError) as exc:
         raise ScanError(Reason.DAMAGED, "a deflated file can't be parsed") from exc
     except (AttributeError, NotImplementedError, RecursionError, struct.error) as exc:
         raise ScanError(Reason.TRUNCATED, "a deflated file has no pixels") from exc
     if (group, element) != (0x7FE0, 0x0010) or vr not in (b"OB", b"OW", b"UN"):
         raise ScanError(Reason.DAMAGED, "a deflated file has no pixels")
-    found = replace(plane, syntax=ExplicitVRLittleEndian, offset=at + 12, length=size)
-    return found, Memory(data)
+    located = replace(
+        frame, syntax=ExplicitVRLittleEndian, offset=position + 12, length=value_length
+    )
+    return located, Memory(data)
 
 
-def _inflated(source: Source, start: int, most: int) -> bytes:
-    """Inflate from `start` on; refuse more than `most` bytes."""
-    state, parts, size, at = zlib.decompressobj(-zlib.MAX_WBITS), [], 0, start
-    packed = b""
-    while not state.eof:
-        if not packed:
-            packed = source.read(at, _PIECE)
-            at += len(packed)
-        if not packed:
-            raise ScanError(Reason.TRUNCATED, "a deflated file ends too early")
+def _inflate(source: Source, start: int, max_bytes: int) -> bytes:
+    """Inflate the bytes after `start`; refuse more than `max_bytes`."""
+    decompressor, chunks, size, position = zlib.decompressobj(-zlib.MAX_WBITS), [], 0, start
+    compressed = b""
+    while not decompressor.eof:
+        if not compressed:
+            compressed = source.read(position, _CHUNK_BYTES)
+            position += len(compressed)
+        if not compressed:
+            raise ScanError(Reason.TRUNCATED, "a deflated file is truncated")
         try:
-            parts.append(state.decompress(packed, most + 1 - size))
+            chunks.append(decompressor.decompress(compressed, max_bytes + 1 - size))
         except zlib.error as exc:
             raise ScanError(Reason.DAMAGED, "a deflated file can't be inflated") from exc
-        size += len(parts[-1])
-        if size > most:
-            raise ScanError(Reason.TOO_LARGE, "a deflated file holds more than its header says")
-        packed = state.unconsumed_tail
-    return b"".join(parts)
+        size += len(chunks[-1])
+        if size > max_bytes:
+            raise ScanError(Reason.TOO_LARGE, "a deflated file is larger than its header describes")
+        compressed = decompressor.unconsumed_tail
+    return b"".join(chunks)

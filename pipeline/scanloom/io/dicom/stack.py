@@ -1,4 +1,4 @@
-"""Slices into a stack: order, spacing and place are decided from positions, or refused."""
+"""Stack slices into a volume: order, spacing and origin come from the slice positions alone."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ from scanloom.io.dicom.slices import Slice, one_of_each
 from scanloom.io.plain import straighten
 
 MIN_SLICES = 3
-"""Two slices have one distance: nothing would tell that it is regular."""
-SAME_COSINE = 1e-4
-"""Largest difference of a direction cosine between slices: 0.03 mm at the edge of 300 mm."""
-COSINE_ROUNDING = 1e-3
-"""Directions this near to orthonormal were rounded to three decimals; others are damaged."""
+"""Two slices have a single distance, which cannot be checked for regularity."""
+_SAME_COSINE = 1e-4
+"""Largest difference of a direction cosine between slices: 0.03 mm over 300 mm."""
+_COSINE_ROUNDING = 1e-3
+"""Largest deviation from orthonormal that counts as rounding to three decimals, not damage."""
 SAME_SPACING = 1e-4
 """Largest relative difference of PixelSpacing between slices: 0.05 mm over 512 pixels."""
-ITK_ORTHOGONAL = 9e-5
-"""What ITK takes for right angles, in every element of R R^T: 1e-4, worked out in float32."""
-GAPS_SHARE = 1 / 3
-"""Share of the steps from slice to slice that may be gaps; of more, the spacing changes."""
-MOST_STRETCHED = 300
-"""Distance of slices over that of pixels: more is PixelSpacing in another unit than mm."""
-_FLOAT = 1e-9
-"""mm that float64 may leave of the same sum in another order."""
+_ITK_ORTHOGONAL = 9e-5
+"""ITK's tolerance for each element of R R^T: 1e-4, computed in float32."""
+_MAX_GAP_FRACTION = 1 / 3
+"""Fraction of the steps between slices that may be gaps; with more, the spacing changes."""
+_MAX_ASPECT_RATIO = 300
+"""Largest slice spacing over pixel spacing; beyond it, PixelSpacing is not in mm."""
+_FLOAT_ERROR_MM = 1e-9
+"""Float64 error, in mm, of the same sum taken in another order."""
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Slices in their order, and where they lie.
+    """Ordered slices of one volume and their affine.
 
     Parameters
     ----------
     slices : tuple of Slice or None
-        One for each k, ascending along row x column direction; None where one is missing.
+        The slice at each index k, ascending along row x column direction; None if it is missing.
     twins : tuple of (int, Slice)
-        Further slices at the place of slice k, to be dropped if they hold the same.
+        Duplicates: further slices at the position of slice k, to be dropped if their content is
+        the same.
     affine : (4, 4) array
-        Index (column, row, slice) to RAS mm. Its third axis is the step from slice to slice, which
-        leans on the others where the gantry was tilted.
+        Index (column, row, slice) to RAS mm. The third axis is the step between slices, which is
+        oblique to the others if the gantry was tilted.
     flags : tuple of Flag
     """
 
@@ -68,21 +69,21 @@ class Stack:
     flags: tuple[Flag, ...]
 
     def with_flag(self, flag: Flag) -> Stack:
-        """Return the same with one more flag."""
+        """Return a copy with a flag added."""
         return replace(self, flags=(*self.flags, flag))
 
     @property
     def real(self) -> tuple[Slice, ...]:
-        """The slices that are there."""
-        return tuple(one for one in self.slices if one is not None)
+        """The slices that are present, in order."""
+        return tuple(s for s in self.slices if s is not None)
 
 
 def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
-    """Put the slices of one volume in order by ImagePositionPatient along the slice normal.
+    """Sort the slices of one volume by ImagePositionPatient along the slice normal.
 
-    The place of a slice is its position along the normal of ImageOrientationPatient, nothing
-    else: InstanceNumber, SliceLocation, SliceThickness, GantryDetectorTilt and names may all lie
-    (DICOM PS3.3 C.7.6.2.1.1).
+    Slices are ordered only by their position along the normal of ImageOrientationPatient.
+    InstanceNumber, SliceLocation, SliceThickness, GantryDetectorTilt and file names may all be
+    wrong (DICOM PS3.3 C.7.6.2.1.1).
 
     Parameters
     ----------
@@ -94,120 +95,120 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     Raises
     ------
     ScanError
-        By its own code for all that is no regular, complete stack.
+        With a reason code for each way in which slices fail to form a regular, complete stack.
     """
-    check_alike(slices)
+    _check_consistent(slices)
     row, column, rounded = directions(slices)
     normal = np.cross(row, column)
-    places = places_of(slices, normal)
-    if len(places.depth) < MIN_SLICES:
-        raise ScanError(Reason.TOO_FEW_SLICES, f"{len(places.depth)} at different places")
-    index = _indices(places, normal, gaps)
-    line, flag = _line(places.positions, index, normal)
+    positions = places_of(slices, normal)
+    if len(positions.depth) < MIN_SLICES:
+        raise ScanError(Reason.TOO_FEW_SLICES, f"{len(positions.depth)} distinct slice positions")
+    index = _slice_indices(positions, normal, gaps)
+    line, flag = _slice_line(positions.positions, index, normal)
     step = line.step
     between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
-    if np.linalg.norm(step) > MOST_STRETCHED * min(between_rows, between_columns):
-        raise ScanError(Reason.BAD_GEOMETRY, "pixels lie far nearer to each other than slices")
+    if np.linalg.norm(step) > _MAX_ASPECT_RATIO * min(between_rows, between_columns):
+        raise ScanError(Reason.BAD_GEOMETRY, "the pixel spacing is far below the slice spacing")
     affine = np.eye(4)
     affine[:3, 0] = row * between_columns
     affine[:3, 1] = column * between_rows
     affine[:3, 2] = step
     affine[:3, 3] = line.origin
-    kept, twins = _split_twins(slices, places, index)
+    kept, duplicates = _split_duplicates(slices, positions, index)
     shape = (slices[0].columns, slices[0].rows, len(kept))
-    affine, upright = _upright(LPS_TO_RAS @ affine, shape)
-    flags = [Flag.AFFINE_ROUNDED] if rounded or upright else []
+    affine, orthogonalized = _orthogonal_for_itk(LPS_TO_RAS @ affine, shape)
+    flags = [Flag.AFFINE_ROUNDED] if rounded or orthogonalized else []
     flags += [flag] if flag and flag not in flags else []
     flags += [Flag.GAPS_INTERPOLATED] if None in kept else []
     flags += [Flag.ATTRIBUTES_CONTRADICT] if contradicts(slices[0].header, step, normal) else []
-    return Stack(kept, twins, affine, tuple(flags))
+    return Stack(kept, duplicates, affine, tuple(flags))
 
 
-def _upright(
+def _orthogonal_for_itk(
     affine: NDArray[np.float64], shape: tuple[int, int, int]
 ) -> tuple[NDArray[np.float64], bool]:
-    """Return an affine that ITK can take, and whether that made it another one.
+    """Return an affine that ITK accepts, and whether it had to be changed.
 
-    Axes that lean on each other by less than a shear may still not be at right angles for ITK,
-    which adds up what leans on what.
+    Axes whose angles are too close to 90 degrees to count as a shear may still fail ITK's test,
+    which sums the deviations.
     """
     axes = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
-    if np.abs(axes @ axes.T - np.eye(3)).max() <= ITK_ORTHOGONAL:
+    if np.abs(axes @ axes.T - np.eye(3)).max() <= _ITK_ORTHOGONAL:
         return affine, False
     affine, flags = straighten(affine, shape)
     return affine, bool(flags)
 
 
-def check_alike(slices: Sequence[Slice]) -> None:
-    """Refuse what differs between slices and must not, or is missing.
+def _check_consistent(slices: Sequence[Slice]) -> None:
+    """Refuse slices that differ in, or lack, an attribute that a volume's slices must share.
 
     Raises
     ------
     ScanError
-        By the code of the first thing that is wrong.
+        With the reason code of the first failed check.
     """
-    some, count = one_of_each(slices), len(slices)
-    cut = sum(s.header.pixels is None for s in slices)
-    if cut:
-        raise ScanError(Reason.TRUNCATED, f"{cut} of {count} files have no pixels")
-    _same(some, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
-    said = zip(*(s.header.patient for s in some), strict=True)
-    patients = max(len({value for value in values if value}) for values in said)
+    distinct, count = one_of_each(slices), len(slices)
+    truncated = sum(s.header.pixels is None for s in slices)
+    if truncated:
+        raise ScanError(Reason.TRUNCATED, f"{truncated} of {count} files have no pixels")
+    _check_equal(distinct, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
+    field_values = zip(*(s.header.patient for s in distinct), strict=True)
+    patients = max(len({value for value in values if value}) for values in field_values)
     if patients > 1:
-        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices are of {patients} patients")
+        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices belong to {patients} patients")
     attribute = differing(slices)
     if attribute is not None:
         raise _mixed(slices, attribute)
     frame = Reason.FRAME_OF_REFERENCE
-    framed = [s for s in some if s.header.frame_of_reference]
-    _same(framed, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
+    framed = [s for s in distinct if s.header.frame_of_reference]
+    _check_equal(framed, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
     if not all_placed(slices):
-        lost = sum(not is_placed(s) for s in slices)
-        detail = f"{lost} of {count} slices have no valid position or orientation"
+        unplaced = sum(not _has_geometry(s) for s in slices)
+        detail = f"{unplaced} of {count} slices have no valid position or orientation"
         raise ScanError(Reason.NO_POSITION, detail)
-    spacing = np.array([s.spacing or (np.nan, np.nan) for s in some])
+    spacing = np.array([s.spacing or (np.nan, np.nan) for s in distinct])
     if not (np.isfinite(spacing).all() and spacing.min() > 0):
         raise ScanError(Reason.BAD_GEOMETRY, "the pixel spacing is missing or not positive")
     if (np.abs(spacing / spacing[0] - 1) > SAME_SPACING).any():
         raise ScanError(Reason.SLICE_SPACING, "slices differ in pixel spacing")
-    orientation = np.array([s.orientation for s in some])
-    if (np.abs(orientation - orientation[0]) > SAME_COSINE).any():
+    orientation = np.array([s.orientation for s in distinct])
+    if (np.abs(orientation - orientation[0]) > _SAME_COSINE).any():
         raise ScanError(Reason.SLICE_ORIENTATION, "slices differ in orientation")
 
 
 def _mixed(slices: Sequence[Slice], attribute: Attribute) -> ScanError:
     """Return the error for slices that disagree on an attribute."""
-    kinds = attribute.kinds_of(slices)
-    said = Counter(kinds[attribute.of(one)] for one in slices)
-    few, count = len(slices) - max(said.values()), len(slices)
-    missing = f"is missing in {said['']} of {count} slices" if "" in said else ""
-    detail = missing or f"differs in {few} of {count} slices"
+    normalized = attribute.kinds_of(slices)
+    counts = Counter(normalized[attribute.of(s)] for s in slices)
+    count = len(slices)
+    missing = f"is missing in {counts['']} of {count} slices" if "" in counts else ""
+    detail = missing or f"differs in {count - max(counts.values())} of {count} slices"
     return ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
 
 
-def _same(
+def _check_equal(
     slices: Sequence[Slice],
     count: int,
-    what: Callable[[Slice], object],
+    value_of: Callable[[Slice], object],
     reason: Reason,
     name: str,
 ) -> None:
-    kinds = {what(s) for s in slices}
-    if len(kinds) > 1:
-        raise ScanError(reason, f"{count} slices have {len(kinds)} {name}")
+    values = {value_of(s) for s in slices}
+    if len(values) > 1:
+        raise ScanError(reason, f"{count} slices have {len(values)} {name}")
 
 
 def all_placed(slices: Sequence[Slice]) -> bool:
-    """Whether all slices are placed; the same as `is_placed` of each, but faster."""
-    positions = [one.position for one in slices]
+    """Whether all slices have a valid position and orientation; checks shared ones only once."""
+    positions = [s.position for s in slices]
     if None in positions or not np.isfinite(np.array(positions)).all():
         return False
-    return all(map(is_placed, one_of_each(slices)))
+    return all(map(_has_geometry, one_of_each(slices)))
 
 
-def is_placed(one: Slice) -> bool:
-    """Whether a slice says where it lies and how it is turned."""
-    position, orientation = one.position or (), one.orientation or ()
+def _has_geometry(slice_: Slice) -> bool:
+    """Whether a slice has a valid position and orientation."""
+    position, orientation = slice_.position or (), slice_.orientation or ()
     if len(position) != 3 or len(orientation) != 6:
         return False
     return all(map(math.isfinite, position)) and all(map(math.isfinite, orientation))
@@ -216,122 +217,122 @@ def is_placed(one: Slice) -> bool:
 def directions(
     slices: Sequence[Slice],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
-    """Return the unit vectors along a row and down a column, and whether they were rounded.
+    """Return unit vectors (LPS) along a row and down a column, and whether they were rounded.
 
     Raises
     ------
     ScanError
-        BAD_GEOMETRY if they are not at right angles.
+        BAD_GEOMETRY if the direction cosines are not orthonormal.
     """
-    both = np.array(slices[0].orientation).reshape(2, 3)
-    product = both @ both.T
-    error = float(np.abs(product - np.eye(2)).max())
-    if error > COSINE_ROUNDING:
-        raise ScanError(Reason.BAD_GEOMETRY, "its direction cosines are not at right angles")
+    cosines = np.array(slices[0].orientation).reshape(2, 3)
+    gram = cosines @ cosines.T
+    error = float(np.abs(gram - np.eye(2)).max())
+    if error > _COSINE_ROUNDING:
+        raise ScanError(Reason.BAD_GEOMETRY, "the direction cosines are not orthonormal")
     if error <= ORTHOGONAL:
-        return both[0], both[1], False
-    row, column = both / np.linalg.norm(both, axis=1, keepdims=True)
-    half = (row @ column) / 2  # each turns by half the error
-    row, column = row - half * column, column - half * row
+        return cosines[0], cosines[1], False
+    row, column = cosines / np.linalg.norm(cosines, axis=1, keepdims=True)
+    correction = (row @ column) / 2  # each vector turns by half the error
+    row, column = row - correction * column, column - correction * row
     return row / np.linalg.norm(row), column / np.linalg.norm(column), True
 
 
-def _split_twins(
-    slices: Sequence[Slice], places: Places, index: NDArray[np.intp]
+def _split_duplicates(
+    slices: Sequence[Slice], positions: Places, index: NDArray[np.intp]
 ) -> tuple[tuple[Slice | None, ...], tuple[tuple[int, Slice], ...]]:
-    """Return one slice for each k, and (k, slice) of those that share a place with it."""
+    """Return the slice at each index k, and the duplicates at the same positions as (k, slice)."""
     kept: list[Slice | None] = [None] * (int(index[-1]) + 1)
-    twins: list[tuple[int, Slice]] = []
-    for one, place in zip(slices, places.ids, strict=True):
-        k = int(index[place])
+    duplicates: list[tuple[int, Slice]] = []
+    for slice_, position_id in zip(slices, positions.ids, strict=True):
+        k = int(index[position_id])
         if kept[k] is None:
-            kept[k] = one
+            kept[k] = slice_
         else:
-            twins.append((k, one))
-    return tuple(kept), tuple(twins)
+            duplicates.append((k, slice_))
+    return tuple(kept), tuple(duplicates)
 
 
-def _indices(places: Places, normal: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
-    """Return which k each place is; not every number is there where slices are missing.
+def _slice_indices(positions: Places, normal: NDArray[np.float64], gaps: Gaps) -> NDArray[np.intp]:
+    """Return the slice index k of each position; missing slices leave out numbers.
 
     Raises
     ------
     ScanError
-        SLICE_GAP or SPACING_CHANGES if the places are not equally spaced; BAD_GEOMETRY if slices
-        lie side by side.
+        SLICE_GAP or SPACING_CHANGES if the positions are not evenly spaced; BAD_GEOMETRY if
+        several slices lie in one plane.
     """
-    depth = places.depth
-    off, allowed = steps_off(depth)
-    if off <= allowed:
+    depth = positions.depth
+    deviation, tolerance = steps_off(depth)
+    if deviation <= tolerance:
         return np.arange(len(depth))
     steps = np.diff(depth)
     if steps.min() <= SAME_PLACE_MM:
-        raise ScanError(Reason.BAD_GEOMETRY, "slices lie side by side in one plane")
-    if is_rounded_stack(places.positions):
+        raise ScanError(Reason.BAD_GEOMETRY, "several slices lie side by side in one plane")
+    if is_rounded_stack(positions.positions):
         return np.arange(len(depth))
-    seen = f"distances between slices go from {steps.min():.3f} to {steps.max():.3f} mm"
-    multiples = _multiples(steps, allowed, (float(np.median(steps)), float(steps.min())))
+    step_range = f"distances between slices range from {steps.min():.3f} to {steps.max():.3f} mm"
+    multiples = _multiples(steps, tolerance, (float(np.median(steps)), float(steps.min())))
     if multiples is None:
-        multiples = _rounded_multiples(steps, reach_of(places.positions, normal))
+        multiples = _rounded_multiples(steps, reach_of(positions.positions, normal))
     if multiples is None:
-        raise ScanError(Reason.SPACING_CHANGES, seen)
+        raise ScanError(Reason.SPACING_CHANGES, step_range)
     index = np.concatenate([[0], np.cumsum(multiples)]).astype(np.intp)
     missing = int(index[-1]) + 1 - len(depth)
     even = depth[0] + index * (depth[-1] - depth[0]) / index[-1]
-    on_line = np.abs(depth - even).max() <= allowed or leaning_line(places.positions, index)
-    # More missing than there are would be made up, not filled in
+    on_line = np.abs(depth - even).max() <= tolerance or leaning_line(positions.positions, index)
+    # With more slices missing than present, most of the volume would be invented
     if gaps == "refuse" or missing >= len(depth) or not on_line:
-        raise ScanError(Reason.SLICE_GAP, f"{missing} missing slices: {seen}")
+        raise ScanError(Reason.SLICE_GAP, f"{missing} slices are missing: {step_range}")
     return index
 
 
 def _multiples(
-    steps: NDArray[np.float64], allowed: float, usuals: Sequence[float]
+    steps: NDArray[np.float64], tolerance: float, candidates: Sequence[float]
 ) -> NDArray[np.float64] | None:
-    """Return how many regular steps each step is, None where they are no whole numbers.
+    """Return each step as a multiple of the regular step; None if they are not whole numbers.
 
-    Long steps are the exception, or the spacing changes.
+    None as well if more than a few steps are long: then the spacing changes.
     """
-    for usual in usuals:
-        multiples = np.rint(steps / usual)
-        whole = np.abs(steps - multiples * usual) <= allowed * np.maximum(multiples, 1)
-        if whole.all() and multiples.min() >= 1:
-            few = np.count_nonzero(multiples > 1) <= max(1.0, GAPS_SHARE * len(steps))
-            return multiples if few else None
+    for spacing in candidates:
+        multiples = np.rint(steps / spacing)
+        is_whole = np.abs(steps - multiples * spacing) <= tolerance * np.maximum(multiples, 1)
+        if is_whole.all() and multiples.min() >= 1:
+            are_few = np.count_nonzero(multiples > 1) <= max(1.0, _MAX_GAP_FRACTION * len(steps))
+            return multiples if are_few else None
     return None
 
 
 def _rounded_multiples(steps: NDArray[np.float64], reach: float) -> NDArray[np.float64] | None:
-    """Return the same where rounding moves each slice by up to `reach` mm."""
-    single = steps[steps <= steps.min() + 4 * reach + _FLOAT]
-    usual = float(single.mean())  # single roundings level out
-    if not 0 < reach <= MOST_OF_STEP * usual:
+    """Return `_multiples` of steps between slices that rounding moved by up to `reach` mm."""
+    single = steps[steps <= steps.min() + 4 * reach + _FLOAT_ERROR_MM]
+    spacing = float(single.mean())  # rounding errors average out
+    if not 0 < reach <= MOST_OF_STEP * spacing:
         return None
-    multiples = _multiples(steps, 4 * reach, (usual,))
+    multiples = _multiples(steps, 4 * reach, (spacing,))
     return None if multiples is None or multiples.max() == 1 else multiples
 
 
-def _line(
+def _slice_line(
     positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
 ) -> tuple[Line, Flag | None]:
-    """Return where the slices lie, and the flag of what was taken out of it.
+    """Return the line through the slice positions, and a flag if it was corrected.
 
-    The step is kept as it is, also where it leans: that is a tilted gantry, or slices cut at a
-    slant. A lean that rounding alone may have made is none.
+    An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A
+    sideways shift that rounding alone explains is removed.
 
     Parameters
     ----------
     positions : (P, 3) array
-        Of the slices in order, LPS mm.
+        Positions of the slices in order, LPS mm.
     index : (P,) array
-        Which k each is.
+        Slice index k of each position.
     normal : (3,) array
-        Unit normal of the slices.
+        Unit normal of the slices, LPS.
 
     Raises
     ------
     ScanError
-        BAD_GEOMETRY if the slices step sideways irregularly.
+        BAD_GEOMETRY if the slices are shifted sideways irregularly.
     """
     count = int(index[-1])
     ends = Line(positions[0], (positions[-1] - positions[0]) / count)
@@ -342,13 +343,13 @@ def _line(
         return ends, None
     if on_line and sideways * count <= JITTER_MM:
         return Line(ends.origin, along), Flag.AFFINE_ROUNDED
-    rounded = straight_line(positions, index, normal)
-    if rounded is None and on_line:
+    line = straight_line(positions, index, normal)
+    if line is None and on_line:
         return ends, None
-    rounded = rounded or leaning_line(positions, index)
-    if rounded is None:
+    line = line or leaning_line(positions, index)
+    if line is None:
         raise ScanError(Reason.BAD_GEOMETRY, "the slices are shifted sideways irregularly")
-    return rounded, Flag.POSITIONS_ROUNDED
+    return line, Flag.POSITIONS_ROUNDED
 
 
 def _is_on_line(
@@ -357,28 +358,30 @@ def _is_on_line(
     line: Line,
     normal: NDArray[np.float64],
 ) -> bool:
-    """Whether the slices lie on the line through the first and the last, but for jitter."""
-    off = positions - line.origin - np.outer(index, line.step)
-    _, allowed = steps_off(positions @ normal)
-    along = float(np.abs(off @ normal).max())
-    return along <= allowed + _FLOAT and float(np.linalg.norm(off, axis=1).max()) <= 2 * JITTER_MM
+    """Whether the slices lie on the line through the first and the last, within the jitter."""
+    residual = positions - line.origin - np.outer(index, line.step)
+    _, tolerance = steps_off(positions @ normal)
+    along = float(np.abs(residual @ normal).max())
+    return (
+        along <= tolerance + _FLOAT_ERROR_MM
+        and float(np.linalg.norm(residual, axis=1).max()) <= 2 * JITTER_MM
+    )
 
 
 def contradiction(stack: Stack) -> ScanError:
-    """Return the error for slices at one place that hold different pixels."""
-    places = len(stack.real)
-    counts = Counter({k: 1 for k, one in enumerate(stack.slices) if one is not None})
+    """Return the error for slices that share a position but differ in their pixels."""
+    position_count = len(stack.real)
+    counts = Counter({k: 1 for k, slice_ in enumerate(stack.slices) if slice_ is not None})
     counts.update(k for k, _ in stack.twins)
     most = max(counts.values())
-    full = sum(count == most for count in counts.values())
-    if full == places:
-        detail = f"{most} slices at each of {places} places, and nothing tells them apart"
+    complete = sum(count == most for count in counts.values())
+    if complete == position_count:
+        detail = f"{most} indistinguishable slices at each of {position_count} positions"
         return ScanError(Reason.DUPLICATE_SLICES, detail)
-    if full > places / 2:
-        lost = sum(most - count for count in counts.values())
-        detail = (
-            f"{lost} slices are missing: {places - full} of {places} places have fewer than {most}"
-        )
+    if complete > position_count / 2:
+        missing = sum(most - count for count in counts.values())
+        short = f"{position_count - complete} of {position_count} positions have fewer than {most}"
+        detail = f"{missing} slices are missing: {short}"
         return ScanError(Reason.SLICE_GAP, detail)
-    doubled = len({k for k, _ in stack.twins})
-    return ScanError(Reason.DUPLICATE_SLICES, f"{doubled} places have slices that differ")
+    conflicting = len({k for k, _ in stack.twins})
+    return ScanError(Reason.DUPLICATE_SLICES, f"{conflicting} positions have slices that differ")
