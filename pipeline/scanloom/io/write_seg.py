@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
 from scanloom.core.world import LPS_TO_RAS
 from scanloom.io import names
+from scanloom.io.dicom.decimal_strings import decimals
 from scanloom.io.scan import DicomSource
 from scanloom.io.seg_frames import (
     Frame,
@@ -40,7 +41,6 @@ from scanloom.io.seg_frames import (
     written_out,
 )
 from scanloom.io.seg_source import (
-    decimals,
     patient_name,
     refer_to_frames,
     reference_headers,
@@ -92,7 +92,7 @@ def write_segs(
     segmentation : Segmentation
         On the grid of the source: I along the rows' pixels, J down the columns, K by slice.
     source : DicomSource
-        For which `can_refer` holds.
+        One whose `can_refer` is true.
     case : Case
         What is wanted, and the recipe that goes into the UIDs.
     models : sequence of str
