@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, byte_words
 from scanloom.io.limits import DEFLATE_LIMIT, FILE_LIMIT, SKIP_LIMIT, VOXEL_LIMIT
-from scanloom.io.numbers import parse_numbers, read_words
+from scanloom.io.numbers import parse_numbers, read_tokens
 from scanloom.io.packing import Packing, opened_packed, unpacking_errors
 from scanloom.io.regular import open_regular
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
@@ -303,7 +303,7 @@ def _from_text(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
     """Read numbers with space between them."""
     numbers = np.empty(layout.count * layout.volumes, layout.dtype)
     done = 0
-    for tokens in read_words(file):
+    for tokens in read_tokens(file):
         if done + len(tokens) > numbers.size:
             raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
         numbers[done : done + len(tokens)] = parse_numbers(tokens, layout.dtype)
