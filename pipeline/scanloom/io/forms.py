@@ -8,7 +8,7 @@ from scanloom.core import Grid
 from scanloom.io.quaternion import quaternion_of
 from scanloom.io.scan import NiftiSource, Source
 
-SCANNER = 1
+SCANNER_ANAT = 1
 """NIFTI_XFORM_SCANNER_ANAT: scanner-based anatomical coordinates."""
 
 
@@ -35,11 +35,11 @@ def forms_for(grid: Grid, source: Source) -> NiftiSource:
     NiftiSource
         It has a quaternion if it has a qform.
     """
-    forms = NiftiSource(grid.affine, SCANNER, grid.affine, SCANNER)
+    forms = NiftiSource(grid.affine, SCANNER_ANAT, grid.affine, SCANNER_ANAT)
     if isinstance(source, NiftiSource) and has_own_forms(source):
         forms = source
     elif grid.sheared:  # a quaternion cannot represent a shear
-        return NiftiSource(grid.affine, SCANNER, None, 0)
+        return NiftiSource(grid.affine, SCANNER_ANAT, None, 0)
     if forms.qform is None or forms.quaternion is not None:
         return forms
     quaternion = quaternion_of(forms.qform, grid.shape)

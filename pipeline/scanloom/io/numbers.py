@@ -15,7 +15,7 @@ _TOKEN_LIMIT = 64  # characters of a number
 
 
 def read_tokens(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the tokens of a file chunk by chunk; one that spans two chunks comes with the second."""
+    """Yield the tokens of a file, as a list for each chunk that is read; no token is split."""
     incomplete = b""
     while chunk := file.read(_CHUNK_BYTES):
         tokens = (incomplete + chunk).split()

@@ -9,7 +9,7 @@ import numpy as np
 from scanloom.core import Gaps, Grid, Reason, ScanError, Series
 from scanloom.io.formats import FORMATS
 
-MOST_VOLUMES = 10_000
+MAX_VOLUMES = 10_000
 """Volumes of a series or file that are counted; time points are far fewer."""
 
 
@@ -21,7 +21,7 @@ def count_phases(series: Series, orientation: str | None = None, gaps: Gaps = "r
     ScanError
         As reading the first of them would raise for its headers.
     """
-    for phase in range(MOST_VOLUMES):
+    for phase in range(MAX_VOLUMES):
         try:
             read_outline(series, phase, orientation, gaps)
         except ScanError as error:
@@ -29,7 +29,7 @@ def count_phases(series: Series, orientation: str | None = None, gaps: Gaps = "r
                 return phase
             if phase == 0:
                 raise
-    return MOST_VOLUMES
+    return MAX_VOLUMES
 
 
 def read_outline(

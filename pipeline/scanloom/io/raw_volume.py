@@ -44,7 +44,7 @@ class RawVolume:
     @property
     def outline(self) -> tuple[Grid, np.dtype[Any]]:
         """Grid of the volume and type of its voxels after rescale."""
-        return self.grid, self.layout.result
+        return self.grid, self.layout.value_dtype
 
 
 class ParseHeader(Protocol):

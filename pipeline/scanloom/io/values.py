@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Nan, Reason, ScanError, Volume
 
-AIR = -1024.0
+AIR_HU = -1024.0
 """HU outside the field of view, as scanners and ITK's filters write it."""
-EXACT = 1 << 24
+MAX_EXACT_FLOAT32 = 1 << 24
 """Largest magnitude up to which all integers are exact in float32."""
 _EXACT_FLOAT64 = 1 << 53
 
@@ -47,7 +47,7 @@ def without_nan(volume: Volume, nan: Nan) -> Volume:
     smallest = float(np.fmin.reduce(volume.array, axis=None))
     if np.isnan(smallest):
         raise ScanError(Reason.PIXEL_TYPE, "all voxels are NaN")
-    padding = AIR if volume.unit == "HU" else smallest
+    padding = AIR_HU if volume.unit == "HU" else smallest
     array = volume.array.view()
     array.flags.writeable = True
     for plane in array.T:
@@ -71,7 +71,7 @@ def rounding_flags(
         return ()
     extremes = np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)
     largest = float(np.abs((np.array(extremes, float) - intercept) / slope).max())
-    if largest <= EXACT:
+    if largest <= MAX_EXACT_FLOAT32:
         return ()
     if values.dtype.kind in "iu" and largest <= _EXACT_FLOAT64:
         planes = (plane.astype(np.float64) for plane in values.T)

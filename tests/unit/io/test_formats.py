@@ -58,7 +58,7 @@ def test_an_option_of_another_format_is_ignored(tmp_path: Path) -> None:
     read = FORMATS["mgh"].read
     plain, given = read((path,)), read((path,), gaps="interpolate", orientation="LPS")
     np.testing.assert_array_equal(plain.volume.grid.affine, given.volume.grid.affine)
-    with pytest.raises(ScanError, match="number 2"):
+    with pytest.raises(ScanError, match="not volume 2"):
         read((path,), phase=2)
 
 
