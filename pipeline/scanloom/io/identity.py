@@ -50,9 +50,7 @@ def load_key(file: Path | None = None) -> bytes:
     named = file or _named_by_environment()
     path = named or usual_key_file()
     if named and not named.parent.is_dir():
-        detail = (
-            "the folder of the key file does not exist: create it first if a new key is meant"
-        )
+        detail = "the folder of the key file does not exist: create it first if a new key is meant"
         raise ScanError(Reason.NOT_FOUND, detail)
     try:
         if not named and not _is_own_key(path):

@@ -19,26 +19,16 @@ from scanloom.core import Flag, Grid, Reason, ScanError
 from scanloom.io.metaimage import parse_metaimage
 from scanloom.io.nrrd import MAGIC, parse_nrrd
 from scanloom.io.packing import packing_of
-from scanloom.io.plain import (
-    MIN_VOXELS,
-    affine_from_codes,
-    check_size,
-    straighten,
-)
-from scanloom.io.raw_volume import RawVolume
+from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_size, straighten
+from scanloom.io.raw_volume import RawVolume, select_volume
 from scanloom.io.reader_errors import foreign_errors
 from scanloom.io.regular import open_regular
 from scanloom.io.text_header import HEADER_LIMIT_BYTES, TextHeader, damaged
-from scanloom.io.voxels import (
-    Coding,
-    Layout,
-    check_layout,
-    size_of,
-)
+from scanloom.io.voxels import Coding, Layout, check_layout, size_of
 
 ITK_SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
 
-_LINES_LIMIT = 1 << 24  # largest number of bytes in the lines to skip
+_LINES_LIMIT_BYTES = 1 << 24  # of the lines to skip
 
 
 def itk_files(path: Path) -> tuple[Path, ...]:
@@ -65,7 +55,7 @@ def parse_itk(
         OUT_OF_MEMORY.
     """
     header = _read_header(files[0])
-    volumes = _count_volumes(header, phase)
+    volumes, volume = _select_volume(header, phase)
     shape = (
         header.sizes[header.axes[0]],
         header.sizes[header.axes[1]],
@@ -77,7 +67,7 @@ def parse_itk(
     if not set(files[1:]) <= set(data):
         raise damaged("the header names other data files than when it was found")
     with foreign_errors("the image"):
-        layout = _layout(header, data or (files[0],), shape, volumes, phase or 0)
+        layout = _layout(header, data or (files[0],), shape, volumes, volume)
         check_layout(layout, limit)
     return RawVolume(layout, Grid(shape, affine), flags)
 
@@ -116,8 +106,8 @@ def _data_path(path: Path, name: str) -> Path:
     return data
 
 
-def _count_volumes(header: TextHeader, phase: int | None) -> int:
-    """Return the number of volumes; refuse images that are not grey volumes."""
+def _select_volume(header: TextHeader, phase: int | None) -> tuple[int, int]:
+    """Return the number of volumes and the index of the requested one; refuse all but grey ones."""
     if header.components != 1:
         like_rgb = header.components in (3, 4) and header.dtype == np.uint8
         reason = Reason.COLOR if header.is_colour or like_rgb else Reason.PIXEL_TYPE
@@ -128,11 +118,8 @@ def _count_volumes(header: TextHeader, phase: int | None) -> int:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {header.sizes} voxels")
     if len(sizes) > 3:
         raise ScanError(Reason.PIXEL_TYPE, f"the image has {len(sizes)} spatial axes")
-    if phase is None and volumes > 1:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes, numbered from 0")
-    if not 0 <= (phase or 0) < volumes:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes from 0, not volume {phase}")
-    return volumes
+    volume = select_volume(volumes, phase)
+    return volumes, volume
 
 
 def _affine(
@@ -207,7 +194,7 @@ def _skip_lines(path: Path, start: int, lines: int) -> int:
         return start
     with open_regular(path) as file:
         file.seek(start)
-        text = file.read(_LINES_LIMIT)
+        text = file.read(_LINES_LIMIT_BYTES)
     end = -1
     for _ in range(lines):
         end = text.find(b"\n", end + 1)

@@ -243,10 +243,7 @@ def _geometry(
     if any(centre) and not np.array_equal(directions, np.eye(dimensions)):
         raise ScanError(Reason.BAD_GEOMETRY, "the centre of rotation is not the origin")
     if np.any(directions[3:, :3]) or np.any(directions[:3, 3:]):
-        raise ScanError(
-            Reason.BAD_GEOMETRY,
-            "a spatial axis has a component that is not spatial",
-        )
+        raise ScanError(Reason.BAD_GEOMETRY, "a spatial axis has a component that is not spatial")
     codes = fields.get("AnatomicalOrientation", "").upper()
     if "TransformMatrix" not in fields and codes not in _IDENTITY_CODES:
         return None, np.abs(spacing[:3])

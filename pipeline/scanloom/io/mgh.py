@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scanloom.core import Grid, Reason, ScanError
 from scanloom.io.packing import packing_of, unpacked_start
 from scanloom.io.plain import MIN_VOXELS, check_size, straighten
-from scanloom.io.raw_volume import RawVolume
+from scanloom.io.raw_volume import RawVolume, select_volume
 from scanloom.io.reader_errors import foreign_errors
 from scanloom.io.voxels import Layout, check_layout
 
@@ -25,8 +25,8 @@ Header = Mapping[str, Any]
 
 MGH_SUFFIXES = (".mgh", ".mgz")
 
-_DATA_OFFSET = 284  # bytes
-_TRAILER_LIMIT = 1 << 26  # bytes after the voxels: processing history and colour tables
+_DATA_OFFSET_BYTES = 284
+_TRAILER_LIMIT_BYTES = 1 << 26  # after the voxels: processing history and colour tables
 _TYPES = {0: ">u1", 1: ">i4", 3: ">f4", 4: ">i2", 10: ">u2"}
 
 
@@ -56,14 +56,13 @@ def parse_mgh(
 def _read_header(path: Path) -> Header:
     from nibabel.freesurfer.mghformat import MGHHeader
 
-    start = unpacked_start(path, _DATA_OFFSET)
+    start = unpacked_start(path, _DATA_OFFSET_BYTES)
     if start[:4] != (1).to_bytes(4, "big"):
         raise ScanError(Reason.DAMAGED, "the file has no MGH header")
-    if len(start) < _DATA_OFFSET:
+    if len(start) < _DATA_OFFSET_BYTES:
         raise ScanError(Reason.TRUNCATED, "the file ends within the MGH header")
-    return cast(
-        "Header", np.frombuffer(start, MGHHeader.template_dtype, 1)[0]
-    )  # without its checks
+    record = np.frombuffer(start, MGHHeader.template_dtype, 1)[0]  # without nibabel's checks
+    return cast("Header", record)
 
 
 def _layout(header: Header, path: Path, phase: int | None) -> Layout:
@@ -73,10 +72,7 @@ def _layout(header: Header, path: Path, phase: int | None) -> Layout:
         raise ScanError(Reason.DAMAGED, "the dimensions of the MGH header are not positive")
     if min(i, j, k) < MIN_VOXELS:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {(i, j, k)} voxels")
-    if phase is None and volumes > 1:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes, numbered from 0")
-    if not 0 <= (phase or 0) < volumes:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes from 0, not volume {phase}")
+    volume = select_volume(volumes, phase)
     code = _TYPES.get(int(header["type"]))
     if code is None:
         raise ScanError(Reason.PIXEL_TYPE, "the MGH data type is not a plain number")
@@ -84,12 +80,12 @@ def _layout(header: Header, path: Path, phase: int | None) -> Layout:
         path,
         packing_of(path) or "raw",
         start=0,
-        skip=_DATA_OFFSET,
+        skip=_DATA_OFFSET_BYTES,
         shape=(i, j, k),
         dtype=np.dtype(code),
         volumes=volumes,
-        volume=phase or 0,
-        trailing_bytes=_TRAILER_LIMIT,
+        volume=volume,
+        trailing_bytes=_TRAILER_LIMIT_BYTES,
     )
 
 

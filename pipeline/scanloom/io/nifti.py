@@ -20,14 +20,9 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Grid, Reason, ScanError
 from scanloom.io.analyze import analyze_as_nifti, is_analyze
 from scanloom.io.packing import packing_of, unpacked_start
-from scanloom.io.plain import (
-    MIN_VOXELS,
-    affine_from_codes,
-    check_size,
-    straighten,
-)
+from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_size, straighten
 from scanloom.io.quaternion import HALF_TURN_FLOAT32, HALF_TURN_FLOAT64, rotations
-from scanloom.io.raw_volume import RawVolume
+from scanloom.io.raw_volume import RawVolume, select_volume
 from scanloom.io.reader_errors import foreign_errors
 from scanloom.io.scan import NiftiSource
 from scanloom.io.voxels import Coding, Layout, check_layout
@@ -41,7 +36,7 @@ FORMS_DISAGREE_MM = 0.1
 """Largest distance between the corners of a volume by sform and by qform. Within a few milliradians
 of half a turn, rounding of the quaternion may exceed it, but readers then differ by as much."""
 NORM_TOLERANCE_FLOAT32, NORM_TOLERANCE_FLOAT64 = (
-    3 * float(np.finfo(kind).eps) for kind in (np.float32, np.float64)
+    3 * float(np.finfo(dtype).eps) for dtype in (np.float32, np.float64)
 )
 """Largest excess of b² + c² + d² over 1: rounding, as nibabel tolerates it."""
 
@@ -98,24 +93,24 @@ def _read_header(path: Path) -> Nifti1Header:
     from nibabel.wrapstruct import WrapStructError
 
     start = unpacked_start(path, _HEADER_BYTES)
-    kinds = {
+    header_classes = {
         b"n+1\0": Nifti1Header,
         b"ni1\0": Nifti1PairHeader,
         b"n+2\0": Nifti2Header,
         b"ni2\0": Nifti2PairHeader,
     }
-    kind = kinds.get(start[344:348]) or kinds.get(start[4:8])
-    if kind is None and path.name.lower().endswith(PAIR_SUFFIXES) and is_analyze(start):
+    header_class = header_classes.get(start[344:348]) or header_classes.get(start[4:8])
+    if header_class is None and path.name.lower().endswith(PAIR_SUFFIXES) and is_analyze(start):
         return analyze_as_nifti(start)
-    if kind is None:
+    if header_class is None:
         truncated = start[:4] in _HEADER_SIZES and len(start) < _MAGIC_END
         reason = Reason.TRUNCATED if truncated else Reason.DAMAGED
         raise ScanError(reason, "the file has no NIfTI header")
-    size = kind.template_dtype.itemsize
+    size = header_class.template_dtype.itemsize
     if len(start) < size:
         raise ScanError(Reason.TRUNCATED, "the file ends within the NIfTI header")
     try:
-        return kind.from_fileobj(io.BytesIO(start[:size] + bytes(4)), check=False)
+        return header_class.from_fileobj(io.BytesIO(start[:size] + bytes(4)), check=False)
     except (HeaderDataError, WrapStructError, ValueError, KeyError) as exc:
         detail = f"the NIfTI header is damaged ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
@@ -131,10 +126,7 @@ def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> L
         raise ScanError(Reason.PIXEL_TYPE, "the voxels are vectors")
     if len(shape) < 3 or min(shape[:3]) < MIN_VOXELS:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {shape} voxels")
-    if phase is None and volumes > 1:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes, numbered from 0")
-    if not 0 <= (phase or 0) < volumes:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes from 0, not volume {phase}")
+    volume = select_volume(volumes, phase)
     dtype = _dtype(header)
     is_pair = header["magic"].item() in (b"ni1", b"ni2")
     if len(files) < 2:
@@ -156,7 +148,7 @@ def _layout(header: Nifti1Header, files: Sequence[Path], phase: int | None) -> L
         shape=(shape[0], shape[1], shape[2]),
         dtype=dtype,
         volumes=volumes,
-        volume=phase or 0,
+        volume=volume,
         slope=slope,
         intercept=intercept,
     )

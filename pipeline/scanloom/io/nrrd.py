@@ -333,10 +333,7 @@ def _geometry(
         return None, np.array([spacings[n] for n in axes])
     vectors = [step for step in steps if step is not None]
     if len(vectors[0]) not in (3, 4) or any(any(vector[3:]) for vector in vectors):
-        raise ScanError(
-            Reason.BAD_GEOMETRY,
-            "a spatial axis has a component that is not spatial",
-        )
+        raise ScanError(Reason.BAD_GEOMETRY, "a spatial axis has a component that is not spatial")
     columns = np.array(vectors)[:, :3].T
     with np.errstate(over="ignore"):
         spacing = np.linalg.norm(columns, axis=0)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scanloom.core import Flag, Grid, Nan, Volume
+from scanloom.core import Flag, Grid, Nan, Reason, ScanError, Volume
 from scanloom.io.plain import unit_of
 from scanloom.io.sandbox import warm_up
 from scanloom.io.scan import ItkSource, Scan, Source
@@ -71,6 +71,21 @@ class ParseHeader(Protocol):
         ScanError
             If the file cannot be read as a volume; its `code` is the reason.
         """
+
+
+def select_volume(volumes: int, phase: int | None) -> int:
+    """Return the index of the requested volume in a file with this number of volumes.
+
+    Raises
+    ------
+    ScanError
+        FOUR_D if `phase` is required and missing, or out of range.
+    """
+    if phase is None and volumes > 1:
+        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes, numbered from 0")
+    if not 0 <= (phase or 0) < volumes:
+        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes from 0, not volume {phase}")
+    return phase or 0
 
 
 def read_raw_volume(

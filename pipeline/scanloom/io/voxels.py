@@ -158,7 +158,7 @@ def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
                 file.seek(start + layout.file_bytes)
                 _check_trailer(file, layout)
     if layout.skip > SKIP_LIMIT_BYTES:
-        raise ScanError(Reason.DAMAGED, "the header places the voxels too far behind it")
+        raise ScanError(Reason.DAMAGED, "the byte offset of the voxels is implausible")
     size = layout.voxel_count * max(layout.value_dtype.itemsize, layout.dtype.itemsize)
     if layout.interleaved_voxels is not None:
         size = max(size, layout.interleaved_voxels * layout.volumes * layout.dtype.itemsize)
@@ -307,15 +307,15 @@ def _from_text(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
 def _open(layout: Layout) -> Iterator[BinaryIO]:
     """Open the decompressed data for sequential reading; several files are concatenated."""
     if layout.further_files:
-        with closing(_Joined(layout)) as joined:
-            yield cast(BinaryIO, io.BufferedReader(joined, _CHUNK_BYTES))
+        with closing(_ConcatenatedFiles(layout)) as files:
+            yield cast(BinaryIO, io.BufferedReader(files, _CHUNK_BYTES))
     else:
-        with _opened(layout, layout.path, layout.start) as file:
+        with _open_file(layout, layout.path, layout.start) as file:
             yield file
 
 
 @contextmanager
-def _opened(layout: Layout, path: Path, start: int) -> Iterator[BinaryIO]:
+def _open_file(layout: Layout, path: Path, start: int) -> Iterator[BinaryIO]:
     with open_regular(path) as file:
         file.seek(start)
         if layout.coding == "raw" or layout.coding == "text":
@@ -325,7 +325,7 @@ def _opened(layout: Layout, path: Path, start: int) -> Iterator[BinaryIO]:
             yield stream
 
 
-class _Joined(io.RawIOBase):
+class _ConcatenatedFiles(io.RawIOBase):
     """The concatenated data of several files, each of which must hold exactly its share."""
 
     def __init__(self, layout: Layout) -> None:
@@ -348,7 +348,7 @@ class _Joined(io.RawIOBase):
             if not self._pending:
                 return 0
             path, start = self._pending.pop(0)
-            self._file = self._stack.enter_context(_opened(self._layout, path, start))
+            self._file = self._stack.enter_context(_open_file(self._layout, path, start))
             _skip(self._file, self._layout.skip, self._layout)
             self._remaining_bytes = self._layout.file_bytes - self._layout.skip
         chunk = self._file.read(min(len(buffer), self._remaining_bytes)) if self._file else b""
