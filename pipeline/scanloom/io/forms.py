@@ -1,4 +1,4 @@
-"""Which forms the NIfTI files of a case carry."""
+"""The sform and qform of the NIfTI files of a case."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from scanloom.core import Grid
 from scanloom.io.quaternion import quaternion_of
 from scanloom.io.scan import NiftiSource, Source
 
-SCANNER = 1
-"""NIFTI_XFORM_SCANNER_ANAT: mm in the patient, as the scanner says."""
+SCANNER_ANAT = 1
+"""NIFTI_XFORM_SCANNER_ANAT: scanner-based anatomical coordinates."""
 
 
 def has_own_forms(source: Source) -> bool:
-    """Whether the scan is a NIfTI that says by itself where it lies."""
+    """Whether the scan is a NIfTI with an sform or a qform."""
     return isinstance(source, NiftiSource) and source.sform_code + source.qform_code > 0
 
 
 def forms_for(grid: Grid, source: Source) -> NiftiSource:
     """Return sform and qform of a result.
 
-    A qform that float32 can't hold is left out, so that all readers take the sform; where there is
-    none, the sform says the same with the same code.
+    A qform that float32 cannot represent is left out, so that all readers use the sform. A source
+    without an sform then gets one with the affine and code of its qform.
 
     Parameters
     ----------
     grid : Grid
-        Of the result.
+        Grid of the result.
     source : Source
-        Of the scan. Forms of its own are kept.
+        Source of the scan, whose own forms are kept.
 
     Returns
     -------
     NiftiSource
-        With a quaternion if it has a qform.
+        It has a quaternion if it has a qform.
     """
-    forms = NiftiSource(grid.affine, SCANNER, grid.affine, SCANNER)
+    forms = NiftiSource(grid.affine, SCANNER_ANAT, grid.affine, SCANNER_ANAT)
     if isinstance(source, NiftiSource) and has_own_forms(source):
         forms = source
-    elif grid.sheared:  # a quaternion can't say it
-        return NiftiSource(grid.affine, SCANNER, None, 0)
+    elif grid.sheared:  # a quaternion cannot represent a shear
+        return NiftiSource(grid.affine, SCANNER_ANAT, None, 0)
     if forms.qform is None or forms.quaternion is not None:
         return forms
     quaternion = quaternion_of(forms.qform, grid.shape)

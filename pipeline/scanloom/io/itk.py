@@ -1,8 +1,8 @@
 """Read NRRD and MetaImage: .nrrd, .nhdr, .mha, .mhd.
 
-Headers are read here and not by ITK: size, type and place are judged before anything is allocated,
-damage is told from truncation, and no library sees a file name that a header made up. SimpleITK is
-the witness of the tests.
+Headers are parsed here and not by ITK: sizes, types and offsets are checked before anything is
+allocated, damage is distinguished from truncation, and no library opens a file that a header
+names. The tests compare with SimpleITK.
 """
 
 from __future__ import annotations
@@ -10,55 +10,31 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Reason, ScanError
 from scanloom.io.metaimage import parse_metaimage
 from scanloom.io.nrrd import MAGIC, parse_nrrd
 from scanloom.io.packing import packing_of
-from scanloom.io.plain import (
-    MIN_VOXELS,
-    affine_from_codes,
-    check_size,
-    straighten,
-    unit_of,
-)
+from scanloom.io.plain import MIN_VOXELS, affine_from_codes, check_size, straighten
+from scanloom.io.raw_volume import RawVolume, select_volume
+from scanloom.io.reader_errors import foreign_errors
 from scanloom.io.regular import open_regular
-from scanloom.io.scan import ItkSource, Scan
-from scanloom.io.text_header import HEADER_LIMIT, TextHeader, damaged
-from scanloom.io.voxels import (
-    VOXEL_LIMIT,
-    Coding,
-    Layout,
-    check_layout,
-    foreign_errors,
-    read_voxels,
-    size_of,
-)
+from scanloom.io.text_header import HEADER_LIMIT_BYTES, TextHeader, damaged
+from scanloom.io.voxels import Coding, Layout, check_layout, size_of
 
 ITK_SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
 
-_LINES_LIMIT = 1 << 24  # bytes in which the lines to be skipped must end
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a header says, judged."""
-
-    layout: Layout
-    grid: Grid
-    flags: tuple[Flag, ...]
+_LINES_LIMIT_BYTES = 1 << 24  # of the lines to skip
 
 
 def itk_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of an image: itself, and the data files that its header names.
+    """Return the files of an image: the header, and the data files that it names.
 
-    A header that can't be used names none; `read_itk` says why.
+    A header that cannot be used has no data files here; `parse_itk` raises its error.
     """
     try:
         return (path, *_data_paths(path, _read_header(path)))
@@ -66,23 +42,10 @@ def itk_files(path: Path) -> tuple[Path, ...]:
         return (path,)
 
 
-def read_itk(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    modality: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> Scan:
-    """Read one volume of a NRRD or MetaImage.
-
-    Parameters
-    ----------
-    files : sequence of Path
-        As `itk_files` gives them.
-    phase, orientation, modality
-        As in `scanloom.load_volume`.
-    limit : int
-        Bytes of decoded voxels that the volume may have.
+def parse_itk(
+    files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
+) -> RawVolume:
+    """Parse the header of a NRRD or MetaImage; see `ParseHeader`.
 
     Raises
     ------
@@ -91,27 +54,8 @@ def read_itk(
         TOO_LARGE, TRUNCATED, DAMAGED, DECODER, NOT_FOUND, NOT_AN_IMAGE, UNREADABLE or
         OUT_OF_MEMORY.
     """
-    plan = _plan(files, phase, orientation, limit)
-    values = read_voxels(plan.layout)
-    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=plan.flags)
-    return Scan(volume, ItkSource())
-
-
-def itk_outline(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_itk` would give, from the header alone; same errors."""
-    plan = _plan(files, phase, orientation, limit)
-    return plan.grid, plan.layout.result
-
-
-def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, limit: int) -> _Plan:
-    """Judge a header; nothing of the size of a volume is allocated."""
     header = _read_header(files[0])
-    volumes = _check_kind(header, phase)
+    volumes, volume = _select_volume(header, phase)
     shape = (
         header.sizes[header.axes[0]],
         header.sizes[header.axes[1]],
@@ -121,29 +65,29 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
     check_size(affine, shape)
     data = _data_paths(files[0], header)
     if not set(files[1:]) <= set(data):
-        raise damaged("its header names another data file than before")
+        raise damaged("the header names other data files than when it was found")
     with foreign_errors("the image"):
-        layout = _layout(header, data or (files[0],), shape, volumes, phase or 0)
+        layout = _layout(header, data or (files[0],), shape, volumes, volume)
         check_layout(layout, limit)
-    return _Plan(layout, Grid(shape, affine), flags)
+    return RawVolume(layout, Grid(shape, affine), flags)
 
 
 def _read_header(path: Path) -> TextHeader:
     with foreign_errors("the image"), open_regular(path) as file:
-        size, start = os.fstat(file.fileno()).st_size, file.read(HEADER_LIMIT)
+        size, start = os.fstat(file.fileno()).st_size, file.read(HEADER_LIMIT_BYTES)
     parse = parse_nrrd if start.startswith(MAGIC) else parse_metaimage
-    return parse(start, whole=size <= HEADER_LIMIT)
+    return parse(start, whole=size <= HEADER_LIMIT_BYTES)
 
 
 def _data_paths(path: Path, header: TextHeader) -> tuple[Path, ...]:
-    """Return the files of the voxels, none where they follow the header.
+    """Return the data files, none if the voxels follow the header.
 
-    None is outside the folder of the header and those below it.
+    All are in the folder of the header or below it.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if one is missing; DAMAGED if one is elsewhere.
+        NOT_FOUND if a data file is missing; DAMAGED if one is outside the header's folder.
     """
     return tuple(_data_path(path, name) for name in header.data_files)
 
@@ -151,47 +95,43 @@ def _data_paths(path: Path, header: TextHeader) -> tuple[Path, ...]:
 def _data_path(path: Path, name: str) -> Path:
     data = path.parent / name
     try:
-        inside = data.resolve().is_relative_to(path.parent.resolve())
-        found = inside and data.is_file()
-    except (OSError, RuntimeError, ValueError) as exc:  # too long, a zero in it, links in a circle
-        raise damaged("its header names a data file that can't be") from exc
-    if not inside:
-        raise damaged("its header names a data file in another folder")
-    if not found:
-        raise ScanError(Reason.NOT_FOUND, "a data file that its header names is missing")
+        is_inside = data.resolve().is_relative_to(path.parent.resolve())
+        exists = is_inside and data.is_file()
+    except (OSError, RuntimeError, ValueError) as exc:  # too long, a null byte, a loop of links
+        raise damaged("the header names a data file by an impossible path") from exc
+    if not is_inside:
+        raise damaged("the header names a data file outside its folder")
+    if not exists:
+        raise ScanError(Reason.NOT_FOUND, "a data file that the header names is missing")
     return data
 
 
-def _check_kind(header: TextHeader, phase: int | None) -> int:
-    """Refuse what is no grey volume; return how many volumes there are."""
+def _select_volume(header: TextHeader, phase: int | None) -> tuple[int, int]:
+    """Return the number of volumes and the index of the requested one; refuse all but grey ones."""
     if header.components != 1:
-        bytes_each = header.components in (3, 4) and header.dtype == np.uint8
-        colour = header.colours or bytes_each
-        detail = f"{header.components} numbers a voxel"
-        raise ScanError(Reason.COLOR if colour else Reason.PIXEL_TYPE, detail)
+        like_rgb = header.components in (3, 4) and header.dtype == np.uint8
+        reason = Reason.COLOR if header.is_colour or like_rgb else Reason.PIXEL_TYPE
+        raise ScanError(reason, f"the image has {header.components} components per voxel")
     sizes = tuple(header.sizes[n] for n in header.axes)
     volumes = math.prod(header.sizes) // math.prod(sizes)
     if len(sizes) < 3 or min(sizes) < MIN_VOXELS:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {header.sizes} voxels")
     if len(sizes) > 3:
-        raise ScanError(Reason.PIXEL_TYPE, f"{len(sizes)} axes of space")
-    if phase is None and volumes > 1:
-        raise ScanError(Reason.FOUR_D, f"{volumes} volumes, numbered from 0")
-    if not 0 <= (phase or 0) < volumes:
-        raise ScanError(Reason.FOUR_D, f"{volumes} volumes from 0, number {phase} was asked for")
-    return volumes
+        raise ScanError(Reason.PIXEL_TYPE, f"the image has {len(sizes)} spatial axes")
+    volume = select_volume(volumes, phase)
+    return volumes, volume
 
 
 def _affine(
     header: TextHeader, shape: tuple[int, int, int], orientation: str | None
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
-    """Return the affine; `orientation` only where the header says no anatomical space."""
+    """Return the affine (4, 4); `orientation` is used only if the header has no space."""
     if header.affine is not None:
         return straighten(header.affine, shape)
     if orientation is None:
-        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the file names no anatomical space")
+        raise ScanError(Reason.ORIENTATION_UNKNOWN, "the header has no anatomical space")
     if header.spacing is None:
-        raise ScanError(Reason.BAD_GEOMETRY, "its header says no voxel size")
+        raise ScanError(Reason.BAD_GEOMETRY, "the header has no voxel size")
     affine = affine_from_codes(orientation, np.abs(header.spacing), shape)
     return affine, (Flag.ORIENTATION_GIVEN,)
 
@@ -203,13 +143,14 @@ def _layout(
     volumes: int,
     volume: int,
 ) -> Layout:
-    if len(data) > 1 and (header.coding == "text" or header.packed is not None):
-        raise ScanError(Reason.DECODER, "text, or packed data of a said length, in several files")
+    if len(data) > 1 and (header.coding == "text" or header.compressed_bytes is not None):
+        detail = "text, or compressed data of a given length, in several files"
+        raise ScanError(Reason.DECODER, detail)
     starts = tuple((file, _start(header, file, len(data))) for file in data)
     path, start = starts[0]
     coding: Coding = header.coding
     if coding == "zlib" and packing_of(path, start) == "gzip":
-        coding = "gzip"  # MetaIO inflates both
+        coding = "gzip"  # MetaIO decompresses both
     return Layout(
         path,
         coding,
@@ -219,43 +160,44 @@ def _layout(
         dtype=header.dtype,
         volumes=volumes,
         volume=volume,
-        run=_run(header, volumes),
-        packed=header.packed,
-        parts=starts[1:],
+        interleaved_voxels=_interleaved_voxels(header, volumes),
+        compressed_bytes=header.compressed_bytes,
+        further_files=starts[1:],
     )
 
 
 def _start(header: TextHeader, data: Path, count: int) -> int:
-    """Return the byte of one of `count` data files at which its data begin."""
+    """Return the byte offset of the data in one of `count` data files."""
     start = header.start
     if start == -1:
         start = size_of(data) - math.prod(header.sizes) // count * header.dtype.itemsize
         if start < 0:
             raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-    return _after_lines(data, start, header.lines)
+    return _skip_lines(data, start, header.skipped_lines)
 
 
-def _run(header: TextHeader, volumes: int) -> int | None:
-    """Return how many voxels of a volume stand together, where volumes are not one by one."""
-    others = [n for n, size in enumerate(header.sizes) if n not in header.axes and size > 1]
-    behind = [n for n in header.axes if others and n > others[0] and header.sizes[n] > 1]
-    if volumes == 1 or not behind:
+def _interleaved_voxels(header: TextHeader, volumes: int) -> int | None:
+    """Return the length of a run of voxels of one volume, None if volumes are not interleaved."""
+    series_axes = [n for n, size in enumerate(header.sizes) if n not in header.axes and size > 1]
+    slower = [n for n in header.axes if series_axes and n > series_axes[0] and header.sizes[n] > 1]
+    if volumes == 1 or not slower:
         return None
-    if len(others) > 1:
-        raise ScanError(Reason.PIXEL_TYPE, "several axes beside space, among those of space")
-    return math.prod(header.sizes[: others[0]])
+    if len(series_axes) > 1:
+        detail = "several axes that are not spatial lie between the spatial axes"
+        raise ScanError(Reason.PIXEL_TYPE, detail)
+    return math.prod(header.sizes[: series_axes[0]])
 
 
-def _after_lines(path: Path, start: int, lines: int) -> int:
-    """Return the byte behind so many lines."""
+def _skip_lines(path: Path, start: int, lines: int) -> int:
+    """Return the byte offset after `lines` lines from `start`."""
     if lines == 0:
         return start
     with open_regular(path) as file:
         file.seek(start)
-        text = file.read(_LINES_LIMIT)
+        text = file.read(_LINES_LIMIT_BYTES)
     end = -1
     for _ in range(lines):
         end = text.find(b"\n", end + 1)
         if end < 0:
-            raise ScanError(Reason.TRUNCATED, "the file has fewer lines than are to be skipped")
+            raise ScanError(Reason.TRUNCATED, "the file has fewer lines than its header skips")
     return start + end + 1

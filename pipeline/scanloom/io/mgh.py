@@ -1,7 +1,7 @@
-"""Read the volumes of FreeSurfer: .mgh, and .mgz, which is the same packed by gzip.
+"""Read FreeSurfer volumes: .mgh, and .mgz, which is the same compressed by gzip.
 
-The format (surfer.nmr.mgh.harvard.edu/fswiki/FsTutorial/MghFormat) counts the place of a volume
-from the voxel at half its sizes, and has other data behind the voxels.
+The format (surfer.nmr.mgh.harvard.edu/fswiki/FsTutorial/MghFormat) stores the position of the voxel
+at half the sizes, and has further data after the voxels.
 """
 
 from __future__ import annotations
@@ -13,46 +13,29 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.io.packing import packing_of, unpacked_start
-from scanloom.io.plain import MIN_VOXELS, check_size, straighten, unit_of
-from scanloom.io.scan import ItkSource, Scan
-from scanloom.io.voxels import VOXEL_LIMIT, Layout, check_layout, foreign_errors, read_voxels
+from scanloom.io.plain import MIN_VOXELS, check_size, straighten
+from scanloom.io.raw_volume import RawVolume, select_volume
+from scanloom.io.reader_errors import foreign_errors
+from scanloom.io.voxels import Layout, check_layout
 
 Header = Mapping[str, Any]
-"""By the names of nibabel's MGHHeader."""
+"""Header fields by the names of nibabel's MGHHeader."""
 
 MGH_SUFFIXES = (".mgh", ".mgz")
 
-_DATA = 284  # byte at which the voxels begin
-_REST = 1 << 26  # bytes behind them: what was done to the volume, and tables of colours
+_DATA_OFFSET_BYTES = 284
+_TRAILER_LIMIT_BYTES = 1 << 26  # after the voxels: processing history and colour tables
 _TYPES = {0: ">u1", 1: ">i4", 3: ">f4", 4: ">i2", 10: ">u2"}
 
 
-def mgh_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of a volume: itself."""
-    return (path,)
+def parse_mgh(
+    files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
+) -> RawVolume:
+    """Parse the header of a .mgh or .mgz file; see `ParseHeader`.
 
-
-def read_mgh(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    modality: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> Scan:
-    """Read one volume of a .mgh or .mgz file.
-
-    Parameters
-    ----------
-    files : sequence of Path
-        The one file.
-    phase, modality
-        As in `scanloom.load_volume`.
-    orientation
-        Not used: a file that does not say how its axes lie does not say its voxel size either.
-    limit : int
-        Bytes of decoded voxels that the volume may have.
+    `orientation` is not used: a file without directions has no voxel size either.
 
     Raises
     ------
@@ -60,81 +43,62 @@ def read_mgh(
         FOUR_D, PIXEL_TYPE, BAD_GEOMETRY, TOO_FEW_SLICES, TOO_LARGE, TRUNCATED, DAMAGED, UNREADABLE
         or OUT_OF_MEMORY.
     """
-    layout, grid, flags = _plan(files[0], phase, limit)
-    values = read_voxels(layout)
-    return Scan(Volume(values, grid, unit_of(modality), modality, flags=flags), ItkSource())
-
-
-def mgh_outline(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_mgh` would give, from the header alone; same errors."""
-    layout, grid, _ = _plan(files[0], phase, limit)
-    return grid, layout.result
-
-
-def _plan(path: Path, phase: int | None, limit: int) -> tuple[Layout, Grid, tuple[Flag, ...]]:
-    """Judge a header; nothing of the size of a volume is allocated."""
+    path = files[0]
     with foreign_errors("the MGH file"):
         header = _read_header(path)
         layout = _layout(header, path, phase)
         check_layout(layout, limit)
     affine, flags = straighten(_affine(header), layout.shape)
     check_size(affine, layout.shape)
-    return layout, Grid(layout.shape, affine), flags
+    return RawVolume(layout, Grid(layout.shape, affine), flags)
 
 
 def _read_header(path: Path) -> Header:
     from nibabel.freesurfer.mghformat import MGHHeader
 
-    start = unpacked_start(path, _DATA)
+    start = unpacked_start(path, _DATA_OFFSET_BYTES)
     if start[:4] != (1).to_bytes(4, "big"):
         raise ScanError(Reason.DAMAGED, "the file has no MGH header")
-    if len(start) < _DATA:
-        raise ScanError(Reason.TRUNCATED, "the file ends in its header")
-    return cast("Header", np.frombuffer(start, MGHHeader.template_dtype, 1)[0])  # unchecked
+    if len(start) < _DATA_OFFSET_BYTES:
+        raise ScanError(Reason.TRUNCATED, "the file ends within the MGH header")
+    record = np.frombuffer(start, MGHHeader.template_dtype, 1)[0]  # without nibabel's checks
+    return cast("Header", record)
 
 
 def _layout(header: Header, path: Path, phase: int | None) -> Layout:
-    """Judge dimensions and data type, and find the volume that is meant."""
+    """Check dimensions and data type, and locate the requested volume."""
     i, j, k, volumes = (int(n) for n in header["dims"])
     if min(i, j, k, volumes) < 1:
-        raise ScanError(Reason.DAMAGED, "its dimensions are not positive numbers")
+        raise ScanError(Reason.DAMAGED, "the dimensions of the MGH header are not positive")
     if min(i, j, k) < MIN_VOXELS:
         raise ScanError(Reason.TOO_FEW_SLICES, f"the image has {(i, j, k)} voxels")
-    if phase is None and volumes > 1:
-        raise ScanError(Reason.FOUR_D, f"{volumes} volumes, numbered from 0")
-    if not 0 <= (phase or 0) < volumes:
-        raise ScanError(Reason.FOUR_D, f"{volumes} volumes from 0, number {phase} was asked for")
+    volume = select_volume(volumes, phase)
     code = _TYPES.get(int(header["type"]))
     if code is None:
-        raise ScanError(Reason.PIXEL_TYPE, "its data type is no plain number of MGH")
+        raise ScanError(Reason.PIXEL_TYPE, "the MGH data type is not a plain number")
     return Layout(
         path,
         packing_of(path) or "raw",
         start=0,
-        skip=_DATA,
+        skip=_DATA_OFFSET_BYTES,
         shape=(i, j, k),
         dtype=np.dtype(code),
         volumes=volumes,
-        volume=phase or 0,
-        rest=_REST,
+        volume=volume,
+        trailing_bytes=_TRAILER_LIMIT_BYTES,
     )
 
 
 def _affine(header: Header) -> NDArray[np.float64]:
-    """Return the affine; a header without good directions says no voxel size either."""
+    """Return the affine (4, 4); without valid directions, the header has no voxel size either."""
     if int(header["goodRASFlag"]) <= 0:
-        raise ScanError(Reason.BAD_GEOMETRY, "its header says neither voxel size nor directions")
+        raise ScanError(Reason.BAD_GEOMETRY, "the MGH header has neither voxel size nor directions")
     spacing = np.array(header["delta"], dtype=np.float64)
     if not (spacing > 0).all():
-        raise ScanError(Reason.BAD_GEOMETRY, "its voxel size can't be")
+        raise ScanError(Reason.BAD_GEOMETRY, "the voxel size is not positive")
     affine = np.eye(4)
     with np.errstate(over="ignore", invalid="ignore"):
         affine[:3, :3] = np.array(header["Mdc"], dtype=np.float64).T * spacing
-        middle = np.array(header["dims"][:3]) / 2
-        affine[:3, 3] = np.array(header["Pxyz_c"], dtype=np.float64) - affine[:3, :3] @ middle
+        centre = np.array(header["dims"][:3]) / 2
+        affine[:3, 3] = np.array(header["Pxyz_c"], dtype=np.float64) - affine[:3, :3] @ centre
     return affine

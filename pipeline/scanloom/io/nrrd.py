@@ -1,4 +1,4 @@
-"""The header of a NRRD (teem.sourceforge.net/nrrd/format.html), attached or detached."""
+"""Parse the header of a NRRD (teem.sourceforge.net/nrrd/format.html), attached or detached."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.core.world import LPS_TO_RAS
 from scanloom.io.text_header import (
-    LPS_TO_RAS,
+    UNPARSED_PATTERN,
     TextHeader,
-    affine_of,
     check_even,
     damaged,
     floats,
     integers,
     listed_files,
     numbered_files,
+    world_affine,
 )
 from scanloom.io.voxels import Coding
 
@@ -108,25 +109,25 @@ _TO_RAS = {
     "left-anterior-superior": np.array([-1.0, 1.0, 1.0]),
     "left-posterior-superior": LPS_TO_RAS,
 }
-_SPACES = {name: signs for long, signs in _TO_RAS.items() for name in (long, f"{long}-time")}
-_SPACES |= {
-    "".join(word[0] for word in name.split("-")): s for name, s in _SPACES.items()
-}  # ras, rast
+_SPACES = {name: signs for space, signs in _TO_RAS.items() for name in (space, f"{space}-time")}
+_SPACES |= {  # ras, rast
+    "".join(axis[0] for axis in name.split("-")): signs for name, signs in _SPACES.items()
+}
 
 _SPACE_KINDS = ("domain", "space", "???", "none")
-_COLOURS = frozenset(f"{one}-color" for one in ("rgb", "rgba", "hsv", "xyz", "3", "4"))
+_COLOUR_KINDS = frozenset(f"{space}-color" for space in ("rgb", "rgba", "hsv", "xyz", "3", "4"))
 _SERIES_KINDS = ("list", "time", "stub", "scalar")
 
 
 def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
-    """Judge a NRRD's header.
+    """Parse the header of a NRRD.
 
     Parameters
     ----------
     start : bytes
         The first bytes of the file.
     whole : bool
-        Whether that is all of it.
+        Whether `start` is the whole file.
 
     Raises
     ------
@@ -137,23 +138,23 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
     end = _END.search(start, 0, listed.start() if listed else len(start))
     listed = None if end else listed
     if end is None and not whole:
-        raise damaged("the header has no end")
+        raise damaged("the end of the NRRD header is missing")
     names = start[listed.end() :] if listed else b""
     start = start[: listed.end()] if listed else start
     fields = _fields(start[: end.start()] if end else start)
     check_even(start[: end.start()] if end else start)
     if end is None and "datafile" not in fields:
-        raise ScanError(Reason.TRUNCATED, "the file ends in its header")
-    dimension = integers(_needed(fields, "dimension"), "dimension", 1)[0]
+        raise ScanError(Reason.TRUNCATED, "the file ends within the NRRD header")
+    dimension = integers(_required(fields, "dimension"), "dimension", 1)[0]
     if not 1 <= dimension <= 16:
-        raise damaged("its dimension is no number from 1 to 16")
-    sizes = integers(_needed(fields, "sizes"), "sizes", dimension)
+        raise damaged("the dimension of the NRRD header is not from 1 to 16")
+    sizes = integers(_required(fields, "sizes"), "sizes", dimension)
     if min(sizes) < 1:
-        raise damaged("its sizes are not positive numbers")
+        raise damaged("the sizes of the NRRD header are not positive")
     _check_values(fields)
     steps = _directions(fields, dimension)
     axes, components = _axes(fields, sizes, steps)
-    affine, spacing = _place(fields, axes, steps)
+    affine, spacing = _geometry(fields, axes, steps)
     coding = _coding(fields)
     return TextHeader(
         sizes=sizes,
@@ -164,137 +165,146 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
         spacing=spacing,
         coding=coding,
         data_files=_data_files(fields.get("datafile"), sizes, names),
-        colours=bool(_COLOURS & set(fields.get("kinds", "").lower().split())),
+        is_colour=bool(_COLOUR_KINDS & set(fields.get("kinds", "").lower().split())),
         **_offsets(fields, coding, end.end() if end else len(start)),
     )
 
 
 def _fields(header: bytes) -> dict[str, str]:
-    """Return descriptions by field name, in lower case without spaces."""
+    """Return the text of each field by its name, in lower case without spaces."""
     first, *lines = header.split(b"\n")
     if first.rstrip() not in _VERSIONS:
-        raise damaged("it is no NRRD of version 1 to 5")
+        raise damaged("the file is not a NRRD of version 1 to 5")
     fields: dict[str, str] = {}
     for line in lines:
         text = line.decode("utf-8", "replace").rstrip("\r")
         if not text or text.startswith("#") or _KEY.fullmatch(text):
             continue
-        found = _LINE.fullmatch(text)
-        name = found[1].replace(" ", "").lower() if found else ""
-        if found is None or name not in _FIELDS:
-            raise damaged("a line of its header is no field of a NRRD")
+        match = _LINE.fullmatch(text)
+        name = match[1].replace(" ", "").lower() if match else ""
+        if match is None or name not in _FIELDS:
+            raise damaged("a line of the NRRD header is not a known field")
         if name in fields:
-            raise damaged("a field of its header is there twice")
-        fields[name] = found[2].strip()
+            raise damaged("the NRRD header has a field twice")
+        fields[name] = match[2].strip()
     return fields
 
 
-def _needed(fields: dict[str, str], name: str) -> str:
+def _required(fields: dict[str, str], name: str) -> str:
     if name not in fields:
-        raise damaged(f"its header says no {name}")
+        raise damaged(f"the NRRD header has no `{name}` field")
     return fields[name]
 
 
 def _check_values(fields: dict[str, str]) -> None:
-    """Refuse values that were quantised: readers don't bring them back to what they were."""
-    ends = [floats(fields[name], name, 1)[0] for name in ("oldmin", "oldmax") if name in fields]
-    if any(map(math.isfinite, ends)):
-        raise ScanError(Reason.RESCALE, "its values were quantised")
+    """Refuse quantised values: other readers do not restore the original ones."""
+    limits = [floats(fields[name], name, 1)[0] for name in ("oldmin", "oldmax") if name in fields]
+    if any(map(math.isfinite, limits)):
+        raise ScanError(Reason.RESCALE, "the values were quantised")
 
 
 def _coding(fields: dict[str, str]) -> Coding:
-    coding = _CODINGS.get(_needed(fields, "encoding").lower())
+    coding = _CODINGS.get(_required(fields, "encoding").lower())
     if coding is None:
-        raise ScanError(Reason.DECODER, "a NRRD in an encoding beside raw, text, gzip and bzip2")
+        raise ScanError(Reason.DECODER, "the NRRD encoding is not raw, text, gzip or bzip2")
     return coding
 
 
 def _dtype(fields: dict[str, str], coding: Coding) -> np.dtype[Any]:
-    code = _DTYPES.get(" ".join(_needed(fields, "type").lower().split()))
+    code = _DTYPES.get(" ".join(_required(fields, "type").lower().split()))
     if code is None:
-        raise ScanError(Reason.PIXEL_TYPE, "its voxels are blocks or of an unknown type")
+        raise ScanError(Reason.PIXEL_TYPE, "the voxels are blocks or of an unknown type")
     dtype = np.dtype(code)
     if dtype.itemsize == 1 or coding == "text":
         return dtype
-    order = _needed(fields, "endian").lower()
+    order = _required(fields, "endian").lower()
     if order not in ("little", "big"):
-        raise damaged("its byte order is neither little nor big")
+        raise damaged("the byte order of the NRRD header is neither little nor big")
     return dtype.newbyteorder("<" if order == "little" else ">")
 
 
 def _offsets(fields: dict[str, str], coding: Coding, end: int) -> dict[str, int]:
-    """Return where the data begin; bytes of compressed data are skipped once unpacked."""
+    """Return the offsets of the data; in compressed data, bytes are skipped after decompression."""
     lines = integers(fields.get("lineskip", "0"), "line skip", 1)[0]
     skip = integers(fields.get("byteskip", "0"), "byte skip", 1)[0]
     start = 0 if "datafile" in fields else end
     if skip == -1 and coding == "raw":
         return {"start": -1}
     if lines < 0 or skip < 0:
-        raise damaged("it skips a negative number of lines or bytes")
-    return {"start": start, "lines": lines, "skip": skip}
+        raise damaged("the NRRD header skips a negative number of lines or bytes")
+    return {"start": start, "skipped_lines": lines, "skip": skip}
 
 
 def _data_files(text: str | None, sizes: tuple[int, ...], names: bytes) -> tuple[str, ...]:
-    """Return the data files: one, or those of a list or a pattern.
+    """Return the names of the data files: a single file, a list or a pattern.
 
-    Each holds the data of one place along the slowest axis, or of as many axes as is said; equal
-    slabs, if these are all axes.
+    Each holds the data of one index along the slowest axis, or of as many axes as the field says;
+    equal slabs, if these are all axes.
     """
     if text is None:
         return ()
-    words = text.split()
-    if words and words[0].upper() == "LIST":
-        count = _parts(words[1:], sizes, len([name for name in names.split(b"\n") if name.strip()]))
-        return listed_files(names, count)
+    tokens = text.split()
+    if tokens and tokens[0].upper() == "LIST":
+        listed = sum(1 for name in names.split(b"\n") if name.strip())
+        return listed_files(names, _file_count(tokens[1:], sizes, listed))
     if "%" not in text:
         return (text,)
-    if not 4 <= len(words) <= 5:
-        raise damaged("it names its data files by a pattern that can't be read")
-    begin, end, step = integers(" ".join(words[1:4]), "pattern of data files", 3)
+    if not 4 <= len(tokens) <= 5:
+        raise damaged(UNPARSED_PATTERN)
+    begin, end, step = integers(" ".join(tokens[1:4]), "pattern of data files", 3)
     if step == 0:
-        raise damaged("it names its data files by a pattern that can't be read")
+        raise damaged(UNPARSED_PATTERN)
     numbers = range(begin, end + (1 if step > 0 else -1), step)
-    return numbered_files(words[0], numbers, _parts(words[4:], sizes, len(numbers)))
+    return numbered_files(tokens[0], numbers, _file_count(tokens[4:], sizes, len(numbers)))
 
 
-def _parts(words: list[str], sizes: tuple[int, ...], there: int) -> int:
-    """Return how many files there must be, if each holds so many axes."""
-    [inside] = integers(words[0], "axes a data file", 1) if words else [len(sizes) - 1]
-    if len(words) > 1 or not 0 < inside <= len(sizes):
-        raise damaged("it can't be known what each of its data files holds")
-    if inside == len(sizes) and there and sizes[-1] % there == 0:
-        return there
-    return math.prod(sizes[inside:])
+def _file_count(tokens: list[str], sizes: tuple[int, ...], named: int) -> int:
+    """Return the number of data files that the data need.
+
+    Parameters
+    ----------
+    tokens : list of str
+        The number of axes that each file holds, if the field has it; else all but the slowest.
+    sizes : tuple of int
+    named : int
+        Number of files in the header; it counts if each file holds a slab of all axes.
+    """
+    [axes] = integers(tokens[0], "number of axes per data file", 1) if tokens else [len(sizes) - 1]
+    if len(tokens) > 1 or not 0 < axes <= len(sizes):
+        raise damaged("the number of axes per data file cannot be parsed")
+    if axes == len(sizes) and named and sizes[-1] % named == 0:
+        return named
+    return math.prod(sizes[axes:])
 
 
 def _directions(fields: dict[str, str], dimension: int) -> list[tuple[float, ...] | None] | None:
-    """Return the step along each axis, None for one that is not in space."""
+    """Return the step along each axis, None for an axis that is not spatial."""
     text = fields.get("spacedirections")
     if text is None:
         return None
     steps = [
-        None if found[1] is None else floats(found[1].replace(",", " "), "space directions")
-        for found in _VECTOR.finditer(text)
+        None if match[1] is None else floats(match[1].replace(",", " "), "space directions")
+        for match in _VECTOR.finditer(text)
     ]
     if _VECTOR.sub("", text).strip() or len(steps) != dimension:
-        raise damaged("its space directions can't be read")
+        raise damaged("the space directions cannot be parsed")
     if len({len(step) for step in steps if step is not None}) > 1:
-        raise damaged("its space directions have different dimensions")
+        raise damaged("the space directions have different dimensions")
     return [None if step is None or _in_time(step) else step for step in steps]
 
 
 def _in_time(step: tuple[float, ...]) -> bool:
-    """Whether an axis of a space with time goes along time only."""
+    """Return whether an axis of a space with time goes along time only."""
     return len(step) == 4 and not any(step[:3]) and step[3] != 0
 
 
 def _axes(
     fields: dict[str, str], sizes: tuple[int, ...], steps: list[tuple[float, ...] | None] | None
 ) -> tuple[tuple[int, ...], int]:
-    """Return which axes are of space, and the numbers a voxel."""
+    """Return the indices of the spatial axes, and the number of components per voxel."""
     kinds = [kind.lower() for kind in fields.get("kinds", "").split()] or ["none"] * len(sizes)
     if len(kinds) != len(sizes):
-        raise damaged("its kinds are not one an axis")
+        raise damaged("the number of kinds is not the number of axes")
     if steps is not None:
         axes = tuple(n for n, step in enumerate(steps) if step is not None)
     else:
@@ -306,12 +316,12 @@ def _axes(
     return axes, components
 
 
-def _place(
+def _geometry(
     fields: dict[str, str], axes: tuple[int, ...], steps: list[tuple[float, ...] | None] | None
 ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-    """Return the affine to RAS and the spacing, None where the header does not say."""
-    if set(_units(fields, "spaceunits")) - _MM or not _MM.issuperset(_along(fields, axes)):
-        raise ScanError(Reason.BAD_GEOMETRY, "its lengths are not in millimetres")
+    """Return the affine (4, 4) to RAS mm and the spacing (3,), None if the header lacks them."""
+    if not _MM.issuperset((*_units(fields, "spaceunits"), *_axis_units(fields, axes))):
+        raise ScanError(Reason.BAD_GEOMETRY, "the NRRD header's unit of length is not mm")
     if len(axes) != 3:
         return None, None
     if steps is None:
@@ -319,37 +329,37 @@ def _place(
             return None, None
         spacings = floats(fields["spacings"], "spacings")
         if len(spacings) <= max(axes):
-            raise damaged("its spacings are not one an axis")
+            raise damaged("the number of spacings is not the number of axes")
         return None, np.array([spacings[n] for n in axes])
     vectors = [step for step in steps if step is not None]
     if len(vectors[0]) not in (3, 4) or any(any(vector[3:]) for vector in vectors):
-        raise ScanError(Reason.BAD_GEOMETRY, "its axes of space do not lie in space")
+        raise ScanError(Reason.BAD_GEOMETRY, "a spatial axis has a component that is not spatial")
     columns = np.array(vectors)[:, :3].T
     with np.errstate(over="ignore"):
         spacing = np.linalg.norm(columns, axis=0)
     to_ras = _SPACES.get(fields.get("space", "").lower())
     if to_ras is None:
         return None, spacing
-    return affine_of(columns, _origin(fields), to_ras), spacing
+    return world_affine(columns, _origin(fields), to_ras), spacing
 
 
 def _units(fields: dict[str, str], name: str) -> list[str]:
-    return [one or other for one, other in _UNIT.findall(fields.get(name, ""))]
+    return [quoted or bare for quoted, bare in _UNIT.findall(fields.get(name, ""))]
 
 
-def _along(fields: dict[str, str], axes: tuple[int, ...]) -> list[str]:
-    """Return the units along the axes of space; all there are, where they are not one an axis."""
+def _axis_units(fields: dict[str, str], axes: tuple[int, ...]) -> list[str]:
+    """Return the units of the spatial axes; all units, if their number is not that of the axes."""
     units = _units(fields, "units")
     return [units[n] for n in axes] if len(units) > max(axes, default=0) else units
 
 
 def _origin(fields: dict[str, str]) -> NDArray[np.float64]:
-    """Return the place of the first voxel; without one it is 0, as for ITK and Slicer."""
+    """Return the position (3,) of the first voxel; 0 by default, as in ITK and Slicer."""
     text = fields.get("spaceorigin")
     if text is None:
         return np.zeros(3)
-    found = _VECTOR.fullmatch(text)
-    origin = floats(found[1].replace(",", " "), "space origin") if found and found[1] else ()
+    match = _VECTOR.fullmatch(text)
+    origin = floats(match[1].replace(",", " "), "space origin") if match and match[1] else ()
     if len(origin) not in (3, 4):
-        raise damaged("its space origin can't be read")
+        raise damaged("the space origin cannot be parsed")
     return np.array(origin[:3])

@@ -1,4 +1,4 @@
-"""What a series' headers say of its size, before a voxel is read."""
+"""The grid, voxel type and number of volumes of a series, from its headers alone."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from scanloom.core import Gaps, Grid, Reason, ScanError, Series
 from scanloom.io.formats import FORMATS
 
-MOST_VOLUMES = 10_000
-"""Of one series or file; more are no time points."""
+MAX_VOLUMES = 10_000
+"""Volumes of a series or file that are counted; time points are far fewer."""
 
 
 def count_phases(series: Series, orientation: str | None = None, gaps: Gaps = "refuse") -> int:
-    """Return how many volumes a series or file holds that can be chosen by `phase`.
+    """Return the number of volumes in a series or file, of which `phase` selects one.
 
     Raises
     ------
     ScanError
-        What reading any of them would raise for its headers.
+        As reading the first of them would raise for its headers.
     """
-    for phase in range(MOST_VOLUMES):
+    for phase in range(MAX_VOLUMES):
         try:
             read_outline(series, phase, orientation, gaps)
         except ScanError as error:
@@ -29,7 +29,7 @@ def count_phases(series: Series, orientation: str | None = None, gaps: Gaps = "r
                 return phase
             if phase == 0:
                 raise
-    return MOST_VOLUMES
+    return MAX_VOLUMES
 
 
 def read_outline(
@@ -38,12 +38,11 @@ def read_outline(
     orientation: str | None = None,
     gaps: Gaps = "refuse",
 ) -> tuple[Grid, np.dtype[Any]]:
-    """Return the grid of a series and the type that its voxels will have.
+    """Return the grid of a series and the type of its voxels after rescale.
 
     Parameters
     ----------
     series : Series
-        As it was found.
     phase, orientation, gaps
         As in `scanloom.load_volume`.
 
@@ -54,10 +53,7 @@ def read_outline(
     Raises
     ------
     ScanError
-        What reading the scan would raise for its headers.
+        As reading the scan would raise for its headers.
     """
-    if series.kind != "dicom":
-        return FORMATS[series.kind].outline(series.files, phase, orientation)
-    from scanloom.io.dicom.series import dicom_outline
-
-    return dicom_outline(series.files, phase, gaps)
+    probe = FORMATS[series.kind].probe
+    return probe(series.files, phase=phase, orientation=orientation, gaps=gaps)

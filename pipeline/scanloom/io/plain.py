@@ -1,4 +1,4 @@
-"""What the readers of volume files (NIfTI, NRRD, MetaImage) have in common."""
+"""Affines of volume files: from axis codes, made orthogonal, checked for plausible sizes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from scanloom.core.grid import ORTHOGONAL
 from scanloom.core.volume import Unit
 
 MIN_VOXELS = 3
-"""Along each axis: as for slices, two of them are no volume."""
+"""Voxels along each axis: as for slices, two are not a volume."""
 
-FARTHEST = 1e9
-"""mm: a thousand kilometres. What is farther is damage, and would overflow."""
+MAX_COORDINATE_MM = 1e9
+"""A thousand kilometres: larger coordinates are damage, and would overflow."""
 
-LARGEST_VOXEL = 100.0
-"""mm: a longer one is in micrometres."""
+MAX_VOXEL_MM = 100.0
+"""Longest plausible edge of a voxel: a longer one is in micrometres."""
 
-SMALLEST_SCAN = 1.0
-"""mm: what is shorter along all axes is in metres, or in mm and called micrometres."""
+MIN_EXTENT_MM = 1.0
+"""Scans shorter than this along all axes are in metres, or in mm labelled as micrometres."""
 
-SINGLE = 1e-6
-"""Largest cosine between two axes that the rounding of float32 leaves: no reason to change them."""
+FLOAT32_COSINE = 1e-6
+"""Largest cosine between two axes due to float32 rounding alone, which is not corrected."""
 
 _AXES = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
 
 
 def unit_of(modality: str | None) -> Unit:
-    """Return the unit of a file that does not say its own, from what the caller says it is."""
+    """Return the unit of the values of a file without one, from the modality that was given."""
     if modality is None:
         return "unknown"
     return "HU" if modality == "CT" else "a.u."
@@ -37,7 +37,7 @@ def unit_of(modality: str | None) -> Unit:
 def affine_from_codes(
     codes: str, spacing: NDArray[np.float64], shape: tuple[int, int, int]
 ) -> NDArray[np.float64]:
-    """Return the affine of a volume of which only axis codes and spacing are known.
+    """Return the affine of a volume from its axis codes and spacing.
 
     Parameters
     ----------
@@ -50,25 +50,24 @@ def affine_from_codes(
     Returns
     -------
     (4, 4) array
-        Index to RAS mm, the middle of the volume at the origin: so the same scan lies at the same
-        place in whatever order its axes are stored.
+        Voxel index to RAS mm, with the centre of the volume at the origin: so the position of a
+        scan does not depend on the order in which its axes are stored.
 
     Raises
     ------
     ScanError
-        BAD_GEOMETRY if the spacing is no length.
+        BAD_GEOMETRY if the spacing is not positive or not plausible.
     ValueError
-        If `codes` does not name each axis of the patient once.
+        If `codes` does not name each patient axis once.
     """
-    pairs = [_AXES.get(code) for code in codes.upper()]
-    known = [pair for pair in pairs if pair is not None]
-    if len(pairs) != 3 or sorted(axis for axis, _ in known) != [0, 1, 2]:
-        raise ValueError(f"orientation is three letters such as 'RAS' or 'LPS', got {codes!r}")
-    if not ((spacing > 0) & (spacing <= FARTHEST)).all():
-        raise ScanError(Reason.BAD_GEOMETRY, "its voxel size can't be")
+    axes = [_AXES[code] for code in codes.upper() if code in _AXES]
+    if len(codes) != 3 or sorted(axis for axis, _ in axes) != [0, 1, 2]:
+        raise ValueError(f"orientation must be three letters such as 'RAS', got {codes!r}")
+    if not ((spacing > 0) & (spacing <= MAX_COORDINATE_MM)).all():
+        raise ScanError(Reason.BAD_GEOMETRY, "the voxel size is not a positive length")
     affine = np.zeros((4, 4))
     affine[3, 3] = 1
-    for n, (axis, sign) in enumerate(known):
+    for n, (axis, sign) in enumerate(axes):
         affine[axis, n] = sign * spacing[n]
     affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     return affine
@@ -77,44 +76,44 @@ def affine_from_codes(
 def straighten(
     affine: NDArray[np.float64], shape: tuple[int, int, int]
 ) -> tuple[NDArray[np.float64], tuple[Flag, ...]]:
-    """Make directions that are at right angles up to rounding exactly so.
+    """Make an affine exactly orthogonal if it is so up to rounding.
 
     Parameters
     ----------
     affine : (4, 4) array
-        Index to mm.
+        Voxel index to mm.
     shape : (I, J, K)
 
     Returns
     -------
     (4, 4) array, tuple of Flag
-        The nearest affine with right angles (polar decomposition), with the same spacing and the
-        same middle, and AFFINE_ROUNDED; or the affine as it is, where it is as good as single
-        precision can say (`SINGLE`), or leans by more than `core.grid.ORTHOGONAL`: a shear.
+        The nearest orthogonal affine (polar decomposition) with the same spacing and centre, and
+        AFFINE_ROUNDED. The affine is returned as it is, without a flag, if it is orthogonal to
+        float32 precision (`FLOAT32_COSINE`), or sheared by more than `core.grid.ORTHOGONAL`.
 
     Raises
     ------
     ScanError
-        BAD_GEOMETRY if a number is not finite, or farther than `FARTHEST`.
+        BAD_GEOMETRY if a number is not finite, or exceeds `MAX_COORDINATE_MM`.
     """
-    if not np.abs(affine).max() <= FARTHEST:  # NaN is not
-        raise ScanError(Reason.BAD_GEOMETRY, "a position or direction is no number of mm")
+    if not np.abs(affine).max() <= MAX_COORDINATE_MM:  # NaN is not
+        raise ScanError(Reason.BAD_GEOMETRY, "a position or direction is not a plausible length")
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
     if lengths.min() == 0:
-        return affine, ()  # Grid says what is wrong with it
+        return affine, ()  # Grid refuses it
     directions = affine[:3, :3] / lengths
-    leaning = np.abs(directions.T @ directions - np.eye(3)).max()
-    if not SINGLE < leaning <= ORTHOGONAL:
+    shear = np.abs(directions.T @ directions - np.eye(3)).max()
+    if not FLOAT32_COSINE < shear <= ORTHOGONAL:
         return affine, ()
-    left, _, right = np.linalg.svd(directions)
-    upright, middle = affine.copy(), (np.array(shape) - 1) / 2
-    upright[:3, :3] = left @ right * lengths
-    upright[:3, 3] += (affine[:3, :3] - upright[:3, :3]) @ middle
-    return upright, (Flag.AFFINE_ROUNDED,)
+    u, _, vt = np.linalg.svd(directions)
+    orthogonal, centre = affine.copy(), (np.array(shape) - 1) / 2
+    orthogonal[:3, :3] = u @ vt * lengths
+    orthogonal[:3, 3] += (affine[:3, :3] - orthogonal[:3, :3]) @ centre
+    return orthogonal, (Flag.AFFINE_ROUNDED,)
 
 
 def check_size(affine: NDArray[np.float64], shape: tuple[int, int, int]) -> None:
-    """Refuse what is far too large or small for a scan: its lengths are in another unit than mm.
+    """Refuse a scan that is implausibly large or small: its lengths are not in mm.
 
     Raises
     ------
@@ -122,5 +121,6 @@ def check_size(affine: NDArray[np.float64], shape: tuple[int, int, int]) -> None
         BAD_GEOMETRY.
     """
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
-    if spacing.max() > LARGEST_VOXEL or (0 < (spacing * shape).max() < SMALLEST_SCAN):
-        raise ScanError(Reason.BAD_GEOMETRY, "in its unit of length, its voxels are no scan's")
+    if spacing.max() > MAX_VOXEL_MM or (0 < (spacing * shape).max() < MIN_EXTENT_MM):
+        detail = "the voxel size is implausible for a scan; the unit of length is probably wrong"
+        raise ScanError(Reason.BAD_GEOMETRY, detail)

@@ -1,4 +1,4 @@
-"""Read a scan: one door for all formats."""
+"""Read a scan of any format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.ranking import ALL, Preference, Reading, series_meant
 from scanloom.io.scan import Scan
-from scanloom.io.values import rounding_flags, without_nan
-from scanloom.io.voxels import VOXEL_LIMIT
+from scanloom.io.values import rounding_flags
 
 GAPS, NAN = get_args(Gaps), get_args(Nan)
 
@@ -38,25 +38,27 @@ def load_volume(
         A DICOM folder or file, a volume file (NIfTI, Analyze, NRRD, MetaImage, MGH), a zip or tar
         archive, a DICOMDIR, or a glob pattern: see docs/reading.md.
     series : str or None
-        Which one, where there are several: its UID, its number in the list that the error
-        SERIES_AMBIGUOUS shows, or "best": see `scanloom.io.ranking`.
+        Series to read if there are several: its UID, its number in the list of the error
+        SERIES_AMBIGUOUS, or "best"; see `scanloom.io.ranking`.
     phase : int or None
-        Which volume of a file or series that holds several, from 0. In a DICOM series the order
-        is that of what tells them apart, ascending: stack, time point, echo, b-value,
-        acquisition, image type; else how they were made, times, and what docs/reading.md lists.
+        Index, from 0, of the volume in a file or series with several. In a DICOM series they are
+        sorted by the attribute that distinguishes them: stack, time point, echo, b-value,
+        acquisition or image type; else by protocol, times and the others in docs/reading.md.
     gaps : "refuse" or "interpolate"
         What to do about missing slices of an otherwise regular DICOM stack.
     nan : "refuse" or "padding"
-        What to do about voxels that are no numbers (NaN), in NIfTI, NRRD and MetaImage: "padding"
-        makes them air (-1024 HU) in a CT, else the smallest value of the scan.
+        What to do about NaN voxels in volume files: "padding" replaces them by air (-1024 HU) in a
+        CT, else by the smallest value of the scan.
     orientation : str or None
-        Axis codes such as "RAS", for a file that does not say; only then used.
+        Axis codes such as "RAS"; used only for a file without an orientation.
     modality : str or None
-        "CT", "MR", "PT" or "NM", for a file that does not say; "CT" also means Hounsfield units.
+        "CT", "MR", "PT" or "NM"; used only for a file without a modality. "CT" also means
+        Hounsfield units.
     max_bytes : int or None
-        Largest size of the voxels, decoded; None for 4 GiB. More is TOO_LARGE, told from headers.
+        Largest size of the decoded voxels; None for 4 GiB. A larger scan is TOO_LARGE, decided
+        from its headers.
     archives : bool
-        Whether archives inside a folder are looked into.
+        Whether to search archives inside a folder.
 
     Returns
     -------
@@ -66,18 +68,18 @@ def load_volume(
     Raises
     ------
     ScanError
-        If the scan can't be read for sure; its `code` says why.
+        If the scan cannot be read with certainty; its `code` is the reason.
     ValueError
-        For an option that does not exist.
+        If an option has an unknown value.
     """
     _check_options(gaps, nan, modality)
     if series == ALL:
-        raise ValueError('one volume is read: series must be a UID, a number, "best" or None')
-    wanted = Preference(modality=modality)
+        raise ValueError('a single volume is read: series must be a UID, a number, "best" or None')
+    preference = Preference(modality=modality)
     [chosen] = series_meant(
         find_series(Path(path), archives=archives),
         series,
-        wanted,
+        preference,
         Reading(phase, gaps, orientation),
     )
     scan = read_scan(
@@ -102,35 +104,36 @@ def read_scan(
     modality: str | None = None,
     max_bytes: int | None = None,
 ) -> Scan:
-    """Read a series that was found, with what writers must know of its source.
+    """Read a series, with the properties of its source that writers need.
 
     Parameters are those of `load_volume`.
 
     Raises
     ------
     ScanError
-        If the scan can't be read for sure.
+        If the scan cannot be read with certainty.
     ValueError
-        For an option that does not exist.
+        If an option has an unknown value.
     """
     _check_options(gaps, nan, modality)
     limit = VOXEL_LIMIT if max_bytes is None else max_bytes
-    if series.kind == "dicom":
-        from scanloom.io.dicom.series import read_dicom
-
-        try:
-            scan = read_dicom(series.files, modality=modality, phase=phase, gaps=gaps, limit=limit)
-        except ScanError as error:
-            if not series.lost:
-                raise
-            detail = f"{error.detail}; {series.lost} files beside its slices can't be read"
-            raise ScanError(error.reason, detail) from error
-        if series.lost:
-            scan = _with_flags(scan, (Flag.FILES_LOST,))
-        return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
-    read = FORMATS[series.kind].read
-    scan = read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
-    scan = replace(scan, volume=without_nan(scan.volume, nan))
+    try:
+        scan = FORMATS[series.kind].read(
+            series.files,
+            phase=phase,
+            orientation=orientation,
+            modality=modality,
+            gaps=gaps,
+            nan=nan,
+            limit=limit,
+        )
+    except ScanError as error:
+        if not series.lost:
+            raise
+        detail = f"{error.detail}; {series.lost} files next to its slices cannot be read"
+        raise ScanError(error.reason, detail) from error
+    if series.lost:
+        scan = _with_flags(scan, (Flag.FILES_LOST,))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 
 

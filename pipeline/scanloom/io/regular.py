@@ -1,4 +1,4 @@
-"""Regular files alone: a pipe, a socket or a device may never end, or never begin."""
+"""Open regular files only: reading a pipe, a socket or a device may never return."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Open a file for reading bytes, without waiting.
+    """Open a regular file for reading bytes, without blocking.
 
     Raises
     ------
     OSError
-        If it can't be opened, or is none; reading what has nothing to give yet raises it too.
+        If it cannot be opened or is not a regular file. A read that would block raises it too.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 opening some devices does something
-        raise OSError(errno.EINVAL, "no regular file")
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 opening some devices has side effects
+        raise OSError(errno.EINVAL, "not a regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced between the two lines
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced after the first check
         file.close()
-        raise OSError(errno.EINVAL, "no regular file")
+        raise OSError(errno.EINVAL, "not a regular file")
     return file
 
 
-def read_regular(path: Path | str, most: int) -> bytes:
-    """Return the bytes of a small file, `most` and one more at most.
+def read_regular(path: Path | str, max_bytes: int) -> bytes:
+    """Return the content of a small file, at most `max_bytes` + 1 bytes.
 
     Raises
     ------
     OSError
-        As `open_regular`.
+        As for `open_regular`.
     """
     with open_regular(path) as file:
-        return file.read(most + 1)
+        return file.read(max_bytes + 1)

@@ -1,4 +1,4 @@
-"""What reading a series gives: the volume, and what writers must know of where it came from."""
+"""A scan as it was read: its volume, and the properties of its source that writers need."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Volume
+from scanloom.io.dataset_text import UID, valid_uid
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+
+SHARED_UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
+"""Keywords of the UIDs that a DICOM SEG shares with its source series."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,9 @@ class SourceSlice:
     Parameters
     ----------
     sop_class, sop_instance : str
-        SOPClassUID and SOPInstanceUID as they stand in the file, empty where they are missing.
+        SOPClassUID and SOPInstanceUID as stored in the file; empty if missing.
     frame : int or None
-        ReferencedFrameNumber, from 1; None where the object has but one frame.
+        ReferencedFrameNumber, from 1; None if the object has a single frame.
     position : tuple of str
         ImagePositionPatient, LPS mm, decimal strings of at most 16 characters.
     """
@@ -36,16 +40,16 @@ class SourceSlice:
 
 @dataclass(frozen=True, eq=False)
 class DicomSource:
-    """What a DICOM series was, for what is written to refer to it.
+    """Attributes of a DICOM series for the DICOM objects that refer to it.
 
-    It holds identity: nothing but a DICOM writer may look at it.
+    It holds patient identity: only DICOM writers may read it.
 
     Parameters
     ----------
     first : Dataset
-        The header (without pixels) of one of its files, for what all of them share.
+        The header, without pixel data, of one of its files, for the attributes that all share.
     slices : tuple of SourceSlice or None
-        One for each k of the volume, in its order; None where a slice was interpolated.
+        The source of each slice of the volume, by k; None for a slice that was interpolated.
     spacing, orientation : tuple of str
         PixelSpacing and ImageOrientationPatient of every slice, decimal strings.
     """
@@ -55,20 +59,33 @@ class DicomSource:
     spacing: tuple[str, ...]
     orientation: tuple[str, ...]
 
+    @property
+    def can_refer(self) -> bool:
+        """Whether a DICOM SEG can refer to these images.
+
+        It must name study, series, frame of reference and each image (PS3.3 C.8.20, C.7.6.16.2.1).
+        """
+        existing = [image for image in self.slices if image is not None]
+        uids = [uid for image in existing for uid in (image.sop_class, image.sop_instance)]
+        distinct = {(image.sop_instance, image.frame) for image in existing}
+        shared = [valid_uid(self.first, keyword) for keyword in SHARED_UIDS]
+        valid = all(shared) and all(map(UID.fullmatch, uids))
+        return valid and len(distinct) == len(existing) > 0
+
 
 @dataclass(frozen=True, eq=False)
 class NiftiSource:
-    """The forms of a NIfTI header, for a result with the same ones.
+    """The sform and qform of a NIfTI header, which the results repeat.
 
     Parameters
     ----------
     sform, qform : (4, 4) array or None
-        Voxel index to mm as stored; None where its code is 0.
+        Voxel index to mm as stored; None if the code is 0.
     sform_code, qform_code : int
         0 to 5 (NIfTI-1 standard).
     quaternion : tuple of float or None
-        b, c, d of the qform, each a float32, as they are to stand in the header: another rounding
-        of the same rotation may be read as another one. None where float32 was not their type.
+        b, c, d of the qform, each a float32, as the results' headers must store them: rounded
+        otherwise, the same rotation may be read as another. None if they were not float32.
     """
 
     sform: NDArray[np.float64] | None
@@ -80,7 +97,7 @@ class NiftiSource:
 
 @dataclass(frozen=True)
 class ItkSource:
-    """A NRRD or MetaImage file: nothing more to know."""
+    """A source of which writers need nothing but the grid, such as NRRD, MetaImage or MGH."""
 
 
 Source = DicomSource | NiftiSource | ItkSource

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from scanloom.io.scan import DicomSource
+from scanloom.io.dataset_text import matching_text, plain_text, valid_uid
+from scanloom.io.dicom.decimal_strings import decimals
+from scanloom.io.scan import SHARED_UIDS, DicomSource
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_SHARED_UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
 _SINGLE_FRAME = "1.2.840.10008.5.1.4.1.1.2"
 """CT image: highdicom takes single images, in any order."""
-_UID = re.compile(r"(?=.{1,64}$)(0|[1-9]\d*)(\.(0|[1-9]\d*))+")  # PS3.5 9.1
 _DATE = re.compile(r"\d{8}")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NO_DATE, _NO_TIME = "19700101", "000000"
@@ -37,18 +37,6 @@ _ALWAYS = frozenset(("PatientID", "StudyID", "AccessionNumber", "ReferringPhysic
 """Type 2: present, and empty where not known. So is PositionReferenceIndicator, by highdicom."""
 
 
-def can_refer(source: DicomSource) -> bool:
-    """Whether a DICOM SEG can refer to these images.
-
-    It must name study, series, frame of reference and each image (PS3.3 C.8.20, C.7.6.16.2.1).
-    """
-    real = [one for one in source.slices if one is not None]
-    named = [_UID.fullmatch(uid) for one in real for uid in (one.sop_class, one.sop_instance)]
-    images = {(one.sop_instance, one.frame) for one in real}
-    shared = [_uid(source.first, keyword) for keyword in _SHARED_UIDS]
-    return all(shared) and all(named) and len(images) == len(real) > 0
-
-
 def reference_headers(source: DicomSource, distance: float) -> list[Dataset]:
     """Return headers with only what a DICOM SEG takes over, made valid, one for each real slice.
 
@@ -62,7 +50,7 @@ def reference_headers(source: DicomSource, distance: float) -> list[Dataset]:
     Parameters
     ----------
     source : DicomSource
-        For which `can_refer` holds.
+        One whose `can_refer` is true.
     distance : float
         Of neighbouring slices, mm. It stands for SliceThickness too: between the slices of a
         segment there are no gaps and no overlaps, whatever the scan's have.
@@ -126,9 +114,9 @@ def source_moment(source: DicomSource) -> tuple[str, str]:
     """Return the date and time (DA, TM) of the series' content, 1970 where it has none."""
     first = source.first
     for kind in ("Content", "Acquisition", "Series", "Study"):
-        date = _matching(first, f"{kind}Date", _DATE)
+        date = matching_text(first, f"{kind}Date", _DATE)
         if date:
-            return date, _matching(first, f"{kind}Time", _TIME) or _NO_TIME
+            return date, matching_text(first, f"{kind}Time", _TIME) or _NO_TIME
     return _NO_DATE, _NO_TIME
 
 
@@ -137,22 +125,14 @@ def patient_name(source: DicomSource) -> str:
     return _text(source.first, "PatientName")
 
 
-def decimals(values: object) -> list[str]:
-    """Return numbers as decimal strings of at most 16 characters (PS3.5 6.2, DS)."""
-    from pydicom.valuerep import format_number_as_ds
-
-    texts = [str(v) for v in values]  # type: ignore[attr-defined]
-    return [t if len(t) <= 16 else format_number_as_ds(float(t)) for t in texts]
-
-
 def _common(source: DicomSource) -> Dataset:
     """Return what all slices share; the patient's name only decides on the character set."""
     from pydicom import Dataset
 
     first, name = source.first, patient_name(source)
     common = Dataset()
-    for keyword in _SHARED_UIDS:
-        setattr(common, keyword, _uid(first, keyword))
+    for keyword in SHARED_UIDS:
+        setattr(common, keyword, valid_uid(first, keyword))
     common.PatientName = ""
     for keyword, longest in _TEXT.items():
         text = _text(first, keyword)
@@ -163,10 +143,10 @@ def _common(source: DicomSource) -> Dataset:
     if not all(str(element.value).isascii() for element in common) or not name.isascii():
         common.SpecificCharacterSet = "ISO_IR 192"
     for keyword in ("PatientBirthDate", "StudyDate"):
-        setattr(common, keyword, _matching(first, keyword, _DATE))
-    common.StudyTime = _matching(first, "StudyTime", _TIME)
-    common.PatientSex = _matching(first, "PatientSex", re.compile("[MFO]"))
-    common.Modality = _plain(first, "Modality")
+        setattr(common, keyword, matching_text(first, keyword, _DATE))
+    common.StudyTime = matching_text(first, "StudyTime", _TIME)
+    common.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
+    common.Modality = plain_text(first, "Modality")
     common.Rows = common.Columns = 1  # as highdicom gets them; frames are put in afterwards
     common.PixelSpacing = list(source.spacing)
     common.ImageOrientationPatient = list(source.orientation)
@@ -176,11 +156,11 @@ def _common(source: DicomSource) -> Dataset:
 
 def _add_history(common: Dataset, first: Dataset) -> None:
     """Take over that pixels were compressed lossily."""
-    if _plain(first, "LossyImageCompression") == "01":
+    if plain_text(first, "LossyImageCompression") == "01":
         common.LossyImageCompression = "01"
         for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
-            if _plain(first, keyword):
-                setattr(common, keyword, _plain(first, keyword).split("\\"))
+            if plain_text(first, keyword):
+                setattr(common, keyword, plain_text(first, keyword).split("\\"))
 
 
 def _add_deidentification(common: Dataset, first: Dataset) -> None:
@@ -190,40 +170,15 @@ def _add_deidentification(common: Dataset, first: Dataset) -> None:
         common.DeidentificationMethod = methods
     if "DeidentificationMethodCodeSequence" in first:
         common.DeidentificationMethodCodeSequence = first.DeidentificationMethodCodeSequence
-    removed = _plain(first, "PatientIdentityRemoved")
+    removed = plain_text(first, "PatientIdentityRemoved")
     said_how = methods or "DeidentificationMethodCodeSequence" in common
     if removed == "NO" or (removed == "YES" and said_how):
         common.PatientIdentityRemoved = removed
 
 
-def _uid(header: Dataset, keyword: str) -> str:
-    """Return a valid UID, or an empty string."""
-    return _matching(header, keyword, _UID)
-
-
-def _matching(header: Dataset, keyword: str, form: re.Pattern[str]) -> str:
-    text = _plain(header, keyword)
-    return text if form.fullmatch(text) else ""
-
-
-def _plain(header: Dataset, keyword: str) -> str:
-    """Return ASCII text, values joined by a backslash, without what pydicom makes of it.
-
-    To convert a value that is not valid, pydicom would warn and show it: it may name a patient.
-    """
-    if keyword not in header:
-        return ""
-    value: object = header.get_item(keyword).value
-    if isinstance(value, bytes):
-        return value.decode("ascii", "replace").strip("\0 ")
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "\\".join(str(v) for v in value)
-    return "" if value is None else str(value).strip("\0 ")
-
-
 def _text(header: Dataset, keyword: str) -> str:
-    """Return text of any character set; plain ASCII without converting it, see `_plain`."""
-    plain = _plain(header, keyword)
+    """Return text of any character set; plain ASCII without converting it, see `plain_text`."""
+    plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:  # ISO 2022 escapes to others by plain bytes
         return plain
     return str(header.get(keyword) or "")
@@ -231,7 +186,7 @@ def _text(header: Dataset, keyword: str) -> str:
 
 def _texts(header: Dataset, keyword: str) -> list[str]:
     """Return the values of an attribute that may have several, as `_text` does one."""
-    plain = _plain(header, keyword)
+    plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:
         return [value.strip() for value in plain.split("\\")]
     values = header.get(keyword) or ""

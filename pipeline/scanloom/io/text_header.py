@@ -1,4 +1,4 @@
-"""What the text headers of NRRD and MetaImage say, in words of both, and how they are read."""
+"""Text headers of volume files: the fields that NRRD and MetaImage share, and their parsing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.voxels import Coding
 
-HEADER_LIMIT = 1 << 20
-"""Bytes of a header: those with a table of segments or gradients have some 100 kB."""
+UNPARSED_PATTERN = "the pattern of the data files cannot be parsed"
+HEADER_LIMIT_BYTES = 1 << 20
+"""Largest header: those with a table of segments or gradients have some 100 kB."""
 
-MOST_FILES = 1 << 17
-"""With the data of one header."""
+MAX_DATA_FILES = 1 << 17
+"""Largest number of data files of one header."""
 
-LPS_TO_RAS = np.array([-1.0, -1.0, 1.0])
-"""Signs of the patient axes."""
+MAX_DEVIATION_MM = 0.05
+"""Largest deviation of the slices from even spacing, as in a DICOM series."""
 
-EVEN_MM = 0.05
-"""How far slices may have been off their places, as in a DICOM series."""
-_UNEVEN = re.compile(
+_NON_UNIFORM = re.compile(
     rb"^[ \t]*ITK_non_uniform_sampling_deviation[ \t]*:?=[ \t]*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)",
     re.MULTILINE,
 )
-_PATTERN = re.compile(r"([^%]*)%(0?)(\d{0,2})[diu]([^%]*)")
+_FILE_PATTERN = re.compile(r"([^%]*)%(0?)(\d{0,2})[diu]([^%]*)")
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _FLOAT = re.compile(
     r"[+-]?(?:(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][+-]?\d{1,3})?|nan|inf)", re.I
@@ -36,36 +35,36 @@ _FLOAT = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class TextHeader:
-    """The header of a volume, judged by itself: no look at the data.
+    """The header of a volume, checked by itself without its data.
 
     Parameters
     ----------
     sizes : tuple of int
         Voxels along every axis, fastest first.
     axes : tuple of int
-        Which of them are axes of space.
+        Indices of the spatial axes in `sizes`.
     components : int
-        Numbers a voxel.
+        Numbers per voxel.
     dtype : dtype
         As stored, with its byte order.
     affine : (4, 4) array or None
-        Index to RAS mm; None where the header does not say the anatomical space.
+        Voxel index to RAS mm; None if the header has no anatomical space.
     spacing : (3,) array or None
-        In mm; None where the header says none.
+        In mm; None if the header has no spacing.
     coding : Coding
     data_files : tuple of str
-        In the order of the data, of which each holds an equal share; empty where these follow the
-        header.
+        Names of the data files in order, each with an equal share of the data; empty if the data
+        follow the header.
     start : int
-        Byte of the data file at which the data begin; -1: they are its last.
+        Byte offset of the data in the data file; -1 if the data end with the file.
     skip : int
-        Bytes before the voxels, once unpacked.
-    lines : int
-        Lines of the data file before `start`.
-    packed : int or None
-        Length of the compressed data.
-    colours : bool
-        Whether the numbers of a voxel are said to be a colour.
+        Bytes before the first voxel, after decompression.
+    skipped_lines : int
+        Lines between `start` and the data.
+    compressed_bytes : int or None
+        Length of the compressed data; None if unknown.
+    is_colour : bool
+        Whether the header declares the numbers of a voxel to be a colour.
     """
 
     sizes: tuple[int, ...]
@@ -78,89 +77,96 @@ class TextHeader:
     data_files: tuple[str, ...]
     start: int
     skip: int = 0
-    lines: int = 0
-    packed: int | None = None
-    colours: bool = False
+    skipped_lines: int = 0
+    compressed_bytes: int | None = None
+    is_colour: bool = False
 
 
 def damaged(detail: str) -> ScanError:
-    """Return the error for a header that breaks its format's rules; it never holds its text."""
+    """Return the error for a header that violates its format; `detail` never quotes the header."""
     return ScanError(Reason.DAMAGED, detail)
 
 
 def check_even(header: bytes) -> None:
-    """Refuse a scan of which ITK wrote that its slices were not equally spaced, by mm.
+    """Refuse a scan if ITK recorded in its header that its slices are not evenly spaced.
 
     Raises
     ------
     ScanError
         SPACING_CHANGES.
     """
-    found = _UNEVEN.search(header)
-    if found and float(found[1]) > EVEN_MM:
-        raise ScanError(Reason.SPACING_CHANGES, "its writer says that its slices were uneven")
+    deviation = _NON_UNIFORM.search(header)
+    if deviation and float(deviation[1]) > MAX_DEVIATION_MM:
+        detail = "slices are not evenly spaced (ITK_non_uniform_sampling_deviation)"
+        raise ScanError(Reason.SPACING_CHANGES, detail)
 
 
-def integers(text: str, what: str, count: int | None = None) -> tuple[int, ...]:
-    """Return the whole numbers of a field."""
-    words = text.split()
-    if not all(_INTEGER.fullmatch(word) for word in words) or count not in (None, len(words)):
-        raise damaged(f"its {what} can't be read")
-    return tuple(int(word) for word in words)
+def integers(text: str, field: str, count: int | None = None) -> tuple[int, ...]:
+    """Return the integers of a field; `count` is their number, if known."""
+    tokens = text.split()
+    if not all(map(_INTEGER.fullmatch, tokens)) or count not in (None, len(tokens)):
+        raise damaged(f"the {field} of the header cannot be parsed")
+    return tuple(map(int, tokens))
 
 
-def floats(text: str, what: str, count: int | None = None) -> tuple[float, ...]:
-    """Return the numbers of a field; NaN is one."""
-    words = text.split()
-    if not all(_FLOAT.fullmatch(word) for word in words) or count not in (None, len(words)):
-        raise damaged(f"its {what} can't be read")
-    return tuple(float(word) for word in words)
+def floats(text: str, field: str, count: int | None = None) -> tuple[float, ...]:
+    """Return the numbers of a field, which may be NaN; `count` is their number, if known."""
+    tokens = text.split()
+    if not all(map(_FLOAT.fullmatch, tokens)) or count not in (None, len(tokens)):
+        raise damaged(f"the {field} of the header cannot be parsed")
+    return tuple(map(float, tokens))
 
 
 def listed_files(lines: bytes, count: int) -> tuple[str, ...]:
-    """Return the names of data files, one a line.
+    """Return the names of `count` data files, one per line.
 
     Raises
     ------
     ScanError
-        DAMAGED unless there are as many as the data need.
+        DAMAGED if the number of names is not `count`.
     """
-    named = (line.strip().decode("utf-8", "surrogateescape") for line in lines.split(b"\n"))
-    return _as_many([name for name in named if name], count)
+    names = (line.strip().decode("utf-8", "surrogateescape") for line in lines.split(b"\n"))
+    return _checked_names([name for name in names if name], count)
 
 
 def numbered_files(pattern: str, numbers: range, count: int) -> tuple[str, ...]:
-    """Return the names that a pattern as of printf(3), with one number in it, gives.
+    """Return the names of `count` data files from a printf(3) pattern with one number.
 
     Raises
     ------
     ScanError
-        DAMAGED if it is none, or unless there are as many as the data need.
+        DAMAGED if the pattern cannot be parsed, or the number of names is not `count`.
     """
-    found = _PATTERN.fullmatch(pattern)
-    if found is None or not numbers or min(numbers[0], numbers[-1]) < 0:
-        raise damaged("it names its data files by a pattern that can't be read")
-    if numbers[MOST_FILES:]:
-        raise damaged("its header names too many data files")
-    before, zeros, width, behind = found.groups()
-    form = f"{zeros}{width}d"
-    return _as_many([f"{before}{n:{form}}{behind}" for n in numbers], count)
+    match = _FILE_PATTERN.fullmatch(pattern)
+    if match is None or not numbers or min(numbers[0], numbers[-1]) < 0:
+        raise damaged(UNPARSED_PATTERN)
+    if numbers[MAX_DATA_FILES:]:
+        raise damaged("the header names too many data files")
+    prefix, zeros, width, suffix = match.groups()
+    return _checked_names([f"{prefix}{n:{zeros}{width}d}{suffix}" for n in numbers], count)
 
 
-def _as_many(names: list[str], count: int) -> tuple[str, ...]:
-    if len(names) != count or len(names) > MOST_FILES:
-        raise damaged(f"its header names {len(names)} data files for {count} parts of its data")
+def _checked_names(names: list[str], count: int) -> tuple[str, ...]:
+    if len(names) != count or len(names) > MAX_DATA_FILES:
+        raise damaged(f"the header names {len(names)} data files, but its data need {count}")
     if len(set(names)) < len(names):
-        raise damaged("its header names a data file twice")
+        raise damaged("the header names a data file twice")
     return tuple(names)
 
 
-def affine_of(
+def world_affine(
     columns: NDArray[np.float64], origin: NDArray[np.float64], to_ras: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the affine to RAS mm with these steps along its axes, one a column.
+    """Return the affine (4, 4) from voxel index to RAS mm.
 
-    `to_ras` holds the signs that lead from the header's patient axes to RAS.
+    Parameters
+    ----------
+    columns : (3, 3) array
+        Step along each voxel axis in mm, one per column, in the header's patient axes.
+    origin : (3,) array
+        Position of the first voxel in mm, in the same axes.
+    to_ras : (3,) array
+        Signs that convert these axes to RAS.
     """
     affine = np.eye(4)
     affine[:3, :3] = columns * to_ras[:, None]

@@ -1,4 +1,4 @@
-"""Voxels out of a volume file: raw, compressed or as text, never more than its header says."""
+"""Read the voxels of a volume file, raw, compressed or as text, and no more than it declares."""
 
 from __future__ import annotations
 
@@ -15,67 +15,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, byte_words
-from scanloom.io.numbers import parse_numbers, read_words
-from scanloom.io.packing import Packing, opened_packed, unpacking_errors
+from scanloom.io.limits import FILE_LIMIT_VOLUMES, MAX_DEFLATE_RATIO, SKIP_LIMIT_BYTES, VOXEL_LIMIT
+from scanloom.io.numbers import parse_numbers, read_tokens
+from scanloom.io.packing import Packing, opened_packed
+from scanloom.io.reader_errors import foreign_errors
 from scanloom.io.regular import open_regular
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
 
 Coding = Literal["raw", "text"] | Packing
 
-VOXEL_LIMIT = 4 << 30
-"""Bytes of decoded voxels that a volume may have, unless the caller says otherwise."""
+SPARE_BYTES = 256 << 20
+"""Memory for decoding in addition to the values."""
 
-DEFLATE_LIMIT = 1032
-"""Deflate makes nothing smaller than by this: a header that says more was cut or damaged."""
+STALL_TIMEOUT_S = 20.0
+"""Longest time without decoded data."""
 
-FILE_LIMIT = 8
-"""A compressed file of several volumes may hold this many times the limit of one: to reach the
-last volume, all before it are inflated."""
+MIN_BYTES_PER_S = 10 << 20
+"""Lowest decoding rate: bzip2 on a busy machine; gzip is 50 times as fast."""
 
-SKIP_LIMIT = 1 << 30
-"""Bytes before the first voxel: extensions of headers are a few kB."""
-
-SPARE = 256 << 20
-"""Bytes that decoding may take beside the values."""
-
-PATIENCE = 20.0
-"""Seconds in which something must come out of a file."""
-
-SLOWEST = 10 << 20
-"""Bytes that come out in a second, of bzip2 on a busy machine; of gzip it is 50 times that."""
-
-_PLAIN_SKIPS = (0, 352, 544)  # NRRD and MetaImage; NIfTI-1 and NIfTI-2 without extensions
-_PIECE = 1 << 20
-_MOST = 1 << 24  # bytes between two words of progress
+_OFFSETS_WITHOUT_EXTENSIONS = (0, 352, 544)  # NRRD and MetaImage; NIfTI-1; NIfTI-2
+_CHUNK_BYTES = 1 << 20
+_PROGRESS_BYTES = 1 << 24  # between two reports of progress
+_TOO_MUCH = "the file holds more data than its header declares"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the voxels of one volume stand in a file.
+    """Position and encoding of the voxels of one volume in a file.
 
     Parameters
     ----------
     path : Path
     coding : Coding
-        How the file holds them, from byte `start` on.
-    start, skip : int
-        Bytes before the data, as the file holds them; bytes after that, once they are unpacked.
+        Encoding of the data from byte `start` on.
+    start : int
+        Byte offset of the data in the file.
+    skip : int
+        Bytes between `start` and the first voxel, after decompression.
     shape : (I, J, K)
     dtype : dtype
-        As stored, with its byte order.
+        Type as stored, with its byte order.
     volumes, volume : int
-        How many volumes the file holds, and which of them is meant, from 0.
-    run : int or None
-        Voxels of one volume that stand together before the next volume's do; None: all of them.
-    packed : int or None
-        Length of the compressed data; None: to the end of the file.
-    parts : tuple of (path, start)
-        Further files with the data that follow, and where these begin; each holds as much as
-        `path` does, and is packed, and skipped into, as that is. No text.
-    rest : int
-        Bytes that may follow the voxels, unpacked.
+        Number of volumes in the file, and index of the requested one, from 0.
+    interleaved_voxels : int or None
+        Length of a run of voxels of one volume, if volumes are interleaved; None if each volume is
+        contiguous.
+    compressed_bytes : int or None
+        Length of the compressed data; None if they end with the file.
+    further_files : tuple of (path, start)
+        Files with the rest of the data, and the byte offset in each. They have the same size,
+        coding and `skip` as `path`, and are never text.
+    trailing_bytes : int
+        Bytes that may follow the voxels, after decompression.
     slope, intercept : float
-        What makes values of stored numbers; 1 and 0 leave them as they are.
+        Rescale from stored numbers to values; 1 and 0 leave them as they are.
     """
 
     path: Path
@@ -86,92 +79,69 @@ class Layout:
     dtype: np.dtype[Any]
     volumes: int = 1
     volume: int = 0
-    run: int | None = None
-    packed: int | None = None
-    parts: tuple[tuple[Path, int], ...] = ()
-    rest: int = 0
+    interleaved_voxels: int | None = None
+    compressed_bytes: int | None = None
+    further_files: tuple[tuple[Path, int], ...] = ()
+    trailing_bytes: int = 0
     slope: float = 1.0
     intercept: float = 0.0
 
     @property
-    def count(self) -> int:
-        """Voxels of one volume."""
+    def voxel_count(self) -> int:
+        """Number of voxels in one volume."""
         return math.prod(self.shape)
 
     @property
     def files(self) -> tuple[tuple[Path, int], ...]:
-        """All files with data, and where these begin."""
-        return ((self.path, self.start), *self.parts)
+        """All data files, each with the byte offset of its data."""
+        return ((self.path, self.start), *self.further_files)
 
     @property
-    def share(self) -> int:
-        """Bytes of what one of the files holds, with what is skipped in it, unpacked."""
-        data = self.count * self.volumes * self.dtype.itemsize
+    def file_bytes(self) -> int:
+        """Size of the content of each data file from `start` on, after decompression."""
+        data = self.voxel_count * self.volumes * self.dtype.itemsize
         return self.skip + data // len(self.files)
 
     @property
-    def total(self) -> int:
-        """Bytes of all volumes and what is before them, unpacked."""
-        return self.share * len(self.files)
+    def total_bytes(self) -> int:
+        """Size of the content of all data files, after decompression."""
+        return self.file_bytes * len(self.files)
 
     @property
-    def spare(self) -> int:
-        """Zeros that may stand behind the voxels: fewer than a dimension that is wrong leaves.
+    def allowed_zeros(self) -> int:
+        """Number of zero bytes that may follow the voxels, fewer than a wrong dimension leaves.
 
-        None where the voxels do not begin right behind the header: that might be what is wrong.
+        It is 0 unless the voxels directly follow the header, since the offset may be wrong.
         """
-        if self.parts or self.skip not in _PLAIN_SKIPS:
+        if self.further_files or self.skip not in _OFFSETS_WITHOUT_EXTENSIONS:
             return 0
-        return self.count // max(self.shape) * self.dtype.itemsize - 1
+        return self.voxel_count // max(self.shape) * self.dtype.itemsize - 1
 
     @property
-    def result(self) -> np.dtype[Any]:
-        """Return the type of the values."""
+    def value_dtype(self) -> np.dtype[Any]:
+        """Type of the values after rescale."""
         if (self.slope, self.intercept) == (1, 0):
             return self.dtype.newbyteorder("=")
         return np.dtype(np.float32)
 
 
-@contextmanager
-def foreign_errors(what: str) -> Iterator[None]:
-    """Turn what libraries and the system raise into ScanError.
-
-    Raises
-    ------
-    ScanError
-        TRUNCATED, DAMAGED, UNREADABLE or OUT_OF_MEMORY.
-    """
-    try:
-        yield
-    except EOFError as exc:
-        raise ScanError(Reason.TRUNCATED, f"{what} ends too early") from exc
-    except unpacking_errors() as exc:
-        detail = f"{what} can't be decompressed ({type(exc).__name__})"
-        raise ScanError(Reason.DAMAGED, detail) from exc
-    except OSError as exc:  # BadGzipFile is one, without a number
-        reason = Reason.UNREADABLE if exc.errno else Reason.DAMAGED
-        raise ScanError(reason, f"{what} can't be read ({type(exc).__name__})") from exc
-    except MemoryError as exc:
-        raise ScanError(Reason.OUT_OF_MEMORY, f"{what} does not fit into memory") from exc
-
-
 def size_of(path: Path) -> int:
-    """Return the bytes of a file.
+    """Return the size of a file in bytes.
 
     Raises
     ------
     ScanError
-        UNREADABLE if it is a pipe or device, whose reading might never end.
+        UNREADABLE if it is a pipe or device, from which a read may never return.
     OSError
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ScanError(Reason.UNREADABLE, "it is no regular file")
-    return found.st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ScanError(Reason.UNREADABLE, "the path is not a regular file")
+    return status.st_size
 
 
 def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
-    """Refuse, before memory is asked for, what the file can't hold or the limit does not allow.
+    """Refuse, before memory is allocated, a volume that is not in the file or exceeds the limit.
 
     Raises
     ------
@@ -180,220 +150,226 @@ def check_layout(layout: Layout, limit: int = VOXEL_LIMIT) -> None:
     OSError
     """
     for path, start in layout.files:
-        held = size_of(path) - start
-        if held < _least(layout):
+        available = size_of(path) - start
+        if available < _min_bytes(layout):
             raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-        if layout.coding == "raw" and held > layout.share:
+        if layout.coding == "raw" and available > layout.file_bytes:
             with path.open("rb") as file:
-                file.seek(start + layout.share)
-                _check_rest(file, layout)
-    if layout.skip > SKIP_LIMIT:
-        raise ScanError(Reason.DAMAGED, "its header says that the voxels begin far behind it")
-    most = layout.count * max(layout.result.itemsize, layout.dtype.itemsize)
-    if layout.run is not None:
-        most = max(most, layout.run * layout.volumes * layout.dtype.itemsize)
+                file.seek(start + layout.file_bytes)
+                _check_trailer(file, layout)
+    if layout.skip > SKIP_LIMIT_BYTES:
+        raise ScanError(Reason.DAMAGED, "the byte offset of the voxels is implausible")
+    size = layout.voxel_count * max(layout.value_dtype.itemsize, layout.dtype.itemsize)
+    if layout.interleaved_voxels is not None:
+        size = max(size, layout.interleaved_voxels * layout.volumes * layout.dtype.itemsize)
     if layout.coding == "text":
-        most = max(most, layout.total)
-    if most > limit or (layout.coding != "raw" and layout.total > FILE_LIMIT * limit):
-        detail = f"{byte_words(most)} of voxels, the limit is {byte_words(limit)}"
+        size = max(size, layout.total_bytes)
+    if size > limit or (layout.coding != "raw" and layout.total_bytes > FILE_LIMIT_VOLUMES * limit):
+        detail = f"{byte_words(size)} of voxels, the limit is {byte_words(limit)}"
         raise ScanError(Reason.TOO_LARGE, detail)
 
 
-def _least(layout: Layout) -> int:
-    """Return the bytes that each file with such voxels must have."""
+def _min_bytes(layout: Layout) -> int:
+    """Return the smallest size in bytes of each data file from `start` on."""
     if layout.coding == "raw":
-        return layout.share
+        return layout.file_bytes
     if layout.coding == "text":
-        return layout.skip + 2 * layout.count * layout.volumes - 1  # a digit and a space each
-    if layout.packed is not None:
-        return layout.packed
+        return layout.skip + 2 * layout.voxel_count * layout.volumes - 1  # a digit and a space each
+    if layout.compressed_bytes is not None:
+        return layout.compressed_bytes
     deflated = layout.coding in ("gzip", "zlib")
-    return -(-layout.share // DEFLATE_LIMIT) if deflated else 0
+    return -(-layout.file_bytes // MAX_DEFLATE_RATIO) if deflated else 0
 
 
 def read_voxels(layout: Layout) -> NDArray[Any]:
-    """Read one volume; what is packed or text is decoded in a child process.
+    """Read one volume; compressed data and text are decoded in a child process.
 
     Parameters
     ----------
     layout : Layout
-        One that `check_layout` let pass.
+        A layout that passed `check_layout`.
 
     Returns
     -------
     (I, J, K) array
-        I fastest in memory, in the machine's byte order, of type `layout.result`.
+        Fortran order (I fastest), native byte order, type `layout.value_dtype`.
 
     Raises
     ------
     ScanError
-        TRUNCATED or DAMAGED if the file holds less or more than its header says; UNREADABLE,
+        TRUNCATED or DAMAGED if the file holds less or more than its header declares; UNREADABLE,
         OUT_OF_MEMORY; DECODE_TIMEOUT if it takes too long.
     """
     with foreign_errors("the file"):
         if layout.coding == "raw":
-            values = np.empty(layout.count, layout.result)
+            values = np.empty(layout.voxel_count, layout.value_dtype)
             decode(layout, values)
         else:
-            values = shared_empty((layout.count,), layout.result)
-            run_limited(decode_words, _words(layout), values, limits=_limits(layout))
+            values = shared_empty((layout.voxel_count,), layout.value_dtype)
+            run_limited(decode_job, _to_message(layout), values, limits=_limits(layout))
     return values.reshape(layout.shape[::-1]).T
 
 
-def _words(layout: Layout) -> dict[str, Any]:
-    """Return a layout as what can be sent to another process."""
-    words = {name.name: getattr(layout, name.name) for name in fields(layout)}
-    return {**words, "dtype": layout.dtype.str, "parts": [list(part) for part in layout.parts]}
+def _to_message(layout: Layout) -> dict[str, Any]:
+    """Return a layout as a message to a child process."""
+    message = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    further_files = [list(file) for file in layout.further_files]
+    return {**message, "dtype": layout.dtype.str, "further_files": further_files}
 
 
-def decode_words(words: dict[str, Any], values: NDArray[Any]) -> None:
-    """Do `decode` for a layout that was sent to a child process."""
-    shape, dtype = tuple(words["shape"]), np.dtype(words["dtype"])
-    parts = tuple((path, start) for path, start in words["parts"])
-    decode(Layout(**{**words, "shape": shape, "dtype": dtype, "parts": parts}), values)
+def decode_job(message: dict[str, Any], values: NDArray[Any]) -> None:
+    """Call `decode` with the layout of a message, in a child process."""
+    shape, dtype = tuple(message["shape"]), np.dtype(message["dtype"])
+    further_files = tuple((path, start) for path, start in message["further_files"])
+    changed = {"shape": shape, "dtype": dtype, "further_files": further_files}
+    decode(Layout(**{**message, **changed}), values)
 
 
 def _limits(layout: Layout) -> Limits:
-    """Return what decoding may take: pieces, or one row of volumes that are mixed, or a text."""
-    row = (layout.run or 0) * layout.volumes * layout.dtype.itemsize
-    text = 3 * layout.total if layout.coding == "text" else 0
-    return Limits(SPARE + 2 * row + text, PATIENCE, 2 * PATIENCE + layout.total / SLOWEST)
+    """Return the limits of memory and time for decoding."""
+    row = (layout.interleaved_voxels or 0) * layout.volumes * layout.dtype.itemsize
+    text = 3 * layout.total_bytes if layout.coding == "text" else 0
+    return Limits(
+        SPARE_BYTES + 2 * row + text,
+        STALL_TIMEOUT_S,
+        2 * STALL_TIMEOUT_S + layout.total_bytes / MIN_BYTES_PER_S,
+    )
 
 
 def decode(layout: Layout, values: NDArray[Any]) -> None:
-    """Fill an array (I * J * K,) of type `layout.result` with a volume; errors as `read_voxels`."""
+    """Fill an array (I * J * K,) of type `layout.value_dtype`; errors as for `read_voxels`."""
     with foreign_errors("the file"), _open(layout) as file:
-        if not layout.parts:
+        if not layout.further_files:
             _skip(file, layout.skip, layout)
         if layout.coding == "text":
             _from_text(file, layout, values)
-        elif layout.run is None:
+        elif layout.interleaved_voxels is None:
             _from_block(file, layout, values)
         else:
-            _from_runs(file, layout, values)
-        _check_rest(file, layout)  # the last step of gzip: only there it checks what it inflated
+            _from_interleaved(file, layout, values)
+        _check_trailer(file, layout)  # gzip verifies its checksum only at the end of the stream
 
 
-def _check_rest(file: BinaryIO, layout: Layout) -> None:
-    """Refuse what stands behind the voxels, but for what the format allows, or some zeros."""
-    count, most = 0, max(layout.rest, layout.spare)
-    while piece := file.read(min(most - count + 1, _PIECE)):
-        count += len(piece)
-        if count > most or (not layout.rest and piece.strip(b"\0")):
-            raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
+def _check_trailer(file: BinaryIO, layout: Layout) -> None:
+    """Refuse data after the voxels, unless the format allows them or they are a few zeros."""
+    count, limit = 0, max(layout.trailing_bytes, layout.allowed_zeros)
+    while chunk := file.read(min(limit - count + 1, _CHUNK_BYTES)):
+        count += len(chunk)
+        if count > limit or (not layout.trailing_bytes and chunk.strip(b"\0")):
+            raise ScanError(Reason.DAMAGED, _TOO_MUCH)
 
 
 def _from_block(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
-    """Read a volume whose voxels stand together."""
-    size = layout.count * layout.dtype.itemsize
+    """Read a volume that is contiguous."""
+    size = layout.voxel_count * layout.dtype.itemsize
     _skip(file, size * layout.volume, layout)
     if (layout.slope, layout.intercept) == (1, 0):
         _read_into(file, values)
         if not layout.dtype.isnative:
             values.byteswap(inplace=True)
     else:
-        for begin in range(0, layout.count, _PIECE):
-            stored = np.empty(min(_PIECE, layout.count - begin), layout.dtype)
+        for begin in range(0, layout.voxel_count, _CHUNK_BYTES):
+            stored = np.empty(min(_CHUNK_BYTES, layout.voxel_count - begin), layout.dtype)
             _read_into(file, stored)
-            with np.errstate(over="ignore", invalid="ignore"):  # infinite values are judged later
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused later
                 values[begin : begin + stored.size] = stored * layout.slope + layout.intercept
     _skip(file, size * (layout.volumes - 1 - layout.volume), layout)
 
 
-def _from_runs(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
-    """Read a volume whose voxels stand between those of others."""
-    run = layout.run or 1
-    lines = values.reshape(-1, run)
-    rows = max(1, _PIECE // (run * layout.volumes * layout.dtype.itemsize))
-    for begin in range(0, len(lines), rows):
-        mixed = np.empty((min(rows, len(lines) - begin), layout.volumes, run), layout.dtype)
-        _read_into(file, mixed)
-        lines[begin : begin + rows] = mixed[:, layout.volume]
+def _from_interleaved(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
+    """Read a volume that is interleaved with others."""
+    length = layout.interleaved_voxels or 1
+    runs = values.reshape(-1, length)
+    step = max(1, _CHUNK_BYTES // (length * layout.volumes * layout.dtype.itemsize))
+    for begin in range(0, len(runs), step):
+        stored = np.empty((min(step, len(runs) - begin), layout.volumes, length), layout.dtype)
+        _read_into(file, stored)
+        runs[begin : begin + step] = stored[:, layout.volume]
 
 
 def _from_text(file: BinaryIO, layout: Layout, values: NDArray[Any]) -> None:
-    """Read numbers with space between them."""
-    numbers = np.empty(layout.count * layout.volumes, layout.dtype)
+    """Read a volume that is stored as text."""
+    numbers = np.empty(layout.voxel_count * layout.volumes, layout.dtype)
     done = 0
-    for tokens in read_words(file):
+    for tokens in read_tokens(file):
         if done + len(tokens) > numbers.size:
-            raise ScanError(Reason.DAMAGED, "the file holds more than its header says")
+            raise ScanError(Reason.DAMAGED, _TOO_MUCH)
         numbers[done : done + len(tokens)] = parse_numbers(tokens, layout.dtype)
         done += len(tokens)
         progress()
     if done < numbers.size:
         raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
-    mixed = numbers.reshape(-1, layout.volumes, layout.run or layout.count)
-    values.reshape(-1, mixed.shape[2])[:] = mixed[:, layout.volume]
+    runs = numbers.reshape(-1, layout.volumes, layout.interleaved_voxels or layout.voxel_count)
+    values.reshape(-1, runs.shape[2])[:] = runs[:, layout.volume]
 
 
 @contextmanager
 def _open(layout: Layout) -> Iterator[BinaryIO]:
-    """Open the data for reading forward, unpacked; of several files, one behind the other."""
-    if layout.parts:
-        with closing(_Joined(layout)) as joined:
-            yield cast(BinaryIO, io.BufferedReader(joined, _PIECE))
+    """Open the decompressed data for sequential reading; several files are concatenated."""
+    if layout.further_files:
+        with closing(_ConcatenatedFiles(layout)) as files:
+            yield cast(BinaryIO, io.BufferedReader(files, _CHUNK_BYTES))
     else:
-        with _opened(layout, layout.path, layout.start) as file:
+        with _open_file(layout, layout.path, layout.start) as file:
             yield file
 
 
 @contextmanager
-def _opened(layout: Layout, path: Path, start: int) -> Iterator[BinaryIO]:
+def _open_file(layout: Layout, path: Path, start: int) -> Iterator[BinaryIO]:
     with open_regular(path) as file:
         file.seek(start)
         if layout.coding == "raw" or layout.coding == "text":
             yield cast(BinaryIO, file)
             return
-        with opened_packed(cast(BinaryIO, file), layout.coding, layout.packed) as stream:
+        with opened_packed(cast(BinaryIO, file), layout.coding, layout.compressed_bytes) as stream:
             yield stream
 
 
-class _Joined(io.RawIOBase):
-    """The data of several files, each of which must hold its share, no less and no more."""
+class _ConcatenatedFiles(io.RawIOBase):
+    """The concatenated data of several files, each of which must hold exactly its share."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout, self._coming = layout, list(layout.files)
-        self._open = ExitStack()
+        self._layout, self._pending = layout, list(layout.files)
+        self._stack = ExitStack()
         self._file: BinaryIO | None = None
-        self._left = 0
+        self._remaining_bytes = 0
 
     def readable(self) -> bool:
-        """Whether it can be read: yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer`; 0 behind the last file."""
-        while not self._left:
+        """Read into `buffer` and return the number of bytes, 0 after the last file."""
+        while not self._remaining_bytes:
             if self._file is not None:
-                _check_rest(self._file, self._layout)
-                self._open.close()
+                _check_trailer(self._file, self._layout)
+                self._stack.close()
                 self._file = None
-            if not self._coming:
+            if not self._pending:
                 return 0
-            path, start = self._coming.pop(0)
-            self._file = self._open.enter_context(_opened(self._layout, path, start))
+            path, start = self._pending.pop(0)
+            self._file = self._stack.enter_context(_open_file(self._layout, path, start))
             _skip(self._file, self._layout.skip, self._layout)
-            self._left = self._layout.share - self._layout.skip
-        piece = self._file.read(min(len(buffer), self._left)) if self._file else b""
-        if not piece:
+            self._remaining_bytes = self._layout.file_bytes - self._layout.skip
+        chunk = self._file.read(min(len(buffer), self._remaining_bytes)) if self._file else b""
+        if not chunk:
             raise EOFError
-        buffer[: len(piece)] = piece
-        self._left -= len(piece)
-        return len(piece)
+        buffer[: len(chunk)] = chunk
+        self._remaining_bytes -= len(chunk)
+        return len(chunk)
 
     def close(self) -> None:
-        """Close the file that is open."""
-        self._open.close()
+        """Close the open file."""
+        self._stack.close()
         super().close()
 
 
 def _read_into(file: BinaryIO, values: NDArray[Any]) -> None:
-    """Fill an array."""
+    """Fill an array with bytes of the file."""
     view = memoryview(values.reshape(-1).view(np.uint8))
     done = 0
     while done < len(view):
-        count = file.readinto(view[done : done + _MOST])  # type: ignore[attr-defined]
+        count = file.readinto(view[done : done + _PROGRESS_BYTES])  # type: ignore[attr-defined]
         if not count:
             raise ScanError(Reason.TRUNCATED, "the file ends before its last voxel")
         done += count
@@ -401,13 +377,13 @@ def _read_into(file: BinaryIO, values: NDArray[Any]) -> None:
 
 
 def _skip(file: BinaryIO, count: int, layout: Layout) -> None:
-    """Move forward; only a plain file can seek."""
+    """Move forward by `count` bytes; only an uncompressed file can seek."""
     if layout.coding == "raw" and file.seekable():
         file.seek(count, io.SEEK_CUR)
         return
     while count > 0:
-        piece = file.read(min(count, _PIECE))
-        if not piece:
+        chunk = file.read(min(count, _CHUNK_BYTES))
+        if not chunk:
             raise ScanError(Reason.TRUNCATED, "the file ends before its voxels")
-        count -= len(piece)
+        count -= len(chunk)
         progress()

@@ -200,7 +200,7 @@ def test_a_key_that_others_may_have_put_there_is_refused(fault, tmp_path, monkey
         path.symlink_to(path.rename(tmp_path / "theirs" / "key"))
 
     for attempt in (load_key, read_key):
-        with pytest.raises(ScanError, match="name another place by --key") as caught:
+        with pytest.raises(ScanError, match="name another file with --key") as caught:
             attempt()
         assert caught.value.code == "UNREADABLE"
     assert len(load_key(path)) == 32
@@ -211,6 +211,6 @@ def test_no_key_is_made_where_others_may_write(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "scanloom").mkdir()
     (tmp_path / "scanloom").chmod(0o777)
-    with pytest.raises(ScanError, match="others may write"):
+    with pytest.raises(ScanError, match="other users may write"):
         load_key()
     assert list((tmp_path / "scanloom").iterdir()) == []

@@ -22,7 +22,7 @@ from scanloom.io.dicom.series import _split_slices, _usable_headers
 from scanloom.io.dicom.slices import Slice
 from scanloom.io.dicom.stack import stack_slices
 from scanloom.io.nifti import _affine, _forms, _read_header
-from scanloom.io.quaternion import APART
+from scanloom.io.quaternion import MAX_DISPLACEMENT_MM
 from scanloom.io.readback_nifti import check_place
 from scanloom.io.scan import ItkSource, NiftiSource, Source
 from scanloom.io.write_nifti import _header
@@ -56,10 +56,10 @@ def check(grid: Grid, source: Source, scan: np.ndarray, path: Path) -> nib.Nifti
     header = nib.Nifti1Header(block[:348])
     assert header["sform_code"] + header["qform_code"] > 0
     if header["sform_code"]:
-        assert wc.farthest(header.get_best_affine(), scan, grid.shape) <= APART
+        assert wc.farthest(header.get_best_affine(), scan, grid.shape) <= MAX_DISPLACEMENT_MM
         reads_sform = header["sform_code"] == 1 or header["qform_code"] == 0
         if reads_sform and not grid.sheared:
-            assert wc.farthest(wc.by_itk(path), scan, grid.shape) <= APART
+            assert wc.farthest(wc.by_itk(path), scan, grid.shape) <= MAX_DISPLACEMENT_MM
     return header
 
 
@@ -118,7 +118,7 @@ def place_of_dicom(grid: Grid, folder: Path) -> None:
     assert header["sform_code"] == 1
     if header["qform_code"]:
         assert not read.sheared
-        assert wc.farthest(header.get_qform(), scan, grid.shape) <= APART + FLOAT32
+        assert wc.farthest(header.get_qform(), scan, grid.shape) <= MAX_DISPLACEMENT_MM + FLOAT32
 
 
 def place_of_nifti(forms: str) -> Callable[[Grid, Path], None]:

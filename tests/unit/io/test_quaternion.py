@@ -14,7 +14,7 @@ from scipy.spatial.transform import Rotation
 
 import written_cases as wc
 from scanloom.core import Grid
-from scanloom.io.quaternion import APART, quaternion_of, rotations
+from scanloom.io.quaternion import MAX_DISPLACEMENT_MM, quaternion_of, rotations
 
 SHAPE, SPACING = (512, 512, 300), (0.5, 0.5, 1.0)
 
@@ -89,7 +89,7 @@ def test_what_is_said_is_near_for_all_readers(
         return
     path = tmp_path_factory.getbasetemp() / "reading.nii"
     for rotation in (bare(*bcd), by_nibabel(*bcd), by_itk(*bcd, path)):
-        assert farthest(rotation, affine) <= APART + 1e-3
+        assert farthest(rotation, affine) <= MAX_DISPLACEMENT_MM + 1e-3
 
 
 @pytest.mark.parametrize("angle", [1e-4, 3e-4, 1e-3, 2e-3])

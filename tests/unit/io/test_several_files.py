@@ -22,7 +22,7 @@ from scanloom.core import ScanError
 from scanloom.io.find import find_series
 from scanloom.io.identity import case_id
 from scanloom.io.index import build_index
-from scanloom.io.text_header import MOST_FILES
+from scanloom.io.text_header import MAX_DATA_FILES
 from written_cases import ORDERS
 
 KINDS = ("a.nhdr", "a.mhd")
@@ -277,5 +277,5 @@ def test_a_header_that_claims_terabytes_asks_for_no_memory(tmp_path: Path) -> No
     path = write(tmp_path / "a.nhdr", TEN, "LIST")
     path.write_text(path.read_text().replace("sizes: 24 20 6", "sizes: 900000 900000 6"))
     assert code_of(path) == "TRUNCATED"
-    path.write_text(path.read_text().replace("900000 900000 6", f"24 20 {MOST_FILES + 1}"))
+    path.write_text(path.read_text().replace("900000 900000 6", f"24 20 {MAX_DATA_FILES + 1}"))
     assert code_of(path) == "DAMAGED"
