@@ -209,7 +209,7 @@ def kind_of(name: str) -> ArchiveKind | None:
 
 def is_archive(path: Path | str) -> bool:
     """Whether a path names an archive."""
-    return kind_of(str(path)) is not None and os.path.isfile(path)  # noqa: PTH113
+    return kind_of(str(path)) is not None and os.path.isfile(path)
 
 
 def list_members(archive: Path) -> tuple[Member, ...]:

@@ -131,7 +131,7 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
             group = groups.setdefault((look.kind, str(n)), Group(cast("Kind", look.kind)))
             group.members.extend([n, *partners.get(n, ())])
             continue
-        place = "" if look.series else os.path.dirname(entry.path)  # noqa: PTH120
+        place = "" if look.series else os.path.dirname(entry.path)
         damaged = "damaged" if look.reason and not look.packed else ""
         key = ("dicom", look.study, look.series, place, damaged)
         if key not in groups:
@@ -257,12 +257,12 @@ def _looks(entries: Sequence[Entry]) -> list[Look]:
 
 def _is_one_file(path: Path | str) -> bool:
     name = Path(path).name.upper()
-    return os.path.isfile(path) and not is_archive(path) and name != "DICOMDIR"  # noqa: PTH113
+    return os.path.isfile(path) and not is_archive(path) and name != "DICOMDIR"
 
 
 def _beside(path: str) -> list[str]:
     """Return the files in the folder of one, itself first."""
-    folder = os.path.dirname(path)  # noqa: PTH120
+    folder = os.path.dirname(path)
     try:
         with os.scandir(folder) as items:
             beside = sorted(item.path for item in items if item.is_file())
@@ -307,7 +307,7 @@ def _join(path: str, name: str) -> str:
     folder, mark, member = path.partition(IN_ARCHIVE)
     if mark:
         return folder + mark + member[: member.rfind("/") + 1] + name
-    return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
+    return os.path.join(os.path.dirname(path), name)
 
 
 def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:

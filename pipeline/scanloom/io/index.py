@@ -191,7 +191,7 @@ def cache_file(paths: Sequence[Path | str]) -> Path:
     """Return where the index of some paths is kept for who names no output folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else home() / ".cache") / "scanloom" / "index"
-    named = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # noqa: PTH100 links stay
+    named = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # links stay
     digest = hashlib.blake2b(os.fsencode(named), digest_size=16).hexdigest()
     return folder / f"{digest}.parquet"
 

@@ -218,7 +218,7 @@ def _place(path: str) -> _Place:
     """Return where a file lies: its folder, its archive or else its folder, and its suffix."""
     folder = _folder(path)
     archive, mark, _ = path.partition(IN_ARCHIVE)
-    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122 of zips too
+    suffix = os.path.splitext(path)[1].lower()  # of zips too
     if suffix[1:].isdigit():  # what follows the last dot of a UID
         suffix = ""
     return _Place(folder, archive if mark else folder, suffix)

@@ -146,7 +146,7 @@ def _packed(value: Any, arrays: list[NDArray[Any]]) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Path):  # the other process may have another working folder
-        return {"path": os.path.abspath(value)}  # noqa: PTH100 - resolve() would follow links
+        return {"path": os.path.abspath(value)}  # resolve() would follow links
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode("ascii")}
     if isinstance(value, Reason | Flag):

@@ -144,7 +144,7 @@ def survey(files: Sequence[tuple[str, int]]) -> Surveyed:
             looks.append(look)
             headers.append(header)
             if header is not None and not look.reason:
-                place = "" if look.series else os.path.dirname(path)  # noqa: PTH120
+                place = "" if look.series else os.path.dirname(path)
                 groups.setdefault((look.study, look.series, place), []).append(n)
         series = [
             (
@@ -293,7 +293,7 @@ def _is_cut(header: Header, size: int) -> bool:
 def _size(header: Header) -> int:
     """Return the bytes of a file; one that can't be asked is whole until it is read."""
     try:
-        return os.stat(header.place).st_size  # noqa: PTH116
+        return os.stat(header.place).st_size
     except OSError:
         return sys.maxsize
 

@@ -137,7 +137,7 @@ class Scratch:
     def _forget_changed(self, packed: str) -> None:
         """Forget what was unpacked of a file that has changed since."""
         try:
-            found = os.stat(packed)  # noqa: PTH116
+            found = os.stat(packed)
         except OSError:
             return  # whoever opens it says so
         state = (found.st_size, found.st_mtime_ns, found.st_ino)
@@ -255,7 +255,7 @@ def _scratch() -> str:
         folder = tempfile.gettempdir()
     except OSError:
         folder = "any folder for temporary files"
-    if named and os.path.abspath(os.environ[named]) == folder:  # noqa: PTH100 as tempfile does
+    if named and os.path.abspath(os.environ[named]) == folder:  # as tempfile does
         return f"the folder that {named} names"
     return folder if folder in _SYSTEMS else "the folder for temporary files"
 

@@ -87,7 +87,7 @@ def list_files(
         NOT_FOUND if there is nothing at a path.
     """
     found: dict[str, Entry] = {}
-    named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
+    named = [os.path.abspath(path) for path in paths]
     places = [place for path in named for place in _places(path)]
     looked_into = frozenset(places)
     walk = _Walk(named, out, archives=archives)
@@ -126,7 +126,7 @@ def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
         NOT_FOUND if there is nothing at a path; NO_IMAGES if there is no file at any, such as at
         the place of a disk that is not mounted.
     """
-    named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
+    named = [os.path.abspath(path) for path in paths]
     walk = _Walk(named, out)
     places = [place for path in named for place in _places(path)]
     files = (entry for place in places for entry in _at(place, walk))
@@ -138,7 +138,7 @@ def _places(path: str) -> list[str]:
     """Return the path, or what a glob pattern matches."""
     if os.path.lexists(path):
         return [path]
-    if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):  # noqa: PTH207
+    if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):
         return _outside_outputs(matching, path)
     raise ScanError(Reason.NOT_FOUND, "nothing at a path that was given")
 
@@ -154,7 +154,7 @@ def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
             if parts[n] in WRITTEN:
                 folder = str(Path(*parts[:n]))
                 if folder not in known:
-                    known[folder] = is_output(folder, os.listdir(folder))  # noqa: PTH208
+                    known[folder] = is_output(folder, os.listdir(folder))
                 if known[folder]:
                     return True
         return False
@@ -163,18 +163,18 @@ def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
 
 
 def _at(path: str, walk: _Walk) -> Iterable[Entry]:
-    if os.path.isdir(path):  # noqa: PTH112
+    if os.path.isdir(path):
         return walk.below(path)
     if is_archive(path):
         return _in_archive(path)
-    if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):  # noqa: PTH113, PTH119
+    if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):
         return _in_dicomdir(path)
     return [_entry(path)]
 
 
 def _entry(path: str) -> Entry:
     try:
-        state = os.stat(path)  # noqa: PTH116
+        state = os.stat(path)
     except OSError:
         return Entry(path, 0, 0, 0, Reason.UNREADABLE)
     return _seen(path, state)
@@ -218,7 +218,7 @@ class _Walk:
         while waiting:
             place, why = waiting.pop()
             try:
-                state = os.stat(place)  # noqa: PTH116
+                state = os.stat(place)
                 with os.scandir(place) as items:
                     inside = sorted(items, key=_by_name)
             except OSError:
@@ -329,7 +329,7 @@ def _in_archive(path: str) -> list[Entry]:
 
 def _in_dicomdir(path: str) -> list[Entry]:
     """Return the DICOMDIR itself and the files that its records name (PS3.3 F.3)."""
-    root = os.path.dirname(path)  # noqa: PTH120
+    root = os.path.dirname(path)
     try:
         named_files = dict.fromkeys(_file_ids(Path(path)))
     except ScanError as error:
@@ -338,7 +338,7 @@ def _in_dicomdir(path: str) -> list[Entry]:
     for parts in named_files:
         named = _below(root, parts)
         if named is None:
-            shown = os.path.join(root, *(part.replace(os.sep, "_") for part in parts))  # noqa: PTH118
+            shown = os.path.join(root, *(part.replace(os.sep, "_") for part in parts))
             entries.append(Entry(shown, 0, 0, 0, Reason.NOT_FOUND))
         else:
             entries.append(_entry(named))
@@ -383,17 +383,17 @@ def _below(root: str, parts: tuple[str, ...]) -> str | None:
     for part in parts:
         if part in ("", ".", "..") or os.sep in part or "\0" in part:
             return None
-        if not os.path.lexists(os.path.join(place, part)):  # noqa: PTH118
+        if not os.path.lexists(os.path.join(place, part)):
             part = _other_case(place, part)
-        place = os.path.join(place, part)  # noqa: PTH118
+        place = os.path.join(place, part)
     real, inside = os.path.realpath(place), os.path.realpath(root) + os.sep
-    return place if real.startswith(inside) and os.path.isfile(real) else None  # noqa: PTH113
+    return place if real.startswith(inside) and os.path.isfile(real) else None
 
 
 def _other_case(folder: str, name: str) -> str:
     """Return the name as it is in the folder: discs are read with small letters, or with ";1"."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208
+        names = os.listdir(folder)
     except OSError:
         return name
     matching = [n for n in names if n.lower().removesuffix(";1").removesuffix(".") == name.lower()]
