@@ -103,7 +103,8 @@ def _tar_contents(file: BinaryIO) -> Contents:
             if info.size < 0 or info.offset <= place or len(pack.pax_headers) > MOST_WORDS:
                 raise ScanError(Reason.DAMAGED, "a tar archive whose members can't be")
             place = info.offset
-            pack.members.clear()  # type: ignore[attr-defined]
+            # TarFile keeps the header of every member that it passed, about 1 KiB each
+            pack.members.clear()  # type: ignore[attr-defined]  # not in typeshed
             if not info.isdir():
                 yield _tar_member(info), partial(_opened_member, pack, info)
         forward.check_end()
