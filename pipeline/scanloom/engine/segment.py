@@ -41,7 +41,7 @@ from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stam
 from scanloom.io.names import CASE
 from scanloom.io.outline import read_outline
 from scanloom.io.published import Standing, keep_source_stamp, standing_of
-from scanloom.io.ranking import Reading, preference_of, series_meant
+from scanloom.io.ranking import Reading, preference_of, select_series
 from scanloom.io.tables import read_measurements
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class _Session:
         options = self.options
         reading = Reading(options.phase, options.gaps, options.orientation)
         found = find_series(path, options.out, archives=options.archives)
-        return series_meant(found, options.series, preference_of(self.cards), reading)
+        return select_series(found, options.series, preference_of(self.cards), reading)
 
     def _run(self, series: Series, clock: Clock) -> CaseRecord:
         case: Case | None = None

@@ -23,8 +23,6 @@ from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
 
 FAILED = frozenset(reason.code for reason in Reason if reason.outcome == "failed")
-SHOWN_DIGITS = 8
-"""How much of a UID is shown where a person has to choose."""
 
 Kind = Literal["dicom"] | VolumeKind
 
@@ -176,41 +174,6 @@ def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -
         )
 
 
-def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
-    """Return the one series that is meant.
-
-    Parameters
-    ----------
-    found : sequence of Series
-        As `find_series` gave it.
-    wanted : str or None
-        SeriesInstanceUID, or the number in the list, from 1; None if there is but one, leaving
-        out those that were computed from others.
-
-    Raises
-    ------
-    ScanError
-        SERIES_AMBIGUOUS with the list and what to type; SERIES_UNKNOWN; DERIVED if all that is
-        there was computed from other slices.
-    """
-    if wanted is None:
-        original = [s for s in found if not s.derived]
-        if len(original) == 1:
-            return original[0]
-        if not original:
-            raise ScanError(Reason.DERIVED, f"{_listed(found)}. Type --series 1, or a whole UID")
-        detail = f"{len(found)} series: {_listed(found)}. Type --series 1, best or all"
-        raise ScanError(Reason.SERIES_AMBIGUOUS, detail)
-    matching = [s for s in found if s.series_uid and s.series_uid == wanted.strip()]
-    if not matching and wanted.strip().isdecimal() and 1 <= int(wanted) <= len(found):
-        matching = [found[int(wanted) - 1]]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise ScanError(Reason.SERIES_AMBIGUOUS, f"{_listed(found)}. Type the number")
-    raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(found)}: {_listed(found)}")
-
-
 def look_results(
     entries: Sequence[Entry], before: Sequence[Look | None]
 ) -> tuple[list[Look | None], dict[int, str]]:
@@ -329,13 +292,3 @@ def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:
         for code, count in sorted(skipped.items(), key=lambda i: Reason[i[0]].value)
     )
     return ScanError(Reason.NO_IMAGES, "no scan at this path" + (f" ({detail})" if detail else ""))
-
-
-def _listed(found: Sequence[Series]) -> str:
-    """Return the list for a person to choose from: no description, which may name a patient."""
-    lines = []
-    for number, series in enumerate(found, 1):
-        uid = f", UID ...{series.series_uid[-SHOWN_DIGITS:]}" if series.series_uid else ""
-        kind = f"{series.modality or series.kind}{' (derived)' if series.derived else ''}"
-        lines.append(f"{number}: {kind}, {len(series.files)} files{uid}")
-    return "; ".join(lines)

@@ -10,7 +10,7 @@ from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
-from scanloom.io.ranking import ALL, Preference, Reading, series_meant
+from scanloom.io.ranking import ALL, Preference, Reading, select_series
 from scanloom.io.scan import Scan
 from scanloom.io.values import rounding_flags, without_nan
 from scanloom.io.voxels import VOXEL_LIMIT
@@ -74,7 +74,7 @@ def load_volume(
     if series == ALL:
         raise ValueError('one volume is read: series must be a UID, a number, "best" or None')
     wanted = Preference(modality=modality)
-    [chosen] = series_meant(
+    [chosen] = select_series(
         find_series(Path(path), archives=archives),
         series,
         wanted,
