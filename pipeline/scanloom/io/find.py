@@ -36,7 +36,7 @@ class Group:
     ----------
     kind : "dicom" or one of `scanloom.io.formats`
     study, series : str
-        UIDs; empty if there are none.
+        UIDs; empty if absent.
     members : list of int
         Files that may be slices.
     skipped : list of int
@@ -77,7 +77,7 @@ def find_series(
     Raises
     ------
     ScanError
-        NOT_FOUND or UNREADABLE; if there is no scan, NO_IMAGES, or the reason for which all files
+        NOT_FOUND or UNREADABLE; without a scan, NO_IMAGES, or the reason for which all files
         were skipped if they share one.
     """
     entries = list_files([path], out=out, archives=archives)
@@ -188,7 +188,7 @@ def look_results(
     ----------
     entries : sequence of Entry
     stored : sequence of Look or None
-        Result of an earlier inspection of each file; None if there is none.
+        Result of an earlier inspection of each file, or None.
 
     Returns
     -------
@@ -281,7 +281,7 @@ def _relative_to(path: str, name: str) -> str:
 
 
 def _no_scan_error(entries: Sequence[Entry], infos: Sequence[Look]) -> ScanError:
-    """Return why there is no scan: the only reason, or NO_IMAGES with a count of each reason."""
+    """Return why no scan was found: the only reason, or NO_IMAGES with a count of each reason."""
     reasons = [entry.reason for entry in entries if entry.reason is not None]
     failed = [reason for reason in reasons if reason.outcome == "failed"]
     if len(entries) == 1 and failed:

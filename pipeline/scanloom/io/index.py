@@ -180,7 +180,7 @@ def build_index(
 
 
 def stored_index(out: Path, fingerprint: str) -> Index | None:
-    """Return the index stored in an output folder, or None if there is none for this key.
+    """Return the index stored in an output folder, or None if it has none for this key.
 
     It describes the files that existed when it was built; none of them is checked.
     """
@@ -192,7 +192,7 @@ def stored_index(out: Path, fingerprint: str) -> Index | None:
 
 
 def cache_file(paths: Sequence[Path | str]) -> Path:
-    """Return the path of the stored index of some paths if there is no output folder."""
+    """Return the path of the stored index of some paths outside any output folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else home() / ".cache") / "scanloom" / "index"
     joined = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # keeps symbolic links

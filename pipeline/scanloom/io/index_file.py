@@ -47,7 +47,7 @@ class IndexedSeries(NamedTuple):
     id : str
         Its case ID; empty if its files can't be read.
     study : str
-        Keyed ID of the study; empty if there is none.
+        Keyed ID of the study; empty if absent.
     kind : "dicom", or one of `scanloom.io.formats`
     study_uid, series_uid : str
     files : tuple of int

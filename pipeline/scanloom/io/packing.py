@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def packing_of(path: Path, start: int = 0) -> Packing | None:
-    """Return the compression of a file, by the magic number at byte `start`; None if there is none.
+    """Return the compression of a file, by the magic number at byte `start`, or None.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def packing_of(path: Path, start: int = 0) -> Packing | None:
 
 
 def packing_of_start(start: bytes) -> Packing | None:
-    """Return the compression of a file with these first bytes; None if there is none."""
+    """Return the compression of a file with these first bytes, or None."""
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
 
 

@@ -76,7 +76,7 @@ class Description(NamedTuple):
         Code of the reason for which the series gives no volume; empty if it gives one.
     detail : str
     shape : tuple of int
-        (I, J, K); empty if there is no volume, as is `spacing`.
+        (I, J, K); empty without a volume, as is `spacing`.
     spacing : tuple of float
         mm.
     plane : str
@@ -86,7 +86,7 @@ class Description(NamedTuple):
     date : str
         Date and time of series or acquisition; sorts chronologically.
     number : int
-        SeriesNumber; -1 if there is none.
+        SeriesNumber; -1 if absent.
     contrast : bool
     image_type, kernel, description : str
         As in the headers; values of ImageType are joined by a backslash.

@@ -89,10 +89,10 @@ def list_files(
         NOT_FOUND if a path does not exist.
     """
     entries: dict[str, Entry] = {}
-    given = [os.path.abspath(path) for path in paths]
-    roots = [root for path in given for root in _expand(path)]
+    explicit = [os.path.abspath(path) for path in paths]
+    roots = [root for path in explicit for root in _expand(path)]
     listed_below = frozenset(roots)
-    walker = _Walk(given, out, archives=archives)
+    walker = _Walk(explicit, out, archives=archives)
     for root in sorted(roots, key=len, reverse=True):  # a given path is never excluded
         for entry in _list_root(root, walker):
             if entry.reason is Reason.PACKED and entry.path in listed_below:
@@ -127,9 +127,9 @@ def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
         NOT_FOUND if a path does not exist; NO_IMAGES if no path has a file, such as the mount
         point of a disk that is not mounted.
     """
-    given = [os.path.abspath(path) for path in paths]
-    walker = _Walk(given, out)
-    roots = [root for path in given for root in _expand(path)]
+    explicit = [os.path.abspath(path) for path in paths]
+    walker = _Walk(explicit, out)
+    roots = [root for path in explicit for root in _expand(path)]
     files = (entry for root in roots for entry in _list_root(root, walker))
     if next(itertools.chain(files, walker.linked()), None) is None:
         raise ScanError(Reason.NO_IMAGES, "there is no file at any of these paths")
@@ -193,7 +193,7 @@ class _Walk:
 
     Parameters
     ----------
-    given : iterable of str
+    explicit : iterable of str
         Explicitly given folders, which are never excluded.
     out : Path or None
         The caller's output folder.
@@ -202,11 +202,11 @@ class _Walk:
     """
 
     def __init__(
-        self, given: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
+        self, explicit: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
     ) -> None:
         self.links: set[str] = set()  # paths of entries that are links to files
         self._archives = archives
-        self._given = frozenset(given)
+        self._explicit = frozenset(explicit)
         self._out = _identity(out)
         self._entered: set[tuple[int, int]] = set()
         self._linked: list[tuple[str, Reason | None]] = []
@@ -254,7 +254,7 @@ class _Walk:
     def _results(self, folder: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
         """Return the names in a folder that scanloom wrote, or is about to write, as results."""
         is_own = identity == self._out
-        if (is_own or folder not in self._given) and is_output(folder, names):
+        if (is_own or folder not in self._explicit) and is_output(folder, names):
             return WRITTEN
         return FIRST_WRITTEN if is_own else frozenset()
 
