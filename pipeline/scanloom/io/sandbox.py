@@ -153,7 +153,7 @@ _say_progress: Callable[[], None] = _nothing
 
 def _ask(connection: socket.socket, job: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Return the answer to a job; TimeoutError if it does not come in time."""
-    from scanloom.io.shared import receive, send
+    from scanloom.io.messages import receive, send
 
     end = time.monotonic() + limits.seconds
     connection.settimeout(limits.silence)
