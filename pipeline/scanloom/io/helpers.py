@@ -1,15 +1,13 @@
 """Other processes that look at files and describe series, for large archives.
 
 They are started like programs, not forked: this process may have threads, and need not guard its
-main module. What goes to and fro is JSON and bytes; nothing is unpickled.
+main module. Questions and answers travel as `scanloom.io.messages`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import struct
+import socket
 import subprocess
 import sys
 from collections import deque
@@ -17,26 +15,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from scanloom.core import keep_memory_private
 from scanloom.io.dicom.elements import Packed
+from scanloom.io.messages import Message, receive, send
 from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 from scanloom.own_python import own_environment, own_python, safe_path
 
 MOST = 16
 """More gain nothing: the process that collects is the limit."""
 
-PIPE = 1 << 20
-"""Bytes that may wait to be read while their sender goes on."""
+BUFFER_BYTES = 1 << 20
+"""Bytes that may wait to be read while their sender goes on; the system may allow fewer."""
 
 _START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from scanloom.io.helpers import serve; serve()"
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from scanloom.io.helpers import serve; serve(int(sys.argv[1]))"
 )
-_HEAD = struct.Struct("<QQ")
-_SMALL_PIPE = 1 << 13
-
 
 Done = TypeVar("Done")
 
@@ -94,8 +90,8 @@ class Helpers:
     def _each(
         self,
         here: Callable[[Any], Done],
-        question: Callable[[Any], bytes],
-        answer: Callable[[Any, bytes], Done],
+        question: Callable[[Any], Message],
+        answer: Callable[[Any], Done],
         tasks: Sequence[Any],
     ) -> list[Done]:
         """Do each task once, wherever somebody is idle."""
@@ -109,11 +105,11 @@ class Helpers:
                 number = waiting.popleft()
                 done[number] = here(tasks[number])
             for helper in self._answering(wait=not waiting):
-                number, told = helper.answer()
-                if told is None:  # it died: others do what it was asked
+                number, content = helper.answer()
+                if content is None:  # it died: others do what it was asked
                     waiting.extend(helper.given_up())
                 else:
-                    done[number] = answer(*told)
+                    done[number] = answer(content)
         return [done[number] for number in range(len(tasks))]
 
     def _answering(self, *, wait: bool) -> list[_Helper]:
@@ -123,7 +119,7 @@ class Helpers:
             return []
         with DefaultSelector() as selector:
             for helper in asked:
-                selector.register(helper.answers, EVENT_READ, helper)
+                selector.register(helper.connection, EVENT_READ, helper)
             return [key.data for key, _ in selector.select(None if wait else 0)]
 
 
@@ -131,30 +127,28 @@ class _Helper:
     """One process, and the numbers of what it was asked and has not answered yet."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 this program itself
-            own_python("-c", _START, json.dumps(safe_path(sys.path))),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={
-                **own_environment(),
-                "OPENBLAS_NUM_THREADS": "1",
-            },  # it would start others for nothing
-            bufsize=0,  # what was read ahead would be seen by nobody who waits
-        )
-        if self._process.stdin is None or self._process.stdout is None:
-            raise ValueError("a process without pipes")
-        self._questions, self.answers = self._process.stdin, self._process.stdout
-        self._room = _widened(self._questions)
-        _widened(self.answers)
+        self.connection, theirs = socket.socketpair()
+        for end in (self.connection, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 this program itself
+                own_python("-c", _START, str(theirs.fileno()), json.dumps(safe_path(sys.path))),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # libraries may print what headers say
+                stderr=subprocess.DEVNULL,
+                env={**own_environment(), "OPENBLAS_NUM_THREADS": "1"},  # others would be idle
+                pass_fds=[theirs.fileno()],
+            )
+        # Linux doubles the number for its own needs
+        self._room = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
         self.asked: deque[int] = deque()
         self._alive = True
 
-    def ask(self, number: int, question: Callable[[], bytes]) -> bool:
+    def ask(self, number: int, question: Callable[[], Message]) -> bool:
         """Ask something, unless there is enough to do; return whether it will be answered.
 
-        What is asked ahead must fit into the pipe: who waits for it to be read, while an answer
-        waits for being read, would wait for ever.
+        A question asked ahead must fit into the socket's buffer. If both processes waited until
+        the other one reads, they would wait for ever.
         """
         if not self._alive or len(self.asked) > 1:
             return False
@@ -163,15 +157,15 @@ class _Helper:
             return False
         self.asked.append(number)
         with suppress(OSError):  # it is gone: so says what it answers
-            _write(self._questions, message)
+            message.send(self.connection)
         return True
 
-    def answer(self) -> tuple[int, tuple[Any, bytes] | None]:
+    def answer(self) -> tuple[int, Any]:
         """Return the number of what was asked first, and the answer; None if it died."""
-        told = None
-        with suppress(OSError, ValueError):
-            told = _receive(self.answers)
-        return self.asked.popleft() if told else self.asked[0], told
+        content = None
+        with suppress(OSError, EOFError, ValueError):
+            content = receive(self.connection)
+        return self.asked[0] if content is None else self.asked.popleft(), content
 
     def given_up(self) -> Sequence[int]:
         """Return what it will not answer."""
@@ -183,26 +177,16 @@ class _Helper:
         """End it: it has nothing to keep."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._questions, self.answers):
-            with suppress(OSError):
-                stream.close()
+        self.connection.close()
 
 
-def _widened(pipe: IO[bytes]) -> int:
-    """Let a pipe hold much where that is possible; return how many bytes it holds at least."""
-    try:
-        return fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
-    except (OSError, AttributeError):  # Linux alone has it
-        return _SMALL_PIPE
+def _survey_question(files: Sequence[tuple[str, int]]) -> Message:
+    return Message(["survey", [path for path, _ in files], [size for _, size in files]])
 
 
-def _survey_question(files: Sequence[tuple[str, int]]) -> bytes:
-    return _message({"survey": files})
-
-
-def _survey_answer(told: Any, packed: bytes) -> Surveyed:
-    rows, which, lengths, series = told
-    heads = [(head, None if c is None else c.encode("latin-1")) for *head, c in rows]
+def _survey_answer(content: Any) -> Surveyed:
+    rows, which, packed, lengths, series = content
+    heads = [(head, common) for *head, common in rows]
     looks = []
     for n, own in zip(which, _cut(lengths, packed), strict=True):
         head, common = heads[n]
@@ -210,55 +194,52 @@ def _survey_answer(told: Any, packed: bytes) -> Surveyed:
     return Surveyed(looks, [(tuple(places), _description(row)) for places, row in series])
 
 
-def _describe_question(series: Sequence[ToDescribe]) -> bytes:
-    rows = [(s.kind, list(s.paths), [list(map(len, p)) for p in s.packed]) for s in series]
-    parts = (part for s in series for packed in s.packed for part in packed)
-    return _message({"describe": rows}, b"".join(parts))
+def _describe_question(series: Sequence[ToDescribe]) -> Message:
+    rows = [[s.kind, list(s.paths), len(s.packed)] for s in series]
+    parts = [part for s in series for packed in s.packed for part in packed]
+    return Message(["describe", rows, b"".join(parts), list(map(len, parts))])
 
 
-def _describe_answer(told: Any, packed: bytes) -> list[Description]:
-    return [_description(row) for row in told]
+def _describe_answer(content: Any) -> list[Description]:
+    return [_description(row) for row in content]
 
 
-def serve() -> None:
-    """Answer on stdout what is asked on stdin, until that is closed."""
+def serve(descriptor: int) -> None:
+    """Answer what is asked through a socket, until its other end is closed."""
     keep_memory_private()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints goes elsewhere
-    while (asked := _receive(sys.stdin.buffer)) is not None:
-        request, packed = asked
-        if "survey" in request:
-            answer = _message(*_plain(survey(request["survey"])))
-        else:
-            answer = _message(_describe_all(_series(request["describe"], packed)))
-        _write(answers, answer)
-        answers.flush()
+    with socket.socket(fileno=descriptor) as connection, suppress(EOFError, OSError):
+        while True:
+            task, *content = receive(connection)
+            if task == "survey":
+                send(connection, _plain(survey(list(zip(*content, strict=True)))))
+            else:
+                send(connection, list(map(list, _describe_all(_series(*content)))))
 
 
-def _series(rows: Sequence[Any], packed: bytes) -> Iterator[ToDescribe]:
-    parts = _cut([length for row in rows for both in row[2] for length in both], packed)
-    for kind, paths, lengths in rows:
-        yield ToDescribe(kind, paths, [Packed(next(parts), next(parts)) for _ in lengths])
+def _series(rows: Sequence[Any], packed: bytes, lengths: Sequence[int]) -> Iterator[ToDescribe]:
+    parts = _cut(lengths, packed)
+    for kind, paths, count in rows:
+        yield ToDescribe(kind, paths, [Packed(next(parts), next(parts)) for _ in range(count)])
 
 
 def _describe_all(series: Iterable[ToDescribe]) -> list[Description]:
     return [describe(*one) for one in series]
 
 
-def _plain(done: Surveyed) -> tuple[Any, bytes]:
-    """Return it as JSON and bytes; what files have in common is said once."""
+def _plain(done: Surveyed) -> list[Any]:
+    """Return the content of an answer; what files have in common is said once."""
     heads: dict[tuple[Any, ...], int] = {}
     which, own = [], []
     for look in done.looks:
         common = look.packed.common if look.packed else None
         which.append(heads.setdefault((*look[:-1], common), len(heads)))
         own.append(look.packed.own if look.packed else b"")
-    rows = [(*head, None if c is None else c.decode("latin-1")) for *head, c in heads]
-    return (rows, which, list(map(len, own)), done.series), b"".join(own)
+    series = [[list(numbers), list(description)] for numbers, description in done.series]
+    return [list(map(list, heads)), which, b"".join(own), list(map(len, own)), series]
 
 
 def _description(row: Sequence[Any]) -> Description:
-    return Description(*row)._replace(shape=tuple(row[2]), spacing=tuple(row[3]))
+    return Description(*row)
 
 
 def _cut(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
@@ -266,35 +247,3 @@ def _cut(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
     for length in lengths:
         yield packed[start : start + length]
         start += length
-
-
-def _message(told: Any, packed: bytes = b"") -> bytes:
-    text = json.dumps(told).encode("ascii")
-    return b"".join((_HEAD.pack(len(text), len(packed)), text, packed))
-
-
-def _write(stream: IO[bytes], message: bytes) -> None:
-    left = memoryview(message)
-    while left:
-        left = left[stream.write(left) :]
-
-
-def _receive(stream: IO[bytes]) -> tuple[Any, bytes] | None:
-    """Return a message and its bytes; None at the end of the stream."""
-    head = _read(stream, _HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    text_size, size = _HEAD.unpack(head)
-    text, packed = _read(stream, text_size), _read(stream, size)
-    if len(text) < text_size or len(packed) < size:
-        return None
-    return json.loads(text), packed
-
-
-def _read(stream: IO[bytes], size: int) -> bytes:
-    """Return so many bytes, fewer where the stream ends."""
-    parts = []
-    while size > 0 and (part := stream.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

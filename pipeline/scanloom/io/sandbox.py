@@ -155,7 +155,7 @@ _report_progress: Callable[[], None] = _no_report
 
 def _run_job(connection: socket.socket, job: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
-    from scanloom.io.shared import receive, send
+    from scanloom.io.messages import receive, send
 
     deadline = time.monotonic() + limits.seconds
     connection.settimeout(limits.silence)

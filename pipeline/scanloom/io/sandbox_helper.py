@@ -21,7 +21,7 @@ from typing import Any, Never
 
 from scanloom.core import Reason, blame, keep_memory_private
 from scanloom.io import sandbox
-from scanloom.io.shared import receive, send
+from scanloom.io.messages import receive, send
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _MAX_REQUEST_BYTES = 1 << 16
