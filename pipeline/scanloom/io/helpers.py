@@ -1,7 +1,7 @@
-"""Other processes that look at files and describe series, for large archives.
+"""Worker processes that inspect files and describe series, for large archives.
 
-They are started like programs, not forked: this process may have threads, and need not guard its
-main module. Questions and answers travel as `scanloom.io.messages`.
+They are started as programs, not forked: this process may have threads, and its main module needs
+no guard. Requests and replies travel as `scanloom.io.messages`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 from scanloom.own_python import own_environment, own_python, safe_path
 
 MOST = 16
-"""More gain nothing: the process that collects is the limit."""
+"""Maximal number of processes; with more, collecting the results is the bottleneck."""
 
 BUFFER_BYTES = 1 << 20
-"""Bytes that may wait to be read while their sender goes on; the system may allow fewer."""
+"""Send buffer: a sender waits only if more bytes are unread. The system may allow fewer."""
 
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from scanloom.io.helpers import serve; serve(int(sys.argv[1]))"
 )
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 
 class ToDescribe(NamedTuple):
-    """A series, as `describe` takes it."""
+    """A series to describe: the arguments of `describe`."""
 
     kind: str
     paths: Sequence[str]
@@ -46,29 +46,29 @@ class ToDescribe(NamedTuple):
 
 
 class Helpers:
-    """Some processes, for the time of a `with` block, that work beside this one.
+    """Worker processes for the duration of a `with` block; this process works too.
 
-    Each is given its next task before it ends the one before; this process looks after them
-    between two tasks of its own. No threads: they would slow down what is done here.
+    Each worker gets its next task before it finishes the previous one. This process serves the
+    workers between two tasks of its own: threads for that would slow down its tasks.
 
     Parameters
     ----------
     count : int
-        How many work once they are started, this one among them; with fewer than 2, and before,
-        all is done here.
+        Number of processes once the workers are started, including this one. With fewer than 2,
+        and before the start, this process does all the work.
     """
 
     def __init__(self, count: int) -> None:
         self._count = min(count, MOST) - 1 if sys.executable else 0
-        self._helpers: list[_Helper] = []
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
         return self
 
     def start(self) -> None:
-        """Start them, unless they are there: it takes a fifth of a second, in which one goes on."""
-        if not self._helpers:
-            self._helpers = [_Helper() for _ in range(self._count)]
+        """Start the workers unless they are running; they need 0.2 s, in the background."""
+        if not self._workers:
+            self._workers = [_Worker() for _ in range(self._count)]
 
     def __exit__(
         self,
@@ -76,173 +76,169 @@ class Helpers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for helper in self._helpers:
-            helper.stop()
+        for worker in self._workers:
+            worker.stop()
 
     def survey(self, chunks: Sequence[Sequence[tuple[str, int]]]) -> list[Surveyed]:
-        """Return what `survey` gives for each list of files."""
-        return self._each(survey, _survey_question, _survey_answer, chunks)
+        """Return the result of `survey` for each list of files."""
+        return self._map(survey, _survey_request, _survey_result, chunks)
 
     def describe(self, chunks: Sequence[Sequence[ToDescribe]]) -> list[list[Description]]:
-        """Return what `describe` gives for each series of each list."""
-        return self._each(_describe_all, _describe_question, _describe_answer, chunks)
+        """Return the results of `describe` for each list of series."""
+        return self._map(_describe_all, _describe_request, _describe_result, chunks)
 
-    def _each(
+    def _map(
         self,
-        here: Callable[[Any], Done],
-        question: Callable[[Any], Message],
-        answer: Callable[[Any], Done],
+        run_here: Callable[[Any], Result],
+        to_request: Callable[[Any], Message],
+        from_reply: Callable[[Any], Result],
         tasks: Sequence[Any],
-    ) -> list[Done]:
-        """Do each task once, wherever somebody is idle."""
-        done: dict[int, Done] = {}
+    ) -> list[Result]:
+        """Run each task once, in a worker or in this process; return the results in order."""
+        results: dict[int, Result] = {}
         waiting = deque(range(len(tasks)))
-        while len(done) < len(tasks):
-            for helper in self._helpers:
-                while waiting and helper.ask(waiting[0], lambda: question(tasks[waiting[0]])):
+        while len(results) < len(tasks):
+            for worker in self._workers:
+                while waiting and worker.submit(waiting[0], lambda: to_request(tasks[waiting[0]])):
                     waiting.popleft()
             if waiting:
                 number = waiting.popleft()
-                done[number] = here(tasks[number])
-            for helper in self._answering(wait=not waiting):
-                number, content = helper.answer()
-                if content is None:  # it died: others do what it was asked
-                    waiting.extend(helper.given_up())
+                results[number] = run_here(tasks[number])
+            for worker in self._ready(wait=not waiting):
+                number, reply = worker.reply()
+                if reply is None:  # it died: other processes repeat its tasks
+                    waiting.extend(worker.abandon())
                 else:
-                    done[number] = answer(content)
-        return [done[number] for number in range(len(tasks))]
+                    results[number] = from_reply(reply)
+        return [results[number] for number in range(len(tasks))]
 
-    def _answering(self, *, wait: bool) -> list[_Helper]:
-        """Return those that have something to say, if need be once they have."""
-        asked = [helper for helper in self._helpers if helper.asked]
-        if not asked:
+    def _ready(self, *, wait: bool) -> list[_Worker]:
+        """Return the workers with a reply to read; wait for the first one if requested."""
+        busy = [worker for worker in self._workers if worker.pending]
+        if not busy:
             return []
         with DefaultSelector() as selector:
-            for helper in asked:
-                selector.register(helper.connection, EVENT_READ, helper)
+            for worker in busy:
+                selector.register(worker.connection, EVENT_READ, worker)
             return [key.data for key, _ in selector.select(None if wait else 0)]
 
 
-class _Helper:
-    """One process, and the numbers of what it was asked and has not answered yet."""
+class _Worker:
+    """One process, and the numbers of the tasks that it has not finished yet."""
 
     def __init__(self) -> None:
         self.connection, theirs = socket.socketpair()
         for end in (self.connection, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 this program itself
+            self._process = subprocess.Popen(  # noqa: S603 - this very Python
                 own_python("-c", _START, str(theirs.fileno()), json.dumps(safe_path(sys.path))),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # libraries may print what headers say
+                stdout=subprocess.DEVNULL,  # libraries may print text from headers
                 stderr=subprocess.DEVNULL,
-                env={**own_environment(), "OPENBLAS_NUM_THREADS": "1"},  # others would be idle
+                env={**own_environment(), "OPENBLAS_NUM_THREADS": "1"},  # more would be idle
                 pass_fds=[theirs.fileno()],
             )
         # Linux doubles the number for its own needs
-        self._room = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-        self.asked: deque[int] = deque()
+        self._buffer_bytes = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+        self.pending: deque[int] = deque()
         self._alive = True
 
-    def ask(self, number: int, question: Callable[[], Message]) -> bool:
-        """Ask something, unless there is enough to do; return whether it will be answered.
+    def submit(self, number: int, to_request: Callable[[], Message]) -> bool:
+        """Send a task unless the worker has two already; return whether a reply will follow.
 
-        A question asked ahead must fit into the socket's buffer. If both processes waited until
+        A request sent ahead must fit into the socket's buffer. If both processes waited until
         the other one reads, they would wait for ever.
         """
-        if not self._alive or len(self.asked) > 1:
+        if not self._alive or len(self.pending) > 1:
             return False
-        message = question()
-        if self.asked and len(message) > self._room:
+        request = to_request()
+        if self.pending and len(request) > self._buffer_bytes:
             return False
-        self.asked.append(number)
-        with suppress(OSError):  # it is gone: so says what it answers
-            message.send(self.connection)
+        self.pending.append(number)
+        with suppress(OSError):  # it died: `reply` will report it
+            request.send(self.connection)
         return True
 
-    def answer(self) -> tuple[int, Any]:
-        """Return the number of what was asked first, and the answer; None if it died."""
+    def reply(self) -> tuple[int, Any]:
+        """Return the number of the oldest task, and its reply; None if the worker died."""
         content = None
         with suppress(OSError, EOFError, ValueError):
             content = receive(self.connection)
-        return self.asked[0] if content is None else self.asked.popleft(), content
+        return self.pending[0] if content is None else self.pending.popleft(), content
 
-    def given_up(self) -> Sequence[int]:
-        """Return what it will not answer."""
-        self._alive, given_up = False, list(self.asked)
-        self.asked.clear()
-        return given_up
+    def abandon(self) -> Sequence[int]:
+        """Give up a worker that died; return the numbers of its unfinished tasks."""
+        self._alive, abandoned = False, list(self.pending)
+        self.pending.clear()
+        return abandoned
 
     def stop(self) -> None:
-        """End it: it has nothing to keep."""
+        """Kill the process: it has no state to save."""
         self._process.kill()
         self._process.wait()
         self.connection.close()
 
 
-def _survey_question(files: Sequence[tuple[str, int]]) -> Message:
+def _survey_request(files: Sequence[tuple[str, int]]) -> Message:
     return Message(["survey", [path for path, _ in files], [size for _, size in files]])
 
 
-def _survey_answer(content: Any) -> Surveyed:
-    rows, which, packed, lengths, series = content
-    heads = [(head, common) for *head, common in rows]
-    looks = []
-    for n, own in zip(which, _cut(lengths, packed), strict=True):
-        head, common = heads[n]
-        looks.append(Look._make((*head, None if common is None else Packed(common, own))))
-    return Surveyed(looks, [(tuple(places), _description(row)) for places, row in series])
+def _survey_result(reply: Any) -> Surveyed:
+    rows, row_of_file, packed, lengths, series = reply
+    shared = [(fields, common) for *fields, common in rows]
+    infos = []
+    for n, own in zip(row_of_file, _split(lengths, packed), strict=True):
+        fields, common = shared[n]
+        infos.append(Look._make((*fields, None if common is None else Packed(common, own))))
+    return Surveyed(infos, [(tuple(members), Description(*row)) for members, row in series])
 
 
-def _describe_question(series: Sequence[ToDescribe]) -> Message:
+def _describe_request(series: Sequence[ToDescribe]) -> Message:
     rows = [[s.kind, list(s.paths), len(s.packed)] for s in series]
-    parts = [part for s in series for packed in s.packed for part in packed]
-    return Message(["describe", rows, b"".join(parts), list(map(len, parts))])
+    values = [value for s in series for packed in s.packed for value in packed]
+    return Message(["describe", rows, b"".join(values), list(map(len, values))])
 
 
-def _describe_answer(content: Any) -> list[Description]:
-    return [_description(row) for row in content]
+def _describe_result(reply: Any) -> list[Description]:
+    return [Description(*row) for row in reply]
 
 
 def serve(descriptor: int) -> None:
-    """Answer what is asked through a socket, until its other end is closed."""
+    """Serve the requests of a socket until its other end is closed."""
     keep_memory_private()
     with socket.socket(fileno=descriptor) as connection, suppress(EOFError, OSError):
         while True:
             task, *content = receive(connection)
             if task == "survey":
-                send(connection, _plain(survey(list(zip(*content, strict=True)))))
+                send(connection, _survey_reply(survey(list(zip(*content, strict=True)))))
             else:
                 send(connection, list(map(list, _describe_all(_series(*content)))))
 
 
 def _series(rows: Sequence[Any], packed: bytes, lengths: Sequence[int]) -> Iterator[ToDescribe]:
-    parts = _cut(lengths, packed)
+    values = _split(lengths, packed)
     for kind, paths, count in rows:
-        yield ToDescribe(kind, paths, [Packed(next(parts), next(parts)) for _ in range(count)])
+        yield ToDescribe(kind, paths, [Packed(next(values), next(values)) for _ in range(count)])
 
 
 def _describe_all(series: Iterable[ToDescribe]) -> list[Description]:
-    return [describe(*one) for one in series]
+    return [describe(*task) for task in series]
 
 
-def _plain(done: Surveyed) -> list[Any]:
-    """Return the content of an answer; what files have in common is said once."""
-    heads: dict[tuple[Any, ...], int] = {}
-    which, own = [], []
-    for look in done.looks:
-        common = look.packed.common if look.packed else None
-        which.append(heads.setdefault((*look[:-1], common), len(heads)))
-        own.append(look.packed.own if look.packed else b"")
-    series = [[list(numbers), list(description)] for numbers, description in done.series]
-    return [list(map(list, heads)), which, b"".join(own), list(map(len, own)), series]
+def _survey_reply(result: Surveyed) -> list[Any]:
+    """Return the content of a reply; values that files have in common are sent once."""
+    rows: dict[tuple[Any, ...], int] = {}
+    row_of_file, own = [], []
+    for info in result.looks:
+        common = info.packed.common if info.packed else None
+        row_of_file.append(rows.setdefault((*info[:-1], common), len(rows)))
+        own.append(info.packed.own if info.packed else b"")
+    series = [[list(members), list(description)] for members, description in result.series]
+    return [list(map(list, rows)), row_of_file, b"".join(own), list(map(len, own)), series]
 
 
-def _description(row: Sequence[Any]) -> Description:
-    return Description(*row)
-
-
-def _cut(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
+def _split(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
     start = 0
     for length in lengths:
         yield packed[start : start + length]

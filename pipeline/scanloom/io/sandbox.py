@@ -95,7 +95,7 @@ def run_limited(
         "arguments": list(arguments),
         "memory": limits.memory,
     }
-    connection, worker = _HELPER.fork((target.__module__, *modules))
+    connection, worker = _SERVER.fork((target.__module__, *modules))
     reply: dict[str, Any] = {}
     status = 0
     try:
@@ -108,7 +108,7 @@ def run_limited(
     except (EOFError, OSError):
         pass  # the worker died: its exit status shows how
     finally:
-        status = _HELPER.end(worker)
+        status = _SERVER.end(worker)
     if "result" in reply:
         return reply["result"]  # type: ignore[no-any-return]
     raise _error(reply, status)
@@ -117,7 +117,7 @@ def run_limited(
 def warm_up() -> None:
     """Start the server process in the background, for jobs that will follow soon."""
     if AVAILABLE:
-        _HELPER.warm_up()
+        _SERVER.warm_up()
 
 
 def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -188,7 +188,7 @@ def _error(reply: dict[str, Any], status: int) -> ScanError:
     return ScanError(Reason.DAMAGED, "the decoder crashed")
 
 
-class _Helper:
+class _Server:
     """Server process that forks workers; started on first use, and again if it died."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class _Helper:
 
 
 _OF_PARENT: list[subprocess.Popen[bytes] | None] = []  # referenced, so that none is waited for
-_HELPER = _Helper()
+_SERVER = _Server()
 if AVAILABLE:
-    atexit.register(_HELPER.stop)
-    os.register_at_fork(after_in_child=_HELPER.forget)
+    atexit.register(_SERVER.stop)
+    os.register_at_fork(after_in_child=_SERVER.forget)

@@ -1,6 +1,6 @@
-"""Arrays in shared memory, which messages hand from one process to another without a copy.
+"""Arrays in shared memory, which messages pass from one process to another without a copy.
 
-They lie in nameless memory (memfd_create(2)), which the system frees with its last user.
+They lie in anonymous memory (memfd_create(2)), which the system frees after its last user.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from scanloom.core import blame
 
 
 class SharedPages(mmap.mmap):
-    """Shared memory that is mapped here, with the descriptor that lets another process map it."""
+    """Shared memory mapped into this process, with the descriptor to map it in another one."""
 
     descriptor: int
 
 
 def shared_empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-    """Return a new array in shared memory: all zeros, in C order, freed with its last user.
+    """Return a new array in shared memory: all zeros, in C order, freed after its last user.
 
     Raises
     ------
     MemoryError
-        If the system has no room for it.
+        If there is not enough memory.
     ScanError
-        ENVIRONMENT if it is larger than a file may be (ulimit -f), which holds for memory too.
+        ENVIRONMENT if it exceeds the file size limit (ulimit -f), which applies to memory too.
     """
     kind = np.dtype(dtype)
     size = max(1, int(np.prod(shape, dtype=object)) * kind.itemsize)
@@ -62,10 +62,10 @@ def map_shared(descriptor: int) -> SharedPages:
     Raises
     ------
     ValueError
-        If it may shrink.
+        If the memory may shrink.
     """
     if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-        raise ValueError("memory that may shrink")
+        raise ValueError("the shared memory may shrink")
     return _map(descriptor, os.fstat(descriptor).st_size)
 
 
@@ -78,7 +78,7 @@ def to_shared(array: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Any]]:
     Raises
     ------
     TypeError
-        If its elements are not numbers.
+        If the elements are not numbers.
     """
     if array.dtype.kind not in "biufc":
         raise TypeError(f"an array of {array.dtype} can't be sent to another process")
@@ -103,7 +103,7 @@ def array_from_layout(layout: dict[str, Any], pages: SharedPages) -> NDArray[Any
     Raises
     ------
     ValueError
-        If its elements are not numbers, or it exceeds the memory.
+        If the elements are not numbers, or the array exceeds the memory.
     """
     dtype = np.dtype(layout["dtype"])
     if dtype.kind not in "biufc":
@@ -120,7 +120,7 @@ def pages_of(array: NDArray[Any]) -> SharedPages:
     Raises
     ------
     TypeError
-        If it lies elsewhere.
+        If the array is not in shared memory.
     """
     owner = _owner(array)
     if not isinstance(owner, SharedPages):

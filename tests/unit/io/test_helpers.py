@@ -73,8 +73,8 @@ def test_no_process_is_left_after_a_fault(chunks: list[list[str]]) -> None:
     helpers = Helpers(3)
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert len(helpers._helpers) == 2
-    assert all(helper._process.returncode is not None for helper in helpers._helpers)
+    assert len(helpers._workers) == 2
+    assert all(worker._process.returncode is not None for worker in helpers._workers)
 
 
 def test_a_question_larger_than_the_buffer_is_not_asked_ahead(
@@ -85,5 +85,5 @@ def test_a_question_larger_than_the_buffer_is_not_asked_ahead(
     files = [[(path, size_of(path)) for path in chunk] * 40 for chunk in chunks[:6]] * 3
     with Helpers(3) as helpers:
         helpers.start()
-        assert max(map(len, map(module._survey_question, files))) > helpers._helpers[0]._room
+        assert max(map(len, map(module._survey_request, files))) > helpers._workers[0]._buffer_bytes
         assert helpers.survey(files) == [survey(chunk) for chunk in files]
