@@ -48,6 +48,7 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
         [1.0, 0.0, 0.0],
         [0.0, 0.0, 1.0],
     ),
+    "InversionTimes": ("InversionTimes", "FD", 150.0, 900.0),
     "InversionTime": ("InversionTime", "DS", "150", "900"),
     "FlipAngle": ("FlipAngle", "DS", "5", "26"),
     "KVP": ("KVP", "DS", "80", "140"),
@@ -58,8 +59,11 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
     "b-value, UIH": (0x00651009, "FD", 0.0, 800.0),
     "b-value, in the name of the sequence": ("SequenceName", "SH", "*ep_b50t", "*ep_b800t"),
     "direction, Siemens": (0x0019100E, "FD", [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]),
-    "direction, GE": (0x001910BB, "DS", "0.5", "-0.7"),
-    "direction, Philips": (0x200510B0, "FL", 0.5, -0.7),
+    "direction, GE, x": (0x001910BB, "DS", "0.5", "-0.7"),
+    "direction, GE, y": (0x001910BC, "DS", "0.5", "-0.7"),
+    "direction, GE, z": (0x001910BD, "DS", "0.5", "-0.7"),
+    "direction, Philips, right to left": (0x200510B0, "FL", 0.5, -0.7),
+    "direction, Philips, front to back": (0x200510B1, "FL", 0.5, -0.7),
     "coil element, Siemens": (0x0051100F, "LO", "H1", "H2"),
     "phase of the heart": ("NominalPercentageOfCardiacPhase", "FD", 30.0, 70.0),
     "label and control": ("ImageType", "CS", ["X", "Y", "ASL", "LABEL"], ["X", "Y", "CONTROL"]),
@@ -76,19 +80,25 @@ ATTRIBUTES: dict[str, tuple[str | int, str, Value, Value]] = {
     ),
     "StudyDate": ("StudyDate", "DA", "20190401", "20210401"),
     "AcquisitionDate": ("AcquisitionDate", "DA", "20190401", "20190403"),
+    "AcquisitionDateTime": ("AcquisitionDateTime", "DT", "20190401120000", "20190403120000"),
     "SeriesDate": ("SeriesDate", "DA", "20190401", "20210401"),
     "ContentDate": ("ContentDate", "DA", "20190401", "20210401"),
 }
 """Keyword or tag, type, and two values that are not the same."""
 MAY_LACK = (
     *("FlipAngle", "KVP", "ReceiveCoilName", "b-value, in the name of the sequence"),
-    *("direction, Siemens", "direction, GE", "direction, Philips", "coil element, Siemens"),
+    *("direction, Siemens", "direction, GE, x", "direction, GE, y", "direction, GE, z"),
+    *("direction, Philips, right to left", "direction, Philips, front to back"),
+    "coil element, Siemens",
     *("phase of the heart", "Manufacturer", "PatientSex", "PatientPosition"),
     "PhotometricInterpretation",
     *("Dixon, Philips", "Dixon, Siemens", "component, GE", "EchoNumbers"),
     *("TemporalPositionIdentifier", "StudyDate", "AcquisitionDate", "SeriesDate", "ContentDate"),
+    "AcquisitionDateTime",
 )
 """Attributes that slices of one volume may lack."""
+INSTEAD_OF = {"AcquisitionDateTime": "AcquisitionDate"}
+"""Attributes that count only if another one is missing."""
 
 WHICH: dict[str, Callable[[int], bool]] = {
     "the first": lambda k: k == 0,
@@ -136,6 +146,7 @@ class Mixture:
 
         def edit(k: int, ds: Dataset) -> None:
             ds.pop(tag, None)
+            ds.pop(INSTEAD_OF.get(self.attribute, tag), None)
             if not others(k):
                 ds.add_new(tag, vr, ours)
             elif not self.lacking:

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydicom.tag import Tag
 
 import scanloom
+from kinds import AXIAL, stored
 from kinds_mixed import ATTRIBUTES, MAY_LACK, OURS, WHICH, Mixture, mixtures, two_kinds
+from multiframe_maker import frames_of, write_enhanced
 from scanloom.core import ScanError
-from scanloom.io.dicom.meaning import ADAPTED, ROUNDING
+from scanloom.io.dicom.meaning import ADAPTED, MEANING, ROUNDING
 from scanloom.io.index import build_index
 
 ALL = tuple(mixtures())
@@ -43,6 +46,23 @@ def test_slices_that_differ_in_meaning_are_no_volume(tmp_path, attribute):
     assert found == expected
 
 
+def test_every_tag_on_which_slices_agree_is_among_the_attributes():
+    mixed = {int(Tag(tag)) for tag, *_ in ATTRIBUTES.values()}
+    assert {tag for attribute in MEANING for tag in attribute.tags} - mixed == set()
+
+
+@pytest.mark.parametrize("keyword", ["StudyDate", "AcquisitionDate", "ContentDate", "Manufacturer"])
+def test_enhanced_objects_that_differ_in_meaning_are_no_volume(tmp_path, keyword):
+    frames = frames_of(stored(AXIAL), AXIAL)
+    for n, value in enumerate(("20250102", "20100102")):
+
+        def edit(ds: Any, value: str = value) -> None:
+            setattr(ds, keyword, value)
+
+        write_enhanced(tmp_path / f"{n}.dcm", frames[n * 10 : n * 10 + 10], edit=edit, number=n)
+    assert values_of(tmp_path) == "MIXED_SLICES"
+
+
 def test_there_are_enough_of_them():
     assert len(ALL) > 300
 
@@ -60,8 +80,8 @@ def test_the_index_says_the_same(tmp_path, monkeypatch):
         Mixture("EchoTime", "the upper half", lacking=lacking).write(folder)
         (series,) = build_index([folder], bytes(32)).series
         assert series.what.reason == values_of(folder)
-        if lacking:
-            assert series.what.detail == "EchoTime is missing in 6 of 12 slices"
+        verb = "is missing" if lacking else "differs"
+        assert series.what.detail == f"EchoTime {verb} in 6 of 12 slices"
 
 
 @pytest.mark.parametrize("which", WHICH)

@@ -24,10 +24,9 @@ from pydicom.valuerep import EXPLICIT_VR_LENGTH_16, EXPLICIT_VR_LENGTH_32
 
 from dicom_maker import MR, Coding, Words, noise, write_series
 from scanloom.core import ScanError
-from scanloom.io.dicom import byte_order
+from scanloom.io.dicom import byte_order, tags
 from scanloom.io.dicom.elements import (
     CHANGING,
-    MEDIA_CLASS,
     STEADY,
     TAGS,
     Elements,
@@ -39,12 +38,14 @@ from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.headers import (
     MADE_BY,
     PHASE_TAGS,
+    PRIVATE_B_VALUE,
     Header,
     is_dicom,
     make_header,
     quiet,
     read_headers,
 )
+from scanloom.io.dicom.meaning import MEANING
 from scanloom.io.dicom.odd_header import read_odd
 from scanloom.io.dicom.slices import Slice, single_slice
 from scans import scans
@@ -217,7 +218,7 @@ def test_classes_of_other_lengths_in_the_meta_header_are_told_apart(tmp_path):
         dataset.save_as(path)
         fast, odd = both(path)
         assert fast == odd
-        assert fast.text(MEDIA_CLASS) == classes[n % 3]
+        assert fast.text(tags.MEDIA_STORAGE_SOP_CLASS_UID) == classes[n % 3]
 
 
 def test_threads_that_read_other_series_do_not_mix_them(tmp_path):
@@ -287,8 +288,8 @@ def test_a_mutated_file_never_says_other_than_pydicom(tmp_path, coding, edit):
 
 
 def test_vrs_are_those_that_pydicom_knows():
-    assert set(byte_order.SHORT.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_16}
-    assert set(byte_order.LONG.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_32}
+    assert set(byte_order.SHORT_LENGTH_VRS.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_16}
+    assert set(byte_order.LONG_LENGTH_VRS.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_32}
 
 
 def test_the_whole_data_set_is_there_for_who_asks(tmp_path):
@@ -336,7 +337,7 @@ def test_bytes_behind_the_pixels_are_not_read(tmp_path):
 @pytest.mark.parametrize("length", [64, 256, 70_000])
 def test_elements_are_kept_whatever_a_damaged_file_says_of_its_syntax(length):
     place = PixelPlace(1 << 40, 7)
-    values = {MEDIA_CLASS: b"1.2"}
+    values = {tags.MEDIA_STORAGE_SOP_CLASS_UID: b"1.2"}
     elements = elements_of(values, "ÿ" * length, little=True, pixels=place)
     assert unpack_elements(elements.packed()) == elements
 
@@ -350,3 +351,10 @@ def test_headers_and_slices_made_without_their_constructors_lack_nothing(tmp_pat
 
         assert vars(header).keys() == {field.name for field in fields(Header)}
         assert vars(one).keys() == {field.name for field in fields(Slice)}
+
+
+def test_attributes_of_one_name_have_the_same_tags_wherever_they_are_listed():
+    meaning = {attribute.name: attribute.tags for attribute in MEANING}
+    both = MADE_BY.keys() & meaning.keys()
+    assert PRIVATE_B_VALUE in both
+    assert {name for name in both if not set(MADE_BY[name]) <= set(meaning[name])} == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.slices import to_float
 
@@ -12,7 +13,7 @@ TILT_DEGREES = 1.0
 """Difference of GantryDetectorTilt and the slices' lean that is a contradiction, not rounding."""
 SPACING_SHARE = 0.02
 """The same of SpacingBetweenSlices, as a share of the distance of slices."""
-_TILT, _BETWEEN = 0x00181120, 0x00180088
+_TILT, _BETWEEN = tags.GANTRY_DETECTOR_TILT, tags.SPACING_BETWEEN_SLICES
 
 
 def contradicts(header: Header, step: NDArray[np.float64], normal: NDArray[np.float64]) -> bool:

@@ -13,38 +13,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import uids
 from scanloom.io.dicom.codestream import says_other_size
 from scanloom.io.dicom.encapsulated import Frames, find_frames, read_frame
 from scanloom.io.dicom.headers import PixelFormat
 from scanloom.io.dicom.native import read_native
-from scanloom.io.dicom.planes import EXPLICIT_LITTLE, NATIVE, Plane
+from scanloom.io.dicom.planes import NATIVE, Plane
 from scanloom.io.dicom.sources import Memory, opened
 
 END_OF_IMAGE = b"\xff\xd9"
 """Last marker of JPEG, JPEG-LS and JPEG 2000; without it the image was cut off."""
 
-_RLE = "1.2.840.10008.1.2.5"
 _RLE_HEAD = struct.Struct("<16I")  # number of segments, and where they begin
-_ENCAPSULATED = "1.2.840.10008.1.2.1.98"
-_DEFLATED_FRAMES = "1.2.840.10008.1.2.8.1"
-_JPEG = "1.2.840.10008.1.2.4."
 _CODECS = {
-    _JPEG + "50": "jpeg8_decode",
-    _JPEG + "51": "jpeg8_decode",
-    _JPEG + "53": "jpeg8_decode",
-    _JPEG + "55": "jpeg8_decode",
-    _JPEG + "57": "jpegsof3_decode",
-    _JPEG + "70": "jpegsof3_decode",
-    _JPEG + "80": "jpegls_decode",
-    _JPEG + "81": "jpegls_decode",
-    _JPEG + "90": "jpeg2k_decode",
-    _JPEG + "91": "jpeg2k_decode",
-    _JPEG + "201": "htj2k_decode",
-    _JPEG + "202": "htj2k_decode",
-    _JPEG + "203": "htj2k_decode",
+    uids.JPEG_BASELINE_8_BIT: "jpeg8_decode",
+    uids.JPEG_EXTENDED_12_BIT: "jpeg8_decode",
+    uids.JPEG_SPECTRAL_SELECTION_NON_HIERARCHICAL_6_8: "jpeg8_decode",
+    uids.JPEG_FULL_PROGRESSION_NON_HIERARCHICAL_10_12: "jpeg8_decode",
+    uids.JPEG_LOSSLESS: "jpegsof3_decode",
+    uids.JPEG_LOSSLESS_SV1: "jpegsof3_decode",
+    uids.JPEG_LS_LOSSLESS: "jpegls_decode",
+    uids.JPEG_LS_NEAR_LOSSLESS: "jpegls_decode",
+    uids.JPEG_2000_LOSSLESS: "jpeg2k_decode",
+    uids.JPEG_2000: "jpeg2k_decode",
+    uids.HTJ2K_LOSSLESS: "htj2k_decode",
+    uids.HTJ2K_LOSSLESS_RPCL: "htj2k_decode",
+    uids.HTJ2K: "htj2k_decode",
 }
 """Decoders of imagecodecs; they let other threads run."""
-_LOSSY = frozenset(_JPEG + tail for tail in ("50", "51", "53", "55", "81", "91", "203"))
+_LOSSY = frozenset(
+    (
+        uids.JPEG_BASELINE_8_BIT,
+        uids.JPEG_EXTENDED_12_BIT,
+        uids.JPEG_SPECTRAL_SELECTION_NON_HIERARCHICAL_6_8,
+        uids.JPEG_FULL_PROGRESSION_NON_HIERARCHICAL_10_12,
+        uids.JPEG_LS_NEAR_LOSSLESS,
+        uids.JPEG_2000,
+        uids.HTJ2K,
+    )
+)
 """Those that may give other values than went in."""
 _ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -94,7 +101,12 @@ def _decode_into(plane: Plane, frame: bytes, out: NDArray[Any]) -> None:
     data = _unpacked(plane, frame)
     if data is not None:
         alone = replace(
-            plane, syntax=EXPLICIT_LITTLE, offset=0, length=len(data), frames=1, frame=0
+            plane,
+            syntax=uids.EXPLICIT_VR_LITTLE_ENDIAN,
+            offset=0,
+            length=len(data),
+            frames=1,
+            frame=0,
         )
         read_native(alone, Memory(data), out)
         return
@@ -104,7 +116,7 @@ def _decode_into(plane: Plane, frame: bytes, out: NDArray[Any]) -> None:
     signed = plane.format.signed
     if pixels.dtype.kind == "i" and not signed and pixels.min() < 0:
         raise ScanError(Reason.DAMAGED, "header and pixels contradict each other about the sign")
-    if plane.syntax != _RLE:
+    if plane.syntax != uids.RLE_LOSSLESS:
         pixels = _within_bits(pixels, plane)
     np.copyto(out, pixels, casting="unsafe")
 
@@ -137,7 +149,7 @@ def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
     """Return a frame as its decoder gives it."""
     import imagecodecs
 
-    if plane.syntax == _RLE:
+    if plane.syntax == uids.RLE_LOSSLESS:
         return _run_lengths(frame, plane.count, plane.dtype.itemsize).reshape(
             plane.rows, plane.columns
         )
@@ -158,11 +170,11 @@ def _decoded(plane: Plane, frame: bytes) -> NDArray[Any]:
 
 def _unpacked(plane: Plane, frame: bytes) -> bytes | None:
     """Return the uncompressed bytes of a frame; None where its decoder gives samples."""
-    if plane.syntax == _ENCAPSULATED:
+    if plane.syntax == uids.ENCAPSULATED_UNCOMPRESSED_EXPLICIT_VR_LITTLE_ENDIAN:
         return frame
-    if plane.syntax == _DEFLATED_FRAMES:
+    if plane.syntax == uids.DEFLATED_IMAGE_FRAME_COMPRESSION:
         return _inflated(plane, frame)
-    if plane.syntax == _RLE and plane.format.allocated == 1:
+    if plane.syntax == uids.RLE_LOSSLESS and plane.format.allocated == 1:
         return _run_lengths(frame, -(-plane.count // 8), 1).tobytes()
     return None
 

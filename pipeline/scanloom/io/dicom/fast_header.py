@@ -1,9 +1,10 @@
-"""The header of a plain DICOM file from one read; what is not plain is left to pydicom.
+"""Parse the header of a plain DICOM file from one read; unusual files are left to pydicom.
 
-pydicom makes an object of every element. Here nothing is made but what is kept: the elements are
-passed over by their lengths (DICOM PS3.5 7.1). Files of a series are alike: where elements stand as
-in the file before, they are compared all at once (`Layout`). Whatever is odd gives None, and
-pydicom reads the file: both give the same `Elements`.
+pydicom creates an object for every element. This parser creates only the values that are kept:
+other elements are skipped by their lengths (DICOM PS3.5 7.1). Files of a series are alike: if the
+elements are at the same distances as in the previous file, they are compared all at once
+(`Layout`). For anything unusual the result is None, and pydicom reads the file. Both give the same
+`Elements`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from scanloom.io.dicom.byte_order import BIG, LITTLE, ODD, STOP, UNDEFINED, ByteOrder
+from scanloom.io.dicom import tags, uids
+from scanloom.io.dicom.byte_order import BIG, LITTLE, MISPLACED, STOP, UNDEFINED, ByteOrder
 from scanloom.io.dicom.elements import (
     FLOATS,
     LOOKUP,
-    MEDIA_CLASS,
-    SYNTAX,
     Elements,
     PixelPlace,
     elements_of,
@@ -28,68 +28,80 @@ from scanloom.io.dicom.elements import (
 from scanloom.io.dicom.layout import STEADY_TAGS, Head, Layout, is_plain
 from scanloom.io.dicom.sequences import NotPlainError, explicit_end, implicit_end
 
-READS = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
-"""Bytes that are read: most headers fit into the first two, private data need the others."""
-PACKED = 1 << 18
-"""Bytes of a deflated file that are read: its header takes fewer."""
+READ_SIZES_BYTES = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
+"""Sizes of a read: most headers fit into the first two, private data need the others."""
+DEFLATED_READ_BYTES = 1 << 18
+"""Size of the read of a deflated file: its compressed header is shorter."""
 
-IMPLICIT = "1.2.840.10008.1.2"
-EXPLICIT = "1.2.840.10008.1.2.1"
-EXPLICIT_BIG = "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
-RLE = "1.2.840.10008.1.2.5"
-JPEG = "1.2.840.10008.1.2.4."
-"""JPEG, JPEG-LS, JPEG 2000 and HTJ2K: explicit little endian before the pixels."""
-
-_NOT_PLAIN = tuple(JPEG + end for end in ("94", "95", "204", "205"))
-"""JPIP: pixels lie elsewhere, and some are deflated."""
+_PLAIN_SYNTAXES = (
+    uids.IMPLICIT_VR_LITTLE_ENDIAN,
+    uids.EXPLICIT_VR_LITTLE_ENDIAN,
+    uids.EXPLICIT_VR_BIG_ENDIAN,
+    uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN,
+    uids.RLE_LOSSLESS,
+)
+"""Syntaxes that are parsed here, together with the JPEG family but for JPIP."""
+_JPIP_SYNTAXES = (
+    uids.JPIP_REFERENCED,
+    uids.JPIP_REFERENCED_DEFLATE,
+    uids.JPIP_HTJ2K_REFERENCED,
+    uids.JPIP_HTJ2K_REFERENCED_DEFLATE,
+)
+"""Syntaxes whose pixels are on a server; the data sets of some are deflated."""
 _META_START = b"\x02\0\0\0UL\x04\0"
-"""FileMetaInformationGroupLength comes first."""
+"""Head of FileMetaInformationGroupLength, which comes first."""
 _GROUP_8 = b"\x08\0"
-_META = {0x00100002: SYNTAX, 0x00020002: MEDIA_CLASS}  # as they are read in little endian
+_META_TAGS = {
+    LITTLE.swap_tag(tag): tag
+    for tag in (tags.TRANSFER_SYNTAX_UID, tags.MEDIA_STORAGE_SOP_CLASS_UID)
+}
+"""Tags whose values are kept of the meta header, by the tag as read in little endian."""
 _UI = int.from_bytes(b"UI", "little")
-_SEVERAL = 8  # files unlike the layout until another one is made
-"""Where series are mixed, making layouts would take longer than it saves."""
+_FILES_PER_TEMPLATE = 8
+"""Files that fit no template until a new one is made: for mixed series, making a template of each
+file would take longer than it saves."""
 
-_usual = [READS[0]]
+_read_size = [READ_SIZES_BYTES[0]]
 _encodings: dict[bytes, tuple[ByteOrder, bool, str]] = {}
-_MOST_ENCODINGS = 64
+_MAX_ENCODINGS = 64
 
 
 def read_start(path: Path | str, size: int = 0) -> bytes:
-    """Return the first bytes of a file, all of them if there are no more than `size`.
+    """Return the first `size` bytes of a file, or all of a shorter file.
 
     Parameters
     ----------
+    path : Path or str
+        The file.
     size : int
-        0 for as many as the header before took, one of `READS`.
+        Number of bytes; 0 for the size that the previous header needed, one of `READ_SIZES_BYTES`.
 
     Raises
     ------
     OSError
-        If it can't be read. A pipe gives nothing, rather than waiting for a writer.
+        If it can't be read. A pipe gives no bytes, rather than waiting for a writer.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        return os.read(descriptor, size or _usual[0])
+        return os.read(descriptor, size or _read_size[0])
     finally:
         os.close(descriptor)
 
 
 def read_plain(path: Path | str, start: bytes) -> Elements | None:
-    """Return what a plain file says: explicit or implicit, deflated or not.
+    """Parse the header of a plain file: explicit or implicit VR, deflated or not.
 
     Parameters
     ----------
     path : Path or str
         The file.
     start : bytes
-        What `read_start` gave.
+        Result of `read_start`.
 
     Returns
     -------
     Elements or None
-        None where the file is not plain, or damaged.
+        None if the file is not plain, or damaged.
 
     Raises
     ------
@@ -98,41 +110,42 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
     """
     data = start
     while True:
-        whole = len(data) not in READS
+        is_whole_file = len(data) not in READ_SIZES_BYTES
         try:
             with BEFORE.lock:
-                found = _elements(path, data, whole=whole)
-        except struct.error:  # it goes on behind what was read
-            if whole or len(data) == READS[-1]:
+                elements = _parse(path, data, is_whole_file=is_whole_file)
+        except struct.error:  # the header goes on after the bytes that were read
+            if is_whole_file or len(data) == READ_SIZES_BYTES[-1]:
                 return None
-            data = read_start(path, READS[READS.index(len(data)) + 1])
+            data = read_start(path, READ_SIZES_BYTES[READ_SIZES_BYTES.index(len(data)) + 1])
         except (NotPlainError, zlib.error):
             return None
         else:
-            needed = found.pixels.offset + 12 if found.pixels else 0
-            if needed > _usual[0] or needed <= _usual[0] >> 2:
-                _usual[0] = next((size for size in READS if size >= needed), READS[-1])
-            return found
+            needed = elements.pixels.offset + 12 if elements.pixels else 0
+            if needed > _read_size[0] or needed <= _read_size[0] >> 2:
+                sizes = (size for size in READ_SIZES_BYTES if size >= needed)
+                _read_size[0] = next(sizes, READ_SIZES_BYTES[-1])
+            return elements
 
 
-def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
-    """Walk over meta header and data set; struct.error where `data` ends too early."""
-    found = BEFORE.read(data)
-    if found is not None:
-        return found
+def _parse(path: Path | str, data: bytes, *, is_whole_file: bool) -> Elements:
+    """Walk over meta header and data set; struct.error if `data` ends too early."""
+    elements = BEFORE.read(data)
+    if elements is not None:
+        return elements
     values: dict[int, bytes] = {}
     heads: list[Head] = []
-    place = _walk_meta(data, values, heads)
-    named = values.pop(SYNTAX, b"")
-    order, explicit, syntax = _encodings.get(named) or _encoding(named, data, place)
-    if syntax == DEFLATED:
-        return _deflated_elements(read_start(path, PACKED)[place:], values)
-    if place == len(data) or explicit != _has_vr(data, place):
+    offset = _walk_meta(data, values, heads)
+    raw_syntax = values.pop(tags.TRANSFER_SYNTAX_UID, b"")
+    order, explicit, syntax = _encodings.get(raw_syntax) or _encoding(raw_syntax, data, offset)
+    if syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
+        return _parse_deflated(read_start(path, DEFLATED_READ_BYTES)[offset:], values)
+    if offset == len(data) or explicit != _has_vr(data, offset):
         raise NotPlainError
-    found = BEFORE.read_other(data, order.little, explicit)
-    if found is not None:
-        return found
-    last = _walk(order, data, place, values, heads, explicit=explicit, whole=whole)
+    elements = BEFORE.read_other(data, order.little, explicit)
+    if elements is not None:
+        return elements
+    last = _walk(order, data, offset, values, heads, explicit=explicit, is_whole_file=is_whole_file)
     pixels = None
     if last is not None:
         pixels = _pixels(order, data, last, explicit=explicit)
@@ -141,210 +154,231 @@ def _elements(path: Path | str, data: bytes, *, whole: bool) -> Elements:
     return elements_of(values, syntax, little=order.little, pixels=pixels)._replace(faults=faults)
 
 
-def _read_as_before(data: bytes, layout: Layout) -> Elements | None:
-    """Return what a file says that is like the ones before; None if it is not."""
+def _parse_by_template(data: bytes, template: Layout) -> Elements | None:
+    """Parse a file that is like previous ones; return None if it is not."""
     own: dict[int, bytes] = {}
-    place, number = layout.begin, 0
+    offset, number = template.begin, 0
     try:
         while True:
-            part = layout.parts[number]
-            if not part.is_same(data, place):
-                if not layout.fit(number, data, place):
+            segment = template.parts[number]
+            if not segment.is_same(data, offset):
+                if not template.fit(number, data, offset):
                     return None
                 continue
             number += 1
-            if part.tags:
-                own.update(zip(part.tags, part.take(data, place), strict=True))
-            place += part.size
-            if not data.startswith(part.follows, place):
+            if segment.tags:
+                own.update(zip(segment.tags, segment.unpack(data, offset), strict=True))
+            offset += segment.size
+            if not data.startswith(segment.next_name, offset):
                 return None
-            head = _step(part.order, data, place, explicit=part.explicit)
-            if part.kept == STOP:
+            head = _element(segment.order, data, offset, explicit=segment.explicit)
+            if segment.next_tag == STOP:
                 break
-            if part.kept in STEADY_TAGS:
-                layout.learn({part.kept: data[head.start : head.end]})
-            elif part.kept:
-                own[part.kept] = data[head.start : head.end]
-            place = head.end
-    except (struct.error, NotPlainError):  # one without pixels, or of which more has to be read
+            if segment.next_tag in STEADY_TAGS:
+                template.learn({segment.next_tag: data[head.value_start : head.value_end]})
+            elif segment.next_tag:
+                own[segment.next_tag] = data[head.value_start : head.value_end]
+            offset = head.value_end
+    except (struct.error, NotPlainError):  # no pixels, or more of the file has to be read
         return None
-    table = bool(own.pop(LOOKUP, b""))
-    pixels = _pixels(part.order, data, head, explicit=part.explicit)
-    return Elements(layout.common, own, table, pixels, faults=0 if pixels else FLOATS)
+    lookup_table = bool(own.pop(LOOKUP, b""))
+    pixels = _pixels(segment.order, data, head, explicit=segment.explicit)
+    return Elements(template.common, own, lookup_table, pixels, faults=0 if pixels else FLOATS)
 
 
 class Before:
-    """The layouts of files before, one for each encoding; who reads a file holds the lock."""
+    """Templates of the previous files, one for each encoding. Its lock is held during parsing."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._last: Layout | None = None
-        self._layouts: dict[tuple[bool, bool], Layout] = {}
+        self._templates: dict[tuple[bool, bool], Layout] = {}
         self._misses: dict[tuple[bool, bool], int] = {}
 
     def read(self, data: bytes) -> Elements | None:
-        """Return what a file says that is like the last one; None if it is not."""
-        return None if self._last is None else _read_as_before(data, self._last)
+        """Parse a file that is like the last one; return None if it is not."""
+        return None if self._last is None else _parse_by_template(data, self._last)
 
     def read_other(self, data: bytes, little: bool, explicit: bool) -> Elements | None:
-        """Return what a file says that is like another one with its encoding."""
-        layout = self._layouts.get((little, explicit))
-        if layout is None or layout is self._last:
+        """Parse a file that is like an earlier one with its encoding; return None if it is not."""
+        template = self._templates.get((little, explicit))
+        if template is None or template is self._last:
             return None
-        found = _read_as_before(data, layout)
-        if found is not None:
-            self._last = layout
-        return found
+        elements = _parse_by_template(data, template)
+        if elements is not None:
+            self._last = template
+        return elements
 
     def note(
         self, data: bytes, heads: Sequence[Head], order: ByteOrder, syntax: str, *, explicit: bool
     ) -> None:
-        """Make a layout of a file that was unlike those before, if several were."""
+        """Make a template of a file that fits none, the first time and after several such files."""
         key = order.little, explicit
         self._misses[key] = self._misses.get(key, -1) + 1
-        if self._misses[key] % _SEVERAL == 0 and is_plain(heads):
+        if self._misses[key] % _FILES_PER_TEMPLATE == 0 and is_plain(heads):
             self._last = Layout(data, heads, order, syntax, explicit=explicit)
-            self._layouts[key] = self._last
+            self._templates[key] = self._last
 
 
 BEFORE = Before()
 
 
-def _encoding(named: bytes, data: bytes, place: int) -> tuple[ByteOrder, bool, str]:
-    """Return byte order, whether VRs are written, and the transfer syntax."""
-    syntax = named.rstrip(b"\0 ").decode("latin-1")
+def _encoding(raw_syntax: bytes, data: bytes, offset: int) -> tuple[ByteOrder, bool, str]:
+    """Return the byte order, whether VRs are explicit, and the transfer syntax."""
+    syntax = raw_syntax.rstrip(b"\0 ").decode("latin-1")
     if not syntax:
-        explicit = _looks_explicit(data, place)
-        return LITTLE, explicit, EXPLICIT if explicit else IMPLICIT
-    jpeg = syntax.startswith(JPEG) and syntax not in _NOT_PLAIN
-    if not jpeg and syntax not in (EXPLICIT, RLE, EXPLICIT_BIG, IMPLICIT, DEFLATED):
+        explicit = _looks_explicit(data, offset)
+        inferred = uids.EXPLICIT_VR_LITTLE_ENDIAN if explicit else uids.IMPLICIT_VR_LITTLE_ENDIAN
+        return LITTLE, explicit, inferred
+    is_jpeg = syntax.startswith(uids.JPEG_FAMILY) and syntax not in _JPIP_SYNTAXES
+    if not is_jpeg and syntax not in _PLAIN_SYNTAXES:
         raise NotPlainError
-    encoding = BIG if syntax == EXPLICIT_BIG else LITTLE, syntax != IMPLICIT, syntax
-    if len(_encodings) < _MOST_ENCODINGS:
-        _encodings[named] = encoding
+    order = BIG if syntax == uids.EXPLICIT_VR_BIG_ENDIAN else LITTLE
+    encoding = order, syntax != uids.IMPLICIT_VR_LITTLE_ENDIAN, syntax
+    if len(_encodings) < _MAX_ENCODINGS:
+        _encodings[raw_syntax] = encoding
     return encoding
 
 
-def _deflated_elements(packed: bytes, meta: Mapping[int, bytes]) -> Elements:
+def _parse_deflated(compressed: bytes, meta: Mapping[int, bytes]) -> Elements:
     """Inflate no more than the header; pixels are decoded from the whole file."""
-    for size in READS:
-        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-        data, values = unpacker.decompress(packed, size), dict(meta)
+    for size in READ_SIZES_BYTES:
+        decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
+        data, values = decompressor.decompress(compressed, size), dict(meta)
         try:
-            last = _walk(LITTLE, data, 0, values, [], explicit=True, whole=unpacker.eof)
+            last = _walk(LITTLE, data, 0, values, [], explicit=True, is_whole_file=decompressor.eof)
         except struct.error:
             if len(data) < size:
                 raise NotPlainError from None
             continue
-        found = last is not None and _pixels(LITTLE, data, last, explicit=True)
-        place = PixelPlace(0, None) if found else None
-        faults = FLOATS if last is not None and not found else 0
-        elements = elements_of(values, DEFLATED, little=True, pixels=place)
+        has_pixels = last is not None and _pixels(LITTLE, data, last, explicit=True)
+        faults = FLOATS if last is not None and not has_pixels else 0
+        elements = elements_of(
+            values,
+            uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN,
+            little=True,
+            pixels=PixelPlace(0, None) if has_pixels else None,
+        )
         return elements._replace(faults=faults)
     raise NotPlainError
 
 
 def _walk_meta(data: bytes, values: dict[int, bytes], heads: list[Head]) -> int:
-    """Return where the data set begins; the meta header is explicit little endian (PS3.10 7.1)."""
-    place = 132 if data[128:132] == b"DICM" else 0
-    if place:
+    """Walk over the meta header, which is explicit little endian (PS3.10 7.1).
+
+    Values that are kept and the heads of all elements are added to `values` and `heads`.
+
+    Returns
+    -------
+    int
+        Offset of the data set.
+    """
+    offset = 132 if data[128:132] == b"DICM" else 0
+    if offset:
         heads.append(Head(128, 132, 132, 0, True))
-    if not data.startswith(_META_START, place):
-        if place or not data.startswith(_GROUP_8):
+    if not data.startswith(_META_START, offset):
+        if offset or not data.startswith(_GROUP_8):
             raise NotPlainError
         return 0  # neither preamble nor meta header
     while True:
-        tag, vr, length = LITTLE.explicit(data, place)
+        tag, vr, length = LITTLE.unpack_explicit(data, offset)
         if tag & 0xFFFF != 2:
-            return place
-        if vr in LITTLE.short:
-            start = place + 8
+            return offset
+        if vr in LITTLE.short_vrs:
+            start = offset + 8
         elif vr in LITTLE.long_vrs:
-            start, (length,) = place + 12, LITTLE.long(data, place + 8)
+            start, (length,) = offset + 12, LITTLE.unpack_length(data, offset + 8)
         else:
             raise NotPlainError
-        heads.append(Head(place, start, start + length, _META.get(tag, 0), True))
-        place = start + length
-        if tag in _META:
+        heads.append(Head(offset, start, start + length, _META_TAGS.get(tag, 0), True))
+        offset = start + length
+        if tag in _META_TAGS:
             if vr != _UI:
                 raise NotPlainError
-            _keep(values, _META[tag], data[start:place])
+            _keep(values, _META_TAGS[tag], data[start:offset])
 
 
-def _has_vr(data: bytes, place: int) -> bool:
-    """Whether a VR seems to be written: some files are explicit, whatever their syntax says."""
-    return data[place + 4 : place + 6].isupper() and data[place + 4 : place + 6].isalpha()
+def _has_vr(data: bytes, offset: int) -> bool:
+    """Return whether an element seems to have a VR; some files contradict their transfer syntax."""
+    return data[offset + 4 : offset + 6].isupper() and data[offset + 4 : offset + 6].isalpha()
 
 
-def _looks_explicit(data: bytes, place: int) -> bool:
-    """Whether a file without transfer syntax has VRs; little endian if its first group is small."""
-    tag, vr, _ = LITTLE.explicit(data, place)
+def _looks_explicit(data: bytes, offset: int) -> bool:
+    """Return whether a file without transfer syntax has VRs.
+
+    It is little endian if its first group is small; else it is left to pydicom.
+    """
+    tag, vr, _ = LITTLE.unpack_explicit(data, offset)
     if tag & 0xFFFF >= 0x400:
         raise NotPlainError
-    return vr in LITTLE.short or vr in LITTLE.long_vrs
+    return vr in LITTLE.short_vrs or vr in LITTLE.long_vrs
 
 
 def _walk(
     order: ByteOrder,
     data: bytes,
-    place: int,
+    offset: int,
     values: dict[int, bytes],
     heads: list[Head],
     *,
     explicit: bool,
-    whole: bool,
+    is_whole_file: bool,
 ) -> Head | None:
-    """Go from element to element to the pixels, and return their head; note all in `heads`."""
-    end = len(data) if whole else -1
-    while place != end:
-        head = _step(order, data, place, explicit=explicit)
+    """Step from element to element up to the pixels, and return their head; None without pixels.
+
+    Values that are kept and the heads of all elements are added to `values` and `heads`.
+    """
+    end = len(data) if is_whole_file else -1
+    while offset != end:
+        head = _element(order, data, offset, explicit=explicit)
         heads.append(head)
-        if head.kept == STOP:
+        if head.kept_tag == STOP:
             return head
-        if head.kept:
-            _keep(values, head.kept, data[head.start : head.end])
-        place = head.end
+        if head.kept_tag:
+            _keep(values, head.kept_tag, data[head.value_start : head.value_end])
+        offset = head.value_end
     return None
 
 
 def _keep(values: dict[int, bytes], tag: int, value: bytes) -> None:
-    """Keep a value; NotPlainError if another one stood there before."""
+    """Keep a value; NotPlainError if the tag already has a different one."""
     if values.setdefault(tag, value) != value:
         raise NotPlainError
 
 
-def _step(order: ByteOrder, data: bytes, place: int, *, explicit: bool) -> Head:
-    """Return the element at a place."""
+def _element(order: ByteOrder, data: bytes, offset: int, *, explicit: bool) -> Head:
+    """Return the location of the element at an offset."""
     if explicit:
-        tag, vr, length = order.explicit(data, place)
-        if vr in order.short:
-            start = place + 8
+        tag, vr, length = order.unpack_explicit(data, offset)
+        if vr in order.short_vrs:
+            start = offset + 8
         elif vr in order.long_vrs:
-            (length,) = order.long(data, place + 8)
-            start = place + 12
+            (length,) = order.unpack_length(data, offset + 8)
+            start = offset + 12
         else:
             raise NotPlainError
-        sequence = vr == order.sequence
+        may_be_sequence = vr == order.sequence_vr
     else:
-        tag, length = order.implicit(data, place)
-        start, sequence = place + 8, True
-    kept = order.wanted.get(tag, 0)
-    if kept == STOP:
-        return Head(place, start, start + length, STOP, False)
+        tag, length = order.unpack_implicit(data, offset)
+        start, may_be_sequence = offset + 8, True
+    kept_tag = order.kept.get(tag, 0)
+    if kept_tag == STOP:
+        return Head(offset, start, start + length, STOP, False)
     if length != UNDEFINED:
-        if kept == ODD:
+        if kept_tag == MISPLACED:
             raise NotPlainError
-        return Head(place, start, start + length, kept, True)
-    if kept or not sequence:
+        return Head(offset, start, start + length, kept_tag, True)
+    if kept_tag or not may_be_sequence:
         raise NotPlainError
     if explicit:
-        return Head(place, start, explicit_end(order, data, start), 0, False)
-    return Head(place, start, implicit_end(order, data, tag, start), 0, False)
+        return Head(offset, start, explicit_end(order, data, start), 0, False)
+    return Head(offset, start, implicit_end(order, data, tag, start), 0, False)
 
 
 def _pixels(order: ByteOrder, data: bytes, head: Head, *, explicit: bool) -> PixelPlace | None:
-    tag = (order.explicit if explicit else order.implicit)(data, head.place)[0]
-    if tag != order.pixels:
+    unpack = order.unpack_explicit if explicit else order.unpack_implicit
+    tag = unpack(data, head.offset)[0]
+    if tag != order.pixel_data:
         return None
-    length = head.end - head.start
-    return PixelPlace(head.start, None if length == UNDEFINED else length)
+    length = head.value_end - head.value_start
+    return PixelPlace(head.value_start, None if length == UNDEFINED else length)

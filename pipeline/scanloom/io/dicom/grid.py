@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header, quiet
 from scanloom.io.dicom.odd_header import PARSE_ERRORS
 from scanloom.io.dicom.slices import Slice, Tile, plain_text, single_slice, to_float
@@ -24,7 +25,7 @@ MOST_TILES = 4096
 _GROUP, _COUNT, _FRAMES = 0x0065, 0x50, 0x51
 _CREATOR = "Image Private Header"
 _USUAL_BLOCK = 0x10
-_POSITION, _ORIENTATION = 0x00200032, 0x00200037
+_POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
 _SAME_COSINE = 1e-4
 
 

@@ -1,4 +1,4 @@
-"""What the header of one DICOM file says, read once and without its pixels."""
+"""The header of one DICOM file, read once and without its pixels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.elements import MEDIA_CLASS, Common, Elements, PixelPlace
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.elements import Common, Elements, PixelPlace
 from scanloom.io.dicom.fast_header import read_plain, read_start
 from scanloom.io.dicom.odd_header import read_dataset, read_odd
 from scanloom.io.unpack import inflated_start, starts_gzip
@@ -24,27 +25,55 @@ from scanloom.io.unpack import inflated_start, starts_gzip
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-KEPT_HEADERS = 4096
-"""Headers kept between finding a series and reading it: larger than a series, 5 kB each."""
+MAX_CACHED_HEADERS = 4096
+"""Headers kept between finding a series and reading it: more than one series has, 5 kB each."""
 
 PHASE_TAGS = {
-    "TemporalPositionIdentifier": 0x00200100,
-    "EchoNumbers": 0x00180086,
-    "EchoTime": 0x00180081,
-    "DiffusionBValue": 0x00189087,
-    "DiffusionGradientOrientation": 0x00189089,
-    "AcquisitionNumber": 0x00200012,
-    "TriggerTime": 0x00181060,
-    "AcquisitionTime": 0x00080032,
-    "ContentTime": 0x00080033,
-    "InstanceNumber": 0x00200013,
+    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_IDENTIFIER,
+    "EchoNumbers": tags.ECHO_NUMBERS,
+    "EchoTime": tags.ECHO_TIME,
+    "DiffusionBValue": tags.DIFFUSION_B_VALUE,
+    "DiffusionGradientOrientation": tags.DIFFUSION_GRADIENT_ORIENTATION,
+    "AcquisitionNumber": tags.ACQUISITION_NUMBER,
+    "TriggerTime": tags.TRIGGER_TIME,
+    "AcquisitionTime": tags.ACQUISITION_TIME,
+    "ContentTime": tags.CONTENT_TIME,
+    "InstanceNumber": tags.INSTANCE_NUMBER,
 }
-"""What may tell volumes of one series apart, in the order of `Header.phase`: of `CHANGING`."""
+"""Attributes that may distinguish volumes of one series, in the order of `Header.phase`.
+
+All of them are in `elements.CHANGING`."""
+_PHASE_TAGS = tuple(PHASE_TAGS.values())
+_EMPTY = (b"",) * len(_PHASE_TAGS)
+_NAME, _ID_AND_BIRTH_DATE = tags.PATIENT_NAME, (tags.PATIENT_ID, tags.PATIENT_BIRTH_DATE)
+PRIVATE_B_VALUE = "private b-value"
+MADE_BY = {
+    "KVP": (tags.KVP,),
+    "ConvolutionKernel": (tags.CONVOLUTION_KERNEL,),
+    "SliceThickness": (tags.SLICE_THICKNESS,),
+    "InversionTime": (tags.INVERSION_TIME, tags.INVERSION_TIMES),
+    "FlipAngle": (tags.FLIP_ANGLE,),
+    PRIVATE_B_VALUE: (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR),
+    "ScanningSequence": (tags.SCANNING_SEQUENCE,),
+    "SequenceVariant": (tags.SEQUENCE_VARIANT,),
+    "ScanOptions": (tags.SCAN_OPTIONS,),
+    "SequenceName": (tags.SEQUENCE_NAME,),
+    "RepetitionTime": (tags.REPETITION_TIME,),
+    "FilterType": (tags.FILTER_TYPE,),
+    "Units": (tags.UNITS,),
+    "CorrectedImage": (tags.CORRECTED_IMAGE,),
+    "ReconstructionMethod": (tags.RECONSTRUCTION_METHOD,),
+    "ProtocolName": (tags.PROTOCOL_NAME,),
+    "SeriesNumber": (tags.SERIES_NUMBER,),
+    "SeriesDescription": (tags.SERIES_DESCRIPTION,),
+    "ContrastBolusAgent": (tags.CONTRAST_BOLUS_AGENT,),
+}
+"""Acquisition attributes, which slices of one volume share; frames have them in their groups."""
 
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """How a sample is stored (DICOM PS3.3 C.7.6.3.1): `representation` is 0, or 1 for signed."""
+    """Storage of a sample (DICOM PS3.3 C.7.6.3.1): `representation` is 0, or 1 for signed."""
 
     allocated: int
     stored: int
@@ -53,41 +82,47 @@ class PixelFormat:
 
     @property
     def signed(self) -> bool:
-        """Whether samples are in two's complement."""
+        """Return whether samples are in two's complement."""
         return self.representation == 1
 
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """One DICOM file without its pixels.
+    """Attributes of one DICOM file that geometry, values and grouping depend on.
 
-    Only what decides about geometry, values and grouping is read out, straight from the bytes:
-    pydicom's own conversion warns with the header's text, which may name a patient.
+    They are converted straight from the bytes: pydicom's own conversion warns with text of the
+    header, which may name a patient.
 
     Parameters
     ----------
     place : str
-        Where the file lies; `path` as a Path.
+        Path of the file; `path` is the same as a Path.
     elements : Elements
-        What was kept of it, unconverted. It holds identity.
+        The unconverted attributes. They may identify the patient.
     syntax : str
         Transfer syntax UID.
     pixels : PixelPlace or None
-        None where the file has no PixelData, or ends before it.
+        Location of the pixels; None if PixelData is missing, or the file ends before it.
     patient : tuple of bytes
-        PatientName, PatientID and PatientBirthDate as they stand in the file, without padding, the
-        name also without delimiters that end it.
+        PatientName, PatientID and PatientBirthDate, unconverted but without padding; of the name
+        only the first group, in upper case and without empty components at its end.
     position, orientation, spacing : tuple of float or None
-        ImagePositionPatient and ImageOrientationPatient (LPS mm), PixelSpacing (between rows,
-        between columns; mm). None where absent or not made of that many numbers.
+        ImagePositionPatient (LPS mm), ImageOrientationPatient (direction cosines in LPS) and
+        PixelSpacing (between rows, between columns; mm). None if absent or not of 3, 6 and 2
+        numbers.
     slope, intercept : float
-        1 and 0 where both are absent; NaN where they are no numbers, or the other one is alone.
+        1 and 0 if both are absent; NaN if not a number, or absent while the other is present.
+    rescale_given : bool
+        Whether slope or intercept is present.
+    lookup_table : bool
+        Whether ModalityLUTSequence has a value.
+    padding : int or None
+        PixelPaddingValue as a stored sample.
     phase : tuple of bytes
-        What may tell volumes of one series apart: the values of `PHASE_TAGS` as they stand in the
-        file, empty where absent.
+        Unconverted values of `PHASE_TAGS`, which may distinguish volumes of one series; empty if
+        absent.
     shared : Common
-        What files of a series mostly have in common: one object for headers in which it is the
-        same.
+        Values that files of a series usually share: one object for all headers with equal ones.
     """
 
     place: str
@@ -124,16 +159,16 @@ class Header:
 
     @cached_property
     def path(self) -> Path:
-        """The file; made when it is asked for, since an index needs none for most files."""
+        """The file as a Path, made on first access: an index needs it for few files."""
         return Path(self.place)
 
     def read_dataset(self) -> Dataset:
-        """Return all elements before the pixels, read by pydicom. They hold identity.
+        """Read all elements before the pixels with pydicom. They may identify the patient.
 
         Raises
         ------
         ScanError
-            UNREADABLE or DAMAGED, if the file was changed since.
+            UNREADABLE or DAMAGED, if the file has changed since.
         """
         try:
             with quiet():
@@ -149,16 +184,16 @@ def read_headers(paths: Iterable[Path]) -> list[Header | ScanError | None]:
     Returns
     -------
     list of Header, ScanError or None
-        In the order of `paths`: None where a file is no DICOM; the error, not raised, where it
-        can't be opened (UNREADABLE) or parsed (DAMAGED), so that the others are still read.
+        In the order of `paths`. None for a file that is not DICOM. For a file that can't be opened
+        (UNREADABLE) or parsed (DAMAGED) the error, not raised, so that the others are still read.
     """
     with quiet():
-        return [_read_or_say_why(path) for path in paths]
+        return [_read_header_or_error(path) for path in paths]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep pydicom from warning and logging: its words quote the header, which names a patient."""
+    """Suppress warnings and logs of pydicom: they quote the header, which names a patient."""
     logger = logging.getLogger("pydicom")
     before, logger.disabled = logger.disabled, True
     try:
@@ -169,7 +204,7 @@ def quiet() -> Iterator[None]:
         logger.disabled = before
 
 
-def _read_or_say_why(path: Path) -> Header | ScanError | None:
+def _read_header_or_error(path: Path) -> Header | ScanError | None:
     try:
         return _read_header(path)
     except ScanError as error:
@@ -186,7 +221,7 @@ def _read_header(path: Path) -> Header | None:
 
 
 def read_elements(path: Path | str) -> Elements | None:
-    """Return what one file says, packed by gzip or not; None if it is no DICOM.
+    """Read the attributes of one file, compressed by gzip or not; None if it is not DICOM.
 
     Raises
     ------
@@ -205,7 +240,7 @@ def read_elements(path: Path | str) -> Elements | None:
 
 
 def is_dicom(start: bytes) -> bool:
-    """Tell DICOM by its content (PS3.10 7.1), also where preamble and meta header are missing."""
+    """Recognise DICOM by its content (PS3.10 7.1), even without preamble and meta header."""
     if start[128:132] == b"DICM":
         return True
     if len(start) < 16:
@@ -217,119 +252,96 @@ def is_dicom(start: bytes) -> bool:
 
 
 def make_header(path: Path | str, elements: Elements) -> Header:
-    """Return what the elements of a file mean."""
+    """Build the header of a file from its elements."""
     own = elements.own
-    header = object.__new__(Header)  # its own __init__ takes as long as reading the file
+    header = object.__new__(Header)  # __init__ would take as long as reading the file
     header.__dict__.update(
-        _meaning(elements.common),
+        _shared_fields(elements.common),
         shared=elements.common,
         place=str(path),
         elements=elements,
         pixels=elements.pixels,
-        position=_floats(own.get(0x00200032, b""), 3),
+        position=_floats(own.get(tags.IMAGE_POSITION_PATIENT, b""), 3),
         lookup_table=elements.lookup_table,
-        phase=tuple(map(own.get, _PHASE, _ABSENT)),
-        sop_instance=elements.text(0x00080018),
+        phase=tuple(map(own.get, _PHASE_TAGS, _EMPTY)),
+        sop_instance=elements.text(tags.SOP_INSTANCE_UID),
     )
     return header
 
 
-_PHASE = tuple(PHASE_TAGS.values())
-_ABSENT = (b"",) * len(_PHASE)
-_NAME, _PATIENT = 0x00100010, (0x00100020, 0x00100030)
-MADE_BY = {
-    "KVP": (0x00180060,),
-    "ConvolutionKernel": (0x00181210,),
-    "SliceThickness": (0x00180050,),
-    "InversionTime": (0x00180082, 0x00189079),
-    "FlipAngle": (0x00181314,),
-    "the makers' b-values": (0x0019100C, 0x00431039, 0x20011003),
-    "ScanningSequence": (0x00180020,),
-    "SequenceVariant": (0x00180021,),
-    "ScanOptions": (0x00180022,),
-    "SequenceName": (0x00180024,),
-    "RepetitionTime": (0x00180080,),
-    "FilterType": (0x00181160,),
-    "Units": (0x00541001,),
-    "CorrectedImage": (0x00280051,),
-    "ReconstructionMethod": (0x00541103,),
-    "ProtocolName": (0x00181030,),
-    "SeriesNumber": (0x00200011,),
-    "SeriesDescription": (0x0008103E,),
-    "ContrastBolusAgent": (0x00180010,),
-}
-"""Attributes that slices of one volume share: how it was made. Of frames, the same in groups."""
-
-
 @lru_cache(1024)
-def _meaning(common: Common) -> dict[str, Any]:
-    """Return the fields that come of what files have in common; nobody may change them."""
+def _shared_fields(common: Common) -> dict[str, Any]:
+    """Return the fields of `Header` that depend on shared values alone. Do not modify them."""
     elements = Elements(common, {}, False, None)
     raw, text, number = elements.raw, elements.text, elements.number
-    representation = number(0x00280103, -1)
-    allocated = number(0x00280100, 0)
-    stored = number(0x00280101, allocated)
-    slope, intercept = raw(0x00281053), raw(0x00281052)
+    representation = number(tags.PIXEL_REPRESENTATION, -1)
+    allocated = number(tags.BITS_ALLOCATED, 0)
+    stored = number(tags.BITS_STORED, allocated)
+    slope, intercept = raw(tags.RESCALE_SLOPE), raw(tags.RESCALE_INTERCEPT)
     return {
         "syntax": common.syntax,
-        "sop_class": text(0x00080016) or text(MEDIA_CLASS),
-        "study_uid": text(0x0020000D),
-        "series_uid": text(0x0020000E),
-        "frame_of_reference": text(0x00200052),
-        "patient": (_person(raw(_NAME)), *(raw(tag).strip(b" \0") for tag in _PATIENT)),
-        "modality": text(0x00080060).upper(),
-        "image_type": tuple(part.strip().upper() for part in text(0x00080008).split("\\")),
-        "orientation": _floats(raw(0x00200037), 6),
-        "spacing": _floats(raw(0x00280030), 2),
-        "rows": number(0x00280010, 0),
-        "columns": number(0x00280011, 0),
-        "samples": number(0x00280002, 1),
-        "frames": _frames(text(0x00280008)),
-        "photometric": text(0x00280004).upper(),
-        "format": PixelFormat(allocated, stored, number(0x00280102, stored - 1), representation),
-        "slope": _float(slope, math.nan if _said(intercept) else 1.0),
-        "intercept": _float(intercept, math.nan if _said(slope) else 0.0),
-        "rescale_given": _said(slope) or _said(intercept),
-        "rescale_type": text(0x00281054).upper(),
+        "sop_class": text(tags.SOP_CLASS_UID) or text(tags.MEDIA_STORAGE_SOP_CLASS_UID),
+        "study_uid": text(tags.STUDY_INSTANCE_UID),
+        "series_uid": text(tags.SERIES_INSTANCE_UID),
+        "frame_of_reference": text(tags.FRAME_OF_REFERENCE_UID),
+        "patient": (
+            _normalised_name(raw(_NAME)),
+            *(raw(tag).strip(b" \0") for tag in _ID_AND_BIRTH_DATE),
+        ),
+        "modality": text(tags.MODALITY).upper(),
+        "image_type": tuple(value.strip().upper() for value in text(tags.IMAGE_TYPE).split("\\")),
+        "orientation": _floats(raw(tags.IMAGE_ORIENTATION_PATIENT), 6),
+        "spacing": _floats(raw(tags.PIXEL_SPACING), 2),
+        "rows": number(tags.ROWS, 0),
+        "columns": number(tags.COLUMNS, 0),
+        "samples": number(tags.SAMPLES_PER_PIXEL, 1),
+        "frames": _frame_count(text(tags.NUMBER_OF_FRAMES)),
+        "photometric": text(tags.PHOTOMETRIC_INTERPRETATION).upper(),
+        "format": PixelFormat(allocated, stored, number(tags.HIGH_BIT, stored - 1), representation),
+        "slope": _float(slope, math.nan if _is_present(intercept) else 1.0),
+        "intercept": _float(intercept, math.nan if _is_present(slope) else 0.0),
+        "rescale_given": _is_present(slope) or _is_present(intercept),
+        "rescale_type": text(tags.RESCALE_TYPE).upper(),
         "padding": _padding(elements, representation == 1),
-        "burned_in": text(0x00280301).upper() == "YES",
-        "multi_energy": text(0x00189361).upper() == "YES",
+        "burned_in": text(tags.BURNED_IN_ANNOTATION).upper() == "YES",
+        "multi_energy": text(tags.MULTIENERGY_CT_ACQUISITION).upper() == "YES",
     }
 
 
-def _person(raw: bytes) -> bytes:
-    """Return what tells persons apart: the first group of a name, without empty components.
+def _normalised_name(raw: bytes) -> bytes:
+    """Return the first group of a name in upper case, without empty components at its end.
 
-    Doe^John, DOE^JOHN^^ and Doe^John=(ideographs) are one (PS3.5 6.2.1.1).
+    Doe^John, DOE^JOHN^^ and Doe^John=(ideographs) are the same person (PS3.5 6.2.1.1).
     """
     return raw.strip(b" \0").split(b"=")[0].rstrip(b" \0^").upper()
 
 
 def _padding(elements: Elements, signed: bool) -> int | None:
-    """PixelPaddingValue has the sign of the pixels (PS3.3 C.7.5.1.1.2), whatever its VR says."""
-    if len(elements.raw(0x00280120)) != 2:
+    """Return PixelPaddingValue, signed like the pixels (PS3.3 C.7.5.1.1.2) whatever its VR."""
+    if len(elements.raw(tags.PIXEL_PADDING_VALUE)) != 2:
         return None
-    return elements.number(0x00280120, 0, signed=signed)
+    return elements.number(tags.PIXEL_PADDING_VALUE, 0, signed=signed)
 
 
-def _frames(text: str) -> int:
-    """Return NumberOfFrames: 1 where it is absent, 0 where it is no number (PS3.5 6.2, IS)."""
+def _frame_count(text: str) -> int:
+    """Return NumberOfFrames: 1 if it is absent, 0 if it is not a number (PS3.5 6.2, IS)."""
     if not text:
         return 1
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else 0
 
 
 def _floats(raw: bytes, count: int) -> tuple[float, ...] | None:
+    """Return the numbers of a decimal string; None unless there are `count` of them."""
     if b"_" in raw:
-        return None  # Python allows it, DICOM does not (PS3.5 6.2, DS)
+        return None  # allowed in Python numbers, not in decimal strings (PS3.5 6.2, DS)
     try:
-        numbers = tuple([float(part.strip(b" \0")) for part in raw.split(b"\\")])
+        numbers = tuple([float(number.strip(b" \0")) for number in raw.split(b"\\")])
     except ValueError:
         return None
     return numbers if len(numbers) == count else None
 
 
-def _said(raw: bytes) -> bool:
+def _is_present(raw: bytes) -> bool:
     return bool(raw.strip(b" \0"))
 
 
@@ -342,34 +354,34 @@ def _float(raw: bytes, default: float) -> float:
 
 
 class HeaderShelf:
-    """Headers between finding a series and reading it, so that none is parsed twice.
+    """Cache of headers between finding a series and reading it, so that none is parsed twice.
 
-    Each is taken out once: afterwards it belongs to the reader alone. A file that changed in
-    between (size or time of change) is read again.
+    Taking a header removes it from the cache. The header of a file that has changed (size or
+    modification time) is not returned.
     """
 
-    def __init__(self, limit: int = KEPT_HEADERS) -> None:
+    def __init__(self, limit: int = MAX_CACHED_HEADERS) -> None:
         self._limit = limit
-        self._kept: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
+        self._headers: OrderedDict[tuple[str, int, int], Header] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, headers: Iterable[Header]) -> None:
-        """Keep headers, the oldest ones giving way."""
+        """Add headers; the oldest ones are dropped beyond the limit."""
         with self._lock:
             for header in headers:
                 key = _file_key(header.path)
                 if key is not None:
-                    self._kept[key] = header
-            while len(self._kept) > self._limit:
-                self._kept.popitem(last=False)
+                    self._headers[key] = header
+            while len(self._headers) > self._limit:
+                self._headers.popitem(last=False)
 
     def take(self, path: Path) -> Header | None:
-        """Return the header of a file and forget it; None if it is not here, or was changed."""
+        """Remove and return the header of a file; None if missing, or if the file has changed."""
         key = _file_key(path)
         if key is None:
             return None
         with self._lock:
-            return self._kept.pop(key, None)
+            return self._headers.pop(key, None)
 
 
 def _file_key(path: Path) -> tuple[str, int, int] | None:

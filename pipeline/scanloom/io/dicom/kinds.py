@@ -1,38 +1,67 @@
-"""Which DICOM objects are slices of a volume, and why the others are not."""
+"""Which DICOM objects may be slices of a volume, and the reason why others are not.
+
+Classified by SOP class, ImageType and SeriesType alone, without pixels.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from scanloom.core import Reason
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.headers import Header
 
-_STORAGE = "1.2.840.10008.5.1.4.1.1."
-_VOLUMES = ("2", "2.1", "2.2", "4", "4.1", "4.4", "128", "128.1", "130", "20", "13.1.1", "13.1.2")
-"""CT, enhanced and legacy converted CT; the same of MR and PET; nuclear medicine; volumes that were
-made of X-ray projections: angiographic and craniofacial."""
-_ENHANCED = ("2.1", "2.2", "4.1", "4.3", "4.4", "128.1", "130", "13.1.1", "13.1.2")
-_PROJECTIONS = ("1", "12.1", "12.2", "13.1.3", "13.1.4", "13.1.5", "481.1")
-"""Radiography, mammography, angiography, fluoroscopy, tomosynthesis, portal images."""
-_CAPTURES = ("7",)
-_NO_PICTURES = (
-    "4.2",
-    "66",
-    "67",
-    "68",
-    "88",
-    "11",
-    "104",
-    "9",
-    "30",
-    "481.2",
-    "481.3",
-    "481.5",
-    "481.8",
+_VOLUMES = (
+    uids.CT_IMAGE_STORAGE,
+    uids.ENHANCED_CT_IMAGE_STORAGE,
+    uids.LEGACY_CONVERTED_ENHANCED_CT_IMAGE_STORAGE,
+    uids.MR_IMAGE_STORAGE,
+    uids.ENHANCED_MR_IMAGE_STORAGE,
+    uids.LEGACY_CONVERTED_ENHANCED_MR_IMAGE_STORAGE,
+    uids.POSITRON_EMISSION_TOMOGRAPHY_IMAGE_STORAGE,
+    uids.LEGACY_CONVERTED_ENHANCED_PET_IMAGE_STORAGE,
+    uids.ENHANCED_PET_IMAGE_STORAGE,
+    uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,
+    uids.X_RAY_3D_ANGIOGRAPHIC_IMAGE_STORAGE,
+    uids.X_RAY_3D_CRANIOFACIAL_IMAGE_STORAGE,
 )
-"""Spectra, segmentations, registrations, surfaces, reports, presentation states, documents,
-waveforms, parametric maps, radiotherapy dose, structures and plans."""
-_NUCLEAR = ("20",)
+_ENHANCED = (
+    uids.ENHANCED_CT_IMAGE_STORAGE,
+    uids.LEGACY_CONVERTED_ENHANCED_CT_IMAGE_STORAGE,
+    uids.ENHANCED_MR_IMAGE_STORAGE,
+    uids.ENHANCED_MR_COLOR_IMAGE_STORAGE,
+    uids.LEGACY_CONVERTED_ENHANCED_MR_IMAGE_STORAGE,
+    uids.LEGACY_CONVERTED_ENHANCED_PET_IMAGE_STORAGE,
+    uids.ENHANCED_PET_IMAGE_STORAGE,
+    uids.X_RAY_3D_ANGIOGRAPHIC_IMAGE_STORAGE,
+    uids.X_RAY_3D_CRANIOFACIAL_IMAGE_STORAGE,
+)
+_PROJECTIONS = (
+    uids.COMPUTED_RADIOGRAPHY_IMAGE_STORAGE,  # with digital radiography and mammography below it
+    uids.X_RAY_ANGIOGRAPHIC_IMAGE_STORAGE,
+    uids.X_RAY_RADIOFLUOROSCOPIC_IMAGE_STORAGE,
+    uids.BREAST_TOMOSYNTHESIS_IMAGE_STORAGE,
+    uids.BREAST_PROJECTION_X_RAY_IMAGE_STORAGE_FOR_PRESENTATION,
+    uids.BREAST_PROJECTION_X_RAY_IMAGE_STORAGE_FOR_PROCESSING,
+    uids.RT_IMAGE_STORAGE,
+)
+_SECONDARY_CAPTURES = (uids.SECONDARY_CAPTURE_IMAGE_STORAGE,)
+_NOT_IMAGES = (
+    uids.MR_SPECTROSCOPY_STORAGE,
+    uids.RAW_DATA_STORAGE,  # with registrations, segmentations and tractography below it
+    uids.REAL_WORLD_VALUE_MAPPING_STORAGE,
+    uids.SURFACE_SCAN_FAMILY,
+    uids.STRUCTURED_REPORT_FAMILY,
+    uids.PRESENTATION_STATE_FAMILY,
+    uids.ENCAPSULATED_DOCUMENT_FAMILY,
+    uids.WAVEFORM_FAMILY,
+    uids.PARAMETRIC_MAP_STORAGE,
+    uids.RT_DOSE_STORAGE,
+    uids.RT_STRUCTURE_SET_STORAGE,
+    uids.RT_PLAN_STORAGE,
+    uids.RT_ION_PLAN_STORAGE,
+)
+_NUCLEAR_MEDICINE = (uids.NUCLEAR_MEDICINE_IMAGE_STORAGE,)
 _REFORMATS = frozenset(
     ("REFORMATTED", "MPR", "CPR", "CURVED", "CURVED_MPR", "CSA MPR", "CSA RESAMPLED", "RESAMPLED")
 )
@@ -42,33 +71,33 @@ _RENDERINGS = frozenset(
         *("VRT", "SSD", "VOLUME_RENDER", "SURFACE_RENDER"),
     )
 )
-"""ImageType from its third value on, as in PS3.3 C.8.3.1.1.1 and C.8.16.2.1.4, and as usual."""
-_SERIES_TYPE = 0x00541000
+"""Values of ImageType from the third on: those of PS3.3 C.8.3.1.1.1 and C.8.16.2.1.4, and common
+private ones."""
 _REPROJECTION = "REPROJECTION"
 """Second value of SeriesType: views of a PET volume from all sides (PS3.3 C.8.9.1.1.1)."""
-_GE_SEQUENCE, _GE_USER_12 = 0x0019109C, 0x001910B3
-_PEPOLAR = "epi_pepolar"
-_FORWARD = 0.0
-"""User data 12 of GE's epi_pepolar where the rows of all volumes stand as the header says."""
+_GE_PEPOLAR_SEQUENCE = "epi_pepolar"
+_GE_FORWARD_POLARITY = 0.0
+"""GE's user data 12 of an epi_pepolar series in which the rows of all volumes stand as the header
+describes them."""
 _MODALITIES = ("CT", "MR", "PT")
 
 
 def skip_reason(header: Header) -> Reason | None:
-    """Return why an object is no slice of a volume, None if it may be one.
+    """Return why an object is not a slice of a volume; None if it may be one.
 
-    The order matters: a colour secondary capture is told as a secondary capture.
+    The order matters: a colour secondary capture is reported as a secondary capture.
     """
-    if _is_class(header, _NO_PICTURES) or _has_no_picture(header):
+    if _is_class(header, _NOT_IMAGES) or _lacks_pixels(header):
         return Reason.NOT_AN_IMAGE
-    if _is_class(header, _CAPTURES):
+    if _is_class(header, _SECONDARY_CAPTURES):
         return Reason.SECONDARY_CAPTURE
     if _is_class(header, _PROJECTIONS):
         return Reason.PROJECTION
     if header.samples > 1 or (header.photometric and "MONOCHROME" not in header.photometric):
         return Reason.COLOR
-    if not _RENDERINGS.isdisjoint(header.image_type[2:]) or _is_scintigram(header):
+    if not _RENDERINGS.isdisjoint(header.image_type[2:]) or _is_planar_nuclear(header):
         return Reason.PROJECTION
-    if _REPROJECTION in header.elements.text(_SERIES_TYPE).upper().split("\\"):
+    if _REPROJECTION in header.elements.text(tags.SERIES_TYPE).upper().split("\\"):
         return Reason.PROJECTION
     if "LOCALIZER" in header.image_type[2:]:  # PS3.3 C.8.2.1.1.1, value 3
         return Reason.LOCALIZER
@@ -79,51 +108,48 @@ def skip_reason(header: Header) -> Reason | None:
 
 
 def ends_early(header: Header) -> bool:
-    """Whether a file ended before it said of which series it is, or what it is at all."""
+    """Return whether a file ended before its series, or even its SOP class, was complete."""
     if header.pixels is not None or (header.modality and header.series_uid):
         return False
-    return any(f"{_STORAGE}{tail}".startswith(header.sop_class) for tail in _VOLUMES)
+    return any(sop_class.startswith(header.sop_class) for sop_class in _VOLUMES)
 
 
 def is_multiframe(header: Header) -> bool:
-    """Whether a file holds several frames, or is of a class that may."""
-    return header.frames != 1 or header.sop_class.removeprefix(_STORAGE) in _ENHANCED
+    """Return whether a file holds several frames, or is of a class that may."""
+    return header.frames != 1 or header.sop_class in _ENHANCED
 
 
 def has_reversed_rows(header: Header) -> bool:
-    """Whether rows may stand in reverse: GE's epi_pepolar with a polarity that is not forward."""
-    if _PEPOLAR not in header.elements.text(_GE_SEQUENCE).lower():
+    """Return whether rows may be reversed: GE's epi_pepolar with a polarity that is not forward."""
+    if _GE_PEPOLAR_SEQUENCE not in header.elements.text(tags.GE_PULSE_SEQUENCE_NAME).lower():
         return False
     try:
-        return float(header.elements.text(_GE_USER_12)) != _FORWARD
+        return float(header.elements.text(tags.GE_USER_DATA_12)) != _GE_FORWARD_POLARITY
     except ValueError:
         return True
 
 
 def is_derived(header: Header) -> bool:
-    """Whether it was computed from other slices, which are the better source."""
+    """Return whether a slice was computed from other slices, which are the better source."""
     return header.image_type[0] == "DERIVED" and not _REFORMATS.isdisjoint(header.image_type[2:])
 
 
 def _is_class(header: Header, classes: tuple[str, ...]) -> bool:
-    """Whether the SOP class is one of `classes` or of the family below it."""
-    return _is_one_of(header.sop_class, classes)
+    """Return whether the SOP class is one of `classes` or below one in the tree of UIDs."""
+    return _is_in_families(header.sop_class, classes)
 
 
 @lru_cache(1024)
-def _is_one_of(sop_class: str, classes: tuple[str, ...]) -> bool:
-    if not sop_class.startswith(_STORAGE):
-        return False
-    tail = sop_class.removeprefix(_STORAGE)
-    return any(tail == c or tail.startswith(c + ".") for c in classes)
+def _is_in_families(sop_class: str, classes: tuple[str, ...]) -> bool:
+    return any(sop_class == root or sop_class.startswith(root + ".") for root in classes)
 
 
-def _is_scintigram(header: Header) -> bool:
-    """Whether a nuclear image says that it is none of reconstructed slices (PS3.3 C.8.4.9.1.1)."""
-    words = header.image_type[2:3]
-    return _is_class(header, _NUCLEAR) and bool(words) and not words[0].startswith("RECON")
+def _is_planar_nuclear(header: Header) -> bool:
+    """Return whether a nuclear image is not made of reconstructed slices (PS3.3 C.8.4.9.1.1)."""
+    kind = header.image_type[2:3]
+    return _is_class(header, _NUCLEAR_MEDICINE) and bool(kind) and not kind[0].startswith("RECON")
 
 
-def _has_no_picture(header: Header) -> bool:
-    """Whether there are no pixels, and not because a CT, MR or PET file was cut off."""
+def _lacks_pixels(header: Header) -> bool:
+    """Return whether an object has no pixels, but is not a CT, MR or PET file that was cut off."""
     return header.pixels is None and not _is_class(header, _VOLUMES)

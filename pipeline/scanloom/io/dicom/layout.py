@@ -1,8 +1,8 @@
-"""Elements as they stood in a file before, to be compared all at once with the next one's.
+"""Template of the previous header, against which the next one is compared all at once.
 
-Slices of a series have the same elements; a few have values of other lengths. Equal heads at equal
-distances mean that walking over them would go the same way. Most values are equal too: they are
-compared with the heads, and only the others are taken out.
+Slices of a series have the same elements; a few have values of other lengths. If the heads of all
+elements are equal at equal distances, walking over them would take the same steps. Most values are
+equal too: they are compared together with the heads, and only the others are extracted.
 """
 
 from __future__ import annotations
@@ -13,154 +13,171 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.byte_order import LITTLE, ByteOrder
-from scanloom.io.dicom.elements import STEADY, SYNTAX, Common, common_of
+from scanloom.io.dicom.elements import STEADY, Common, common_of
 
-MOST_PARTS = 64
-"""Elements of changing length; a file with more is like no other."""
-
-LONG = 4096
-"""Bytes of a value that is rather stepped over than masked."""
+MAX_SEGMENTS = 64
+"""Segments of a template, at most: files that differ in more elements are not alike."""
+LONG_VALUE_BYTES = 4096
+"""Longer values are stepped over one by one, rather than masked."""
 
 STEADY_TAGS = frozenset(STEADY)
-_WORD = 8
-_TAG, _NAME = 4, 6  # bytes of a head that name the element: tag, and VR if there is one
+_MASK_WORD_BYTES = 8
+_TAG_BYTES, _TAG_AND_VR_BYTES = 4, 6
 _META_GROUP = b"\x02\0"
 
 
 class Head(NamedTuple):
-    """An element of the file that was walked over.
+    """Location of an element in the file that was walked over.
 
     Parameters
     ----------
-    place, start, end : int
-        Where its head and value begin, and where its value ends.
-    kept : int
-        Its tag, where the value is kept; 0 for others.
-    steady : bool
-        Whether it may be passed over by its length.
+    offset, value_start, value_end : int
+        Start of the head, start and end of the value.
+    kept_tag : int
+        Its tag if the value is kept, else 0; or a stand-in as in `ByteOrder.kept`.
+    has_length : bool
+        Whether the length in the head is enough to step over the value.
     """
 
-    place: int
-    start: int
-    end: int
-    kept: int
-    steady: bool
+    offset: int
+    value_start: int
+    value_end: int
+    kept_tag: int
+    has_length: bool
 
     @property
-    def fixed(self) -> int:
-        """Where what all files have in common ends: the syntax tells how they are to be read."""
-        return self.end if self.kept == SYNTAX else self.start
+    def fixed_end(self) -> int:
+        """End of the bytes that all files share: the transfer syntax itself is among them."""
+        return self.value_end if self.kept_tag == tags.TRANSFER_SYNTAX_UID else self.value_start
 
 
-class _Bytes:
-    """Bytes of files at given places, taken out as a number of words with zeros elsewhere."""
+class _ByteMask:
+    """Selection of bytes of a file at given distances from an offset.
 
-    def __init__(self, places: Sequence[int]) -> None:
-        self._count = -(-(max(places) + 1) // _WORD)
-        mask = np.zeros(self._count * _WORD, np.uint8)
-        mask[list(places)] = 0xFF
+    They are read as 64-bit words in which all other bytes are zero.
+    """
+
+    def __init__(self, distances: Sequence[int]) -> None:
+        self._count = -(-(max(distances) + 1) // _MASK_WORD_BYTES)
+        mask = np.zeros(self._count * _MASK_WORD_BYTES, np.uint8)
+        mask[list(distances)] = 0xFF
         self._mask = mask.view(np.uint64)
 
-    def of(self, data: bytes, place: int) -> bytes:
-        """Return them, counted from `place`; struct.error if `data` ends before."""
-        if len(data) < place + self._count * _WORD:
+    def extract(self, data: bytes, offset: int) -> bytes:
+        """Return the selected bytes, counted from `offset`; struct.error if `data` is too short."""
+        if len(data) < offset + self._count * _MASK_WORD_BYTES:
             raise struct.error
-        return (np.frombuffer(data, np.uint64, self._count, place) & self._mask).tobytes()
+        return (np.frombuffer(data, np.uint64, self._count, offset) & self._mask).tobytes()
 
 
 def is_plain(heads: Sequence[Head]) -> bool:
-    """Whether a layout may be made of them: no value is kept twice, and none is long.
+    """Return whether a template may be made: no value is kept twice, and none of them is long.
 
-    Of two the last one counts, which parts that are compared one by one would not know.
+    Of two elements with one tag the last one counts, which a comparison by segments would miss.
     """
-    kept = [head for head in heads if head.kept]
-    if any(head.kept > 0 and head.end - head.start > LONG for head in kept):
+    kept = [head for head in heads if head.kept_tag]
+    if any(
+        head.kept_tag > 0 and head.value_end - head.value_start > LONG_VALUE_BYTES for head in kept
+    ):
         return False
-    return len({head.kept for head in kept}) == len(kept)
+    return len({head.kept_tag for head in kept}) == len(kept)
 
 
 class Part:
-    """Elements one behind the other.
+    """Segment of a template: consecutive elements, and the single element that follows them.
 
     Parameters
     ----------
     heads : sequence of Head
-        With their places in the file that was walked over.
+        Elements of the segment, in the file that was walked over.
     data : bytes
         That file.
-    behind : Head
-        The element behind them.
+    following : Head
+        The element after the segment.
     order : ByteOrder
+        Byte order of the following element.
     explicit : bool
-        How that one is written.
+        Whether the following element has a VR.
 
     Attributes
     ----------
     size : int
         Bytes from the first head to the end of the last value.
     tags : tuple of int
-        Of the values that are kept and differ from file to file.
-    take : function of (bytes, place)
-        Gives these values.
-    follows : bytes
-        The name of the element behind them.
-    kept : int
-        What is kept of it, as in `Head`.
+        Tags of the kept values that differ from file to file.
+    unpack : function of (bytes, offset)
+        Returns these values.
+    next_name : bytes
+        Tag of the following element, with its VR if it has one.
+    next_tag : int
+        `kept_tag` of the following element.
     """
 
     def __init__(
-        self, heads: Sequence[Head], data: bytes, behind: Head, order: ByteOrder, *, explicit: bool
+        self,
+        heads: Sequence[Head],
+        data: bytes,
+        following: Head,
+        order: ByteOrder,
+        *,
+        explicit: bool,
     ) -> None:
-        self.kept, self.order, self.explicit = behind.kept, order, explicit
-        self.follows = data[behind.place : behind.place + (_NAME if explicit else _TAG)]
-        begin = behind.place - sum(head.end - head.place for head in heads)
-        self.size = behind.place - begin
-        steady = [head for head in heads if head.kept in STEADY_TAGS]
-        own = [h for h in heads if h.kept not in (0, SYNTAX) and h.kept not in STEADY_TAGS]
-        self.tags, self.take = _taker(own, begin)
-        self._steady, self._take_steady = _taker(steady, begin)
+        self.next_tag, self.order, self.explicit = following.kept_tag, order, explicit
+        name_size = _TAG_AND_VR_BYTES if explicit else _TAG_BYTES
+        self.next_name = data[following.offset : following.offset + name_size]
+        self.size = sum(head.value_end - head.offset for head in heads)
+        begin = following.offset - self.size
+        steady = [head for head in heads if head.kept_tag in STEADY_TAGS]
+        not_own = STEADY_TAGS | {0, tags.TRANSFER_SYNTAX_UID}
+        own = [head for head in heads if head.kept_tag not in not_own]
+        self.tags, self.unpack = _unpacker(own, begin)
+        self._steady_tags, self._unpack_steady = _unpacker(steady, begin)
         if heads:
-            fixed = [n - begin for h in heads for n in range(h.place, h.fixed)]
-            values = [n - begin for head in steady for n in range(head.start, head.end)]
-            self._heads, self._all = _Bytes(fixed), _Bytes(fixed + values)
-            self._wanted_heads = self._heads.of(data, begin)
-        self._wanted = b""
+            fixed = [n - begin for h in heads for n in range(h.offset, h.fixed_end)]
+            values = [n - begin for h in steady for n in range(h.value_start, h.value_end)]
+            self._heads_mask, self._mask = _ByteMask(fixed), _ByteMask(fixed + values)
+            self._expected_heads = self._heads_mask.extract(data, begin)
+        self._expected = b""
 
-    def is_same(self, data: bytes, place: int) -> bool:
-        """Whether the same heads and steady values stand there; struct.error if `data` ends."""
-        return not self.size or self._all.of(data, place) == self._wanted
+    def is_same(self, data: bytes, offset: int) -> bool:
+        """Return whether heads and shared values are equal; struct.error if `data` is too short."""
+        return not self.size or self._mask.extract(data, offset) == self._expected
 
-    def stands_at(self, data: bytes, place: int) -> bool:
-        """Whether the same heads stand there."""
-        return self._heads.of(data, place) == self._wanted_heads
+    def has_same_heads(self, data: bytes, offset: int) -> bool:
+        """Return whether the heads of all elements are equal."""
+        return self._heads_mask.extract(data, offset) == self._expected_heads
 
-    def learn(self, data: bytes, place: int) -> dict[int, bytes]:
-        """Take the steady values that stand there for those of the next files too."""
-        self._wanted = self._all.of(data, place)
-        return dict(zip(self._steady, self._take_steady(data, place), strict=True))
+    def learn(self, data: bytes, offset: int) -> dict[int, bytes]:
+        """Expect the shared values at `offset` of the next files too, and return them by tag."""
+        self._expected = self._mask.extract(data, offset)
+        values = self._unpack_steady(data, offset)
+        return dict(zip(self._steady_tags, values, strict=True))
 
 
 class Layout:
-    """Parts, with one changing or long element between two of them and behind the last one.
+    """Template of a header: segments, each followed by one element of changing or great length.
 
     Parameters
     ----------
     data : bytes
         The file that was walked over.
     heads : sequence of Head
-        Its elements, those of the meta header too; the last one holds the pixels.
+        Its elements, with those of the meta header; the last one holds the pixels.
     order : ByteOrder
+        Byte order after the meta header.
     syntax : str
         Transfer syntax UID.
     explicit : bool
-        How elements behind the meta header are written.
+        Whether elements after the meta header have VRs.
 
     Attributes
     ----------
     begin : int
-        Where the first element is.
+        Offset of the first element.
     parts : tuple of Part
+        The segments.
     """
 
     def __init__(
@@ -168,59 +185,82 @@ class Layout:
     ) -> None:
         self._data, self._heads = data, heads
         self._order, self._syntax, self._explicit = order, syntax, explicit
-        self.begin = heads[0].place
-        ends = [n for n, h in enumerate(heads) if not h.steady or h.end - h.start > LONG]
+        self.begin = heads[0].offset
+        ends = [
+            n
+            for n, head in enumerate(heads)
+            if not head.has_length or head.value_end - head.value_start > LONG_VALUE_BYTES
+        ]
         firsts = [0, *(n + 1 for n in ends[:-1])]
         self._spans = tuple(zip(firsts, ends, strict=True))
-        self.parts = tuple(self._part(*span) for span in self._spans)
-        self._steady: dict[int, bytes] = {}
+        self.parts = tuple(self._make_segment(*span) for span in self._spans)
+        self._steady_values: dict[int, bytes] = {}
         self._common: Common | None = None
 
     @property
     def common(self) -> Common:
-        """What the last file shares with others."""
+        """Values that the last file shares with others."""
         if self._common is None:
-            found = tuple(map(self._steady.get, STEADY))
-            self._common = common_of(self._syntax, self._order.little, found)
+            values = tuple(map(self._steady_values.get, STEADY))
+            self._common = common_of(self._syntax, self._order.little, values)
         return self._common
 
     def learn(self, values: dict[int, bytes]) -> None:
-        """Take steady values of a file for those of the next ones too."""
-        if any(self._steady.get(tag) != value for tag, value in values.items()):
+        """Expect the shared values of a file, by tag, in the next ones too."""
+        if any(self._steady_values.get(tag) != value for tag, value in values.items()):
             self._common = None
-        self._steady.update(values)
+        self._steady_values.update(values)
 
-    def fit(self, number: int, data: bytes, place: int) -> bool:
-        """Make a part fit that does not stand at `place` of `data`; False if nothing would."""
-        part = self.parts[number]
-        if part.stands_at(data, place):
-            self.learn(part.learn(data, place))
+    def fit(self, number: int, data: bytes, offset: int) -> bool:
+        """Adapt the segment with this number to a file in which it is not the same.
+
+        Parameters
+        ----------
+        number : int
+            Index of the segment.
+        data : bytes
+            The file.
+        offset : int
+            Start of the segment in the file.
+
+        Returns
+        -------
+        bool
+            False if the segment cannot be adapted.
+        """
+        segment = self.parts[number]
+        if segment.has_same_heads(data, offset):
+            self.learn(segment.learn(data, offset))
             return True
-        return self._split(number, data, place)
+        return self._split(number, data, offset)
 
-    def _split(self, number: int, data: bytes, place: int) -> bool:
-        """Take the first head that differs as that of a changing value.
+    def _split(self, number: int, data: bytes, offset: int) -> bool:
+        """Split a segment at the first head that differs, as that of a value of changing length.
 
-        False if it is another element, or if too many values change.
+        Return False if it is another element, or if there are too many segments.
         """
         first, end = self._spans[number]
-        moved = place - self._heads[first].place
-        for differs in range(first, end):
-            head = self._heads[differs]
-            before = self._data[head.place : head.fixed]
-            here = data[head.place + moved : head.fixed + moved]
-            if here != before:
+        shift = offset - self._heads[first].offset
+        for differing in range(first, end):
+            head = self._heads[differing]
+            expected = self._data[head.offset : head.fixed_end]
+            actual = data[head.offset + shift : head.fixed_end + shift]
+            if actual != expected:
                 break
-        name = _NAME if self._is_explicit(differs) else _TAG
-        if here[:name] != before[:name] or head.kept == SYNTAX or len(self.parts) >= MOST_PARTS:
+        name_size = _TAG_AND_VR_BYTES if self._is_explicit(differing) else _TAG_BYTES
+        if (
+            actual[:name_size] != expected[:name_size]
+            or head.kept_tag == tags.TRANSFER_SYNTAX_UID
+            or len(self.parts) >= MAX_SEGMENTS
+        ):
             return False
-        spans = ((first, differs), (differs + 1, end))
+        spans = ((first, differing), (differing + 1, end))
         self._spans = (*self._spans[:number], *spans, *self._spans[number + 1 :])
-        made = tuple(self._part(*span) for span in spans)
-        self.parts = (*self.parts[:number], *made, *self.parts[number + 1 :])
+        segments = tuple(self._make_segment(*span) for span in spans)
+        self.parts = (*self.parts[:number], *segments, *self.parts[number + 1 :])
         return True
 
-    def _part(self, first: int, end: int) -> Part:
+    def _make_segment(self, first: int, end: int) -> Part:
         explicit, order = self._is_explicit(end), LITTLE if self._is_meta(end) else self._order
         return Part(self._heads[first:end], self._data, self._heads[end], order, explicit=explicit)
 
@@ -228,15 +268,15 @@ class Layout:
         return self._explicit or self._is_meta(number)
 
     def _is_meta(self, number: int) -> bool:
-        """Whether an element is of the meta header, which is explicit little endian."""
-        place = self._heads[number].place
-        return self._data[place : place + 2] == _META_GROUP
+        """Return whether an element is in the meta header, which is explicit little endian."""
+        offset = self._heads[number].offset
+        return self._data[offset : offset + 2] == _META_GROUP
 
 
-def _taker(heads: Sequence[Head], begin: int) -> tuple[tuple[int, ...], Any]:
-    """Return the tags, and a function of (bytes, place) that gives all values in one go."""
-    form, place = "", begin
+def _unpacker(heads: Sequence[Head], begin: int) -> tuple[tuple[int, ...], Any]:
+    """Return the tags, and a function of (bytes, offset) that returns all values at once."""
+    form, offset = "", begin
     for head in heads:
-        form += f"{head.start - place}x{head.end - head.start}s"
-        place = head.end
-    return tuple(head.kept for head in heads), struct.Struct(form).unpack_from
+        form += f"{head.value_start - offset}x{head.value_end - head.value_start}s"
+        offset = head.value_end
+    return tuple(head.kept_tag for head in heads), struct.Struct(form).unpack_from

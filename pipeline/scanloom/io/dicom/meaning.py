@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from scanloom.io.dicom.headers import PHASE_TAGS, Header
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.elements import CHANGING
+from scanloom.io.dicom.headers import PRIVATE_B_VALUE, Header
 from scanloom.io.dicom.slices import Slice, as_text
 
 ROUNDING = 0.05
@@ -111,13 +113,12 @@ def mean_the_same(name: str, slices: Sequence[Slice]) -> bool:
 def _all_said(one: Slice) -> object:
     """Return what is equal for slices that say the same of all attributes."""
     if one.multiframe:
-        return id(one.header.shared), tuple(map(one.phase.get, _NAMES))
+        return _of_a_file(one.header), tuple(map(one.phase.get, _NAMES))
     return _of_a_file(one.header)
 
 
 def _of_a_file(header: Header) -> object:
-    said = header.elements.own.get
-    return id(header.shared), header.phase[:_TIMES_FROM], *map(said, _DATES)
+    return id(header.shared), *map(header.elements.own.get, _PER_SLICE)
 
 
 # --- which values mean the same -------------------------------------------------------------------
@@ -212,47 +213,79 @@ def _day(value: str) -> int | None:
 
 
 MEANING = (
-    Attribute("Modality", (0x00080060,), _texts),
-    Attribute("Manufacturer", (0x00080070,), _texts, None),
-    Attribute("PatientSex", (0x00100040,), _texts, None),
-    Attribute("PatientPosition", (0x00185100,), _texts, None),
-    Attribute("PhotometricInterpretation", (0x00280004,), _texts, None),
-    Attribute("ImageType", (0x00080008,), _products, _ANY),
-    Attribute("the makers' image type", (0x20051011, 0x00511016), _products, None),
-    Attribute("the makers' image component", (0x0043102F,), _texts, None),
-    Attribute("ComplexImageComponent", (0x00089208,), _texts),
-    Attribute("AcquisitionContrast", (0x00089209,), _texts),
-    Attribute("Units", (0x00541001,), _texts),
-    Attribute("SUVType", (0x00541006,), _texts),
-    Attribute("DecayCorrection", (0x00541102,), _texts),
-    Attribute("CorrectedImage", (0x00280051,), _sets),
-    Attribute("EchoTime", (0x00180081, 0x00189082), _numbers),
-    Attribute("EchoNumbers", (0x00180086,), _texts, None, counts=True),
-    Attribute("DiffusionBValue", (0x00189087,), _numbers),
-    Attribute("the makers' b-values", (0x0019100C, 0x00431039, 0x20011003, 0x00651009), _firsts),
-    Attribute("SequenceName", (0x00180024,), _matching(_SHELL), None),
-    Attribute("DiffusionGradientOrientation", (0x00189089,), _numbers),
-    *(
-        Attribute("the makers' diffusion direction", (tag,), _numbers, None)
-        for tag in (0x0019100E, 0x001910BB, 0x001910BC, 0x001910BD, 0x200510B0, 0x200510B1)
+    Attribute("Modality", (tags.MODALITY,), _texts),
+    Attribute("Manufacturer", (tags.MANUFACTURER,), _texts, None),
+    Attribute("PatientSex", (tags.PATIENT_SEX,), _texts, None),
+    Attribute("PatientPosition", (tags.PATIENT_POSITION,), _texts, None),
+    Attribute("PhotometricInterpretation", (tags.PHOTOMETRIC_INTERPRETATION,), _texts, None),
+    Attribute("ImageType", (tags.IMAGE_TYPE,), _products, _ANY),
+    Attribute(
+        "private image type",
+        (tags.PHILIPS_IMAGE_TYPE, tags.SIEMENS_IMAGE_TYPE),
+        _products,
+        None,
     ),
-    Attribute("InversionTime", (0x00180082, 0x00189079), _adapted),
-    Attribute("FlipAngle", (0x00181314,), _adapted, None),
-    Attribute("KVP", (0x00180060,), _adapted, None),
-    Attribute("ReceiveCoilName", (0x00181250,), _texts, None),
-    Attribute("the makers' coil element", (0x0051100F,), _matching(_ELEMENT), None),
-    Attribute("ContrastBolusAgent", (0x00180010,), _given),
-    Attribute("TemporalPositionIdentifier", (0x00200100,), _texts, None, counts=True),
-    Attribute("NominalPercentageOfCardiacPhase", (0x00209241,), _numbers, None),
-    Attribute("StudyDate", (0x00080020,), _within(SAME_SESSION), None),
-    Attribute("AcquisitionDate", (0x00080022, 0x0008002A), _within(SAME_SESSION), None),
-    Attribute("SeriesDate", (0x00080021,), _within(MADE_LATER), None),
-    Attribute("ContentDate", (0x00080023,), _within(MADE_LATER), None),
+    Attribute("private image component", (tags.GE_IMAGE_TYPE,), _texts, None),
+    Attribute("ComplexImageComponent", (tags.COMPLEX_IMAGE_COMPONENT,), _texts),
+    Attribute("AcquisitionContrast", (tags.ACQUISITION_CONTRAST,), _texts),
+    Attribute("Units", (tags.UNITS,), _texts),
+    Attribute("SUVType", (tags.SUV_TYPE,), _texts),
+    Attribute("DecayCorrection", (tags.DECAY_CORRECTION,), _texts),
+    Attribute("CorrectedImage", (tags.CORRECTED_IMAGE,), _sets),
+    Attribute("EchoTime", (tags.ECHO_TIME, tags.EFFECTIVE_ECHO_TIME), _numbers),
+    Attribute("EchoNumbers", (tags.ECHO_NUMBERS,), _texts, None, counts=True),
+    Attribute("DiffusionBValue", (tags.DIFFUSION_B_VALUE,), _numbers),
+    Attribute(
+        PRIVATE_B_VALUE,
+        (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR, tags.UIH_B_VALUE),
+        _firsts,
+    ),
+    Attribute("SequenceName", (tags.SEQUENCE_NAME,), _matching(_SHELL), None),
+    Attribute("DiffusionGradientOrientation", (tags.DIFFUSION_GRADIENT_ORIENTATION,), _numbers),
+    *(
+        Attribute("private diffusion direction", (tag,), _numbers, None)
+        for tag in (
+            tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+            tags.GE_USER_DATA_20,
+            tags.GE_USER_DATA_21,
+            tags.GE_USER_DATA_22,
+            tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+            tags.PHILIPS_DIFFUSION_DIRECTION_AP,
+        )
+    ),
+    Attribute("InversionTime", (tags.INVERSION_TIME, tags.INVERSION_TIMES), _adapted),
+    Attribute("FlipAngle", (tags.FLIP_ANGLE,), _adapted, None),
+    Attribute("KVP", (tags.KVP,), _adapted, None),
+    Attribute("ReceiveCoilName", (tags.RECEIVE_COIL_NAME,), _texts, None),
+    Attribute("private coil element", (tags.SIEMENS_COIL_STRING,), _matching(_ELEMENT), None),
+    Attribute("ContrastBolusAgent", (tags.CONTRAST_BOLUS_AGENT,), _given),
+    Attribute(
+        "TemporalPositionIdentifier",
+        (tags.TEMPORAL_POSITION_IDENTIFIER,),
+        _texts,
+        None,
+        counts=True,
+    ),
+    Attribute(
+        "NominalPercentageOfCardiacPhase",
+        (tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,),
+        _numbers,
+        None,
+    ),
+    Attribute("StudyDate", (tags.STUDY_DATE,), _within(SAME_SESSION), None),
+    Attribute(
+        "AcquisitionDate",
+        (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
+        _within(SAME_SESSION),
+        None,
+    ),
+    Attribute("SeriesDate", (tags.SERIES_DATE,), _within(MADE_LATER), None),
+    Attribute("ContentDate", (tags.CONTENT_DATE,), _within(MADE_LATER), None),
 )
 """All attributes on which the slices of a volume agree."""
 _NUMBERS = {
     one.name: one for one in MEANING if one.kinds in (_numbers, _firsts, _adapted, _sets, _given)
 }
 _NAMES = tuple(attribute.name for attribute in MEANING)
-_DATES = (0x00080022, 0x00080023, 0x0008002A)
-_TIMES_FROM = list(PHASE_TAGS).index("AcquisitionNumber")
+_PER_SLICE = tuple(sorted(CHANGING.intersection(tag for one in MEANING for tag in one.tags)))
+"""Tags of `MEANING` whose values differ between files with the same `Header.shared`."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header, quiet
 from scanloom.io.dicom.odd_header import PARSE_ERRORS
 from scanloom.io.dicom.protocol import planned_centres, way_of_tiles
@@ -24,7 +25,7 @@ Numbers = NDArray[np.float64]
 
 MOST_TILES = 4096
 """Of one mosaic; scanners make some tens."""
-_BETWEEN, _COUNT = 0x00180088, 0x0019100A
+_BETWEEN, _COUNT = tags.SPACING_BETWEEN_SLICES, tags.SIEMENS_NUMBER_OF_IMAGES_IN_MOSAIC
 _PROTOCOLS = ("MrPhoenixProtocol", "MrProtocol")
 _SAME_DIRECTION = 1e-3
 """Difference of cosines between SliceNormalVector and the normal: both have some digits only."""

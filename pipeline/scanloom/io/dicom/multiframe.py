@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header, quiet
 from scanloom.io.dicom.meaning import MEANING
 from scanloom.io.dicom.nuclear import vector_slices
@@ -30,65 +31,84 @@ from scanloom.io.dicom.slices import (
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_SHARED, _PER_FRAME = 0x52009229, 0x52009230
+_SHARED, _PER_FRAME = (
+    tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE,
+    tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE,
+)
 _GROUPS = (
-    0x00209170,  # UnassignedSharedConvertedAttributesSequence
-    0x00209171,  # UnassignedPerFrameConvertedAttributesSequence
-    0x00209111,  # FrameContentSequence
-    0x00209113,  # PlanePositionSequence
-    0x00209116,  # PlaneOrientationSequence
-    0x00289110,  # PixelMeasuresSequence
-    0x00289145,  # PixelValueTransformationSequence
-    0x00189325,  # CTXRayDetailsSequence
-    0x00189329,  # CTImageFrameTypeSequence
-    0x00189226,  # MRImageFrameTypeSequence
-    0x00189751,  # PETFrameTypeSequence
-    0x00189042,  # MRReceiveCoilSequence
-    0x00189112,  # MRTimingAndRelatedParametersSequence
-    0x00189114,  # MREchoSequence
-    0x00189115,  # MRModifierSequence
-    0x00189117,  # MRDiffusionSequence
-    0x00189118,  # CardiacSynchronizationSequence
-    0x00209310,  # TemporalPositionSequence
+    tags.UNASSIGNED_SHARED_CONVERTED_ATTRIBUTES_SEQUENCE,
+    tags.UNASSIGNED_PER_FRAME_CONVERTED_ATTRIBUTES_SEQUENCE,
+    tags.FRAME_CONTENT_SEQUENCE,
+    tags.PLANE_POSITION_SEQUENCE,
+    tags.PLANE_ORIENTATION_SEQUENCE,
+    tags.PIXEL_MEASURES_SEQUENCE,
+    tags.PIXEL_VALUE_TRANSFORMATION_SEQUENCE,
+    tags.CT_X_RAY_DETAILS_SEQUENCE,
+    tags.CT_IMAGE_FRAME_TYPE_SEQUENCE,
+    tags.MR_IMAGE_FRAME_TYPE_SEQUENCE,
+    tags.PET_FRAME_TYPE_SEQUENCE,
+    tags.MR_RECEIVE_COIL_SEQUENCE,
+    tags.MR_TIMING_AND_RELATED_PARAMETERS_SEQUENCE,
+    tags.MR_ECHO_SEQUENCE,
+    tags.MR_MODIFIER_SEQUENCE,
+    tags.MR_DIFFUSION_SEQUENCE,
+    tags.CARDIAC_SYNCHRONIZATION_SEQUENCE,
+    tags.TEMPORAL_POSITION_SEQUENCE,
 )
 """Groups (PS3.3 C.7.6.16.2) of which something is used; later ones win over earlier ones."""
-_INNER = (0x00189076,)
+_INNER = (tags.DIFFUSION_GRADIENT_DIRECTION_SEQUENCE,)
 """DiffusionGradientDirectionSequence, within MRDiffusionSequence."""
 
-_POSITION, _ORIENTATION, _SPACING = 0x00200032, 0x00200037, 0x00280030
-_INTERCEPT, _SLOPE, _RESCALE_TYPE = 0x00281052, 0x00281053, 0x00281054
-_FRAME_TYPE, _TECHNIQUE = 0x00089007, 0x00089207
+_POSITION, _ORIENTATION, _SPACING = (
+    tags.IMAGE_POSITION_PATIENT,
+    tags.IMAGE_ORIENTATION_PATIENT,
+    tags.PIXEL_SPACING,
+)
+_INTERCEPT, _SLOPE, _RESCALE_TYPE = tags.RESCALE_INTERCEPT, tags.RESCALE_SLOPE, tags.RESCALE_TYPE
+_FRAME_TYPE, _TECHNIQUE = tags.FRAME_TYPE, tags.VOLUME_BASED_CALCULATION_TECHNIQUE
 _RENDERED = ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER")
 _CURVED = "CURVED_MPR"
 """Volume based calculation techniques (PS3.3 C.8.16.2.1.3). Volumetric properties don't tell:
 Siemens calls any EPI DISTORTED."""
 _TEXTS = {
-    "StackID": 0x00209056,
-    "EchoTime": 0x00180081,
-    "EchoNumbers": 0x00180086,
-    "AcquisitionNumber": 0x00200012,
-    "TemporalPositionIdentifier": 0x00200100,
-    "TriggerTime": 0x00181060,
-    "AcquisitionTime": 0x00189074,  # FrameAcquisitionDateTime
+    "StackID": tags.STACK_ID,
+    "EchoTime": tags.ECHO_TIME,
+    "EchoNumbers": tags.ECHO_NUMBERS,
+    "AcquisitionNumber": tags.ACQUISITION_NUMBER,
+    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_IDENTIFIER,
+    "TriggerTime": tags.TRIGGER_TIME,
+    "AcquisitionTime": tags.FRAME_ACQUISITION_DATE_TIME,
     "ImageType": _FRAME_TYPE,
     "VolumeBasedCalculationTechnique": _TECHNIQUE,
 }
 _DOUBLES = {
-    "EchoTime": 0x00189082,  # EffectiveEchoTime
-    "DiffusionBValue": 0x00189087,
-    "DiffusionGradientOrientation": 0x00189089,
-    "TriggerTime": 0x00209153,  # NominalCardiacTriggerDelayTime
-    "TemporalPositionTimeOffset": 0x0020930D,
+    "EchoTime": tags.EFFECTIVE_ECHO_TIME,
+    "DiffusionBValue": tags.DIFFUSION_B_VALUE,
+    "DiffusionGradientOrientation": tags.DIFFUSION_GRADIENT_ORIENTATION,
+    "TriggerTime": tags.NOMINAL_CARDIAC_TRIGGER_DELAY_TIME,
+    "TemporalPositionTimeOffset": tags.TEMPORAL_POSITION_TIME_OFFSET,
 }
 _WHOLES = {
-    "AcquisitionNumber": 0x00209156,  # FrameAcquisitionNumber
-    "TemporalPositionIdentifier": 0x00209128,  # TemporalPositionIndex
+    "AcquisitionNumber": tags.FRAME_ACQUISITION_NUMBER,
+    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_INDEX,
 }
-_INDICES = 0x00209157
-_IN_STACK = (0x00209057, _POSITION, 0x00201041, 0x00209301, 0x00209113, _ORIENTATION, 0x00209116)
+_INDICES = tags.DIMENSION_INDEX_VALUES
+_IN_STACK = (
+    tags.IN_STACK_POSITION_NUMBER,
+    _POSITION,
+    tags.SLICE_LOCATION,
+    tags.IMAGE_POSITION_VOLUME,
+    tags.PLANE_POSITION_SEQUENCE,
+    _ORIENTATION,
+    tags.PLANE_ORIENTATION_SEQUENCE,
+)
 """Dimensions along which places change: position in stack, position, location, direction."""
 
-_CONCATENATION, _PART, _PARTS = 0x00209161, 0x00209162, 0x00209163
+_CONCATENATION, _PART, _PARTS = (
+    tags.CONCATENATION_UID,
+    tags.IN_CONCATENATION_NUMBER,
+    tags.IN_CONCATENATION_TOTAL_NUMBER,
+)
 
 Attributes = Mapping[int, bytes]
 
@@ -202,7 +222,7 @@ def _whole(header: Header, raw: bytes) -> int:
 def _other_dimensions(dataset: Dataset) -> list[int]:
     """Return which of DimensionIndexValues count something else than places."""
     others = []
-    for n, item in enumerate(_items(dataset, 0x00209222)):
+    for n, item in enumerate(_items(dataset, tags.DIMENSION_INDEX_SEQUENCE)):
         pointer = item.get("DimensionIndexPointer")
         if pointer is not None and int(pointer) not in _IN_STACK:
             others.append(n)

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.planes import EXPLICIT_BIG, Plane
+from scanloom.io.dicom import uids
+from scanloom.io.dicom.planes import Plane
 from scanloom.io.dicom.sources import Source
 
 _AT_ONCE = 1 << 17
@@ -42,7 +43,7 @@ def read_native(plane: Plane, source: Source, out: NDArray[Any]) -> None:
         at = plane.offset + plane.frame * out.nbytes
         if source.read_into(at, memoryview(out).cast("B")) < out.nbytes:
             raise _cut()
-        if plane.syntax == EXPLICIT_BIG and out.itemsize > 1:
+        if plane.syntax == uids.EXPLICIT_VR_BIG_ENDIAN and out.itemsize > 1:
             out.byteswap(inplace=True)
         return
     _read_packed(plane, source, out.reshape(-1))
@@ -86,7 +87,7 @@ def _bytes(plane: Plane, source: Source, start: int, stop: int) -> bytes:
 
 def _has_swapped_bytes(plane: Plane, source: Source) -> bool:
     """Whether samples smaller than a word stand in big endian words (OW)."""
-    if plane.syntax != EXPLICIT_BIG or plane.format.allocated in (16, 32):
+    if plane.syntax != uids.EXPLICIT_VR_BIG_ENDIAN or plane.format.allocated in (16, 32):
         return False
     return source.read(plane.offset - 8, 2) == b"OW"
 

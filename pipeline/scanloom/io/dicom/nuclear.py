@@ -8,21 +8,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.slices import Slice, plain_text, single_slice, to_float
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_DETECTORS, _SLICES, _BETWEEN = 0x00540022, 0x00540080, 0x00180088
-_POSITION, _ORIENTATION = 0x00200032, 0x00200037
+_DETECTORS, _SLICES, _BETWEEN = (
+    tags.DETECTOR_INFORMATION_SEQUENCE,
+    tags.SLICE_VECTOR,
+    tags.SPACING_BETWEEN_SLICES,
+)
+_POSITION, _ORIENTATION = tags.IMAGE_POSITION_PATIENT, tags.IMAGE_ORIENTATION_PATIENT
 _VECTORS = {
-    "EnergyWindowVector": 0x00540010,
-    "DetectorVector": 0x00540020,
-    "PhaseVector": 0x00540030,
-    "RRIntervalVector": 0x00540060,
-    "TimeSlotVector": 0x00540070,
-    "TimeSliceVector": 0x00540100,
+    "EnergyWindowVector": tags.ENERGY_WINDOW_VECTOR,
+    "DetectorVector": tags.DETECTOR_VECTOR,
+    "PhaseVector": tags.PHASE_VECTOR,
+    "RRIntervalVector": tags.RR_INTERVAL_VECTOR,
+    "TimeSlotVector": tags.TIME_SLOT_VECTOR,
+    "TimeSliceVector": tags.TIME_SLICE_VECTOR,
 }
 
 

@@ -1,4 +1,4 @@
-"""Headers that are not plain, and whole data sets: by pydicom."""
+"""Read unusual headers, and whole data sets, with pydicom."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.elements import (
     FLOATS,
     LOOKUP,
-    LOOKUP_TABLE,
-    MEDIA_CLASS,
-    SYNTAX,
     TAGS,
     TWICE,
     Elements,
@@ -27,20 +25,16 @@ from scanloom.io.unpack import opened_plain
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-EXPLICIT_LITTLE = "1.2.840.10008.1.2.1"
-IMPLICIT_LITTLE = "1.2.840.10008.1.2"
-EXPLICIT_BIG = "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
 MOST_INFLATED = 1 << 26
-"""Bytes that the header of a deflated file may have: 64 MiB, as the longest value of others."""
-LONGEST_VALUE = 1 << 26
-"""Bytes; longer values before the pixels are passed over."""
+"""Size of the inflated header of a deflated file, at most (64 MiB)."""
+MAX_VALUE_BYTES = 1 << 26
+"""Longer values before the pixels are skipped."""
 
-_PIECE = 1 << 16
-_META = 1 << 11  # bytes from the start within which a meta header names its syntax
-_HEAD = 8  # bytes of an element's head, at least
-_PIXELS = 0x7FE00010
-_ALL_PIXELS = frozenset((_PIXELS, 0x7FE00009, 0x7FE00008))
+_CHUNK_BYTES = 1 << 16
+_META_BYTES = 1 << 11
+"""The transfer syntax is within so many bytes from the start of the file."""
+_MIN_HEAD_BYTES = 8
+_PIXEL_DATA_TAGS = frozenset((tags.PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
 _LONG_VRS = (b"OB", b"OW", b"UN")
 _UNDEFINED = 0xFFFFFFFF
 PARSE_ERRORS = (
@@ -55,11 +49,11 @@ PARSE_ERRORS = (
     struct.error,
     zlib.error,
 )
-"""What pydicom raises for damaged data sets."""
+"""Exceptions that pydicom raises for damaged data sets."""
 
 
 def read_odd(path: Path) -> Elements:
-    """Return what a file says that `read_plain` left, whatever its encoding.
+    """Read the header of a file that `read_plain` left, in any encoding.
 
     Raises
     ------
@@ -68,17 +62,17 @@ def read_odd(path: Path) -> Elements:
     ScanError
         DAMAGED if it can't be parsed.
     """
-    dataset, place, faults = _read(path, _wanted())
-    elements = {int(tag): element for tag, element in dataset.items()}  # as they were read
-    meta = dict(dataset.file_meta.items()).get(MEDIA_CLASS)
+    dataset, location, faults = _read(path, _kept_tags())
+    elements = {int(tag): element for tag, element in dataset.items()}  # not converted
+    meta = dict(dataset.file_meta.items()).get(tags.MEDIA_STORAGE_SOP_CLASS_UID)
     values = {tag: _raw(elements[tag]) for tag in elements.keys() & TAGS}
     if meta is not None:
-        values[MEDIA_CLASS] = _raw(meta)
-    if getattr(elements.get(LOOKUP_TABLE), "value", None):
-        values[LOOKUP] = b"there"
+        values[tags.MEDIA_STORAGE_SOP_CLASS_UID] = _raw(meta)
+    if getattr(elements.get(tags.MODALITY_LUT_SEQUENCE), "value", None):
+        values[LOOKUP] = b"present"
     little = dataset.original_encoding[1] is not False
-    found = elements_of(values, _syntax(dataset), little=little, pixels=place)
-    return found._replace(faults=faults)
+    result = elements_of(values, _syntax(dataset), little=little, pixels=location)
+    return result._replace(faults=faults)
 
 
 def read_dataset(path: Path) -> Dataset:
@@ -95,16 +89,16 @@ def read_dataset(path: Path) -> Dataset:
 
 
 @cache
-def _wanted() -> list[Any]:
+def _kept_tags() -> list[Any]:
     from pydicom.tag import BaseTag
 
-    return [BaseTag(tag) for tag in (*TAGS, LOOKUP_TABLE)]
+    return [BaseTag(tag) for tag in (*TAGS, tags.MODALITY_LUT_SEQUENCE)]
 
 
-class _Watch:
-    """Tells pydicom where to stop, and notes where the elements stand that are wanted.
+class _ElementRecorder:
+    """Callback that stops pydicom at the pixels and records the location of kept elements.
 
-    Of two elements pydicom keeps the last one without a word.
+    Of two elements with one tag, pydicom silently keeps the last.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -112,28 +106,36 @@ class _Watch:
         self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def __call__(self, tag: int, vr: str | None, length: int) -> bool:
-        """Whether pydicom stops here: at pixels of any kind."""
-        if tag in TAGS or tag == LOOKUP_TABLE:
-            spans, here = self._spans.setdefault(int(tag), []), self._file.tell()
-            if spans and here - spans[-1][0] < _HEAD:
-                spans.pop()  # the same: of the first pydicom asks twice, to tell how it is encoded
-            spans.append((here, length))
-        return tag in _ALL_PIXELS
+        """Record an element; return whether pydicom stops, as at pixel data of any kind."""
+        if tag in TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
+            spans, start = self._spans.setdefault(int(tag), []), self._file.tell()
+            if spans and start - spans[-1][0] < _MIN_HEAD_BYTES:
+                spans.pop()  # the first element: pydicom reads it twice, to detect the encoding
+            spans.append((start, length))
+        return tag in _PIXEL_DATA_TAGS
 
-    def found_twice(self) -> bool:
-        """Whether an element stands twice, with different values."""
-        several = [spans for spans in self._spans.values() if len(spans) > 1]
-        return any(len({self._value(*span) for span in spans}) > 1 for spans in several)
+    def has_contradiction(self) -> bool:
+        """Return whether an element occurs twice with different values."""
+        repeated = [spans for spans in self._spans.values() if len(spans) > 1]
+        return any(len({self._value(*span) for span in spans}) > 1 for spans in repeated)
 
     def _value(self, start: int, length: int) -> object:
         if length == _UNDEFINED:
-            return start  # a sequence: none is looked into, so that two of them differ
+            return start  # a sequence: its content is not compared, so that two always differ
         self._file.seek(start)
         return self._file.read(length)
 
 
-def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | None, int]:
-    """Return the data set, or what is wanted of it, where the pixels lie, and `faults`."""
+def _read(path: Path, kept: list[Any] | None) -> tuple[Dataset, PixelPlace | None, int]:
+    """Return the data set up to the pixels, their location, and `Elements.faults`.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    kept : list of BaseTag or None
+        Tags of the elements to read; None for all.
+    """
     from pydicom.errors import BytesLengthException, InvalidDicomError
     from pydicom.filereader import read_partial
 
@@ -142,83 +144,89 @@ def _read(path: Path, wanted: list[Any] | None) -> tuple[Dataset, PixelPlace | N
             inflated = inflated_start(file)
             data: BinaryIO = file if inflated is None else BytesIO(inflated[1])
             data.seek(0)
-            watch = _Watch(data)
-            longest = LONGEST_VALUE if inflated is None else None
-            dataset = read_partial(data, watch, longest, True, wanted)
-            place, faults = _pixel_place(data, dataset)
-            if watch.found_twice() or _meta_says_two(file):
+            recorder = _ElementRecorder(data)
+            max_value = MAX_VALUE_BYTES if inflated is None else None
+            dataset = read_partial(data, recorder, max_value, True, kept)
+            location, faults = _pixel_location(data, dataset)
+            if recorder.has_contradiction() or _meta_contradicts(file):
                 faults |= TWICE
             if inflated is not None:
                 dataset.file_meta = inflated[0]  # its pixels are decoded from the whole file
-                place = None if place is None else PixelPlace(0, None)
-            return dataset, place, faults
+                location = None if location is None else PixelPlace(0, None)
+            return dataset, location, faults
     except (InvalidDicomError, BytesLengthException, *PARSE_ERRORS, OSError) as exc:
         if isinstance(exc, OSError) and exc.errno is not None:
-            raise  # the disk's; pydicom raises OSError without a number where a file is cut off
+            raise  # from the disk; for a file that is cut off, pydicom raises OSError without errno
         detail = f"the header of a DICOM file can't be parsed ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
 
 
-def _meta_says_two(file: BinaryIO) -> bool:
-    """Whether syntax or class stand twice in the meta header, with different values."""
+def _meta_contradicts(file: BinaryIO) -> bool:
+    """Return whether the meta header has two different transfer syntaxes or SOP classes."""
     from pydicom.filereader import data_element_generator
 
     file.seek(0)
-    start = file.read(_META)
+    start = file.read(_META_BYTES)
     if start[128:132] != b"DICM":
         return False
-    said: dict[int, set[object]] = {SYNTAX: set(), MEDIA_CLASS: set()}
+    seen: dict[int, set[object]] = {
+        tags.TRANSFER_SYNTAX_UID: set(),
+        tags.MEDIA_STORAGE_SOP_CLASS_UID: set(),
+    }
     meta = BytesIO(start[132:])
     for element in data_element_generator(meta, False, True, lambda tag, *_: tag >> 16 != 2):
-        if element.tag in said:
-            said[element.tag].add(element.value)
-    return any(len(values) > 1 for values in said.values())
+        if element.tag in seen:
+            seen[element.tag].add(element.value)
+    return any(len(values) > 1 for values in seen.values())
 
 
 def inflated_start(file: BinaryIO) -> tuple[Any, bytes] | None:
     """Return meta header and the inflated start of a deflated data set; None for other files.
 
-    pydicom would inflate the file whole, however large that is.
+    pydicom would inflate the whole file, of any size.
     """
     from pydicom.filereader import read_partial
 
-    start = file.read(_PIECE)
-    if start[128:132] != b"DICM" or DEFLATED.encode() not in start[:_META]:
+    start = file.read(_CHUNK_BYTES)
+    if (
+        start[128:132] != b"DICM"
+        or uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN.encode() not in start[:_META_BYTES]
+    ):
         return None
     end = 144 + int.from_bytes(start[140:144], "little")  # FileMetaInformationGroupLength
     meta = read_partial(BytesIO(start[:end])).file_meta
-    if _named(meta) != DEFLATED:
+    if _named_syntax(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
         return None
     file.seek(end)
     return meta, _inflate(file)
 
 
 def _inflate(file: BinaryIO) -> bytes:
-    unpacker, parts, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
-    packed = file.read(_PIECE)
-    while packed and size < MOST_INFLATED and not unpacker.eof:
-        parts.append(unpacker.decompress(packed, MOST_INFLATED - size))
-        size += len(parts[-1])
-        packed = unpacker.unconsumed_tail or file.read(_PIECE)
-    return b"".join(parts)
+    decompressor, chunks, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
+    compressed = file.read(_CHUNK_BYTES)
+    while compressed and size < MOST_INFLATED and not decompressor.eof:
+        chunks.append(decompressor.decompress(compressed, MOST_INFLATED - size))
+        size += len(chunks[-1])
+        compressed = decompressor.unconsumed_tail or file.read(_CHUNK_BYTES)
+    return b"".join(chunks)
 
 
-def _named(meta: Any) -> str:
+def _named_syntax(meta: Any) -> str:
     return str(meta.get("TransferSyntaxUID", "") or "").strip(" \0")
 
 
 def _syntax(dataset: Dataset) -> str:
-    named = _named(dataset.file_meta)
-    if named:
-        return named
-    implicit, little = dataset.original_encoding  # guessed by pydicom from the first element
+    syntax = _named_syntax(dataset.file_meta)
+    if syntax:
+        return syntax
+    implicit, little = dataset.original_encoding  # inferred by pydicom from the first element
     if implicit:
-        return IMPLICIT_LITTLE
-    return EXPLICIT_LITTLE if little else EXPLICIT_BIG
+        return uids.IMPLICIT_VR_LITTLE_ENDIAN
+    return uids.EXPLICIT_VR_LITTLE_ENDIAN if little else uids.EXPLICIT_VR_BIG_ENDIAN
 
 
-def _pixel_place(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, int]:
-    """Return where the value of PixelData lies, and `faults`; pydicom left the file at its tag."""
+def _pixel_location(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, int]:
+    """Return the location of the pixels, and `Elements.faults`; the file is at their tag."""
     offset = file.tell()
     start = file.read(12)
     if len(start) < 8:
@@ -226,11 +234,11 @@ def _pixel_place(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, i
     implicit, little = dataset.original_encoding
     order = "<" if little else ">"
     group, element = struct.unpack(order + "HH", start[:4])
-    if group << 16 | element != _PIXELS:
-        return None, FLOATS if group << 16 | element in _ALL_PIXELS else 0
+    if group << 16 | element != tags.PIXEL_DATA:
+        return None, FLOATS if group << 16 | element in _PIXEL_DATA_TAGS else 0
     offset, form, field = offset + 8, "I", start[4:8]
-    written = start[6:8] == b"\0\0" or not implicit  # an implicit length would be even
-    if start[4:6] in _LONG_VRS and written:
+    has_vr = start[6:8] == b"\0\0" or not implicit  # as a length, OB would be odd
+    if start[4:6] in _LONG_VRS and has_vr:
         offset, field = offset + 4, start[8:12]
     elif not implicit:
         form, field = "H", start[6:8]
@@ -241,9 +249,9 @@ def _pixel_place(file: BinaryIO, dataset: Dataset) -> tuple[PixelPlace | None, i
 
 
 def _raw(element: Any) -> bytes:
-    """Return the bytes of an element as they are in the file.
+    """Return the unconverted bytes of an element.
 
-    Nothing is converted: pydicom warns with the header's text, which may name a patient.
+    When pydicom converts a value, its warnings quote the header, which may name a patient.
     """
     value = element.value
     if isinstance(value, bytes):

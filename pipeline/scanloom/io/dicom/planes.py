@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import uids
 from scanloom.io.dicom.headers import Header, PixelFormat
 from scanloom.io.dicom.slices import Slice
 
-IMPLICIT_LITTLE = "1.2.840.10008.1.2"
-EXPLICIT_LITTLE = "1.2.840.10008.1.2.1"
-EXPLICIT_BIG = "1.2.840.10008.1.2.2"
-DEFLATED = "1.2.840.10008.1.2.1.99"
-NATIVE = (IMPLICIT_LITTLE, EXPLICIT_LITTLE, EXPLICIT_BIG)
+NATIVE = (
+    uids.IMPLICIT_VR_LITTLE_ENDIAN,
+    uids.EXPLICIT_VR_LITTLE_ENDIAN,
+    uids.EXPLICIT_VR_BIG_ENDIAN,
+)
 """The samples stand in the file as they are."""
 
 

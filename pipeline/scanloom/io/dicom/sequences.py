@@ -1,102 +1,121 @@
-"""Where sequences of undefined length end: every element in them is looked at, as pydicom does."""
+"""Find the end of sequences of undefined length, visiting every element in them as pydicom does."""
 
 from __future__ import annotations
 
 from scanloom.io.dicom.byte_order import UNDEFINED, ByteOrder
 
 DEEPEST = 32
-"""Sequences inside sequences; deeper ones are no header of a scanner's."""
+"""Sequences inside sequences, at most; scanners write only a few."""
 
 
 class NotPlainError(Exception):
-    """Something that pydicom shall judge."""
+    """The header has something unusual that is left to pydicom."""
 
 
-def explicit_end(order: ByteOrder, data: bytes, place: int, depth: int = DEEPEST) -> int:
-    """Return where a sequence of undefined length ends, its delimiter included (PS3.5 7.5).
+def explicit_end(order: ByteOrder, data: bytes, offset: int, depth: int = DEEPEST) -> int:
+    """Return the end of an explicit VR sequence, its delimiter included (PS3.5 7.5).
+
+    Parameters
+    ----------
+    order : ByteOrder
+        Byte order of the data set.
+    data : bytes
+        The file, or its start.
+    offset : int
+        Start of the first item.
+    depth : int
+        Levels of nesting that are still allowed.
 
     Raises
     ------
-    NotPlainError, struct.error
-        If it is odd; if `data` ends too early.
+    NotPlainError
+        If the sequence is malformed or nested too deeply.
+    struct.error
+        If `data` ends too early.
     """
     if not depth:
         raise NotPlainError
     while True:
-        tag, length = order.implicit(data, place)
-        place += 8
+        tag, length = order.unpack_implicit(data, offset)
+        offset += 8
         if tag == order.sequence_end and length == 0:
-            return place
+            return offset
         if tag != order.item:
             raise NotPlainError
-        end = None if length == UNDEFINED else place + length
-        place = _explicit_item(order, data, place, end, depth - 1)
+        end = None if length == UNDEFINED else offset + length
+        offset = _explicit_item(order, data, offset, end, depth - 1)
 
 
-def _explicit_item(order: ByteOrder, data: bytes, place: int, end: int | None, depth: int) -> int:
-    while place != end:
-        tag, vr, length = order.explicit(data, place)
-        if end is None and tag == order.item_end and order.implicit(data, place)[1] == 0:
-            return place + 8
-        if tag & order.group == order.delimiters:
+def _explicit_item(order: ByteOrder, data: bytes, offset: int, end: int | None, depth: int) -> int:
+    while offset != end:
+        tag, vr, length = order.unpack_explicit(data, offset)
+        if end is None and tag == order.item_end and order.unpack_implicit(data, offset)[1] == 0:
+            return offset + 8
+        if tag & order.group_mask == order.item_group:
             raise NotPlainError
-        if vr in order.short:
-            place += 8
+        if vr in order.short_vrs:
+            offset += 8
         elif vr in order.long_vrs:
-            (length,) = order.long(data, place + 8)
-            place += 12
+            (length,) = order.unpack_length(data, offset + 8)
+            offset += 12
         else:
             raise NotPlainError
         if length != UNDEFINED:
-            place += length
-        elif vr == order.sequence:
-            place = explicit_end(order, data, place, depth)
+            offset += length
+        elif vr == order.sequence_vr:
+            offset = explicit_end(order, data, offset, depth)
         else:
             raise NotPlainError
-        if end is not None and place > end:
+        if end is not None and offset > end:
             raise NotPlainError
-    return place
+    return offset
 
 
 def implicit_end(
-    order: ByteOrder, data: bytes, owner: int, place: int, depth: int = DEEPEST
+    order: ByteOrder, data: bytes, owner: int, offset: int, depth: int = DEEPEST
 ) -> int:
-    """Do the same where no VRs are written; `owner` is the tag of the sequence."""
-    if not depth or not _may_be_sequence(order, data, owner, place):
+    """Return the end of an implicit VR sequence, like `explicit_end`.
+
+    Parameters
+    ----------
+    owner : int
+        Tag of the sequence as read, to look up its VR.
+    """
+    if not depth or not _may_be_sequence(order, data, owner, offset):
         raise NotPlainError
     while True:
-        tag, length = order.implicit(data, place)
-        place += 8
+        tag, length = order.unpack_implicit(data, offset)
+        offset += 8
         if tag == order.sequence_end and length == 0:
-            return place
+            return offset
         if tag != order.item:
             raise NotPlainError
-        end = None if length == UNDEFINED else place + length
-        place = _implicit_item(order, data, place, end, depth - 1)
+        end = None if length == UNDEFINED else offset + length
+        offset = _implicit_item(order, data, offset, end, depth - 1)
 
 
-def _implicit_item(order: ByteOrder, data: bytes, place: int, end: int | None, depth: int) -> int:
-    while place != end:
-        tag, length = order.implicit(data, place)
-        place += 8
+def _implicit_item(order: ByteOrder, data: bytes, offset: int, end: int | None, depth: int) -> int:
+    while offset != end:
+        tag, length = order.unpack_implicit(data, offset)
+        offset += 8
         if end is None and tag == order.item_end and length == 0:
-            return place
-        if tag & order.group == order.delimiters:
+            return offset
+        if tag & order.group_mask == order.item_group:
             raise NotPlainError
         if length == UNDEFINED:
-            place = implicit_end(order, data, tag, place, depth)
+            offset = implicit_end(order, data, tag, offset, depth)
         else:
-            place += length
-        if end is not None and place > end:
+            offset += length
+        if end is not None and offset > end:
             raise NotPlainError
-    return place
+    return offset
 
 
-def _may_be_sequence(order: ByteOrder, data: bytes, owner: int, place: int) -> bool:
-    """Whether pydicom takes it for a sequence: by its dictionary, or by the item it begins with."""
+def _may_be_sequence(order: ByteOrder, data: bytes, owner: int, offset: int) -> bool:
+    """Return whether pydicom takes an element for a sequence: by its dictionary or first item."""
     from pydicom.datadict import dictionary_VR
 
     try:
-        return bool(dictionary_VR(order.plain(owner)) == "SQ")
+        return bool(dictionary_VR(order.swap_tag(owner)) == "SQ")
     except KeyError:
-        return bool(order.implicit(data, place)[0] == order.item)
+        return bool(order.unpack_implicit(data, offset)[0] == order.item)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.doubled import groups_contradict
 from scanloom.io.dicom.elements import FLOATS, TWICE
 from scanloom.io.dicom.fast_header import read_start
@@ -31,7 +32,7 @@ from scanloom.io.unpack import SCRATCH, starts_gzip
 from scanloom.io.values import rounding_flags
 from scanloom.io.voxels import VOXEL_LIMIT
 
-_PADDING_LIMIT = 0x00280121
+_PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
 _SHORT = 24  # bits that float32 holds
 
 

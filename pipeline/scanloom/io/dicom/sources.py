@@ -12,7 +12,8 @@ from io import BytesIO
 from typing import Protocol
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.dicom.planes import DEFLATED, Plane
+from scanloom.io.dicom import uids
+from scanloom.io.dicom.planes import Plane
 
 MOST_BEFORE = 1 << 26
 """Bytes of a header, and of what follows the pixels, in a file that is inflated: 64 MiB."""
@@ -96,14 +97,18 @@ def opened(plane: Plane) -> Iterator[tuple[Plane, Source]]:
     descriptor = os.open(plane.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         disk = _Disk(descriptor)
-        yield _found(plane, disk) if plane.syntax == DEFLATED else (plane, disk)
+        yield (
+            _found(plane, disk)
+            if plane.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN
+            else (plane, disk)
+        )
     finally:
         os.close(descriptor)
 
 
 def inflated_size(plane: Plane) -> int:
     """Return the bytes of memory that opening its file takes at most; 0 where it stays packed."""
-    return 2 * _most(plane) if plane.syntax == DEFLATED else 0
+    return 2 * _most(plane) if plane.syntax == uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN else 0
 
 
 def _most(plane: Plane) -> int:

@@ -180,9 +180,9 @@ def _mixed(slices: Sequence[Slice], attribute: Attribute) -> ScanError:
     kinds = attribute.kinds_of(slices)
     said = Counter(kinds[attribute.of(one)] for one in slices)
     few, count = len(slices) - max(said.values()), len(slices)
-    without = f"missing in {said['']} of {count} slices" if "" in said else ""
-    detail = without or f"another in {few} of {count} slices"
-    return ScanError(Reason.MIXED_SLICES, f"{attribute.name} is {detail}")
+    missing = f"is missing in {said['']} of {count} slices" if "" in said else ""
+    detail = missing or f"differs in {few} of {count} slices"
+    return ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
 
 
 def _same(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import MADE_BY
 from scanloom.io.dicom.meaning import MEANING, mean_the_same
 from scanloom.io.dicom.parts import (
@@ -28,7 +29,10 @@ from scanloom.io.dicom.stack import MIN_SLICES
 _TRIGGER = "TriggerTime"
 TIMES = (_TRIGGER, "AcquisitionTime", "ContentTime", "InstanceNumber")
 """Attributes that differ between slices of one volume too: they count only where places repeat."""
-_DATES = {"AcquisitionTime": (0x00080022, 0x0008002A), "ContentTime": (0x00080023,)}
+_DATES = {
+    "AcquisitionTime": (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
+    "ContentTime": (tags.CONTENT_DATE,),
+}
 """The days of times: of those that pass midnight too."""
 _CHANGING = re.compile(
     "private|Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
@@ -80,8 +84,8 @@ def interlocked(part: Part) -> Split:
 def _made_apart(part: Part, accept: Callable[[Part, dict[str, Part]], bool]) -> Split:
     if len(one_of_each(part.slices)) < 2:
         return _NONE
-    for name, tags in MADE_BY.items():
-        found = part.split(partial(_made_by, tags=tags))
+    for name, candidates in MADE_BY.items():
+        found = part.split(partial(_made_by, candidates=candidates))
         if len(found) < 2 or not accept(part, found):
             continue
         if part.repeats or not mean_the_same(name, part.slices):
@@ -115,9 +119,9 @@ def _is_noise(values: Sequence[str]) -> bool:
     return bool(np.ptp(table, axis=0).max() <= _NOISE * np.abs(table).max())
 
 
-def _made_by(one: Slice, tags: Sequence[int]) -> str:
+def _made_by(one: Slice, candidates: Sequence[int]) -> str:
     little = one.header.elements.little
-    for tag in tags:
+    for tag in candidates:
         raw = one.header.elements.raw(tag)
         if one.group is not None:
             raw = next((v for at, v in one.attributes.items() if at[-1] == tag and v), raw)
