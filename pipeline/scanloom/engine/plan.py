@@ -37,6 +37,7 @@ from scanloom.io.identity import load_key
 from scanloom.io.index import build_index
 from scanloom.io.index_file import IndexedSeries
 from scanloom.io.outline import read_outline
+from scanloom.io.session import read_session
 from scanloom.io.tables import write_json
 from scanloom.io.voxels import VOXEL_LIMIT
 from scanloom.io.walk import check_paths
@@ -157,6 +158,7 @@ class Site:
     device: int | None
 
 
+@read_session()
 def make_plan(
     workflow: Workflow,
     paths: Sequence[Path],

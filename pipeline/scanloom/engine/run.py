@@ -57,6 +57,7 @@ from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.private import private_folder
+from scanloom.io.session import read_session
 from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
@@ -252,6 +253,7 @@ class _Run:
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
 
+    @read_session()
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Do the whole run; return whether it was completed, and the count of files."""
         index = build_index(paths, self.key, self.out, archives=self.options.archives)

@@ -17,7 +17,7 @@ from scanloom.core import Reason, ScanError, Series
 from scanloom.io.archives import IN_ARCHIVE
 from scanloom.io.private import CROSSWALK, PRIVATE, private_folder, write_private
 from scanloom.io.regular import open_regular
-from scanloom.io.unpack import SCRATCH
+from scanloom.io.session import current_session
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,8 @@ def common_place(files: Sequence[Path]) -> str:
 
     For what was unpacked, the packed file or archive counts.
     """
-    return _common({SCRATCH.origin(file) for file in files})
+    scratch = current_session().scratch
+    return _common({scratch.origin(file) for file in files})
 
 
 def source_of_indexed(index: Index, one: IndexedSeries) -> Source:

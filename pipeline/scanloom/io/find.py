@@ -12,14 +12,14 @@ from typing import Literal, cast
 from scanloom.core import MODALITIES, Reason, ScanError, Series
 from scanloom.io.archives import IN_ARCHIVE, is_archive
 from scanloom.io.dicom.elements import unpack_elements
-from scanloom.io.dicom.headers import SHELF, make_header, quiet
+from scanloom.io.dicom.headers import make_header, quiet
 from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.formats import FORMATS, VolumeKind
 from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.sandbox import warm_up
+from scanloom.io.session import current_session
 from scanloom.io.survey import Look, look_at, series_description
-from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
 
 FAILED = frozenset(reason.code for reason in Reason if reason.outcome == "failed")
@@ -146,13 +146,14 @@ def group_files(entries: Sequence[Entry], infos: Sequence[Look]) -> list[Group]:
 
 def make_series(group: Group, entries: Sequence[Entry], infos: Sequence[Look]) -> Series:
     """Return the `Series` of a group; its compressed files and archive members are unpacked."""
+    session = current_session()
     stamp = stamp_of(entries[n] for n in group.members)
     try:
         files = tuple(
-            SCRATCH.plain(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
+            session.scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
         )
     except ScanError:  # reading this series will raise it; the other series are not affected
-        compressed = tuple(Path(SCRATCH.place(entries[n].path)) for n in group.members)
+        compressed = tuple(Path(session.scratch.place(entries[n].path)) for n in group.members)
         return Series(group.kind, compressed, group.study, group.series, stamp=stamp)
     if group.kind != "dicom":
         return Series(group.kind, files, stamp=stamp)
@@ -162,7 +163,7 @@ def make_series(group: Group, entries: Sequence[Entry], infos: Sequence[Look]) -
     ]
     if len(headers) < len(files):
         return Series("dicom", files, stamp=stamp)
-    SHELF.put(headers)
+    session.headers.put(headers)
     if not all(header.syntax in NATIVE for header in headers):
         warm_up()  # the decoder process starts while this one goes on
     modality = headers[0].modality
@@ -198,6 +199,7 @@ def look_results(
     dict of int to str
         Path at which each file that must be opened can be read; archives are unpacked for it.
     """
+    scratch = current_session().scratch
     failed: dict[str, ScanError] = {}
     infos: list[Look | None] = []
     paths: dict[int, str] = {}
@@ -207,7 +209,7 @@ def look_results(
             info = Look("", reason=entry.reason.code)
         elif info is None and archive not in failed:
             try:
-                paths[n] = SCRATCH.place(entry.path)
+                paths[n] = scratch.place(entry.path)
             except ScanError as error:
                 failed[archive] = error
         if info is None and archive in failed:
@@ -265,7 +267,7 @@ def _volume_files(entry: Entry, info: Look) -> list[str]:
     if not entry.path.lower().endswith(form.parted):
         return [entry.path]
     try:
-        header = SCRATCH.plain(entry.path)
+        header = current_session().scratch.plain(entry.path)
     except ScanError:  # the archive can't be unpacked any more: reading the series will raise it
         return [entry.path]
     names = (os.path.relpath(file, header.parent) for file in form.files(header)[1:])

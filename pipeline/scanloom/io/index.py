@@ -32,8 +32,8 @@ from scanloom.io.index_file import (
 from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.outfolder import check_unclaimed
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
+from scanloom.io.session import current_session
 from scanloom.io.survey import Description, Look, no_collector
-from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
 from scanloom.own_python import make_private_folder
 
@@ -110,10 +110,11 @@ class Index:
 
     def as_series(self, series: IndexedSeries) -> Series:
         """Return a series as readers take it; compressed files and archives are unpacked."""
+        scratch = current_session().scratch
         return Series(
             kind=series.kind,
             files=tuple(
-                SCRATCH.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
+                scratch.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
                 for n in series.files
             ),
             study_uid=series.study_uid,
@@ -301,9 +302,9 @@ def _to_describe(
     group: Group, entries: Sequence[Entry], infos: Sequence[Look]
 ) -> ToDescribe | Description:
     """Return the task of describing a series; a finished description if its files are damaged."""
-    files = _files(group)
+    files, scratch = _files(group), current_session().scratch
     try:
-        paths = [SCRATCH.place(entries[n].path) for n in files]
+        paths = [scratch.place(entries[n].path) for n in files]
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
     if group.kind != "dicom":
@@ -338,12 +339,12 @@ def _series(
     infos: Sequence[Look],
     key: bytes,
 ) -> IndexedSeries:
-    files = _files(group)
+    files, scratch = _files(group), current_session().scratch
     try:
         readable = (
             ()
             if group.series
-            else tuple(SCRATCH.plain(entries[n].path, gzipped=infos[n].gzipped) for n in files)
+            else tuple(scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in files)
         )
         case = case_id(Series(group.kind, readable, group.study, group.series), key)
     except ScanError:

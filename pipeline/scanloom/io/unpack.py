@@ -130,6 +130,7 @@ class Scratch:
     def close(self) -> None:
         """Remove all unpacked files."""
         if self._folder is not None:
+            atexit.unregister(self.close)
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock_file is not None:
             self._lock_file.close()
@@ -271,6 +272,3 @@ def _is_safe_name(folder: str) -> bool:
     """Return whether a folder of this name can be created anywhere."""
     short = len(os.fsencode(folder)) <= LONGEST_FOLDER
     return folder not in ("", ".", "..") and short and not {"\0", "\\"} & {*folder}
-
-
-SCRATCH = Scratch()

@@ -18,7 +18,7 @@ from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
 from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.grid import grid_slices, is_grid
-from scanloom.io.dicom.headers import SHELF, Header, read_headers
+from scanloom.io.dicom.headers import Header, read_headers
 from scanloom.io.dicom.kinds import has_reversed_rows, is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
 from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
@@ -28,7 +28,8 @@ from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
-from scanloom.io.unpack import SCRATCH, starts_gzip
+from scanloom.io.session import current_session
+from scanloom.io.unpack import starts_gzip
 from scanloom.io.values import rounding_flags
 from scanloom.io.voxels import VOXEL_LIMIT
 
@@ -100,7 +101,7 @@ def dicom_outline(
     Pixels are read only where slices that look like several volumes may be one, sent twice.
     """
     headers = _headers(files)
-    SHELF.put(headers)  # they are about to be read
+    current_session().headers.put(headers)  # they are about to be read
     return _outline(_stack(_slices(headers), phase, gaps))
 
 
@@ -249,7 +250,10 @@ def _source_slice(one: Slice) -> SourceSlice:
 
 def _headers(files: Sequence[Path]) -> list[Header]:
     """Return the headers of the files, those that were found a moment ago from memory."""
-    taken: dict[Path, Header | ScanError | None] = {path: SHELF.take(path) for path in files}
+    session = current_session()
+    taken: dict[Path, Header | ScanError | None] = {
+        path: session.headers.take(path) for path in files
+    }
     missing = [path for path, header in taken.items() if header is None]
     taken.update(zip(missing, read_headers(missing), strict=True))
     headers = []
@@ -261,7 +265,7 @@ def _headers(files: Sequence[Path]) -> list[Header]:
     packed = {header.path for header in headers if header.elements.gzipped}
     packed = {path for path in packed if starts_gzip(read_start(path))}  # or it was, when found
     if packed:  # it could not be unpacked then: that is tried again, or says why not
-        return _headers([SCRATCH.plain(str(p), gzipped=p in packed) for p in taken])
+        return _headers([session.scratch.plain(str(p), gzipped=p in packed) for p in taken])
     usable = [header for header in headers if skip_reason(header) is None]
     if not usable:
         reasons = [skip_reason(header) for header in headers]
