@@ -52,7 +52,8 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     from scanloom.cards.store import find_model
     from scanloom.core import Clock
     from scanloom.inference.predictor import Predictor
-    from scanloom.io.find import choose_series, find_series
+    from scanloom.io.find import find_series
+    from scanloom.io.ranking import select_series
     from scanloom.io.read import read_scan
     from scanloom.io.write_nifti import write_label_map
 
@@ -62,7 +63,8 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     with Watch() as watch:
         clock = Clock(lambda step: setattr(watch, "stage", step))
         with clock.step("load"):
-            read = read_scan(choose_series(find_series(scan), None))
+            [series] = select_series(find_series(scan))
+            read = read_scan(series)
         found = predictor.predict(read.volume, clock)
         with clock.step("write"):
             write_label_map(found.layers[0], found.grid, read.source, target)

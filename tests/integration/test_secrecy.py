@@ -168,14 +168,14 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
         "import time\n"
         "from scanloom.io import sandbox as s\n"
         "assert s.run_limited(s.warm_up, limits=s.Limits(1 << 28, 30.0, 30.0)) is None\n"
-        "print(s._HELPER._process.pid, flush=True); time.sleep(600)\n"
+        "print(s._SERVER._process.pid, flush=True); time.sleep(600)\n"
     )
     survey = (
         "import time\n"
         "from scanloom.io.helpers import Helpers\n"
         "with Helpers(2) as h:\n"
         "    h.start(); h.survey([[], []])\n"
-        "    print(h._helpers[0]._process.pid, flush=True); time.sleep(600)\n"
+        "    print(h._workers[0]._process.pid, flush=True); time.sleep(600)\n"
     )
     for program in (sandbox, survey):
         environment = {**os.environ, "SECRET": word.hex()}

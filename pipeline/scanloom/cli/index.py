@@ -47,8 +47,9 @@ def index(
     with speaking(Manner(json, debug)):
         from scanloom.io.identity import load_key
         from scanloom.io.index import build_index
+        from scanloom.io.session import read_session
 
-        with telling_new_key(key):
+        with telling_new_key(key), read_session():
             listed = build_index(paths, load_key(key), out, archives=archives)
         if json:
             print_json(document(listed))

@@ -193,7 +193,11 @@ class Reason(Enum):
         "This output folder was made with another key: use that one with --key",
     )
     RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; remove its folder, or use --replace")
-    NEWER_VERSION = ("failed", False, "Written by a newer scanloom: use that version, or another --out")
+    NEWER_VERSION = (
+        "failed",
+        False,
+        "Written by a newer scanloom: use that version, or another --out",
+    )
     STALE = ("failed", False, "A result of another recipe exists: use --replace or another --out")
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 

@@ -39,6 +39,7 @@ from scanloom.io.index_file import IndexedSeries
 from scanloom.io.json_file import write_json
 from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.outline import read_outline
+from scanloom.io.session import read_session
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import write_whole
 
@@ -157,6 +158,7 @@ class Site:
     device: int | None
 
 
+@read_session()
 def make_plan(
     workflow: Workflow,
     paths: Sequence[Path],

@@ -58,6 +58,7 @@ from scanloom.io.index import Index, build_index
 from scanloom.io.index_sources import remember_series
 from scanloom.io.json_file import write_json
 from scanloom.io.private import private_folder
+from scanloom.io.session import read_session
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
 from scanloom.review.report.page import write_report
@@ -252,6 +253,7 @@ class _Run:
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
 
+    @read_session()
     def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
         """Do the whole run; return whether it was completed, and the count of files."""
         index = build_index(paths, self.key, self.out, archives=self.options.archives)

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -41,7 +41,8 @@ from scanloom.io.json_file import read_json
 from scanloom.io.names import CASE
 from scanloom.io.outline import read_outline
 from scanloom.io.published import Standing, keep_source_stamp, standing_of
-from scanloom.io.ranking import Reading, preference_of, series_meant
+from scanloom.io.ranking import Reading, preference_of, select_series
+from scanloom.io.session import ReadSession
 from scanloom.io.tables import read_measurements
 
 logger = logging.getLogger(__name__)
@@ -158,9 +159,10 @@ def segment_each(
 ) -> Iterator[tuple[Path, CaseRecord]]:
     """Give each path with what became of a scan there: see `segment_paths`."""
     session = _Session(options)
-    for path in paths:
-        for record in session.run(path, on_step):
-            yield path, record
+    with closing(session.read_session):
+        for path in paths:
+            for record in session.run(path, on_step):
+                yield path, record
 
 
 class _Session:
@@ -168,6 +170,7 @@ class _Session:
 
     def __init__(self, options: SegmentOptions) -> None:
         self.options, self.workflow = options, options.workflow()
+        self.read_session = ReadSession()  # not active while `run` is suspended at a yield
         self.cards = unique_cards([find_model(name) for name in options.models])
         check_structures(self.cards, options.outputs)
         check_device(options.device)
@@ -183,21 +186,23 @@ class _Session:
     def run(self, path: Path, on_step: OnStep | None) -> Iterator[CaseRecord]:
         clock = Clock((lambda step: on_step(path, step)) if on_step else None)
         try:
-            with clock.step("find"):
+            with clock.step("find"), self.read_session.active():
                 meant = self._meant(path)
         except Exception as error:  # a fault in one scan must not stop the others
             logger.debug("no scan found", exc_info=True)
             yield failed_record("", error)
             return
         for series in meant:
-            yield self._run(series, clock)
+            with self.read_session.active():
+                record = self._run(series, clock)
+            yield record
             clock = Clock(clock.on_step)
 
     def _meant(self, path: Path) -> tuple[Series, ...]:
         options = self.options
         reading = Reading(options.phase, options.gaps, options.orientation)
         found = find_series(path, options.out, archives=options.archives)
-        return series_meant(found, options.series, preference_of(self.cards), reading)
+        return select_series(found, options.series, preference_of(self.cards), reading)
 
     def _run(self, series: Series, clock: Clock) -> CaseRecord:
         case: Case | None = None

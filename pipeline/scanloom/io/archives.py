@@ -1,6 +1,6 @@
-"""Archives of files, zip and tar: what is in them, judged before anything is unpacked.
+"""Zip and tar archives: their members, checked before anything is unpacked.
 
-No member is ever written where its name points to: see `scanloom.io.unpack`.
+A member is never written to the path that its name gives: see `scanloom.io.unpack`.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from scanloom.io.packing import opened_packed, packing_of_start
 from scanloom.io.regular import open_regular
 
 IN_ARCHIVE = "\0"
-"""Stands between an archive and its member: no path of a file system has it."""
+"""Separator of archive path and member name; no path of a file system contains it."""
 MOST_MEMBERS = 1_000_000
 MOST_BYTES = 1 << 36
-"""Of an archive, unpacked: 64 GiB."""
+"""Total size of the members, unpacked: 64 GiB."""
 MOST_NAMES = 1 << 27
-"""Characters of the names of all members."""
+"""Total length of the member names, in characters."""
 MOST_TIMES = 200
-"""What grows more than this, and beyond `SMALL`, was made to do harm: an archive, or a file."""
+"""Ratio of unpacked to packed size that marks a decompression bomb if it also exceeds `SMALL`."""
 SMALL = 1 << 30
+"""Unpacked size in bytes up to which any ratio is accepted."""
 MOST_HEADER = 1 << 14
-"""Bytes of what a tar archive says of one member."""
+"""Bytes of all headers of one tar member."""
 
 MOST_WORDS = 1000
-"""Of a tar archive, about all of its members."""
+"""Number of global (pax) headers of a tar archive."""
 MOST_REST = 1 << 26
-"""Bytes behind the end of a tar archive: writers fill up to 10 KiB."""
+"""Bytes behind the end of a tar archive: writers pad up to 10 KiB."""
 
-_OUT_OF_REACH = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT})
-"""What a disk or a network says that gives no bytes, whatever they are."""
-_ENCRYPTED = 0x2041  # flags of zip: a password, strong encryption, a masked directory
+_ACCESS_ERRORS = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT})
+"""Errors of a disk or network, whatever the content of the file."""
+_ENCRYPTED = 0x2041  # flags of zip: password, strong encryption, masked directory
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
-_UNIX = 3  # of zip's create_system: the mode of the file stands in external_attr
-_PIECE = 1 << 20
+_UNIX = 3  # zip's create_system for which external_attr holds the mode of the file
+_CHUNK_BYTES = 1 << 20
 
 
 class Member(NamedTuple):
@@ -53,12 +54,12 @@ class Member(NamedTuple):
     Parameters
     ----------
     name : str
-        As the archive has it; that of a second member with an equal name is put into a folder
-        that no archive has, `IN_ARCHIVE` and a number.
+        As in the archive. The second member of a name is put into a folder that no archive can
+        have: `IN_ARCHIVE` and a number.
     size : int
-        Bytes, unpacked, as the archive says.
+        Unpacked size in bytes, as the archive gives it.
     reason : Reason or None
-        Why it is not unpacked.
+        Reason for which the member is not unpacked.
     """
 
     name: str
@@ -67,11 +68,11 @@ class Member(NamedTuple):
 
 
 Contents = Generator[tuple[Member, Callable[[], IO[bytes]]]]
-"""The members of an archive in order, each with what opens it before the next one is asked for."""
+"""Members in order, each with a function that opens it until the next member is requested."""
 
 
 class ArchiveKind(NamedTuple):
-    """How archives of a kind are known and read."""
+    """Name, file suffixes and reader of a kind of archive."""
 
     word: str
     suffixes: tuple[str, ...]
@@ -79,16 +80,16 @@ class ArchiveKind(NamedTuple):
 
 
 def _zip_contents(file: BinaryIO) -> Contents:
-    with zipfile.ZipFile(file) as pack:
-        infos = [info for info in pack.infolist() if not info.is_dir()]
+    with zipfile.ZipFile(file) as archive:
+        infos = [info for info in archive.infolist() if not info.is_dir()]
         if any(info.flag_bits & _ENCRYPTED for info in infos):
-            raise ScanError(Reason.ENCRYPTED, "a zip archive with members that need a password")
+            raise ScanError(Reason.ENCRYPTED, "a zip archive with password-protected members")
         if not {info.compress_type for info in infos} <= set(_METHODS):
-            raise ScanError(Reason.DECODER, "a zip archive packed by another method than usual")
+            raise ScanError(Reason.DECODER, "a zip archive with an unusual compression method")
         for info in infos:
             mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
             reason = Reason.DUPLICATE_LINK if stat.S_ISLNK(mode) else None
-            yield Member(info.filename, info.file_size, reason), partial(pack.open, info)
+            yield Member(info.filename, info.file_size, reason), partial(archive.open, info)
 
 
 def _tar_contents(file: BinaryIO) -> Contents:
@@ -96,16 +97,17 @@ def _tar_contents(file: BinaryIO) -> Contents:
     file.seek(0)
     with ExitStack() as stack:
         stream = stack.enter_context(opened_packed(file, packing)) if packing else file
-        forward = _Forward(stream, None if packing else os.fstat(file.fileno()).st_size)
-        pack = stack.enter_context(tarfile.TarFile(fileobj=cast(BinaryIO, forward)))
-        place = -1
-        while (info := forward.header(pack.next)) is not None:
-            if info.size < 0 or info.offset <= place or len(pack.pax_headers) > MOST_WORDS:
-                raise ScanError(Reason.DAMAGED, "a tar archive whose members can't be")
-            place = info.offset
-            pack.members.clear()  # type: ignore[attr-defined]
+        forward = _ForwardStream(stream, None if packing else os.fstat(file.fileno()).st_size)
+        archive = stack.enter_context(tarfile.TarFile(fileobj=cast(BinaryIO, forward)))
+        previous = -1
+        while (info := forward.header(archive.next)) is not None:
+            if info.size < 0 or info.offset <= previous or len(archive.pax_headers) > MOST_WORDS:
+                raise ScanError(Reason.DAMAGED, "a tar archive with invalid headers")
+            previous = info.offset
+            # TarFile keeps the header of every member that it passed, about 1 KiB each
+            archive.members.clear()  # type: ignore[attr-defined]  # not in typeshed
             if not info.isdir():
-                yield _tar_member(info), partial(_opened_member, pack, info)
+                yield _tar_member(info), partial(_open_tar_member, archive, info)
         forward.check_end()
 
 
@@ -118,75 +120,81 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
     )
 
 
-def _opened_member(pack: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    file = pack.extractfile(info)
+def _open_tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    file = archive.extractfile(info)
     if file is None:
-        raise ScanError(Reason.DAMAGED, "a member of a tar archive is no file")
+        raise ScanError(Reason.DAMAGED, "a member of a tar archive is not a regular file")
     return file
 
 
-class _Forward:
-    """A stream that is read forward: what `tarfile` is given, so that no header can do harm.
+class _ForwardStream:
+    """A forward-only stream that protects `tarfile` from malicious headers.
 
-    Headers may say that they are gigabytes long, or lead backwards for ever. `tarfile` also takes
-    damage and truncation for the end of an archive.
+    Headers may declare a size of gigabytes, or lead backwards in an endless loop. `tarfile` also
+    takes damage and truncation for the end of an archive.
+
+    Parameters
+    ----------
+    stream : binary file
+    size : int or None
+        Size of the stream in bytes; None if it can't seek.
     """
 
     def __init__(self, stream: BinaryIO, size: int | None) -> None:
-        self._stream, self._size, self._place = stream, size, 0  # None: it can't be sought
-        self._left: int | None = MOST_HEADER  # bytes that a header may still have
-        self._block = b""  # the last one of headers
+        self._stream, self._size, self._position = stream, size, 0
+        self._header_budget: int | None = MOST_HEADER  # bytes; None outside headers
+        self._block = b""  # the last header block read
 
     def header(self, read: Callable[[], tarfile.TarInfo | None]) -> tarfile.TarInfo | None:
-        """Let `tarfile` read what is said of a member."""
-        if self._place:  # else it did when it was made
-            self._left = MOST_HEADER
-        found = read()
-        self._left = None
-        return found
+        """Let `tarfile` read the headers of a member."""
+        if self._position:  # else the first header was read when the TarFile was made
+            self._header_budget = MOST_HEADER
+        info = read()
+        self._header_budget = None
+        return info
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes, fewer at the end."""
-        if size < 0 or (self._left is not None and size > self._left):
-            raise ScanError(Reason.DAMAGED, "a tar archive with a header that can't be")
-        piece = self._stream.read(size)
-        self._place += len(piece)
-        if self._left is not None:
-            self._left -= size
-            self._block = piece
-        return piece
+        """Return `size` bytes, fewer at the end."""
+        if size < 0 or (self._header_budget is not None and size > self._header_budget):
+            raise ScanError(Reason.DAMAGED, "a tar archive with an invalid header")
+        chunk = self._stream.read(size)
+        self._position += len(chunk)
+        if self._header_budget is not None:
+            self._header_budget -= size
+            self._block = chunk
+        return chunk
 
-    def seek(self, place: int) -> int:
+    def seek(self, position: int) -> int:
         """Move forward."""
-        if place < self._place:
+        if position < self._position:
             raise ScanError(Reason.DAMAGED, "a tar archive that leads backwards")
-        if self._size is not None and place <= self._size:
-            self._place = self._stream.seek(place)
-        while self._place < place:
-            piece = self._stream.read(min(_PIECE, place - self._place))
-            if not piece:
+        if self._size is not None and position <= self._size:
+            self._position = self._stream.seek(position)
+        while self._position < position:
+            chunk = self._stream.read(min(_CHUNK_BYTES, position - self._position))
+            if not chunk:
                 raise EOFError
-            self._place += len(piece)
-        return self._place
+            self._position += len(chunk)
+        return self._position
 
     def tell(self) -> int:
-        """Return the byte that is read next."""
-        return self._place
+        """Return the current position in bytes."""
+        return self._position
 
     def seekable(self) -> bool:
-        """Whether any byte can be gone to: no."""
+        """Return False: it can't seek backwards."""
         return False
 
     def check_end(self) -> None:
-        """Refuse an archive without an end; what is packed is checked behind it."""
+        """Refuse an archive without an end block; compressed data is checked up to its end."""
         if len(self._block) < tarfile.BLOCKSIZE:
             raise EOFError
         if any(self._block):
-            raise ScanError(Reason.DAMAGED, "a tar archive with a header that can't be")
-        rest = 0
-        while self._size is None and (piece := self._stream.read(_PIECE)):
-            rest += len(piece)
-            if rest > MOST_REST:
+            raise ScanError(Reason.DAMAGED, "a tar archive with an invalid header")
+        trailing = 0
+        while self._size is None and (chunk := self._stream.read(_CHUNK_BYTES)):
+            trailing += len(chunk)
+            if trailing > MOST_REST:
                 raise ScanError(Reason.DAMAGED, "a tar archive with other data behind its end")
 
 
@@ -202,7 +210,7 @@ SUFFIXES = tuple(suffix for kind in KINDS for suffix in kind.suffixes)
 
 
 def kind_of(name: str) -> ArchiveKind | None:
-    """Return the kind of archive that a file with this name is."""
+    """Return the kind of archive of a file name; None for other files."""
     lower = name.lower()
     if not lower.endswith(SUFFIXES):
         return None
@@ -210,12 +218,12 @@ def kind_of(name: str) -> ArchiveKind | None:
 
 
 def is_archive(path: Path | str) -> bool:
-    """Whether a path names an archive."""
-    return kind_of(str(path)) is not None and os.path.isfile(path)  # noqa: PTH113
+    """Return whether a path is a file with the name of an archive."""
+    return kind_of(str(path)) is not None and os.path.isfile(path)
 
 
 def list_members(archive: Path) -> tuple[Member, ...]:
-    """Return the files in an archive, in order; their sizes are judged.
+    """Return the files in an archive, in order, after checking their number and sizes.
 
     Raises
     ------
@@ -228,66 +236,69 @@ def list_members(archive: Path) -> tuple[Member, ...]:
         return _listed(archive, state.st_size, state.st_mtime_ns, state.st_ino)
 
 
-@lru_cache(maxsize=16)  # looking through a packed tar archive takes as long as unpacking it
+@lru_cache(maxsize=16)  # listing a compressed tar archive takes as long as unpacking it
 def _listed(archive: Path, *state: int) -> tuple[Member, ...]:
     with closing(open_members(archive)) as contents:
         return tuple(member for member, _ in contents)
 
 
 def open_members(archive: Path) -> Contents:
-    """Give the files in an archive, in order, each with what opens it; errors are foreign ones."""
+    """Yield the files in an archive, in order, each with a function that opens it.
+
+    Exceptions of the libraries are not converted: see `unpacking`.
+    """
     kind = kind_of(archive.name)
     if kind is None:
-        raise ScanError(Reason.NOT_AN_IMAGE, "no archive by its name")
+        raise ScanError(Reason.NOT_AN_IMAGE, "the file name is not that of an archive")
     with open_regular(archive) as file:
         size = os.fstat(file.fileno()).st_size
-        yield from _told_apart(_judged(kind.contents(file), kind.word, size))
+        yield from _with_unique_names(_within_limits(kind.contents(file), kind.word, size))
 
 
-def _judged(contents: Contents, word: str, packed: int) -> Contents:
-    """Give the members until they are too many, or too large."""
+def _within_limits(contents: Contents, kind: str, packed_size: int) -> Contents:
+    """Yield the members until there are too many, or they are too large."""
     count = total = names = 0
-    for member, opened in contents:
+    for member, open_member in contents:
         count, total, names = count + 1, total + member.size, names + len(member.name)
         if count > MOST_MEMBERS or total > MOST_BYTES or names > MOST_NAMES:
-            detail = f"a {word} archive of {count} files or more, {total} bytes"
+            detail = f"a {kind} archive of at least {count} files and {total} bytes"
             raise ScanError(Reason.TOO_LARGE, detail)
-        if total > SMALL and total > MOST_TIMES * max(packed, 1):
-            raise ScanError(Reason.TOO_LARGE, f"a {word} archive that grows to {total} bytes")
-        yield member, opened
+        if total > SMALL and total > MOST_TIMES * max(packed_size, 1):
+            raise ScanError(Reason.TOO_LARGE, f"a {kind} archive that expands to {total} bytes")
+        yield member, open_member
 
 
-def _told_apart(contents: Contents) -> Contents:
-    """Give names that are there but once, and say which members are archives themselves."""
-    seen: Counter[str] = Counter()
-    for member, opened in contents:
+def _with_unique_names(contents: Contents) -> Contents:
+    """Rename members with a name that occurred before, and mark nested archives."""
+    occurrences: Counter[str] = Counter()
+    for member, open_member in contents:
         name = member.name
-        seen[name] += 1
-        if seen[name] > 1:
-            name = f"{IN_ARCHIVE}{seen[name]}/{name}"
+        occurrences[name] += 1
+        if occurrences[name] > 1:
+            name = f"{IN_ARCHIVE}{occurrences[name]}/{name}"
         reason = member.reason or (Reason.NESTED_ARCHIVE if kind_of(name) else None)
-        yield Member(name, member.size, reason), opened
+        yield Member(name, member.size, reason), open_member
 
 
 @contextmanager
-def unpacking(what: str) -> Iterator[None]:
-    """Turn what libraries and the system raise about packed files into ScanError."""
+def unpacking(source: str) -> Iterator[None]:
+    """Convert exceptions of libraries and the system to ScanError; `source` starts the message."""
     try:
         yield
     except ScanError:
         raise
     except Exception as exc:  # foreign data, foreign code
-        raise not_unpacked(exc, what) from exc
+        raise not_unpacked(exc, source) from exc
 
 
-def not_unpacked(exc: Exception, what: str) -> ScanError:
-    """Return why something packed can't be read: its own fault, or that of where it lies."""
+def not_unpacked(exc: Exception, source: str) -> ScanError:
+    """Return the error for an exception: damage to the data, or an inaccessible file."""
     if isinstance(exc, FileNotFoundError):
-        return ScanError(Reason.NOT_FOUND, f"{what} is not there")
+        return ScanError(Reason.NOT_FOUND, f"{source} does not exist")
     if isinstance(exc, EOFError):
-        return ScanError(Reason.TRUNCATED, f"{what} ends too early")
+        return ScanError(Reason.TRUNCATED, f"{source} ends too early")
     if isinstance(exc, MemoryError):
-        return ScanError(Reason.OUT_OF_MEMORY, f"{what} does not fit into memory")
-    detail = f"{what} can't be unpacked ({type(exc).__name__})"
-    away = isinstance(exc, OSError) and exc.errno in _OUT_OF_REACH
-    return ScanError(Reason.UNREADABLE if away else Reason.DAMAGED, detail)
+        return ScanError(Reason.OUT_OF_MEMORY, f"{source} does not fit into memory")
+    detail = f"{source} can't be unpacked ({type(exc).__name__})"
+    inaccessible = isinstance(exc, OSError) and exc.errno in _ACCESS_ERRORS
+    return ScanError(Reason.UNREADABLE if inaccessible else Reason.DAMAGED, detail)

@@ -1,4 +1,4 @@
-"""Several things done beside each other: writers, each of its own files."""
+"""Concurrent tasks: writers that each write their own files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def run_beside(*tasks: Callable[[], object]) -> None:
-    """Run tasks in threads, and return when all have ended.
+    """Run tasks concurrently, in threads; return when all have ended.
 
     Parameters
     ----------
     tasks : callable
-        Without arguments; what they return is not looked at.
+        Functions without arguments; their return values are ignored.
 
     Raises
     ------
     BaseException
-        That of the first task, in their order, that raised one.
+        The exception of the first failed task, in the order of `tasks`.
     """
     with ThreadPoolExecutor(max(1, len(tasks))) as pool:
-        running = [pool.submit(task) for task in tasks]
-    for ended in running:
-        ended.result()
+        futures = [pool.submit(task) for task in tasks]
+    for future in futures:
+        future.result()

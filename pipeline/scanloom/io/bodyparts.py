@@ -1,11 +1,11 @@
-"""The closed list of body parts: defined terms of BodyPartExamined (DICOM PS3.16 Annex L)."""
+"""Closed list of body parts: the defined terms of BodyPartExamined (DICOM PS3.16 Annex L)."""
 
 from __future__ import annotations
 
 OTHER = "OTHER"
-"""What is said of a body part that is on no list: its text may hold anything."""
+"""Stands for a body part outside the list, since free text may contain anything."""
 
-_LISTED = """
+_DEFINED_TERMS = """
 ABDOMEN ABDOMENPELVIS ADRENAL ANKLE ANUS AORTA ARM ARTERY AXILLA BACK BLADDER BRACHIOCEPHALIC
 BRAIN BREAST BRONCHUS BUTTOCK CALCANEUS CALF CAROTID CEREBELLUM CEREBRUM CERVIX CHEEK CHEST
 CHESTABDOMEN CHESTABDPELVIS CLAVICLE COCCYX COLON CSPINE CTSPINE DUODENUM EAR ELBOW ESOPHAGUS
@@ -18,8 +18,8 @@ SPINALCORD SPINE SPLEEN SSPINE STERNUM STOMACH SUBMANDIBULAR TESTIS THIGH THUMB 
 TIBIA TLSPINE TMJ TOE TONGUE TRACHEA TSPINE ULNA URETER URETHRA UTERUS VAGINA VULVA WHOLEBODY
 WRIST ZYGOMA
 """
-_TERMS = frozenset(_LISTED.split())
-_OFTEN_WRITTEN = {
+_TERMS = frozenset(_DEFINED_TERMS.split())
+_SYNONYMS = {
     "THORAX": "CHEST",
     "SKULLBRAIN": "BRAIN",
     "TAP": "CHESTABDPELVIS",
@@ -31,9 +31,9 @@ _OFTEN_WRITTEN = {
 
 
 def body_part(text: str) -> str:
-    """Return the defined term for what a header says; empty where it says nothing."""
+    """Return the defined term for a BodyPartExamined value; empty if the value is empty."""
     letters = "".join(c for c in text.upper() if c.isalpha())
     if not letters:
         return OTHER if text.strip() else ""
-    term = _OFTEN_WRITTEN.get(letters, letters)
+    term = _SYNONYMS.get(letters, letters)
     return term if term in _TERMS else OTHER

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.private import CROSSWALK, PRIVATE, write_private
 from scanloom.io.regular import open_regular
-from scanloom.io.unpack import SCRATCH
+from scanloom.io.session import current_session
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +93,8 @@ def common_place(files: Sequence[Path]) -> str:
 
     For what was unpacked, the packed file or archive counts.
     """
-    return common_path({SCRATCH.origin(file) for file in files})
+    scratch = current_session().scratch
+    return common_path({scratch.origin(file) for file in files})
 
 
 def add_sources(private: Path, sources: Sequence[Source]) -> None:

@@ -1,4 +1,4 @@
-"""What lies at a path: DICOM series and volume files, found by content."""
+"""Scans at a path: DICOM series and volume files, recognised by their content."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from pathlib import Path
 from scanloom.core import DICOM, MODALITIES, Reason, ScanError, Series
 from scanloom.io.archives import IN_ARCHIVE, is_archive
 from scanloom.io.dicom.elements import unpack_elements
-from scanloom.io.dicom.headers import SHELF, make_header, quiet
+from scanloom.io.dicom.headers import make_header, quiet
 from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
 from scanloom.io.formats import FORMATS
 from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.sandbox import warm_up
+from scanloom.io.session import current_session
 from scanloom.io.survey import Look, look_at, series_description
-from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
 
 FAILED = frozenset(reason.code for reason in Reason if reason.outcome == "failed")
-SHOWN_DIGITS = 8
-"""How much of a UID is shown where a person has to choose."""
+"""Codes of the reasons that count as failures."""
 
 
 @dataclass
 class Group:
-    """Files of one series, by their places in the list of what was found.
+    """Files of one series, as indices into the list of file entries.
 
     Parameters
     ----------
     kind : str
         Its format: a name of `scanloom.io.formats.FORMATS`.
     study, series : str
-        UIDs; empty where there are none.
+        UIDs; empty if absent.
     members : list of int
-        Those that may be slices.
+        Files that may be slices.
     skipped : list of int
-        Those of the same series that are none; a series of such files alone is skipped.
+        Files of the same series that are not slices; a series of such files alone is skipped.
     damaged : bool
         Whether these are DICOM files that can't be read.
     """
@@ -64,9 +63,9 @@ def find_series(
         its folder), a volume file (NIfTI, Analyze, NRRD, MetaImage, MGH), a zip or tar archive,
         a DICOMDIR, or a glob pattern.
     out : Path or None
-        The output folder of who asks, whose results are no scans.
+        The caller's output folder; results in it are not scans.
     archives : bool
-        Whether archives in a folder are looked into.
+        Whether to search archives inside folders.
 
     Returns
     -------
@@ -76,22 +75,24 @@ def find_series(
     Raises
     ------
     ScanError
-        NOT_FOUND, UNREADABLE; where there is no scan NO_IMAGES, or the reason why all that is
-        there was skipped, if it is one.
+        NOT_FOUND or UNREADABLE; without a scan, NO_IMAGES, or the reason for which all files
+        were skipped if they share one.
     """
     entries = list_files([path], out=out, archives=archives)
-    looks = _looks(entries)
-    wanted = ""
-    if _is_one_file(path) and looks[0].kind and not looks[0].reason:
-        wanted = entries[0].path
-        dicom = looks[0].kind == DICOM
-        parts = _beside(wanted) if dicom else _parts(entries[0], looks[0])
-        entries = list_files([part for part in parts if os.path.lexists(part)])
-        looks = _looks(entries)
-    groups = group_files(entries, looks)
-    lost = LostFiles(
+    infos = _inspect(entries)
+    requested = ""
+    if _is_single_file(path) and infos[0].kind and not infos[0].reason:
+        requested = entries[0].path
+        if infos[0].kind == DICOM:
+            candidates = _with_folder(requested)
+        else:
+            candidates = _volume_files(entries[0], infos[0])
+        entries = list_files([file for file in candidates if os.path.lexists(file)])
+        infos = _inspect(entries)
+    groups = group_files(entries, infos)
+    unreadable = LostFiles(
         entries,
-        lambda n: (look := looks[n]).reason in FAILED and not look.packed,
+        lambda n: (info := infos[n]).reason in FAILED and not info.packed,
         (
             DicomFiles(
                 group.study or group.series, group.members or group.skipped, bool(group.members)
@@ -100,66 +101,67 @@ def find_series(
             if group.kind == DICOM and not group.damaged
         ),
     )
-    found = [
+    scans = [
         replace(
-            make_series(group, entries, looks),
-            lost=_lost_beside(group, entries, lost),
+            make_series(group, entries, infos),
+            lost=_count_unreadable(group, entries, unreadable),
         )
         for group in groups
-        if group.members and (not wanted or _holds(group, entries, wanted))
+        if group.members and (not requested or _contains(group, entries, requested))
     ]
-    if not found:
-        raise _nothing(entries, looks)
-    return tuple(sorted(found, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files)))
+    if not scans:
+        raise _no_scan_error(entries, infos)
+    return tuple(sorted(scans, key=lambda s: (-len(s.files), s.study_uid, s.series_uid, s.files)))
 
 
-def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
+def group_files(entries: Sequence[Entry], infos: Sequence[Look]) -> list[Group]:
     """Group files into series, in the order of their first files.
 
-    Damaged DICOM files make a series of their own in each folder, which can't be read: they might
-    belong to any. Series without UID are told apart by folder.
+    The damaged DICOM files of a folder form a series of their own, which can't be read: they may
+    belong to any series. Series without a UID are distinguished by folder.
     """
     groups: dict[tuple[str, ...], Group] = {}
-    partners = _partners(entries, looks)
-    voxels = {part for parts in partners.values() for part in parts}
-    for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
-        if not look.kind or n in voxels:
+    voxel_files = _voxel_files(entries, infos)
+    detached = {n for files in voxel_files.values() for n in files}
+    for n, (entry, info) in enumerate(zip(entries, infos, strict=True)):
+        if not info.kind or n in detached:
             continue
-        if look.kind != DICOM:
-            group = groups.setdefault((look.kind, str(n)), Group(look.kind))
-            group.members.extend([n, *partners.get(n, ())])
+        if info.kind != DICOM:
+            group = groups.setdefault((info.kind, str(n)), Group(info.kind))
+            group.members.extend([n, *voxel_files.get(n, ())])
             continue
-        place = "" if look.series else os.path.dirname(entry.path)  # noqa: PTH120
-        damaged = "damaged" if look.reason and not look.packed else ""
-        key = (DICOM, look.study, look.series, place, damaged)
+        folder = "" if info.series else os.path.dirname(entry.path)
+        damaged = "damaged" if info.reason and not info.packed else ""
+        key = (DICOM, info.study, info.series, folder, damaged)
         if key not in groups:
-            groups[key] = Group(DICOM, look.study, look.series, damaged=bool(damaged))
+            groups[key] = Group(DICOM, info.study, info.series, damaged=bool(damaged))
         group = groups[key]
-        (group.skipped if look.packed and look.reason else group.members).append(n)
+        (group.skipped if info.packed and info.reason else group.members).append(n)
     return list(groups.values())
 
 
-def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -> Series:
-    """Return a group as what readers take; packed files are unpacked for it."""
+def make_series(group: Group, entries: Sequence[Entry], infos: Sequence[Look]) -> Series:
+    """Return the `Series` of a group; its compressed files and archive members are unpacked."""
+    session = current_session()
     stamp = stamp_of(entries[n] for n in group.members)
     try:
         files = tuple(
-            SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in group.members
+            session.scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
         )
-    except ScanError:  # who reads the series says so; others are not stopped
-        packed = tuple(Path(SCRATCH.place(entries[n].path)) for n in group.members)
-        return Series(group.kind, packed, group.study, group.series, stamp=stamp)
+    except ScanError:  # reading this series will raise it; the other series are not affected
+        compressed = tuple(Path(session.scratch.place(entries[n].path)) for n in group.members)
+        return Series(group.kind, compressed, group.study, group.series, stamp=stamp)
     if group.kind != DICOM:
         return Series(group.kind, files, stamp=stamp)
-    pairs = zip(files, (looks[n] for n in group.members), strict=True)
+    pairs = zip(files, (infos[n] for n in group.members), strict=True)
     headers = [
-        make_header(file, unpack_elements(look.packed)) for file, look in pairs if look.packed
+        make_header(file, unpack_elements(info.packed)) for file, info in pairs if info.packed
     ]
     if len(headers) < len(files):
         return Series(DICOM, files, stamp=stamp)
-    SHELF.put(headers)
+    session.headers.put(headers)
     if not all(header.syntax in NATIVE for header in headers):
-        warm_up()  # the helper that decodes, beside what comes before
+        warm_up()  # the decoder process starts while this one goes on
     modality = headers[0].modality
     with quiet():
         return Series(
@@ -174,173 +176,129 @@ def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -
         )
 
 
-def choose_series(found: Sequence[Series], wanted: str | None = None) -> Series:
-    """Return the one series that is meant.
-
-    Parameters
-    ----------
-    found : sequence of Series
-        As `find_series` gave it.
-    wanted : str or None
-        SeriesInstanceUID, or the number in the list, from 1; None if there is but one, leaving
-        out those that were computed from others.
-
-    Raises
-    ------
-    ScanError
-        SERIES_AMBIGUOUS with the list and what to type; SERIES_UNKNOWN; DERIVED if all that is
-        there was computed from other slices.
-    """
-    if wanted is None:
-        original = [s for s in found if not s.derived]
-        if len(original) == 1:
-            return original[0]
-        if not original:
-            raise ScanError(Reason.DERIVED, f"{_listed(found)}. Type --series 1, or a whole UID")
-        detail = f"{len(found)} series: {_listed(found)}. Type --series 1, best or all"
-        raise ScanError(Reason.SERIES_AMBIGUOUS, detail)
-    matching = [s for s in found if s.series_uid and s.series_uid == wanted.strip()]
-    if not matching and wanted.strip().isdecimal() and 1 <= int(wanted) <= len(found):
-        matching = [found[int(wanted) - 1]]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise ScanError(Reason.SERIES_AMBIGUOUS, f"{_listed(found)}. Type the number")
-    raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(found)}: {_listed(found)}")
-
-
 def look_results(
-    entries: Sequence[Entry], before: Sequence[Look | None]
+    entries: Sequence[Entry], stored: Sequence[Look | None]
 ) -> tuple[list[Look | None], dict[int, str]]:
-    """Return what is known of files before they are opened, and where those lie that must be.
+    """Separate files whose type is known without opening them from those that must be opened.
 
     Parameters
     ----------
     entries : sequence of Entry
-    before : sequence of Look or None
-        What was seen of each file an earlier time.
+    stored : sequence of Look or None
+        Result of an earlier inspection of each file, or None.
 
     Returns
     -------
     list of Look or None
-        Archives are unpacked for files that must be opened; of one that can't be, its files have
-        the reason.
+        None for files that must be opened. If the archive of such a file can't be unpacked, the
+        file has the reason of the archive.
     dict of int to str
-        Of each that is None, the place where it can be opened.
+        Path at which each file that must be opened can be read; archives are unpacked for it.
     """
+    scratch = current_session().scratch
     failed: dict[str, ScanError] = {}
-    looks: list[Look | None] = []
-    places: dict[int, str] = {}
-    for n, (entry, look) in enumerate(zip(entries, before, strict=True)):
+    infos: list[Look | None] = []
+    paths: dict[int, str] = {}
+    for n, (entry, info) in enumerate(zip(entries, stored, strict=True)):
         archive = entry.path.partition(IN_ARCHIVE)[0]
         if entry.reason is not None:
-            look = Look("", reason=entry.reason.code)
-        elif look is None and archive not in failed:
+            info = Look("", reason=entry.reason.code)
+        elif info is None and archive not in failed:
             try:
-                places[n] = SCRATCH.place(entry.path)
+                paths[n] = scratch.place(entry.path)
             except ScanError as error:
                 failed[archive] = error
-        if look is None and archive in failed:
-            look = Look("", reason=failed[archive].code, detail=failed[archive].detail)
-        looks.append(look)
-    return looks, places
+        if info is None and archive in failed:
+            info = Look("", reason=failed[archive].code, detail=failed[archive].detail)
+        infos.append(info)
+    return infos, paths
 
 
-def _looks(entries: Sequence[Entry]) -> list[Look]:
-    """Return what each file is."""
-    known, places = look_results(entries, [None] * len(entries))
-    looked = iter(look_at(list(places.values())))
-    return [look or next(looked) for look in known]
+def _inspect(entries: Sequence[Entry]) -> list[Look]:
+    known, paths = look_results(entries, [None] * len(entries))
+    inspected = iter(look_at(list(paths.values())))
+    return [info or next(inspected) for info in known]
 
 
-def _is_one_file(path: Path | str) -> bool:
+def _is_single_file(path: Path | str) -> bool:
     name = Path(path).name.upper()
-    return os.path.isfile(path) and not is_archive(path) and name != "DICOMDIR"  # noqa: PTH113
+    return os.path.isfile(path) and not is_archive(path) and name != "DICOMDIR"
 
 
-def _beside(path: str) -> list[str]:
-    """Return the files in the folder of one, itself first."""
-    folder = os.path.dirname(path)  # noqa: PTH120
+def _with_folder(path: str) -> list[str]:
+    """Return a file and the other files of its folder, without archives and DICOMDIRs."""
+    folder = os.path.dirname(path)
     try:
-        with os.scandir(folder) as items:
-            beside = sorted(item.path for item in items if item.is_file())
+        with os.scandir(folder) as listing:
+            files = sorted(entry.path for entry in listing if entry.is_file())
     except OSError:
-        beside = []
-    return [path, *(b for b in beside if b != path and not is_archive(b) and b[-8:] != "DICOMDIR")]
+        files = []
+    return [path, *(f for f in files if f != path and not is_archive(f) and f[-8:] != "DICOMDIR")]
 
 
-def _lost_beside(group: Group, entries: Sequence[Entry], lost: LostFiles) -> int:
-    """Return how many files that can't be read may be slices of a series."""
+def _count_unreadable(group: Group, entries: Sequence[Entry], unreadable: LostFiles) -> int:
+    """Return the number of unreadable files that may be slices of a series."""
     if group.kind != DICOM:
         return 0
-    return lost.of(group.study or group.series, (entries[n].path for n in group.members))
+    return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))
 
 
-def _holds(group: Group, entries: Sequence[Entry], path: str) -> bool:
+def _contains(group: Group, entries: Sequence[Entry], path: str) -> bool:
     return any(entries[n].path == path for n in group.members)
 
 
-def _partners(entries: Sequence[Entry], looks: Sequence[Look]) -> dict[int, list[int]]:
-    """Return which header of a volume belongs to which files of voxels."""
-    parts = {
-        n: _parts(entries[n], look)[1:]
-        for n, look in enumerate(looks)
-        if look.kind and look.kind != DICOM
+def _voxel_files(entries: Sequence[Entry], infos: Sequence[Look]) -> dict[int, list[int]]:
+    """Map each volume header with detached voxels to the files that hold them, by index."""
+    detached = {
+        n: files
+        for n, info in enumerate(infos)
+        if info.kind not in ("", DICOM) and (files := _volume_files(entries[n], info)[1:])
     }
-    parts = {n: some for n, some in parts.items() if some}
-    if not parts:
+    if not detached:
         return {}
-    places = {entry.path: n for n, entry in enumerate(entries)}
-    return {n: [places[part] for part in some if part in places] for n, some in parts.items()}
+    indices = {entry.path: n for n, entry in enumerate(entries)}
+    return {
+        n: [indices[file] for file in files if file in indices] for n, files in detached.items()
+    }
 
 
-def _parts(entry: Entry, look: Look) -> list[str]:
-    """Return the files of a volume: itself, and what holds the voxels if that is another one."""
-    volume_format = FORMATS[look.kind]
+def _volume_files(entry: Entry, info: Look) -> list[str]:
+    """Return the files of a volume: the header, then the files of detached voxels."""
+    volume_format = FORMATS[info.kind]
     if not entry.path.lower().endswith(volume_format.detached_suffixes):
         return [entry.path]
     try:
-        file = SCRATCH.plain(entry.path)
-    except ScanError:  # its archive can't be unpacked any more: who reads the series says so
+        header = current_session().scratch.plain(entry.path)
+    except ScanError:  # the archive can't be unpacked any more: reading the series will raise it
         return [entry.path]
-    parts = (os.path.relpath(part, file.parent) for part in volume_format.companions(file)[1:])
-    return [entry.path, *(_join(entry.path, part) for part in parts)]
+    names = (os.path.relpath(file, header.parent) for file in volume_format.companions(header)[1:])
+    return [entry.path, *(_relative_to(entry.path, name) for name in names)]
 
 
-def _join(path: str, name: str) -> str:
-    """Return the path of a file beside another one, or below, in an archive too."""
-    folder, mark, member = path.partition(IN_ARCHIVE)
-    if mark:
-        return folder + mark + member[: member.rfind("/") + 1] + name
-    return os.path.join(os.path.dirname(path), name)  # noqa: PTH118, PTH120
+def _relative_to(path: str, name: str) -> str:
+    """Return the path of `name` in the folder of another file, which may be an archive member."""
+    archive, separator, member = path.partition(IN_ARCHIVE)
+    if separator:
+        return archive + separator + member[: member.rfind("/") + 1] + name
+    return os.path.join(os.path.dirname(path), name)
 
 
-def _nothing(entries: Sequence[Entry], looks: Sequence[Look]) -> ScanError:
-    """Return why there is no scan: the one reason, or NO_IMAGES with all of them."""
-    lost = [entry.reason for entry in entries if entry.reason is not None]
-    failed = [reason for reason in lost if reason.outcome == "failed"]
+def _no_scan_error(entries: Sequence[Entry], infos: Sequence[Look]) -> ScanError:
+    """Return why no scan was found: the only reason, or NO_IMAGES with a count of each reason."""
+    reasons = [entry.reason for entry in entries if entry.reason is not None]
+    failed = [reason for reason in reasons if reason.outcome == "failed"]
     if len(entries) == 1 and failed:
-        return ScanError(failed[0], "what was named can't be used")
-    for entry, look in zip(entries, looks, strict=True):
-        if IN_ARCHIVE in entry.path and look.detail and not look.kind:
-            return ScanError(Reason[look.reason], look.detail)  # the archive can't be unpacked
-    skipped = Counter(look.reason for look in looks if look.packed and look.reason)
-    skipped.update(look.reason for look in looks if look.reason == Reason.UNREADABLE.code)
+        return ScanError(failed[0], "the given path can't be used")
+    for entry, info in zip(entries, infos, strict=True):
+        if IN_ARCHIVE in entry.path and info.detail and not info.kind:
+            return ScanError(Reason[info.reason], info.detail)  # the archive can't be unpacked
+    skipped = Counter(info.reason for info in infos if info.packed and info.reason)
+    skipped.update(info.reason for info in infos if info.reason == Reason.UNREADABLE.code)
     if len(skipped) == 1:
         [(code, count)] = skipped.items()
         return ScanError(Reason[code], f"{count} files, none of them a slice of a volume")
     detail = ", ".join(
         f"{count} {code}"
-        for code, count in sorted(skipped.items(), key=lambda i: Reason[i[0]].value)
+        for code, count in sorted(skipped.items(), key=lambda pair: Reason[pair[0]].value)
     )
     return ScanError(Reason.NO_IMAGES, "no scan at this path" + (f" ({detail})" if detail else ""))
-
-
-def _listed(found: Sequence[Series]) -> str:
-    """Return the list for a person to choose from: no description, which may name a patient."""
-    lines = []
-    for number, series in enumerate(found, 1):
-        uid = f", UID ...{series.series_uid[-SHOWN_DIGITS:]}" if series.series_uid else ""
-        kind = f"{series.modality or series.kind}{' (derived)' if series.derived else ''}"
-        lines.append(f"{number}: {kind}, {len(series.files)} files{uid}")
-    return "; ".join(lines)

@@ -1,15 +1,13 @@
-"""Other processes that look at files and describe series, for large archives.
+"""Worker processes that inspect files and describe series, for large archives.
 
-They are started like programs, not forked: this process may have threads, and need not guard its
-main module. What goes to and fro is JSON and bytes; nothing is unpickled.
+They are started as programs, not forked: this process may have threads, and its main module needs
+no guard. Requests and replies travel as `scanloom.io.messages`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import struct
+import socket
 import subprocess
 import sys
 from collections import deque
@@ -17,32 +15,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, DefaultSelector
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from scanloom.core import keep_memory_private
 from scanloom.io.dicom.elements import Packed
+from scanloom.io.messages import Message, receive, send
 from scanloom.io.survey import Description, Look, Surveyed, describe, survey
 from scanloom.own_python import own_environment, own_python, safe_path
 
 MOST = 16
-"""More gain nothing: the process that collects is the limit."""
+"""Maximal number of processes; with more, collecting the results is the bottleneck."""
 
-PIPE = 1 << 20
-"""Bytes that may wait to be read while their sender goes on."""
+BUFFER_BYTES = 1 << 20
+"""Send buffer: a sender waits only if more bytes are unread. The system may allow fewer."""
 
 _START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from scanloom.io.helpers import serve; serve()"
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from scanloom.io.helpers import serve; serve(int(sys.argv[1]))"
 )
-_HEAD = struct.Struct("<QQ")
-_SMALL_PIPE = 1 << 13
 
-
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 
 class ToDescribe(NamedTuple):
-    """A series, as `describe` takes it."""
+    """A series to describe: the arguments of `describe`."""
 
     kind: str
     paths: Sequence[str]
@@ -50,29 +46,29 @@ class ToDescribe(NamedTuple):
 
 
 class Helpers:
-    """Some processes, for the time of a `with` block, that work beside this one.
+    """Worker processes for the duration of a `with` block; this process works too.
 
-    Each is given its next task before it ends the one before; this process looks after them
-    between two tasks of its own. No threads: they would slow down what is done here.
+    Each worker gets its next task before it finishes the previous one. This process serves the
+    workers between two tasks of its own: threads for that would slow down its tasks.
 
     Parameters
     ----------
     count : int
-        How many work once they are started, this one among them; with fewer than 2, and before,
-        all is done here.
+        Number of processes once the workers are started, including this one. With fewer than 2,
+        and before the start, this process does all the work.
     """
 
     def __init__(self, count: int) -> None:
         self._count = min(count, MOST) - 1 if sys.executable else 0
-        self._helpers: list[_Helper] = []
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
         return self
 
     def start(self) -> None:
-        """Start them, unless they are there: it takes a fifth of a second, in which one goes on."""
-        if not self._helpers:
-            self._helpers = [_Helper() for _ in range(self._count)]
+        """Start the workers unless they are running; they need 0.2 s, in the background."""
+        if not self._workers:
+            self._workers = [_Worker() for _ in range(self._count)]
 
     def __exit__(
         self,
@@ -80,221 +76,170 @@ class Helpers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for helper in self._helpers:
-            helper.stop()
+        for worker in self._workers:
+            worker.stop()
 
     def survey(self, chunks: Sequence[Sequence[tuple[str, int]]]) -> list[Surveyed]:
-        """Return what `survey` gives for each list of files."""
-        return self._each(survey, _survey_question, _survey_answer, chunks)
+        """Return the result of `survey` for each list of files."""
+        return self._map(survey, _survey_request, _survey_result, chunks)
 
     def describe(self, chunks: Sequence[Sequence[ToDescribe]]) -> list[list[Description]]:
-        """Return what `describe` gives for each series of each list."""
-        return self._each(_describe_all, _describe_question, _describe_answer, chunks)
+        """Return the results of `describe` for each list of series."""
+        return self._map(_describe_all, _describe_request, _describe_result, chunks)
 
-    def _each(
+    def _map(
         self,
-        here: Callable[[Any], Done],
-        question: Callable[[Any], bytes],
-        answer: Callable[[Any, bytes], Done],
+        run_here: Callable[[Any], Result],
+        to_request: Callable[[Any], Message],
+        from_reply: Callable[[Any], Result],
         tasks: Sequence[Any],
-    ) -> list[Done]:
-        """Do each task once, wherever somebody is idle."""
-        done: dict[int, Done] = {}
+    ) -> list[Result]:
+        """Run each task once, in a worker or in this process; return the results in order."""
+        results: dict[int, Result] = {}
         waiting = deque(range(len(tasks)))
-        while len(done) < len(tasks):
-            for helper in self._helpers:
-                while waiting and helper.ask(waiting[0], lambda: question(tasks[waiting[0]])):
+        while len(results) < len(tasks):
+            for worker in self._workers:
+                while waiting and worker.submit(waiting[0], lambda: to_request(tasks[waiting[0]])):
                     waiting.popleft()
             if waiting:
                 number = waiting.popleft()
-                done[number] = here(tasks[number])
-            for helper in self._answering(wait=not waiting):
-                number, told = helper.answer()
-                if told is None:  # it died: others do what it was asked
-                    waiting.extend(helper.given_up())
+                results[number] = run_here(tasks[number])
+            for worker in self._ready(wait=not waiting):
+                number, reply = worker.reply()
+                if reply is None:  # it died: other processes repeat its tasks
+                    waiting.extend(worker.abandon())
                 else:
-                    done[number] = answer(*told)
-        return [done[number] for number in range(len(tasks))]
+                    results[number] = from_reply(reply)
+        return [results[number] for number in range(len(tasks))]
 
-    def _answering(self, *, wait: bool) -> list[_Helper]:
-        """Return those that have something to say, if need be once they have."""
-        asked = [helper for helper in self._helpers if helper.asked]
-        if not asked:
+    def _ready(self, *, wait: bool) -> list[_Worker]:
+        """Return the workers with a reply to read; wait for the first one if requested."""
+        busy = [worker for worker in self._workers if worker.pending]
+        if not busy:
             return []
         with DefaultSelector() as selector:
-            for helper in asked:
-                selector.register(helper.answers, EVENT_READ, helper)
+            for worker in busy:
+                selector.register(worker.connection, EVENT_READ, worker)
             return [key.data for key, _ in selector.select(None if wait else 0)]
 
 
-class _Helper:
-    """One process, and the numbers of what it was asked and has not answered yet."""
+class _Worker:
+    """One process, and the numbers of the tasks that it has not finished yet."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 this program itself
-            own_python("-c", _START, json.dumps(safe_path(sys.path))),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={
-                **own_environment(),
-                "OPENBLAS_NUM_THREADS": "1",
-            },  # it would start others for nothing
-            bufsize=0,  # what was read ahead would be seen by nobody who waits
-        )
-        if self._process.stdin is None or self._process.stdout is None:
-            raise ValueError("a process without pipes")
-        self._questions, self.answers = self._process.stdin, self._process.stdout
-        self._room = _widened(self._questions)
-        _widened(self.answers)
-        self.asked: deque[int] = deque()
+        self.connection, theirs = socket.socketpair()
+        for end in (self.connection, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this very Python
+                own_python("-c", _START, str(theirs.fileno()), json.dumps(safe_path(sys.path))),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # libraries may print text from headers
+                stderr=subprocess.DEVNULL,
+                env={**own_environment(), "OPENBLAS_NUM_THREADS": "1"},  # more would be idle
+                pass_fds=[theirs.fileno()],
+            )
+        # Linux doubles the number for its own needs
+        self._buffer_bytes = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+        self.pending: deque[int] = deque()
         self._alive = True
 
-    def ask(self, number: int, question: Callable[[], bytes]) -> bool:
-        """Ask something, unless there is enough to do; return whether it will be answered.
+    def submit(self, number: int, to_request: Callable[[], Message]) -> bool:
+        """Send a task unless the worker has two already; return whether a reply will follow.
 
-        What is asked ahead must fit into the pipe: who waits for it to be read, while an answer
-        waits for being read, would wait for ever.
+        A request sent ahead must fit into the socket's buffer. If both processes waited until
+        the other one reads, they would wait for ever.
         """
-        if not self._alive or len(self.asked) > 1:
+        if not self._alive or len(self.pending) > 1:
             return False
-        message = question()
-        if self.asked and len(message) > self._room:
+        request = to_request()
+        if self.pending and len(request) > self._buffer_bytes:
             return False
-        self.asked.append(number)
-        with suppress(OSError):  # it is gone: so says what it answers
-            _write(self._questions, message)
+        self.pending.append(number)
+        with suppress(OSError):  # it died: `reply` will report it
+            request.send(self.connection)
         return True
 
-    def answer(self) -> tuple[int, tuple[Any, bytes] | None]:
-        """Return the number of what was asked first, and the answer; None if it died."""
-        told = None
-        with suppress(OSError, ValueError):
-            told = _receive(self.answers)
-        return self.asked.popleft() if told else self.asked[0], told
+    def reply(self) -> tuple[int, Any]:
+        """Return the number of the oldest task, and its reply; None if the worker died."""
+        content = None
+        with suppress(OSError, EOFError, ValueError):
+            content = receive(self.connection)
+        return self.pending[0] if content is None else self.pending.popleft(), content
 
-    def given_up(self) -> Sequence[int]:
-        """Return what it will not answer."""
-        self._alive, given_up = False, list(self.asked)
-        self.asked.clear()
-        return given_up
+    def abandon(self) -> Sequence[int]:
+        """Give up a worker that died; return the numbers of its unfinished tasks."""
+        self._alive, abandoned = False, list(self.pending)
+        self.pending.clear()
+        return abandoned
 
     def stop(self) -> None:
-        """End it: it has nothing to keep."""
+        """Kill the process: it has no state to save."""
         self._process.kill()
         self._process.wait()
-        for stream in (self._questions, self.answers):
-            with suppress(OSError):
-                stream.close()
+        self.connection.close()
 
 
-def _widened(pipe: IO[bytes]) -> int:
-    """Let a pipe hold much where that is possible; return how many bytes it holds at least."""
-    try:
-        return fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
-    except (OSError, AttributeError):  # Linux alone has it
-        return _SMALL_PIPE
+def _survey_request(files: Sequence[tuple[str, int]]) -> Message:
+    return Message(["survey", [path for path, _ in files], [size for _, size in files]])
 
 
-def _survey_question(files: Sequence[tuple[str, int]]) -> bytes:
-    return _message({"survey": files})
+def _survey_result(reply: Any) -> Surveyed:
+    rows, row_of_file, packed, lengths, series = reply
+    shared = [(fields, common) for *fields, common in rows]
+    infos = []
+    for n, own in zip(row_of_file, _split(lengths, packed), strict=True):
+        fields, common = shared[n]
+        infos.append(Look._make((*fields, None if common is None else Packed(common, own))))
+    return Surveyed(infos, [(tuple(members), Description(*row)) for members, row in series])
 
 
-def _survey_answer(told: Any, packed: bytes) -> Surveyed:
-    rows, which, lengths, series = told
-    heads = [(head, None if c is None else c.encode("latin-1")) for *head, c in rows]
-    looks = []
-    for n, own in zip(which, _cut(lengths, packed), strict=True):
-        head, common = heads[n]
-        looks.append(Look._make((*head, None if common is None else Packed(common, own))))
-    return Surveyed(looks, [(tuple(places), _description(row)) for places, row in series])
+def _describe_request(series: Sequence[ToDescribe]) -> Message:
+    rows = [[s.kind, list(s.paths), len(s.packed)] for s in series]
+    values = [value for s in series for packed in s.packed for value in packed]
+    return Message(["describe", rows, b"".join(values), list(map(len, values))])
 
 
-def _describe_question(series: Sequence[ToDescribe]) -> bytes:
-    rows = [(s.kind, list(s.paths), [list(map(len, p)) for p in s.packed]) for s in series]
-    parts = (part for s in series for packed in s.packed for part in packed)
-    return _message({"describe": rows}, b"".join(parts))
+def _describe_result(reply: Any) -> list[Description]:
+    return [Description(*row) for row in reply]
 
 
-def _describe_answer(told: Any, packed: bytes) -> list[Description]:
-    return [_description(row) for row in told]
-
-
-def serve() -> None:
-    """Answer on stdout what is asked on stdin, until that is closed."""
+def serve(descriptor: int) -> None:
+    """Serve the requests of a socket until its other end is closed."""
     keep_memory_private()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints goes elsewhere
-    while (asked := _receive(sys.stdin.buffer)) is not None:
-        request, packed = asked
-        if "survey" in request:
-            answer = _message(*_plain(survey(request["survey"])))
-        else:
-            answer = _message(_describe_all(_series(request["describe"], packed)))
-        _write(answers, answer)
-        answers.flush()
+    with socket.socket(fileno=descriptor) as connection, suppress(EOFError, OSError):
+        while True:
+            task, *content = receive(connection)
+            if task == "survey":
+                send(connection, _survey_reply(survey(list(zip(*content, strict=True)))))
+            else:
+                send(connection, list(map(list, _describe_all(_series(*content)))))
 
 
-def _series(rows: Sequence[Any], packed: bytes) -> Iterator[ToDescribe]:
-    parts = _cut([length for row in rows for both in row[2] for length in both], packed)
-    for kind, paths, lengths in rows:
-        yield ToDescribe(kind, paths, [Packed(next(parts), next(parts)) for _ in lengths])
+def _series(rows: Sequence[Any], packed: bytes, lengths: Sequence[int]) -> Iterator[ToDescribe]:
+    values = _split(lengths, packed)
+    for kind, paths, count in rows:
+        yield ToDescribe(kind, paths, [Packed(next(values), next(values)) for _ in range(count)])
 
 
 def _describe_all(series: Iterable[ToDescribe]) -> list[Description]:
-    return [describe(*one) for one in series]
+    return [describe(*task) for task in series]
 
 
-def _plain(done: Surveyed) -> tuple[Any, bytes]:
-    """Return it as JSON and bytes; what files have in common is said once."""
-    heads: dict[tuple[Any, ...], int] = {}
-    which, own = [], []
-    for look in done.looks:
-        common = look.packed.common if look.packed else None
-        which.append(heads.setdefault((*look[:-1], common), len(heads)))
-        own.append(look.packed.own if look.packed else b"")
-    rows = [(*head, None if c is None else c.decode("latin-1")) for *head, c in heads]
-    return (rows, which, list(map(len, own)), done.series), b"".join(own)
+def _survey_reply(result: Surveyed) -> list[Any]:
+    """Return the content of a reply; values that files have in common are sent once."""
+    rows: dict[tuple[Any, ...], int] = {}
+    row_of_file, own = [], []
+    for info in result.looks:
+        common = info.packed.common if info.packed else None
+        row_of_file.append(rows.setdefault((*info[:-1], common), len(rows)))
+        own.append(info.packed.own if info.packed else b"")
+    series = [[list(members), list(description)] for members, description in result.series]
+    return [list(map(list, rows)), row_of_file, b"".join(own), list(map(len, own)), series]
 
 
-def _description(row: Sequence[Any]) -> Description:
-    return Description(*row)._replace(shape=tuple(row[2]), spacing=tuple(row[3]))
-
-
-def _cut(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
+def _split(lengths: Sequence[int], packed: bytes) -> Iterator[bytes]:
     start = 0
     for length in lengths:
         yield packed[start : start + length]
         start += length
-
-
-def _message(told: Any, packed: bytes = b"") -> bytes:
-    text = json.dumps(told).encode("ascii")
-    return b"".join((_HEAD.pack(len(text), len(packed)), text, packed))
-
-
-def _write(stream: IO[bytes], message: bytes) -> None:
-    left = memoryview(message)
-    while left:
-        left = left[stream.write(left) :]
-
-
-def _receive(stream: IO[bytes]) -> tuple[Any, bytes] | None:
-    """Return a message and its bytes; None at the end of the stream."""
-    head = _read(stream, _HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    text_size, size = _HEAD.unpack(head)
-    text, packed = _read(stream, text_size), _read(stream, size)
-    if len(text) < text_size or len(packed) < size:
-        return None
-    return json.loads(text), packed
-
-
-def _read(stream: IO[bytes], size: int) -> bytes:
-    """Return so many bytes, fewer where the stream ends."""
-    parts = []
-    while size > 0 and (part := stream.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

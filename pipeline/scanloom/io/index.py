@@ -1,9 +1,8 @@
-"""The index: every file at some paths, the series they make, and what became of each.
+"""Index of all files at some paths, of the series they form, and of the outcome of each file.
 
-It is kept in a file, `index.parquet`, so that a file that did not change (size, time of change,
-inode) is not opened again.
-It holds paths, UIDs and patient ids: in an output folder it lies in `private/`, else in the
-user's cache.
+The index is stored as `index.parquet`, so that an unchanged file (size, modification time, inode)
+is not opened again. It contains paths, UIDs and patient IDs: in an output folder it lies in
+`private/`, otherwise in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from scanloom.io.index_file import (
 from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.outfolder import check_unclaimed
 from scanloom.io.private import PRIVATE, check_key, private_folder, write_private
+from scanloom.io.session import current_session
 from scanloom.io.survey import Description, Look, no_collector
-from scanloom.io.unpack import SCRATCH
 from scanloom.io.walk import Entry, list_files, stamp_of
 from scanloom.own_python import make_private_folder
 
@@ -42,25 +41,25 @@ logger = logging.getLogger(__name__)
 
 INDEX = "index.parquet"
 MANY = 3000
-"""Files that have to be opened, above which other processes help: they take half a second."""
+"""Number of files to open above which worker processes are started; this many take 0.5 s."""
 
-_LOST = (Reason.DAMAGED, Reason.TRUNCATED)
+_UNREADABLE = (Reason.DAMAGED, Reason.TRUNCATED)
 _CHUNK = 256  # files, or slices of series, that a process gets at once
-_LARGEST = 4096  # files of one folder that stay together
+_LARGEST = 4096  # files of one folder that stay in one chunk
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """All files that were found, and the series that they make.
+    """All files that were found, and the series that they form.
 
     Parameters
     ----------
     rows : Rows
         A row for each file, in a fixed order.
     series : tuple of IndexedSeries
-        In the order of `scanloom.io.find.find_series`; those that are skipped last.
+        In the order of `scanloom.io.find.find_series`; skipped series come last.
     opened : int
-        How many files had to be opened this time.
+        Number of files that had to be opened this time.
     """
 
     rows: Rows
@@ -68,7 +67,7 @@ class Index:
     opened: int
 
     def counts(self) -> dict[str, int]:
-        """Return how many files were found, used and of each outcome: the first is the sum."""
+        """Return the number of files found, used, and of each outcome; "found" is the sum."""
         counted = Counter(outcome for outcome, _ in self.outcomes())
         return {
             "found": len(self.rows),
@@ -76,56 +75,61 @@ class Index:
         }
 
     def outcomes(self) -> Iterator[tuple[str, str]]:
-        """Give what became of each file: used or an outcome, and the code of the reason."""
-        became: dict[str, tuple[str, str]] = {
+        """Yield the outcome of each file ("used" or one of `OUTCOMES`) and its reason code."""
+        outcome_of: dict[str, tuple[str, str]] = {
             reason.code: (reason.outcome, reason.code) for reason in Reason
         }
-        became[""] = ("used", "")
-        of_groups = [one.what.reason for one in self.rows.series]
-        for reason, group in zip(self.rows.reasons, self.rows.groups, strict=True):
-            yield became[reason or (of_groups[group] if group >= 0 else "")]
+        outcome_of[""] = ("used", "")
+        series_reasons = [series.what.reason for series in self.rows.series]
+        for reason, number in zip(self.rows.reasons, self.rows.groups, strict=True):
+            yield outcome_of[reason or (series_reasons[number] if number >= 0 else "")]
 
     @cached_property
-    def _lost(self) -> LostFiles:
-        """Files that may be slices and can't be read."""
+    def _unreadable(self) -> LostFiles:
+        """Files that may be slices but can't be read."""
         rows = self.rows
-        dicom = {n: one for n, one in enumerate(rows.series) if one.kind == DICOM}
-        damaged = {n for n, one in dicom.items() if not one.series_uid and one.reason in _LOST}
+        dicom = {n: series for n, series in enumerate(rows.series) if series.kind == DICOM}
+        damaged = {
+            n
+            for n, series in dicom.items()
+            if not series.series_uid and series.reason in _UNREADABLE
+        }
         return LostFiles(
             rows.entries,
             lambda n: rows.reasons[n] in FAILED or rows.groups[n] in damaged,
             (
-                DicomFiles(one.study_uid or one.series_uid, one.files, one.slices)
-                for n, one in dicom.items()
+                DicomFiles(series.study_uid or series.series_uid, series.files, series.slices)
+                for n, series in dicom.items()
                 if n not in damaged
             ),
         )
 
-    def _lost_beside(self, one: IndexedSeries) -> int:
-        """Return how many files that can't be read may be slices of a series."""
-        if one.kind != DICOM:
+    def _count_unreadable(self, series: IndexedSeries) -> int:
+        """Return the number of unreadable files that may be slices of a series."""
+        if series.kind != DICOM:
             return 0
-        paths = (self.rows.entries[n].path for n in one.files)
-        return self._lost.of(one.study_uid or one.series_uid, paths)
+        paths = (self.rows.entries[n].path for n in series.files)
+        return self._unreadable.of(series.study_uid or series.series_uid, paths)
 
-    def stamp(self, one: IndexedSeries) -> str:
-        """Return the stamp of a series' files; see `Series`."""
-        return stamp_of(self.rows.entries[n] for n in one.files)
+    def stamp(self, series: IndexedSeries) -> str:
+        """Return the stamp of the files of a series; see `Series`."""
+        return stamp_of(self.rows.entries[n] for n in series.files)
 
-    def as_series(self, one: IndexedSeries) -> Series:
-        """Return a series as readers take it; what is packed is unpacked for it."""
+    def as_series(self, series: IndexedSeries) -> Series:
+        """Return a series as readers take it; compressed files and archives are unpacked."""
+        scratch = current_session().scratch
         return Series(
-            kind=one.kind,
+            kind=series.kind,
             files=tuple(
-                SCRATCH.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
-                for n in one.files
+                scratch.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
+                for n in series.files
             ),
-            study_uid=one.study_uid,
-            series_uid=one.series_uid,
-            modality=one.what.modality or None,
-            description=one.what.description,
-            lost=self._lost_beside(one),
-            stamp=self.stamp(one),
+            study_uid=series.study_uid,
+            series_uid=series.series_uid,
+            modality=series.what.modality or None,
+            description=series.what.description,
+            lost=self._count_unreadable(series),
+            stamp=self.stamp(series),
         )
 
 
@@ -137,20 +141,20 @@ def build_index(
     processes: int | None = None,
     archives: bool = False,
 ) -> Index:
-    """Find all files at paths, look at those that are new or changed, and keep what was seen.
+    """List all files at some paths, inspect new and changed ones, and store the index.
 
     Parameters
     ----------
     paths : sequence of Path or str
-        As `scanloom.io.walk.list_files` takes them.
+        As for `scanloom.io.walk.list_files`.
     key : bytes
-        Of the ids.
+        Secret key of the case IDs.
     out : Path or None
-        The output folder whose index it is; None for a file in the user's cache folder.
+        Output folder that the index belongs to; None for a file in the user's cache folder.
     processes : int or None
-        How many help with many files; None for as many as there are cores.
+        Number of processes for many files; None for one per core.
     archives : bool
-        Whether archives in folders are looked into.
+        Whether to search archives inside folders.
 
     Raises
     ------
@@ -162,98 +166,122 @@ def build_index(
     if out is not None:
         check_key(out, fingerprint)
         check_unclaimed(out)  # the index claims it
-    place = cache_file(paths) if out is None else out / PRIVATE / INDEX
-    old = read_index(place, fingerprint)
-    with Helpers(processes or _cores()) as helpers, no_collector():
-        called = helpers.start if old is None else None
-        entries = list_files(paths, MANY, called, out, archives=archives)
-        same = None if old is None else old.rows_of(entries)
-        if same is not None:
-            return Index(same, _in_order(same), 0)
-        if old is not None and not old.is_whole():
-            old = None
-        rows, opened = _build(entries, key, old, helpers)
+    path = cache_file(paths) if out is None else out / PRIVATE / INDEX
+    stored = read_index(path, fingerprint)
+    with Helpers(processes or _core_count()) as workers, no_collector():
+        start_workers = workers.start if stored is None else None
+        entries = list_files(paths, MANY, start_workers, out, archives=archives)
+        unchanged = None if stored is None else stored.rows_of(entries)
+        if unchanged is not None:
+            return Index(unchanged, _in_order(unchanged), 0)
+        if stored is not None and not stored.is_whole():
+            stored = None
+        rows, opened = _build(entries, key, stored, workers)
     if out is None:
-        _keep_in_cache(rows, place, fingerprint)
+        _store_in_cache(rows, path, fingerprint)
     else:
-        _keep_in_out(rows, out, fingerprint)
+        _store_in_output(rows, out, fingerprint)
     return Index(rows, _in_order(rows), opened)
 
 
 def stored_index(out: Path, fingerprint: str) -> Index | None:
-    """Return the index that an output folder keeps, None where there is none for this key.
+    """Return the index stored in an output folder, or None if it has none for this key.
 
-    The files are those that were there when it was made: none is looked at.
+    It describes the files that existed when it was built; none of them is checked.
     """
-    old = read_index(out / PRIVATE / INDEX, fingerprint)
-    if old is None or not old.is_whole():
+    stored = read_index(out / PRIVATE / INDEX, fingerprint)
+    if stored is None or not stored.is_whole():
         return None
-    rows = old.rows()
+    rows = stored.rows()
     return Index(rows, _in_order(rows), 0)
 
 
 def cache_file(paths: Sequence[Path | str]) -> Path:
-    """Return where the index of some paths is kept for who names no output folder."""
+    """Return the path of the stored index of some paths outside any output folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else home() / ".cache") / "scanloom" / "index"
-    named = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # noqa: PTH100 links stay
-    digest = hashlib.blake2b(os.fsencode(named), digest_size=16).hexdigest()
+    joined = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # keeps symbolic links
+    digest = hashlib.blake2b(os.fsencode(joined), digest_size=16).hexdigest()
     return folder / f"{digest}.parquet"
 
 
-def _cores() -> int:
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+def _core_count() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _build(
-    entries: list[Entry], key: bytes, old: StoredRows | None, helpers: Helpers
+    entries: list[Entry], key: bytes, stored: StoredRows | None, workers: Helpers
 ) -> tuple[Rows, int]:
-    """Return a row for each entry, and how many files were opened for it."""
-    before = [-1] * len(entries) if old is None else old.unchanged(entries)
-    looks, places = look_results(
-        entries, [old.looks[row] if old is not None and row >= 0 else None for row in before]
-    )
-    missing = list(places)
-    told: dict[tuple[int, ...], Description] = {}
-    if len(missing) > MANY:
-        helpers.start()
-    chunks = list(_chunks(missing, entries))
-    files = [[(places[n], entries[n].size) for n in chunk] for chunk in chunks]
-    for chunk, done in zip(chunks, helpers.survey(files), strict=True):
-        for n, look in zip(chunk, done.looks, strict=True):
-            looks[n] = look
-        for numbers, what in done.series:
-            told[tuple([chunk[n] for n in numbers])] = what
-    whole = [look for look in looks if look is not None]
-    groups = group_files(entries, whole)
-    known = [_known(_files(group), before, old) for group in groups]
-    todo = [
-        told.get(_files(group)) or _to_describe(group, entries, whole)
-        for group, one in zip(groups, known, strict=True)
-        if one is None
+    """Return a row for each entry, and the number of files that were opened."""
+    stored_rows = [-1] * len(entries) if stored is None else stored.unchanged(entries)
+    infos, described, opened = _inspect(entries, stored_rows, stored, workers)
+    groups = group_files(entries, infos)
+    series = [_stored_series(_files(group), stored_rows, stored) for group in groups]
+    new = [n for n, known in enumerate(series) if known is None]
+    tasks = [
+        described.get(_files(groups[n])) or _to_describe(groups[n], entries, infos) for n in new
     ]
-    described = iter(list(_described(todo, helpers)))
-    series = []
-    for group, one in zip(groups, known, strict=True):
-        if one is None:
-            series.append(_series(group, next(described), entries, whole, key))
-        else:
-            series.append(one._replace(files=_files(group)))
-    return make_rows(entries, whole, groups, series), len(missing)
+    for n, info in zip(new, _describe(tasks, workers), strict=True):
+        series[n] = _series(groups[n], info, entries, infos, key)
+    complete = [known for known in series if known is not None]
+    return make_rows(entries, infos, groups, complete), opened
 
 
-def _chunks(missing: Sequence[int], entries: Sequence[Entry]) -> Iterator[list[int]]:
-    """Cut the files to open into pieces of work; those of a folder stay together."""
+def _inspect(
+    entries: Sequence[Entry],
+    stored_rows: Sequence[int],
+    stored: StoredRows | None,
+    workers: Helpers,
+) -> tuple[list[Look], dict[tuple[int, ...], Description], int]:
+    """Inspect the files that the stored index does not have.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    stored_rows : sequence of int
+        Row of each file in the stored index; -1 if it is new or changed.
+    stored : StoredRows or None
+    workers : Helpers
+        Started if there are many files to open.
+
+    Returns
+    -------
+    list of Look
+        One for each entry.
+    dict of tuple of int to Description
+        Series whose files were all inspected in one chunk, by the indices of the files.
+    int
+        Number of files that were opened.
+    """
+    infos, paths = look_results(
+        entries,
+        [stored.looks[row] if stored is not None and row >= 0 else None for row in stored_rows],
+    )
+    if len(paths) > MANY:
+        workers.start()
+    chunks = list(_chunks(list(paths), entries))
+    files = [[(paths[n], entries[n].size) for n in chunk] for chunk in chunks]
+    described: dict[tuple[int, ...], Description] = {}
+    for chunk, result in zip(chunks, workers.survey(files), strict=True):
+        for n, info in zip(chunk, result.looks, strict=True):
+            infos[n] = info
+        for members, series_info in result.series:
+            described[tuple([chunk[n] for n in members])] = series_info
+    return [info for info in infos if info is not None], described, len(paths)
+
+
+def _chunks(to_open: Sequence[int], entries: Sequence[Entry]) -> Iterator[list[int]]:
+    """Split the files to open into chunks of work; those of one folder stay together."""
     chunk: list[int] = []
-    folder = ""
-    for n in missing:
-        place = entries[n].path.rpartition(os.sep)[0]
-        if (len(chunk) >= _CHUNK and place != folder) or len(chunk) >= _LARGEST:
+    previous = ""
+    for n in to_open:
+        folder = entries[n].path.rpartition(os.sep)[0]
+        if (len(chunk) >= _CHUNK and folder != previous) or len(chunk) >= _LARGEST:
             yield chunk
             chunk = []
         chunk.append(n)
-        folder = place
+        previous = folder
     if chunk:
         yield chunk
 
@@ -262,40 +290,38 @@ def _files(group: Group) -> tuple[int, ...]:
     return tuple(group.members or group.skipped)
 
 
-def _known(
-    files: Sequence[int], before: Sequence[int], old: StoredRows | None
+def _stored_series(
+    files: tuple[int, ...], stored_rows: Sequence[int], stored: StoredRows | None
 ) -> IndexedSeries | None:
-    """Return the series of the old index that had the same files, none of them changed."""
-    if old is None or before[files[0]] < 0:
+    """Return the stored series with exactly these files, all of them unchanged."""
+    if stored is None or stored_rows[files[0]] < 0:
         return None
-    number = old.groups[before[files[0]]]
-    if number < 0 or {before[n] for n in files} != set(old.series[number].files):
+    number = stored.groups[stored_rows[files[0]]]
+    if number < 0 or {stored_rows[n] for n in files} != set(stored.series[number].files):
         return None
-    return old.series[number]
+    return stored.series[number]._replace(files=files)
 
 
 def _to_describe(
-    group: Group, entries: Sequence[Entry], looks: Sequence[Look]
+    group: Group, entries: Sequence[Entry], infos: Sequence[Look]
 ) -> ToDescribe | Description:
-    """Return what has to be looked at, or what is known of damaged files."""
-    files = _files(group)
+    """Return the task of describing a series; a finished description if its files are damaged."""
+    files, scratch = _files(group), current_session().scratch
     try:
-        paths = [SCRATCH.place(entries[n].path) for n in files]
+        paths = [scratch.place(entries[n].path) for n in files]
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
     if group.kind != DICOM:
         return ToDescribe(group.kind, paths, [])
-    packed = [one for n in files if (one := looks[n].packed)]
-    lost = [looks[n] for n in files if not looks[n].packed]
-    if lost:
-        return Description(reason=lost[0].reason, detail=lost[0].detail)
-    return ToDescribe(DICOM, paths, packed)
+    headers = [packed for n in files if (packed := infos[n].packed)]
+    damaged = [infos[n] for n in files if not infos[n].packed]
+    if damaged:
+        return Description(reason=damaged[0].reason, detail=damaged[0].detail)
+    return ToDescribe(DICOM, paths, headers)
 
 
-def _described(
-    tasks: Sequence[ToDescribe | Description], helpers: Helpers
-) -> Iterator[Description]:
-    """Give the descriptions in order; small series are sent together."""
+def _describe(tasks: Sequence[ToDescribe | Description], workers: Helpers) -> Iterator[Description]:
+    """Yield a description for each task, in order; small series share a chunk."""
     chunks: list[list[ToDescribe]] = [[]]
     size = 0
     for task in tasks:
@@ -305,47 +331,53 @@ def _described(
                 size = 0
             chunks[-1].append(task)
             size += len(task.paths)
-    done = (one for chunk in helpers.describe(chunks) for one in chunk)
+    results = (info for chunk in workers.describe(chunks) for info in chunk)
     for task in tasks:
-        yield next(done) if isinstance(task, ToDescribe) else task
+        yield next(results) if isinstance(task, ToDescribe) else task
 
 
 def _series(
     group: Group,
-    what: Description,
+    info: Description,
     entries: Sequence[Entry],
-    looks: Sequence[Look],
+    infos: Sequence[Look],
     key: bytes,
 ) -> IndexedSeries:
-    files = _files(group)
+    files, scratch = _files(group), current_session().scratch
     try:
-        plain = (
+        readable = (
             ()
             if group.series
-            else tuple(SCRATCH.plain(entries[n].path, gzipped=looks[n].gzipped) for n in files)
+            else tuple(scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in files)
         )
-        name = case_id(Series(group.kind, plain, group.study, group.series), key)
+        case = case_id(Series(group.kind, readable, group.study, group.series), key)
     except ScanError:
-        name = ""
+        case = ""
     study = study_id(group.study, key) if group.study else ""
     slices = bool(group.members)
-    return IndexedSeries(name, study, group.kind, group.study, group.series, files, slices, what)
+    return IndexedSeries(case, study, group.kind, group.study, group.series, files, slices, info)
 
 
 def _in_order(rows: Rows) -> tuple[IndexedSeries, ...]:
-    """Return the series as `find_series` would number them, those without slices last."""
+    """Return the series in the order in which `find_series` numbers them, skipped ones last."""
 
-    def order(one: IndexedSeries) -> tuple[object, ...]:
-        first = rows.entries[one.files[0]].path
-        return (not one.slices, -len(one.files), one.study_uid, one.series_uid, first)
+    def order(series: IndexedSeries) -> tuple[object, ...]:
+        first = rows.entries[series.files[0]].path
+        return (
+            not series.slices,
+            -len(series.files),
+            series.study_uid,
+            series.series_uid,
+            first,
+        )
 
     return tuple(sorted(rows.series, key=order))
 
 
-def _keep_in_out(rows: Rows, out: Path, fingerprint: str) -> None:
+def _store_in_output(rows: Rows, out: Path, fingerprint: str) -> None:
     try:
         with private_folder(out, fingerprint) as folder:
-            for draft in folder.glob(f".{INDEX}.*"):  # left by who died; nobody is writing now
+            for draft in folder.glob(f".{INDEX}.*"):  # of a killed process: the folder is locked
                 draft.unlink(missing_ok=True)
             write_private(folder / INDEX, lambda draft: write_index(rows, draft, fingerprint))
     except OSError as exc:
@@ -353,11 +385,11 @@ def _keep_in_out(rows: Rows, out: Path, fingerprint: str) -> None:
         raise ScanError(reason, f"the index can't be written ({type(exc).__name__})") from exc
 
 
-def _keep_in_cache(rows: Rows, path: Path, fingerprint: str) -> None:
-    """Keep the index for its owner alone; who has no cache folder does without."""
+def _store_in_cache(rows: Rows, path: Path, fingerprint: str) -> None:
+    """Store the index for its owner only; without a usable cache folder, it is not stored."""
     try:
         make_private_folder(path.parent)
         path.parent.chmod(0o700)
         write_private(path, lambda draft: write_index(rows, draft, fingerprint))
     except OSError:
-        logger.debug("the index can't be kept", exc_info=True)
+        logger.debug("the index can't be stored", exc_info=True)

@@ -1,4 +1,4 @@
-"""The rows of an index, in memory and as a Parquet file: first those of files, then of series."""
+"""Rows of an index, in memory and in a Parquet file: first the files, then the series."""
 
 from __future__ import annotations
 
@@ -23,11 +23,20 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 FORM = "7"
-"""Of the file; with the version of scanloom, since another one may judge otherwise."""
+"""File format version; stored with scanloom's own, as another release may classify differently."""
 
-_FORM, _KEY = b"scanloom.index", b"scanloom.key"
+_VERSION_FIELD = b"scanloom.index"
+_KEY_FIELD = b"scanloom.key"
+_FILE_COUNT_FIELD = b"scanloom.files"
+_FILE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened", "reason", "group", "gzipped")
+_STATE_COLUMNS = _FILE_COLUMNS[:5]
+_INFO_COLUMNS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
+_SERIES_COLUMNS = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
+_RENAMED = {"reason": "series_reason", "detail": "series_detail"}
+
 _RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
-_LOOKED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # nothing of the file
+_OPENED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # not a fault of the file
+_NO_ELEMENTS = Packed(b"", b"")
 
 
 class IndexedSeries(NamedTuple):
@@ -36,18 +45,20 @@ class IndexedSeries(NamedTuple):
     Parameters
     ----------
     id : str
-        Its case id; empty where its files can't be read.
+        Its case ID; empty if its files can't be read.
     study : str
-        Keyed id of the study; empty where there is none.
+        Keyed ID of the study; empty if absent.
     kind : str
-        Its format: a name of `scanloom.io.formats.FORMATS`.
+        A name of `scanloom.io.formats.FORMATS`.
     study_uid, series_uid : str
     files : tuple of int
-        Its slices, by their rows in the index; of a series that is skipped, all its files.
+        Its slices, by their rows in the index; for a skipped series, all its files.
     slices : bool
-        Whether any of them may be a slice: others are counted, and can't be chosen.
+        Whether any of them may be a slice. A series without slices is counted, but can't be
+        selected.
     what : Description
-        What it is like, and what reading it would say. Its last words may hold identity.
+        Its metadata, and the result that reading it would have. The last fields may identify a
+        patient.
     """
 
     id: str
@@ -61,30 +72,31 @@ class IndexedSeries(NamedTuple):
 
     @property
     def reason(self) -> Reason | None:
-        """Why it gives no volume."""
+        """Reason for which the series gives no volume, or None if it gives one."""
         return Reason[self.what.reason] if self.what.reason else None
 
     @property
     def status(self) -> str:
-        """What became of it: used, skipped, ambiguous or failed."""
+        """Outcome of the series: used, skipped, ambiguous or failed."""
         return "used" if self.reason is None else self.reason.outcome
 
 
 @dataclass(eq=False)
 class Rows:
-    """What is known of each file.
+    """Properties of each file, one list per property, and the series that the files form.
 
     Parameters
     ----------
     entries : list of Entry
     reasons : list of str
-        Code of why a file is no part of a series that is used; empty where its series decides.
+        Code of the reason for which a file is not part of a used series; empty if the reason of
+        its series applies.
     groups : list of int
-        The number of its series in `series`, -1 where it belongs to none.
+        Index of the file's series in `series`; -1 if it belongs to none.
     gzipped : list of bool
     series : list of IndexedSeries
     looks : callable
-        Returns what each file is; it may have to be read first.
+        Returns the `Look` of each file; it may have to be read first.
     """
 
     entries: list[Entry]
@@ -99,14 +111,14 @@ class Rows:
 
 
 class StoredRows:
-    """Rows as they were written; what nobody asks for is not read.
+    """Rows read from a file; columns of `looks` are read when they are first needed.
 
     Parameters
     ----------
     path : Path
-        The file.
+        The Parquet file.
     table : pyarrow.Table
-        All columns but those of `looks`.
+        All columns of the files except those of `looks`.
     """
 
     def __init__(self, path: Path, table: pa.Table) -> None:
@@ -115,26 +127,26 @@ class StoredRows:
         self.groups: list[int] = table.column("group").to_pylist()
         self.series = _read_series(path, self.groups)
         if not set(self.reasons) <= {"", *(reason.code for reason in Reason)}:
-            raise ValueError("a reason that does not exist")
+            raise ValueError("unknown reason code in the index")
 
     @cached_property
     def looks(self) -> list[Look]:
-        """What each file is."""
-        return _read_looks(self._path)
+        """Stored inspection result of each file."""
+        return _read_infos(self._path)
 
     def is_whole(self) -> bool:
-        """Whether `looks` can be read too; damage in them shows only then."""
+        """Return whether `looks` can be read too; damage to them is not detected earlier."""
         try:
             return len(self.looks) == len(self._table)
         except _read_errors():
             return False
 
     def rows_of(self, entries: list[Entry]) -> Rows | None:
-        """Return the rows if these are the files, unchanged, and none has to be tried again."""
-        if len(entries) != len(self._table) or self._must_be_tried():
+        """Return the rows if exactly these files are stored, unchanged, and none needs a retry."""
+        if len(entries) != len(self._table) or self._to_retry():
             return None
         table = self._table
-        same = (
+        equal = (
             np.array_equal(table.column(name).to_numpy(), np.fromiter(values, kind, len(entries)))
             for name, kind, values in (
                 ("size", np.int64, (e.size for e in entries)),
@@ -142,80 +154,89 @@ class StoredRows:
                 ("inode", np.uint64, (e.inode for e in entries)),
             )
         )
-        if not all(same) or table.column("unopened").to_pylist() != _unopened(entries):
+        if not all(equal) or table.column("unopened").to_pylist() != _unopened(entries):
             return None
         if table.column("path").to_pylist() != [os.fsencode(e.path) for e in entries]:
             return None
         return self._rows(entries)
 
     def rows(self) -> Rows:
-        """Return all rows, of the files as they were."""
-        names = ("path", "size", "mtime_ns", "inode", "unopened")
-        stored = zip(*(self._table.column(name).to_pylist() for name in names), strict=True)
+        """Return all rows, with the file states stored in the index."""
         return self._rows(
             [
-                Entry(os.fsdecode(path), size, time, inode, Reason[why] if why else None)
-                for path, size, time, inode, why in stored
+                Entry(os.fsdecode(path), size, time, inode, Reason[code] if code else None)
+                for path, size, time, inode, code in self._states()
             ]
         )
+
+    def unchanged(self, entries: Sequence[Entry]) -> list[int]:
+        """Return the row of each file; -1 if the file is new, changed or must be retried."""
+        to_retry = self._to_retry()
+        row_of = {state: n for n, state in enumerate(self._states()) if n not in to_retry}
+        return [
+            row_of.get((os.fsencode(e.path), e.size, e.mtime_ns, e.inode, code), -1)
+            for e, code in zip(entries, _unopened(entries), strict=True)
+        ]
 
     def _rows(self, entries: list[Entry]) -> Rows:
         gzipped = self._table.column("gzipped").to_pylist()
         return Rows(entries, self.reasons, self.groups, gzipped, self.series, lambda: self.looks)
 
-    def unchanged(self, entries: Sequence[Entry]) -> list[int]:
-        """Return for each entry the row of the same file, -1 where it is new or was changed."""
-        names = ("path", "size", "mtime_ns", "inode", "unopened")
-        stored = zip(*(self._table.column(name).to_pylist() for name in names), strict=True)
-        tried = self._must_be_tried()
-        places = {key: n for n, key in enumerate(stored) if n not in tried}
-        return [
-            places.get((os.fsencode(e.path), e.size, e.mtime_ns, e.inode, why), -1)
-            for e, why in zip(entries, _unopened(entries), strict=True)
-        ]
+    def _states(self) -> Iterable[tuple[Any, ...]]:
+        columns = (self._table.column(name).to_pylist() for name in _STATE_COLUMNS)
+        return zip(*columns, strict=True)
 
-    def _must_be_tried(self) -> set[int]:
-        """Return files that could not be read: that can change without a trace in the file.
+    def _to_retry(self) -> set[int]:
+        """Return the rows of files that must be opened again although they have not changed.
 
-        So can whatever else trying again may help.
+        An unreadable file may become readable without a visible change; other reasons are marked
+        for a retry.
         """
-        failed = {n for n, reason in enumerate(self.reasons) if reason in _LOOKED_AGAIN}
-        failed.update(n for one in self.series if one.what.reason in _RETRIED for n in one.files)
+        failed = {n for n, reason in enumerate(self.reasons) if reason in _OPENED_AGAIN}
+        failed.update(
+            n for series in self.series if series.what.reason in _RETRIED for n in series.files
+        )
         unopened = self._table.column("unopened")
         return {n for n in failed if not unopened[n].as_py()}
 
 
 def make_rows(
     entries: list[Entry],
-    looks: list[Look],
+    infos: list[Look],
     groups: Sequence[Group],
     series: list[IndexedSeries],
 ) -> Rows:
-    """Return the rows of files that were looked at and grouped."""
-    reasons = [look.reason for look in looks]
+    """Return the rows of files that were inspected and grouped."""
+    reasons = [info.reason for info in infos]
     numbers = [-1] * len(entries)
-    for number, (group, one) in enumerate(zip(groups, series, strict=True)):
-        for n in one.files:
+    for number, (group, indexed) in enumerate(zip(groups, series, strict=True)):
+        for n in indexed.files:
             numbers[n] = number
         for n in group.members:
-            reasons[n] = ""  # as its series; voxels beside a header are no image on their own
-    return Rows(entries, reasons, numbers, [look.gzipped for look in looks], series, lambda: looks)
+            reasons[n] = ""  # that of the series; detached voxels alone would not be an image
+    return Rows(entries, reasons, numbers, [info.gzipped for info in infos], series, lambda: infos)
+
+
+_NO_ROWS = Rows([], [], [], [], [], list)
 
 
 def write_index(rows: Rows, path: Path, fingerprint: str) -> None:
-    """Write rows to a Parquet file: those of files, then those of series.
+    """Write rows to a Parquet file: first the files, then the series.
 
     Raises
     ------
     OSError
-        If it can't be written.
+        If the file can't be written.
     """
     from pyarrow import parquet
 
-    both = _table(rows)
-    said = {_FORM: _form(), _KEY: fingerprint.encode(), _FILES: str(len(rows)).encode()}
+    metadata = {
+        _VERSION_FIELD: _version(),
+        _KEY_FIELD: fingerprint.encode(),
+        _FILE_COUNT_FIELD: str(len(rows)).encode(),
+    }
     parquet.write_table(
-        both.replace_schema_metadata(said),
+        _table(rows).replace_schema_metadata(metadata),
         path,
         compression="zstd",
         compression_level=1,
@@ -224,26 +245,26 @@ def write_index(rows: Rows, path: Path, fingerprint: str) -> None:
 
 
 def read_index(path: Path, fingerprint: str) -> StoredRows | None:
-    """Return what was written for the same key; None if it is not there, older or damaged."""
+    """Return the stored rows; None if the file is missing, outdated, damaged or of another key."""
     try:
-        with _opened(path) as file:
-            said = file.schema_arrow.metadata or {}
-            if said.get(_FORM) != _form() or said.get(_KEY) != fingerprint.encode():
+        with _open_parquet(path) as file:
+            metadata = file.schema_arrow.metadata or {}
+            if metadata.get(_VERSION_FIELD) != _version():
+                return None
+            if metadata.get(_KEY_FIELD) != fingerprint.encode():
                 return None
             if not file.schema_arrow.equals(_table(_NO_ROWS).schema):
                 return None
-            table = file.read(columns=list(_OF_FILES)).slice(0, int(said[_FILES]))
+            table = file.read(columns=list(_FILE_COLUMNS)).slice(
+                0, int(metadata[_FILE_COUNT_FIELD])
+            )
             return StoredRows(path, table)
     except _read_errors():
         return None
 
 
-_NOTHING = Packed(b"", b"")
-_NO_ROWS = Rows([], [], [], [], [], list)
-
-
-def _opened(path: Path) -> parquet.ParquetFile:
-    """Open the file; a page whose checksum is wrong is an OSError."""
+def _open_parquet(path: Path) -> parquet.ParquetFile:
+    """Open the file; a page with a wrong checksum raises OSError."""
     from pyarrow import parquet
 
     if not path.is_file():
@@ -252,20 +273,13 @@ def _opened(path: Path) -> parquet.ParquetFile:
 
 
 def _read_errors() -> tuple[type[Exception], ...]:
-    """Return what reading a damaged file, or one of others, may raise."""
+    """Return the exceptions raised by reading a damaged or foreign file."""
     import pyarrow as pa
 
     return OSError, LookupError, TypeError, ValueError, pa.ArrowException
 
 
-_FILES = b"scanloom.files"
-_OF_FILES = ("path", "size", "mtime_ns", "inode", "unopened", "reason", "group", "gzipped")
-_OF_LOOKS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
-_OF_SERIES = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
-_RENAMED = {"reason": "series_reason", "detail": "series_detail"}
-
-
-def _form() -> bytes:
+def _version() -> bytes:
     return f"{FORM} {version('scanloom')}".encode()
 
 
@@ -282,25 +296,25 @@ def _table(rows: Rows) -> pa.Table:
 def _file_table(rows: Rows) -> pa.Table:
     import pyarrow as pa
 
-    entries, looks = rows.entries, rows.looks()
-    packed = [look.packed or _NOTHING for look in looks]
-    words = pa.dictionary(pa.int32(), pa.string())
+    entries, infos = rows.entries, rows.looks()
+    elements = [info.packed or _NO_ELEMENTS for info in infos]
+    texts = pa.dictionary(pa.int32(), pa.string())
     columns: dict[str, tuple[list[Any], pa.DataType]] = {
         "path": ([os.fsencode(e.path) for e in entries], pa.binary()),
         "size": ([e.size for e in entries], pa.int64()),
         "mtime_ns": ([e.mtime_ns for e in entries], pa.int64()),
         "inode": ([e.inode for e in entries], pa.uint64()),
-        "unopened": (_unopened(entries), words),
-        "reason": (rows.reasons, words),
+        "unopened": (_unopened(entries), texts),
+        "reason": (rows.reasons, texts),
         "group": (rows.groups, pa.int32()),
         "gzipped": (rows.gzipped, pa.bool_()),
-        "kind": ([look.kind for look in looks], words),
-        "study": ([look.study for look in looks], words),
-        "series": ([look.series for look in looks], words),
-        "look_reason": ([look.reason for look in looks], words),
-        "detail": ([look.detail for look in looks], words),
-        "common": ([p.common for p in packed], pa.dictionary(pa.int32(), pa.binary())),
-        "own": ([p.own for p in packed], pa.binary()),
+        "kind": ([info.kind for info in infos], texts),
+        "study": ([info.study for info in infos], texts),
+        "series": ([info.series for info in infos], texts),
+        "look_reason": ([info.reason for info in infos], texts),
+        "detail": ([info.detail for info in infos], texts),
+        "common": ([e.common for e in elements], pa.dictionary(pa.int32(), pa.binary())),
+        "own": ([e.own for e in elements], pa.binary()),
     }
     return pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
 
@@ -311,43 +325,45 @@ def _series_table(rows: Rows) -> pa.Table:
     lists = {"shape": pa.int32(), "spacing": pa.float64()}
     kinds = {name: pa.list_(pa.field("element", kind)) for name, kind in lists.items()}
     kinds |= {"number": pa.int64(), "contrast": pa.bool_(), "slices": pa.bool_()}
-    values: dict[str, list[Any]] = {
-        name: [one[n] for one in rows.series]
-        for name, n in zip(_OF_SERIES, (0, 1, 2, 3, 4, 6), strict=True)
+    columns: dict[str, list[Any]] = {
+        name: [series[n] for series in rows.series]
+        for name, n in zip(_SERIES_COLUMNS, (0, 1, 2, 3, 4, 6), strict=True)
     }
     for n, name in enumerate(Description._fields):
-        values[_RENAMED.get(name, name)] = [one.what[n] for one in rows.series]
-    return pa.table({n: pa.array(v, kinds.get(n, pa.string())) for n, v in values.items()})
+        columns[_RENAMED.get(name, name)] = [series.what[n] for series in rows.series]
+    return pa.table(
+        {name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()}
+    )
 
 
 def _read_series(path: Path, groups: Sequence[int]) -> list[IndexedSeries]:
-    described = [_RENAMED.get(name, name) for name in Description._fields]
-    with _opened(path) as file:
-        first = int(file.schema_arrow.metadata[_FILES])
-        table = file.read(columns=[*_OF_SERIES, *described]).slice(first)
+    info_columns = [_RENAMED.get(name, name) for name in Description._fields]
+    with _open_parquet(path) as file:
+        first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
+        table = file.read(columns=[*_SERIES_COLUMNS, *info_columns]).slice(first)
     files: list[list[int]] = [[] for _ in range(len(table))]
     for n, group in enumerate(groups):
         if group >= 0:
             files[group].append(n)
-    found = []
-    for row, own in zip(table.to_pylist(), files, strict=True):
-        what = Description(*(row[name] for name in described))
-        what = what._replace(shape=tuple(what.shape), spacing=tuple(what.spacing))
-        if what.reason:
-            Reason[what.reason]  # KeyError for one that does not exist
-        *ids, slices = (row[name] for name in _OF_SERIES)
-        found.append(IndexedSeries._make((*ids, tuple(own), slices, what)))
-    return found
+    all_series = []
+    for row, members in zip(table.to_pylist(), files, strict=True):
+        info = Description(*(row[name] for name in info_columns))
+        info = info._replace(shape=tuple(info.shape), spacing=tuple(info.spacing))
+        if info.reason:
+            Reason[info.reason]  # KeyError for an unknown code
+        *ids, slices = (row[name] for name in _SERIES_COLUMNS)
+        all_series.append(IndexedSeries._make((*ids, tuple(members), slices, info)))
+    return all_series
 
 
-def _read_looks(path: Path) -> list[Look]:
-    with _opened(path) as file:
-        first = int(file.schema_arrow.metadata[_FILES])
-        table = file.read(columns=list(_OF_LOOKS)).slice(0, first)
-    *words, commons, own = (table.column(name).to_pylist() for name in _OF_LOOKS)
-    once: dict[bytes, bytes] = {}
-    packed = (
-        Packed(once.setdefault(common, common), one) if one else None
-        for common, one in zip(commons, own, strict=True)
+def _read_infos(path: Path) -> list[Look]:
+    with _open_parquet(path) as file:
+        first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
+        table = file.read(columns=list(_INFO_COLUMNS)).slice(0, first)
+    *texts, shared, own = (table.column(name).to_pylist() for name in _INFO_COLUMNS)
+    interned: dict[bytes, bytes] = {}
+    elements = (
+        Packed(interned.setdefault(common, common), per_file) if per_file else None
+        for common, per_file in zip(shared, own, strict=True)
     )
-    return [Look(*row) for row in zip(*words, packed, strict=True)]
+    return [Look(*row) for row in zip(*texts, elements, strict=True)]

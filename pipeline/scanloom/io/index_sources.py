@@ -64,7 +64,7 @@ def remember_series(out: Path, fingerprint: str, index: Index, ids: Iterable[str
     Raises
     ------
     ScanError
-        KEY_OTHER; OUTPUT if the crosswalk cannot be read.
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if the crosswalk cannot be read.
     OSError
         If the crosswalk cannot be written.
     """

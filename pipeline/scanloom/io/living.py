@@ -1,4 +1,4 @@
-"""Whether a process still runs."""
+"""Liveness of processes and runs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 SILENT = 60.0
-"""Seconds after which a run of another host, which says something each second, counts as dead."""
+"""Seconds without a heartbeat (one per second) after which a run of another host counts as dead."""
 ENDED = ("done", "stopped", "failed")
-"""The states that are a run's last word."""
+"""Final states of a run."""
 DIED = "died"
 
 
 def process_start(process: int) -> str:
-    """Return when a process began (ticks since boot, proc(5)), "0" where it does not run."""
+    """Return the start of a process in ticks since boot (proc(5)); "0" if it is not running."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
-        return "1" if process == os.getpid() else "0"  # no /proc: only this process is known
-    words = stat.rpartition(")")[2].split()  # the name before may hold anything
-    return "0" if words[0] in "ZX" else words[19]  # fields 3 and 22; a zombie runs no more
+        return "1" if process == os.getpid() else "0"  # without /proc, only this process is known
+    fields = stat.rpartition(")")[2].split()  # the process name before may contain anything
+    return "0" if fields[0] in "ZX" else fields[19]  # fields 3 and 22; a zombie has ended
 
 
 def process_space() -> str:
-    """Return in which PID namespace this process is: containers may share a host's name."""
+    """Return the PID namespace of this process: containers may share the name of a host."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -36,24 +36,24 @@ def process_space() -> str:
 
 
 def this_host() -> str:
-    """Return eight characters that tell this host, or container, from others without naming it."""
-    where = f"{socket.gethostname()} {process_space()}"
-    return hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
+    """Return eight characters that identify this host or container without revealing its name."""
+    identity = f"{socket.gethostname()} {process_space()}"
+    return hashlib.blake2b(identity.encode(), digest_size=4).hexdigest()
 
 
-def state_seen(told: Mapping[str, Any]) -> str:
-    """Return the state of a run: "died" where it runs no more and had no last word.
+def state_seen(status: Mapping[str, Any]) -> str:
+    """Return the state of a run; "died" if it ended without a final state.
 
     Parameters
     ----------
-    told : mapping
-        What its `status.json` says.
+    status : mapping
+        Content of its `status.json`.
     """
-    state = str(told["state"])
+    state = str(status["state"])
     if state in ENDED:
         return state
-    if told.get("host") == this_host():
-        gone = process_start(told["process"]) != told["start"]
+    if status.get("host") == this_host():
+        dead = process_start(status["process"]) != status["start"]
     else:
-        gone = time.time() - told.get("moment", 0.0) > SILENT
-    return DIED if gone else state
+        dead = time.time() - status.get("moment", 0.0) > SILENT
+    return DIED if dead else state

@@ -1,15 +1,15 @@
-"""Files that can't be read, and the series to which they might belong.
+"""Unreadable files, and the series to which they may belong.
 
-Slices of a series lie side by side, in a folder or in folders beside each other; an archive is a
-folder too. So a file that can't be read is assigned by its place alone, in this order:
+Slices of a series lie in one folder or in neighbouring folders; an archive counts as a folder. An
+unreadable file is therefore assigned by its path alone, in this order:
 
-1. a series in several folders may own all that lies below the innermost one that holds them all;
-2. else the innermost folder around the file that holds slices, at any depth, counts: all its
-   series if they are of one study; if of several, those of the study whose other objects lie
-   beside the file; else the series that lie in that very folder, and in the readable folders or
-   archives before and after the file's own.
+1. a series in several folders may own any file below their innermost common folder;
+2. else the innermost folder around the file that holds slices, at any depth, decides. If these are
+   of one study, the file may belong to any of its series. If they are of several studies, it may
+   belong to the study of other objects next to the file; without such objects, to the series in
+   that very folder, and in the readable folders or archives before and after the file's own.
 
-The last rule keeps one damaged study from casting doubt on all others of an archive.
+The last rule keeps one damaged study from casting doubt on all the others of an archive.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from scanloom.io.archives import IN_ARCHIVE, kind_of
 from scanloom.io.walk import Entry
 
 SHORTEST = 132
-"""Bytes of a DICOM file: its preamble."""
+"""Minimal size of a DICOM file in bytes: preamble and prefix."""
 
-_ANY = "*"  # stands for the suffix of a file that is lost whatever its name
-_SEVERAL = "\0"  # stands for the studies of a folder that has more than one
+_ANY = "*"  # suffix of an unreadable file that counts whatever its name
+_SEVERAL = "\0"  # study of a folder that holds more than one
 _DIGITS = re.compile(r"(\d+)")
-_Rule = tuple[str, str, str]  # its name, a folder, a study
+_Rule = tuple[str, str, str]  # name, folder, study
 
 
 class DicomFiles(NamedTuple):
@@ -40,9 +40,9 @@ class DicomFiles(NamedTuple):
     Parameters
     ----------
     study : str
-        What is equal for series of one study; empty where nothing says it.
+        Equal for all series of one study; empty if unknown.
     files : sequence of int
-        Their numbers among the entries.
+        Their indices into the entries.
     slices : bool
         Whether they are slices, not other objects.
     """
@@ -52,195 +52,213 @@ class DicomFiles(NamedTuple):
     slices: bool
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
+    """Folder, container (the archive, or else the folder) and suffix of a file."""
+
     folder: str
-    holder: str
+    container: str
     suffix: str
 
 
 class LostFiles:
-    """Counts files that can't be read.
+    """Counts the unreadable files that may belong to a series.
 
     Parameters
     ----------
     entries : sequence of Entry
-    is_lost : function of int
-        Whether the file with that number can't be read.
+    is_unreadable : function of int
+        Whether the file with this index can't be read.
     series : iterable of DicomFiles
-        All that can. What is too short for DICOM is lost too where it has the suffix of slices,
-        beside DICOM files of that suffix, or in a folder where nothing at all can be read.
+        All readable series. A file too short for DICOM counts as unreadable if its suffix is that
+        of DICOM files in its folder, or if no file of its folder can be read.
     """
 
     def __init__(
         self,
         entries: Sequence[Entry],
-        is_lost: Callable[[int], bool],
+        is_unreadable: Callable[[int], bool],
         series: Iterable[DicomFiles],
     ) -> None:
         self._counts: Counter[tuple[_Rule, str]] = Counter()
-        lost = [n for n in range(len(entries)) if is_lost(n)]
-        gone = set(lost)
-        short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in gone]
-        if not lost and not short:
+        unreadable = [n for n in range(len(entries)) if is_unreadable(n)]
+        excluded = set(unreadable)
+        short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in excluded]
+        if not unreadable and not short:
             return
-        placed = [(one, {_place(entries[n].path) for n in one.files}) for one in series]
-        self._slices = _studies((one.study, places) for one, places in placed if one.slices)
-        self._others = _studies((one.study, places) for one, places in placed if not one.slices)
-        found = Counter(_lost(entries[n]) for n in lost)
+        located = [(group, {_locate(entries[n].path) for n in group.files}) for group in series]
+        self._slices = _studies((group.study, at) for group, at in located if group.slices)
+        self._other_objects = _studies(
+            (group.study, at) for group, at in located if not group.slices
+        )
+        counts = Counter(_locate_unreadable(entries[n]) for n in unreadable)
         if short:
-            gone.update(short)
-            kinds = {(place.folder, place.suffix) for _, places in placed for place in places}
-            found.update(self._short(entries, short, gone, kinds))
-        if found:
-            self._siblings = _siblings(places for one, places in placed if one.slices)
-        for one, count in found.items():
-            for rule in self._rules(one):
-                self._counts[rule, one.suffix] += count
+            excluded.update(short)
+            dicom = {(file.folder, file.suffix) for _, at in located for file in at}
+            counts.update(self._possible_slices(entries, short, excluded, dicom))
+        if counts:
+            self._siblings = _siblings(at for group, at in located if group.slices)
+        for location, count in counts.items():
+            for rule in self._rules(location):
+                self._counts[rule, location.suffix] += count
 
     def of(self, study: str, paths: Iterable[str]) -> int:
-        """Return how many might belong to the series of a study that has these files."""
+        """Return how many unreadable files may belong to a series of `study` at these paths."""
         if not self._counts:
             return 0
-        places = {_place(path) for path in paths}
-        folders = {place.folder for place in places}
-        suffixes = {_ANY, *(place.suffix for place in places)}
-        top = _common(folders)
-        several = len(folders) > 1
-        rules: set[_Rule] = {("below", top, "")} if several else {("in", top, "")}
-        for place in _upward(top):
-            if place != top or not several:
-                rules |= {("all", place, ""), ("study", place, study)}
-        for place in {top, *(one.holder for one in places)}:
-            if top == place or top.startswith(place + "/"):
-                rules.add(("beside", place, ""))
+        locations = {_locate(path) for path in paths}
+        folders = {location.folder for location in locations}
+        suffixes = {_ANY, *(location.suffix for location in locations)}
+        common = _common_folder(folders)
+        spread = len(folders) > 1
+        rules: set[_Rule] = {("below", common, "")} if spread else {("in", common, "")}
+        for folder in _ancestors(common):
+            if folder != common or not spread:
+                rules |= {("all", folder, ""), ("study", folder, study)}
+        for folder in {common, *(location.container for location in locations)}:
+            if common == folder or common.startswith(folder + "/"):
+                rules.add(("beside", folder, ""))
         return sum(self._counts[rule, suffix] for rule in rules for suffix in suffixes)
 
-    def _short(
+    def _possible_slices(
         self,
         entries: Sequence[Entry],
         short: Sequence[int],
-        gone: set[int],
-        kinds: Set[tuple[str, str]],
-    ) -> Iterator[_Place]:
-        """Give those of the files that are too short which may have been slices."""
-        places = [_place(entries[n].path) for n in short]
-        alone = {one.folder for one in places if (one.folder, one.suffix) not in kinds}
-        alone -= self._slices.keys() | self._others.keys()
-        if alone:
-            others = (entry for n, entry in enumerate(entries) if n not in gone)
-            alone.difference_update(_folder(entry.path) for entry in others)
-        for one in places:
-            if one.folder in alone or (one.folder, one.suffix) in kinds:
-                yield one
+        excluded: set[int],
+        dicom: Set[tuple[str, str]],
+    ) -> Iterator[_Location]:
+        """Yield the locations of short files that may have been slices.
 
-    def _rules(self, lost: _Place) -> Iterator[_Rule]:
-        """Give what a series must fulfil so that a file might belong to it."""
-        for place in _upward(lost.folder):
-            yield "below", place, ""
-        branch, top = "", lost.folder
+        Parameters
+        ----------
+        entries : sequence of Entry
+        short : sequence of int
+            Files that are too short for DICOM.
+        excluded : set of int
+            Short and unreadable files.
+        dicom : set of (folder, suffix)
+            Those of DICOM files.
+        """
+        locations = [_locate(entries[n].path) for n in short]
+        unread = {file.folder for file in locations if (file.folder, file.suffix) not in dicom}
+        unread -= self._slices.keys() | self._other_objects.keys()
+        if unread:
+            readable = (entry for n, entry in enumerate(entries) if n not in excluded)
+            unread.difference_update(_folder(entry.path) for entry in readable)
+        for location in locations:
+            if location.folder in unread or (location.folder, location.suffix) in dicom:
+                yield location
+
+    def _rules(self, unreadable: _Location) -> Iterator[_Rule]:
+        """Yield the rules of which a series must match one to own an unreadable file."""
+        for folder in _ancestors(unreadable.folder):
+            yield "below", folder, ""
+        branch, top = "", unreadable.folder
         while top not in self._slices:
             if not top:
                 return
-            branch, top = top, _above(top)
-        study = self._others.get(branch, "") if branch else ""
+            branch, top = top, _parent(top)
+        study = self._other_objects.get(branch, "") if branch else ""
         if study and not study.startswith(_SEVERAL):
             yield "study", top, study
         elif self._slices[top] != _SEVERAL:
             yield "all", top, ""
-        elif lost.folder == top:
+        elif unreadable.folder == top:
             yield "in", top, ""
         else:
-            own = next((p for p in (lost.holder, lost.folder) if _above(p) == top), "")
+            candidates = (unreadable.container, unreadable.folder)
+            own = next((folder for folder in candidates if _parent(folder) == top), "")
             if own:
                 yield "in", top, ""
-                yield from (("beside", place, "") for place in self._neighbours(top, own))
+                yield from (("beside", folder, "") for folder in self._neighbours(top, own))
 
     def _neighbours(self, top: str, own: str) -> list[str]:
-        """Return the readable folders or archives before and after one, by name."""
-        beside = self._siblings[top]
-        n = bisect_left(beside, _natural(own), key=_natural)
-        return beside[max(n - 1, 0) : n + 1]
+        """Return the readable folders or archives next to a folder, in natural order."""
+        siblings = self._siblings[top]
+        n = bisect_left(siblings, _natural_key(own), key=_natural_key)
+        return siblings[max(n - 1, 0) : n + 1]
 
 
-def _lost(entry: Entry) -> _Place:
-    """Return where a file is missed; of an archive or a folder, all that is in it."""
+def _locate_unreadable(entry: Entry) -> _Location:
+    """Return the location of an unreadable file; for an archive or folder, all files in it."""
     path = entry.path
-    whole = entry.reason is not None and (
+    is_container = entry.reason is not None and (
         kind_of(path) is not None or (entry.reason is Reason.UNREADABLE and not entry.inode)
     )
-    if whole and IN_ARCHIVE not in path:
-        return _Place(path, path, _ANY)
-    return _place(path)._replace(suffix=_ANY)
+    if is_container and IN_ARCHIVE not in path:
+        return _Location(path, path, _ANY)
+    return _locate(path)._replace(suffix=_ANY)
 
 
 def _is_short(entry: Entry) -> bool:
-    """Whether a file is too short for DICOM, as pipes are."""
+    """Return whether a file is too short for DICOM; pipes are too."""
     return entry.size < SHORTEST and entry.reason in (None, Reason.NOT_AN_IMAGE)
 
 
-def _studies(series: Iterable[tuple[str, Set[_Place]]]) -> dict[str, str]:
-    """Return the study of the files in and below each folder, or that there are several."""
-    found: dict[str, str] = {}
-    for said, places in series:
-        for folder in {place.folder for place in places}:
-            study = said or f"{_SEVERAL}{folder}"
-            for place in _upward(folder):
-                known = found.setdefault(place, study)
-                if known == _SEVERAL:
-                    break  # so it is above
-                if known != study:
-                    found[place] = _SEVERAL
-    return found
+def _studies(series: Iterable[tuple[str, Set[_Location]]]) -> dict[str, str]:
+    """Map each folder to the study of the files in and below it, or to `_SEVERAL`."""
+    studies: dict[str, str] = {}
+    for known_study, locations in series:
+        for folder in {location.folder for location in locations}:
+            study = known_study or f"{_SEVERAL}{folder}"
+            for ancestor in _ancestors(folder):
+                previous = studies.setdefault(ancestor, study)
+                if previous == _SEVERAL:
+                    break  # so are all folders above
+                if previous != study:
+                    studies[ancestor] = _SEVERAL
+    return studies
 
 
-def _siblings(series: Iterable[Set[_Place]]) -> dict[str, list[str]]:
-    """Return the folders and archives of slices by the folder that they lie in, in order."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    for places in series:
-        for place in {folder for one in places for folder in (one.folder, one.holder)}:
-            found[_above(place)].add(place)
-    return defaultdict(list, {top: sorted(those, key=_natural) for top, those in found.items()})
+def _siblings(series: Iterable[Set[_Location]]) -> dict[str, list[str]]:
+    """Map each folder to the folders and archives of slices directly in it, in natural order."""
+    children: defaultdict[str, set[str]] = defaultdict(set)
+    for locations in series:
+        for location in locations:
+            for folder in (location.folder, location.container):
+                children[_parent(folder)].add(folder)
+    return defaultdict(
+        list, {parent: sorted(folders, key=_natural_key) for parent, folders in children.items()}
+    )
 
 
-def _natural(path: str) -> list[tuple[int, str]]:
-    """Return what sorts names as people do: 2 before 10."""
-    parts = _DIGITS.split(path.rpartition("/")[2].lower())
-    return [(int(part), "") if n % 2 else (0, part) for n, part in enumerate(parts)]
+def _natural_key(path: str) -> list[tuple[int, str]]:
+    """Return the sort key of a name with numbers by value: 2 before 10."""
+    tokens = _DIGITS.split(path.rpartition("/")[2].lower())
+    return [(int(token), "") if n % 2 else (0, token) for n, token in enumerate(tokens)]
 
 
 def _folder(path: str) -> str:
-    """Return the folder of a file; an archive is one."""
-    cut = max(path.rfind("/"), path.rfind(IN_ARCHIVE))
-    return path[: max(cut, 0)].replace(IN_ARCHIVE, "/")
+    """Return the folder of a file; an archive counts as one."""
+    end = max(path.rfind("/"), path.rfind(IN_ARCHIVE))
+    return path[: max(end, 0)].replace(IN_ARCHIVE, "/")
 
 
-def _place(path: str) -> _Place:
-    """Return where a file lies: its folder, its archive or else its folder, and its suffix."""
+def _locate(path: str) -> _Location:
     folder = _folder(path)
-    archive, mark, _ = path.partition(IN_ARCHIVE)
-    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122 of zips too
-    if suffix[1:].isdigit():  # what follows the last dot of a UID
+    archive, separator, _ = path.partition(IN_ARCHIVE)
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix[1:].isdigit():  # the last component of a UID
         suffix = ""
-    return _Place(folder, archive if mark else folder, suffix)
+    return _Location(folder, archive if separator else folder, suffix)
 
 
-def _above(folder: str) -> str:
+def _parent(folder: str) -> str:
     return folder.rpartition("/")[0]
 
 
-def _upward(folder: str) -> Iterator[str]:
-    """Give a folder and all above it."""
+def _ancestors(folder: str) -> Iterator[str]:
+    """Yield a folder and all folders above it."""
     yield folder
     while folder:
-        folder = _above(folder)
+        folder = _parent(folder)
         yield folder
 
 
-def _common(folders: Iterable[str]) -> str:
+def _common_folder(folders: Iterable[str]) -> str:
     """Return the innermost folder that holds all these folders."""
-    parts = [folder.split("/") for folder in folders]
-    first, last = min(parts), max(parts)
-    same = 0
-    while same < min(len(first), len(last)) and first[same] == last[same]:
-        same += 1
-    return "/".join(first[:same])
+    split = [folder.split("/") for folder in folders]
+    first, last = min(split), max(split)
+    depth = 0
+    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
+        depth += 1
+    return "/".join(first[:depth])

@@ -1,4 +1,4 @@
-"""Streams that are packed as a whole: by gzip, zlib, bzip2, xz or zstd; read forward alone."""
+"""Streams compressed as a whole by gzip, zlib, bzip2, xz or zstd, for sequential reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scanloom.io.regular import open_regular
 Packing = Literal["gzip", "zlib", "bzip2", "xz", "zstd"]
 
 MOST_DICTIONARY = 128 << 20
-"""Bytes that unpacking may keep of what came before: xz -9 and zstd --ultra keep 64 and 128 MiB."""
+"""Maximal size of a dictionary in bytes: xz -9 and zstd --ultra use 64 and 128 MiB."""
 
 _MAGIC: dict[bytes, Packing] = {
     b"\x1f\x8b": "gzip",
@@ -24,16 +24,16 @@ _MAGIC: dict[bytes, Packing] = {
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def packing_of(path: Path, start: int = 0) -> Packing | None:
-    """Return what packed a file, by the magic number at byte `start`; None where nothing did.
+    """Return the compression of a file, by the magic number at byte `start`, or None.
 
     Raises
     ------
     OSError
-        If it can't be read, or is no regular file.
+        If the file can't be read, or is not a regular file.
     """
     with open_regular(path) as file:
         file.seek(start)
@@ -41,7 +41,7 @@ def packing_of(path: Path, start: int = 0) -> Packing | None:
 
 
 def packing_of_start(start: bytes) -> Packing | None:
-    """Return what packed a file that starts with these bytes; None where nothing did."""
+    """Return the compression of a file with these first bytes, or None."""
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
 
 
@@ -49,35 +49,35 @@ def packing_of_start(start: bytes) -> Packing | None:
 def opened_packed(
     file: BinaryIO, packing: Packing, length: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open what follows in a file for reading forward, unpacked; gzip is inflated in a thread.
+    """Decompress the rest of a file as a sequential stream; gzip is inflated in a thread.
 
     Parameters
     ----------
     file : binary file
     packing : Packing
     length : int or None
-        Bytes of the packed data, zlib alone; None: to the end of the file.
+        Compressed bytes, for zlib only; None up to the end of the file.
     """
     if packing == "gzip":
         from isal import igzip_threaded
 
-        with igzip_threaded.open(file, "rb", threads=1, block_size=_PIECE) as stream:
+        with igzip_threaded.open(file, "rb", threads=1, block_size=_CHUNK_BYTES) as stream:
             yield cast(BinaryIO, stream)
     elif packing == "zstd":
-        with io.BufferedReader(_Zstd(file), _PIECE) as stream:
+        with io.BufferedReader(_Zstd(file), _CHUNK_BYTES) as stream:
             yield cast(BinaryIO, stream)
     else:
-        with io.BufferedReader(_Unpacked(file, packing, length), _PIECE) as stream:
+        with io.BufferedReader(_Decompressed(file, packing, length), _CHUNK_BYTES) as stream:
             yield cast(BinaryIO, stream)
 
 
 def unpacked_start(path: Path, size: int) -> bytes:
-    """Return the first `size` bytes of a file, unpacked if it is packed; fewer if it has no more.
+    """Return the first `size` bytes of a file, decompressed; fewer if it is shorter.
 
     Raises
     ------
     OSError
-        If it can't be read, or is no regular file.
+        If the file can't be read, or is not a regular file.
     """
     with open_regular(path) as file:
         packing = packing_of_start(file.peek(6)[:6])
@@ -88,7 +88,7 @@ def unpacked_start(path: Path, size: int) -> bytes:
 
 
 def _decompressor(packing: Packing) -> Any:
-    """Return a decompressor as those of the standard library are, for one stream."""
+    """Return a decompressor for one stream, with the interface of `bz2.BZ2Decompressor`."""
     if packing == "bzip2":
         import bz2
 
@@ -100,81 +100,83 @@ def _decompressor(packing: Packing) -> Any:
     return igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_ZLIB)
 
 
-class _Unpacked(io.RawIOBase):
-    """Streams of zlib (one), bzip2 or xz (one behind the other), which no library opens so."""
+class _Decompressed(io.RawIOBase):
+    """One zlib stream, or concatenated bzip2 or xz streams, with a memory limit for xz."""
 
     def __init__(self, file: BinaryIO, packing: Packing, length: int | None) -> None:
-        self._file, self._packing, self._left = file, packing, length
-        self._state, self._rest = _decompressor(packing), b""
+        self._file, self._packing, self._remaining = file, packing, length
+        self._state, self._buffered = _decompressor(packing), b""
 
     def readable(self) -> bool:
-        """Whether it can be read: yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Unpack into `buffer`; 0 at the end of the last stream."""
-        while not self._state.eof or self._goes_on():
-            piece = self._next() if self._state.needs_input else b""
-            if self._state.needs_input and not piece:
+        """Decompress into `buffer`; return 0 at the end of the last stream."""
+        while not self._state.eof or self._next_stream():
+            chunk = self._read_chunk() if self._state.needs_input else b""
+            if self._state.needs_input and not chunk:
                 raise EOFError
-            unpacked = self._state.decompress(piece, len(buffer))
-            if unpacked:
-                buffer[: len(unpacked)] = unpacked
-                return len(unpacked)
+            data = self._state.decompress(chunk, len(buffer))
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
         return 0
 
-    def _goes_on(self) -> bool:
-        """Whether another stream follows; zeros between those of xz fill up four bytes."""
+    def _next_stream(self) -> bool:
+        """Start the next stream, if any; zeros between xz streams pad to four bytes."""
         if self._packing == "zlib":
             return False
-        rest = self._state.unused_data
-        rest = rest.lstrip(b"\0") if self._packing == "xz" else rest
-        while not rest and (piece := self._next()):
-            rest = piece.lstrip(b"\0") if self._packing == "xz" else piece
-        if not rest:
+        unused = self._state.unused_data
+        unused = unused.lstrip(b"\0") if self._packing == "xz" else unused
+        while not unused and (chunk := self._read_chunk()):
+            unused = chunk.lstrip(b"\0") if self._packing == "xz" else chunk
+        if not unused:
             return False
-        self._state, self._rest = _decompressor(self._packing), rest
+        self._state, self._buffered = _decompressor(self._packing), unused
         return True
 
-    def _next(self) -> bytes:
-        if self._rest:  # read already, with the stream before
-            piece, self._rest = self._rest, b""
-            return piece
-        piece = self._file.read(_PIECE if self._left is None else min(_PIECE, self._left))
-        if self._left is not None:
-            self._left -= len(piece)
-        return piece
+    def _read_chunk(self) -> bytes:
+        if self._buffered:  # read already, behind the previous stream
+            chunk, self._buffered = self._buffered, b""
+            return chunk
+        chunk = self._file.read(
+            _CHUNK_BYTES if self._remaining is None else min(_CHUNK_BYTES, self._remaining)
+        )
+        if self._remaining is not None:
+            self._remaining -= len(chunk)
+        return chunk
 
 
 class _Zstd(io.RawIOBase):
-    """Frames of zstd, which pyarrow unpacks: Python has it from 3.14 on."""
+    """Frames of zstd, decompressed by pyarrow; Python's standard library has zstd from 3.14 on."""
 
     def __init__(self, file: BinaryIO) -> None:
         import pyarrow as pa
 
         if not pa.Codec.is_available("zstd"):
-            raise ScanError(Reason.DECODER, "this machine's pyarrow unpacks no zstd")
+            raise ScanError(Reason.DECODER, "the installed pyarrow can't decompress zstd")
         self._stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
 
     def readable(self) -> bool:
-        """Whether it can be read: yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Unpack into `buffer`; 0 at the end."""
+        """Decompress into `buffer`; return 0 at the end."""
         try:
-            piece: bytes = self._stream.read(len(buffer))
+            chunk: bytes = self._stream.read(len(buffer))
         except OSError as exc:
             if "Truncated" in str(exc):
                 raise EOFError from exc
             raise
-        buffer[: len(piece)] = piece
-        return len(piece)
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
 
 
 def unpacking_errors() -> tuple[type[Exception], ...]:
-    """Return what decompressors raise for damage, beside EOFError and OSError."""
+    """Return the exceptions of decompressors for damaged data, besides EOFError and OSError."""
     from isal import isal_zlib
 
-    isal_error = cast(type[Exception], isal_zlib.error)  # its stub calls it a value
+    isal_error = cast(type[Exception], isal_zlib.error)  # its stub declares a value
     return (zlib.error, lzma.LZMAError, isal_error)

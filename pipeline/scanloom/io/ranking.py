@@ -1,17 +1,17 @@
-"""Which of several series is the best one: the same order for commands, workflows and Python.
+"""Selection among several series, with one ranking for commands, workflows and Python.
 
-What decides, one after the other, each only among those that are equal so far:
+Criteria of the ranking. Each decides only among the series that all previous ones rate as equal:
 
-1. the newest, where that is asked for;
-2. a modality that the model takes;
-3. original before computed (ImageType);
-4. no short piece: one that covers less than half of what the longest of them does;
-5. a distance of slices within the range of the model's card, and of those the smallest; or the one
-   nearest to what a workflow prefers;
-6. the longer coverage along the slices;
-7. a soft or sharp kernel, where the card says which the model was made for;
+1. the newest, if that is requested;
+2. a modality that the model accepts;
+3. original before derived (ImageType);
+4. no short series: one that covers less than half of the longest coverage;
+5. a slice spacing within the range of the model's card, the smallest of those first; or the one
+   nearest to the spacing that a workflow prefers;
+6. the longer coverage along the slice normal;
+7. a soft or sharp kernel, if the card says which one the model was trained on;
 8. the newest;
-9. the lower series number, then the order in which they were found.
+9. the lower series number, then the order in which the series were found.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
 
 BEST, ALL = "best", "all"
-"""What `--series` takes beside a UID and a number."""
+"""Values of `--series` besides a UID and a number."""
+SHOWN_DIGITS = 8
+"""Trailing characters of a UID shown in the list of series to choose from."""
 
 SHORT = 0.5
-"""Share of the longest coverage below which a series is a piece: a bolus tracked, a perfusion."""
+"""Share of the longest coverage below which a series is short: bolus tracking, perfusion."""
 SPACING_SLACK = 1e-3
-"""Relative: 3.0 mm in a header may be 3.0000001 between positions."""
+"""Relative tolerance: 3.0 mm in a header may be 3.0000001 mm between positions."""
 SAME_STEP = 0.1
-"""mm: distances of slices that differ by less are equally good."""
+"""Slice spacings that differ by less than this many mm are equally good."""
 SAME_COVERAGE = 10.0
-"""mm, likewise."""
+"""Coverages that differ by less than this many mm are equally good."""
 
 Kernel = Literal["soft", "sharp"]
 
-_WORDS: tuple[tuple[Kernel, tuple[str, ...]], ...] = (
+_KERNEL_NAMES: tuple[tuple[Kernel, tuple[str, ...]], ...] = (
     ("sharp", ("BONE", "LUNG", "EDGE", "DETAIL", "ULTRA", "SHARP")),
     ("soft", ("SOFT", "STANDARD", "STND", "SMOOTH")),
 )
 _NUMBERED = re.compile(r"([A-Z]{1,2})(\d\d)")
-"""Siemens: letters and two digits, the sharper the higher; Canon: FC and two digits."""
+"""Siemens: letters and two digits, the sharper the higher. Canon: FC and two digits."""
 _SIEMENS_SHARP = 50
 _CANON_SHARP = (range(30, 40), range(50, 60), range(80, 90))
 _PHILIPS: dict[str, Kernel] = {
@@ -57,19 +59,19 @@ _PHILIPS: dict[str, Kernel] = {
 
 @dataclass(frozen=True)
 class Preference:
-    """What makes one series better than another; what is left out decides nothing.
+    """Properties that rank a series higher; a field left at its default decides nothing.
 
     Parameters
     ----------
     modality : str or None
-        Of the model's input.
+        Modality of the model's input.
     spacing : (low, high) or None
-        mm between slices that the model was made for.
+        Range of slice spacing, in mm, that the model was trained on.
     prefer_spacing : float or None
-        mm; goes before `spacing`.
+        Slice spacing in mm; takes precedence over `spacing`.
     kernel : "soft", "sharp" or None
     newest : bool
-        Whether the date goes before all else.
+        Whether the date takes precedence over all other criteria.
     """
 
     modality: str | None = None
@@ -81,7 +83,7 @@ class Preference:
 
 @dataclass(frozen=True)
 class Reading:
-    """With which options of `load_volume` series will be read: what they let in can be chosen."""
+    """Options of `load_volume` for the series to read; they decide which series are readable."""
 
     phase: int | None = None
     gaps: Gaps = "refuse"
@@ -89,10 +91,10 @@ class Reading:
 
 
 def preference_of(cards: Sequence[ModelCard]) -> Preference:
-    """Return what several models agree on; where they differ, nothing is preferred."""
+    """Return the preferences that several models share; on conflict, none."""
     ranges = [card.checks.spacing for card in cards if card.checks.spacing is not None]
-    low = max((one.low for one in ranges), default=0.0)
-    high = min((one.high for one in ranges), default=float("inf"))
+    low = max((spacing.low for spacing in ranges), default=0.0)
+    high = min((spacing.high for spacing in ranges), default=float("inf"))
     modalities = {card.channels[0].modality for card in cards}
     kernels = {card.kernel for card in cards}
     return Preference(
@@ -102,64 +104,74 @@ def preference_of(cards: Sequence[ModelCard]) -> Preference:
     )
 
 
-def best_first(found: Sequence[Description], wanted: Preference = Preference()) -> list[int]:
-    """Return the places of descriptions in their list, the best one first."""
-    covered = [_coverage(what) for what in found]
-    longest = max(covered, default=0.0)
+def best_first(
+    candidates: Sequence[Description], preference: Preference = Preference()
+) -> list[int]:
+    """Return the indices of the candidates, the best first."""
+    coverages = [_coverage(info) for info in candidates]
+    longest = max(coverages, default=0.0)
     keys = [
-        _key(what, wanted, short=bool(what.spacing) and mm < SHORT * longest)
-        for what, mm in zip(found, covered, strict=True)
+        _key(info, preference, short=bool(info.spacing) and coverage < SHORT * longest)
+        for info, coverage in zip(candidates, coverages, strict=True)
     ]
-    return sorted(range(len(found)), key=lambda n: keys[n])
+    return sorted(range(len(candidates)), key=lambda n: keys[n])
 
 
-def series_meant(
-    found: Sequence[Series],
-    wanted: str | None = None,
+def select_series(
+    candidates: Sequence[Series],
+    selection: str | None = None,
     preference: Preference = Preference(),
-    reading: Reading = Reading(),
+    options: Reading = Reading(),
 ) -> tuple[Series, ...]:
-    """Return the series that are meant.
+    """Return the series that `--series` selects.
 
     Parameters
     ----------
-    found : sequence of Series
-        As `find_series` gave it.
-    wanted : str or None
-        "best"; "all"; or as in `scanloom.io.find.choose_series`.
+    candidates : sequence of Series
+        As `find_series` returns them.
+    selection : str or None
+        "best"; "all"; a SeriesInstanceUID; the number in the list, from 1; or None for the only
+        series that is not derived.
     preference : Preference
-        What makes the best one.
-    reading : Reading
+        Ranks the candidates for "best".
+    options : Reading
+        How the series will be read; for "best", a series that these refuse is not a candidate.
 
     Returns
     -------
     tuple of Series
-        All but those that were computed from others for "all", else one.
+        For "all", every series that is not derived; else a single series.
 
     Raises
     ------
     ScanError
-        As `choose_series`; for "best" the reason of the largest series if none gives a volume;
-        DERIVED for "all" if all were computed from others.
+        SERIES_AMBIGUOUS with the list and the values to type; SERIES_UNKNOWN; DERIVED if all
+        candidates are derived; for "best", if no candidate gives a volume, the reason of the
+        largest.
     """
-    from scanloom.io.find import choose_series
-
-    if wanted == BEST:
-        return (_best(found, preference, reading),)
-    if wanted == ALL:
-        original = tuple(one for one in found if not one.derived)
-        return original or (choose_series(found),)
-    return (choose_series(found, wanted),)
+    if selection == BEST:
+        return (_best(candidates, preference, options),)
+    if selection is not None and selection != ALL:
+        return (_numbered_or_uid(candidates, selection.strip()),)
+    original = tuple(series for series in candidates if not series.derived)
+    if original and (selection == ALL or len(original) == 1):
+        return original
+    listed = _listed(candidates)
+    if not original:
+        raise ScanError(Reason.DERIVED, f"{listed}. Type --series 1, or a whole UID")
+    detail = f"{len(candidates)} series: {listed}. Type --series 1, best or all"
+    raise ScanError(Reason.SERIES_AMBIGUOUS, detail)
 
 
 def kernel_kind(kernel: str) -> Kernel | None:
-    """Return whether a ConvolutionKernel is soft or sharp, None where its name does not tell.
+    """Return whether a ConvolutionKernel is soft or sharp, or None if its name is not known.
 
-    Names are the manufacturers' own; these are the usual ones of Siemens, GE, Philips and Canon.
+    Names are specific to the manufacturer; the usual ones of Siemens, GE, Philips and Canon are
+    known.
     """
     name = kernel.split("\\")[0].strip().upper()
-    for kind, words in _WORDS:
-        if any(word in name for word in words):
+    for kind, substrings in _KERNEL_NAMES:
+        if any(substring in name for substring in substrings):
             return kind
     if name in _PHILIPS:
         return _PHILIPS[name]
@@ -168,65 +180,92 @@ def kernel_kind(kernel: str) -> Kernel | None:
         return None
     number = int(numbered[2])
     if numbered[1] == "FC":
-        return "sharp" if any(number in some for some in _CANON_SHARP) else "soft"
+        return "sharp" if any(number in sharp for sharp in _CANON_SHARP) else "soft"
     return "sharp" if number >= _SIEMENS_SHARP else "soft"
 
 
-def _best(found: Sequence[Series], preference: Preference, reading: Reading) -> Series:
+def _numbered_or_uid(candidates: Sequence[Series], selection: str) -> Series:
+    matching = [s for s in candidates if s.series_uid and s.series_uid == selection]
+    if not matching and selection.isdecimal() and 1 <= int(selection) <= len(candidates):
+        matching = [candidates[int(selection) - 1]]
+    if len(matching) == 1:
+        return matching[0]
+    listed = _listed(candidates)
+    if matching:
+        raise ScanError(Reason.SERIES_AMBIGUOUS, f"{listed}. Type the number")
+    raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(candidates)}: {listed}")
+
+
+def _listed(candidates: Sequence[Series]) -> str:
+    """Return the list to choose from; without descriptions, which may name a patient."""
+    lines = []
+    for number, series in enumerate(candidates, 1):
+        uid = f", UID ...{series.series_uid[-SHOWN_DIGITS:]}" if series.series_uid else ""
+        kind = f"{series.modality or series.kind}{' (derived)' if series.derived else ''}"
+        lines.append(f"{number}: {kind}, {len(series.files)} files{uid}")
+    return "; ".join(lines)
+
+
+def _best(candidates: Sequence[Series], preference: Preference, options: Reading) -> Series:
     described = [
-        describe_series(one, reading.phase, reading.gaps, reading.orientation) for one in found
+        describe_series(series, options.phase, options.gaps, options.orientation)
+        for series in candidates
     ]
-    usable = [n for n, what in enumerate(described) if not what.reason]
+    usable = [n for n, info in enumerate(described) if not info.reason]
     if not usable:
-        first = next((n for n, one in enumerate(found) if not one.derived), 0)
-        detail = f"none of {len(found)} series gives a volume"
-        said = described[first].detail
-        raise ScanError(Reason[described[first].reason], f"{detail}: {said}" if said else detail)
+        first = next((n for n, series in enumerate(candidates) if not series.derived), 0)
+        summary = f"none of {len(candidates)} series gives a volume"
+        detail = described[first].detail
+        raise ScanError(
+            Reason[described[first].reason], f"{summary}: {detail}" if detail else summary
+        )
     order = best_first([described[n] for n in usable], preference)
-    return found[usable[order[0]]]
+    return candidates[usable[order[0]]]
 
 
-def _key(what: Description, wanted: Preference, *, short: bool) -> tuple[object, ...]:
-    """Return what the better series has less of."""
-    newest = tuple(-ord(letter) for letter in what.date.ljust(32)[:32])
-    strange = bool(wanted.modality and what.modality and what.modality != wanted.modality)
-    computed = "ORIGINAL" not in what.image_type.upper().split("\\")
+def _key(info: Description, preference: Preference, *, short: bool) -> tuple[object, ...]:
+    """Return a sort key that is lower for the better series."""
+    newest = tuple(-ord(letter) for letter in info.date.ljust(32)[:32])
+    other_modality = bool(
+        preference.modality and info.modality and info.modality != preference.modality
+    )
+    derived = "ORIGINAL" not in info.image_type.upper().split("\\")
     return (
-        newest if wanted.newest else (),
-        strange,
-        computed,
+        newest if preference.newest else (),
+        other_modality,
+        derived,
         short,
-        _step_key(what, wanted),
-        -round(_coverage(what) / SAME_COVERAGE),
-        _kernel_key(what, wanted),
+        _spacing_key(info, preference),
+        -round(_coverage(info) / SAME_COVERAGE),
+        _kernel_key(info, preference),
         newest,
-        what.number if what.number >= 0 else float("inf"),
+        info.number if info.number >= 0 else float("inf"),
     )
 
 
-def _step_key(what: Description, wanted: Preference) -> tuple[bool, float]:
-    """Return whether the distance of slices is unfit, and how far it is from the best."""
-    if not what.spacing:
+def _spacing_key(info: Description, preference: Preference) -> tuple[bool, float]:
+    """Return whether the slice spacing is unsuitable, and its distance from the best spacing."""
+    if not info.spacing:
         return True, float("inf")
-    step = what.spacing[2]
-    if wanted.prefer_spacing is not None:
-        return False, _steps(abs(step - wanted.prefer_spacing))
-    if wanted.spacing is None:
-        return False, _steps(step)
-    low, high = wanted.spacing
-    off = max(low * (1 - SPACING_SLACK) - step, step - high * (1 + SPACING_SLACK))
-    return (True, _steps(off)) if off > 0 else (False, _steps(step))
+    spacing = info.spacing[2]
+    if preference.prefer_spacing is not None:
+        return False, _rounded(abs(spacing - preference.prefer_spacing))
+    if preference.spacing is None:
+        return False, _rounded(spacing)
+    low, high = preference.spacing
+    excess = max(low * (1 - SPACING_SLACK) - spacing, spacing - high * (1 + SPACING_SLACK))
+    return (True, _rounded(excess)) if excess > 0 else (False, _rounded(spacing))
 
 
-def _steps(mm: float) -> float:
+def _rounded(mm: float) -> float:
     return round(mm / SAME_STEP)
 
 
-def _kernel_key(what: Description, wanted: Preference) -> int:
-    if wanted.kernel is None:
+def _kernel_key(info: Description, preference: Preference) -> int:
+    if preference.kernel is None:
         return 0
-    return {wanted.kernel: 0, None: 1}.get(kernel_kind(what.kernel), 2)
+    return {preference.kernel: 0, None: 1}.get(kernel_kind(info.kernel), 2)
 
 
-def _coverage(what: Description) -> float:
-    return what.shape[2] * what.spacing[2] if what.shape and what.spacing else 0.0
+def _coverage(info: Description) -> float:
+    return info.shape[2] * info.spacing[2] if info.shape and info.spacing else 0.0

@@ -11,7 +11,7 @@ from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
 from scanloom.io.limits import VOXEL_LIMIT
-from scanloom.io.ranking import ALL, Preference, Reading, series_meant
+from scanloom.io.ranking import ALL, Preference, Reading, select_series
 from scanloom.io.scan import Scan
 from scanloom.io.values import rounding_flags
 
@@ -76,7 +76,7 @@ def load_volume(
     if series == ALL:
         raise ValueError('a single volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
-    [chosen] = series_meant(
+    [chosen] = select_series(
         find_series(Path(path), archives=archives),
         series,
         preference,

@@ -1,7 +1,8 @@
-"""Functions run in a child process, with a deadline and a limit of memory.
+"""Functions run in a child process, with a deadline and a memory limit.
 
-Decoders are C code, and files come from anywhere: a damaged one can crash, hang or swallow all
-memory. Then a child is lost, and one scan, nothing else. Every job has a process of its own.
+Decoders are C code, and files come from anywhere: a damaged file can crash a decoder, hang it or
+exhaust the memory. In a child process, this costs one scan and nothing else. Every job has a
+process of its own.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from scanloom.own_python import own_environment, own_python, safe_path
 Result = TypeVar("Result")
 
 AVAILABLE = sys.platform == "linux" and hasattr(os, "memfd_create") and bool(sys.executable)
-"""Elsewhere everything runs in this process, without limits."""
+"""Whether child processes are used; if not, functions run in this process, without limits."""
 
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from scanloom.io.sandbox_helper import main; main(int(sys.argv[1]))"
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_PATIENCE = 60  # s until the helper must have forked: it may have to load a module before
+_FORK_TIMEOUT_S = 60  # the server may have to import a module before it forks
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a job may take.
+    """Resources that a job may use.
 
     Parameters
     ----------
     memory : int
-        Bytes of private memory, beside the shared arrays that it gets and gives.
+        Bytes of private memory, in addition to the shared arrays that it receives and returns.
     silence : float
-        Seconds without a word of progress.
+        Seconds between two progress messages.
     seconds : float
-        Seconds in all.
+        Seconds in total.
     """
 
     memory: int
@@ -64,28 +65,28 @@ def run_limited(
     limits: Limits,
     modules: tuple[str, ...] = (),
 ) -> Result:
-    """Return what `target(*arguments)` returns, run in a child process.
+    """Return `target(*arguments)`, run in a child process.
 
     Parameters
     ----------
     target : function
-        At the top level of a module that can be imported. In it `shared_empty` makes arrays that
-        come back without being copied, and `progress` says that it goes on.
+        At the top level of an importable module. It allocates arrays with `shared_empty`, so that
+        they are returned without a copy, and calls `progress` regularly.
     *arguments
         None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, lists, tuples and dicts of
-        these; so is the result. Arrays of `shared_empty` are not copied: what the child writes
-        into them is seen here.
+        these; the result likewise. Arrays of `shared_empty` are not copied: the caller sees the
+        values that the child process writes into them.
     limits : Limits
-        What it may take.
     modules : tuple of str
-        What `target` imports inside, if that takes long: it is loaded once for all jobs.
+        Modules that `target` imports and that take long to import: the server imports them once
+        for all jobs.
 
     Raises
     ------
     ScanError
-        What `target` raised; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long, TOO_LARGE
-        if it wanted more memory, OUT_OF_MEMORY if the system ended it, INTERNAL for any other
-        exception.
+        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long, TOO_LARGE
+        if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL for any
+        other exception.
     """
     if not AVAILABLE:
         return target(*arguments)
@@ -94,29 +95,29 @@ def run_limited(
         "arguments": list(arguments),
         "memory": limits.memory,
     }
-    connection, worker = _HELPER.fork((target.__module__, *modules))
-    answer: dict[str, Any] = {}
+    connection, worker = _SERVER.fork((target.__module__, *modules))
+    reply: dict[str, Any] = {}
     status = 0
     try:
         with connection:
-            answer = _ask(connection, job, limits)
+            reply = _run_job(connection, job, limits)
     except TimeoutError as exc:
-        raise ScanError(Reason.DECODE_TIMEOUT, "its deadline passed, and it was given up") from exc
+        raise ScanError(Reason.DECODE_TIMEOUT, "the decoder exceeded its deadline") from exc
     except ValueError as exc:
-        raise ScanError(Reason.DAMAGED, "its decoder gave no proper answer") from exc
+        raise ScanError(Reason.DAMAGED, "the decoder sent an invalid reply") from exc
     except (EOFError, OSError):
-        pass  # it died: its status says how
+        pass  # the worker died: its exit status shows how
     finally:
-        status = _HELPER.end(worker)
-    if "result" in answer:
-        return answer["result"]  # type: ignore[no-any-return]
-    raise _error(answer, status)
+        status = _SERVER.end(worker)
+    if "result" in reply:
+        return reply["result"]  # type: ignore[no-any-return]
+    raise _error(reply, status)
 
 
 def warm_up() -> None:
-    """Start the helper beside other work, for a job that is about to come."""
+    """Start the server process in the background, for jobs that will follow soon."""
     if AVAILABLE:
-        _HELPER.warm_up()
+        _SERVER.warm_up()
 
 
 def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -125,70 +126,70 @@ def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     Raises
     ------
     MemoryError
-        If the system has no room for it.
+        If there is not enough memory.
     """
     if not AVAILABLE:
         return np.zeros(shape, dtype)
-    from scanloom.io.shared import shared_empty as make
+    from scanloom.io.shared import shared_empty as allocate
 
-    return make(shape, dtype)
+    return allocate(shape, dtype)
 
 
 def progress() -> None:
-    """Say that the work goes on; in a child, the time of silence begins anew."""
-    _say_progress()
+    """Report progress; in a child process, this restarts the timeout `Limits.silence`."""
+    _report_progress()
 
 
-def report_progress_by(say: Callable[[], None]) -> None:
-    """Set what `progress` does: for the child process."""
-    global _say_progress
-    _say_progress = say
+def report_progress_by(report: Callable[[], None]) -> None:
+    """Set the function that `progress` calls in a child process."""
+    global _report_progress
+    _report_progress = report
 
 
-def _nothing() -> None:
+def _no_report() -> None:
     pass
 
 
-_say_progress: Callable[[], None] = _nothing
+_report_progress: Callable[[], None] = _no_report
 
 
-def _ask(connection: socket.socket, job: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Return the answer to a job; TimeoutError if it does not come in time."""
-    from scanloom.io.shared import receive, send
+def _run_job(connection: socket.socket, job: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
+    from scanloom.io.messages import receive, send
 
-    end = time.monotonic() + limits.seconds
+    deadline = time.monotonic() + limits.seconds
     connection.settimeout(limits.silence)
     send(connection, job)
     while True:
-        left = end - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        connection.settimeout(min(limits.silence, left))
-        answer = receive(connection)
-        if not isinstance(answer, dict):
-            raise ValueError("not an answer")  # noqa: TRY004 - as of any other nonsense
-        if "alive" not in answer:
-            return answer
+        connection.settimeout(min(limits.silence, remaining))
+        reply = receive(connection)
+        if not isinstance(reply, dict):
+            raise ValueError("invalid reply")  # noqa: TRY004 - as for any other invalid message
+        if "alive" not in reply:
+            return reply
 
 
-def _error(answer: dict[str, Any], status: int) -> ScanError:
-    """Return what an answer without a result, or none, stands for."""
-    if isinstance(answer.get("error"), Reason):
-        return ScanError(answer["error"], str(answer.get("detail", "")))
-    if "memory" in answer:
-        return ScanError(Reason.TOO_LARGE, "decoding it takes more memory than its size allows")
-    if "fault" in answer:
-        return ScanError(Reason.INTERNAL, str(answer["fault"]))
+def _error(reply: dict[str, Any], status: int) -> ScanError:
+    """Return the error for a reply without a result, or for the exit status of a dead worker."""
+    if isinstance(reply.get("error"), Reason):
+        return ScanError(reply["error"], str(reply.get("detail", "")))
+    if "memory" in reply:
+        return ScanError(Reason.TOO_LARGE, "decoding takes more memory than the image size allows")
+    if "fault" in reply:
+        return ScanError(Reason.INTERNAL, str(reply["fault"]))
     limit = limit_met(-os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
     if limit is not None:
         return limit
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return ScanError(Reason.OUT_OF_MEMORY, "the system ended the process that decoded it")
-    return ScanError(Reason.DAMAGED, "its decoder crashed")
+        return ScanError(Reason.OUT_OF_MEMORY, "the system killed the decoder process")
+    return ScanError(Reason.DAMAGED, "the decoder crashed")
 
 
-class _Helper:
-    """The process that forks workers; started when it is first needed, and anew if it died."""
+class _Server:
+    """Server process that forks workers; started on first use, and again if it died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -197,42 +198,43 @@ class _Helper:
 
     def warm_up(self) -> None:
         with self._lock:
-            self._started()
+            self._connected()
 
     def fork(self, modules: tuple[str, ...]) -> tuple[socket.socket, int]:
-        """Return the socket to a new worker, and the worker's number."""
+        """Return a socket to a new worker, and its process ID."""
         ours, theirs = socket.socketpair()
         with theirs:
             worker = self._request({"fork": list(modules)}, [theirs.fileno()]).get("pid", 0)
         if not worker:
             ours.close()
-            raise ScanError(Reason.OUT_OF_MEMORY, "no process could be started for its pixels")
+            raise ScanError(Reason.OUT_OF_MEMORY, "no decoder process could be started")
         return ours, worker
 
     def end(self, worker: int) -> int:
-        """Kill a worker, if it still lives; return its status as waitpid(2) tells it."""
+        """Kill a worker if it is still running; return its wait status, as of waitpid(2)."""
         return int(self._request({"end": worker}, []).get("status", 0))
 
     def _request(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         with self._lock:
-            for _ in range(2):  # the helper may have been killed since
-                control = self._started()
+            for _ in range(2):  # the server may have been killed since the last request
+                control = self._connected()
                 try:
                     socket.send_fds(control, [json.dumps(request).encode("ascii")], descriptors)
-                    answer = control.recv(1 << 12)
-                    if answer:
-                        return dict(json.loads(answer))
+                    reply = control.recv(1 << 12)
+                    if reply:
+                        return dict(json.loads(reply))
                 except OSError:
                     pass
                 self._stop()
                 if "end" in request:
-                    break  # its workers went with it
+                    break  # its workers died with it
             return {}
 
-    def _started(self) -> socket.socket:
+    def _connected(self) -> socket.socket:
+        """Return the control socket of the server, which is started if necessary."""
         if self._control is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.settimeout(_PATIENCE)
+            ours.settimeout(_FORK_TIMEOUT_S)
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - this very Python
                     own_python(
@@ -241,7 +243,7 @@ class _Helper:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # decoders print what headers say
+                    stderr=subprocess.DEVNULL,  # decoders print text from headers
                     env={**own_environment(), **dict.fromkeys(_ONE_THREAD, "1")},
                 )
             self._control = ours
@@ -261,16 +263,16 @@ class _Helper:
             self._stop()
 
     def forget(self) -> None:
-        """After a fork: the helper is that of the other process, and its end must be seen."""
+        """Drop the server after a fork: it belongs to the parent, which must see it end."""
         if self._control is not None:
             self._control.close()
-        _LOST.append(self._process)
+        _OF_PARENT.append(self._process)
         self._lock = threading.Lock()
         self._process = self._control = None
 
 
-_LOST: list[subprocess.Popen[bytes] | None] = []  # of other processes: never waited for
-_HELPER = _Helper()
+_OF_PARENT: list[subprocess.Popen[bytes] | None] = []  # referenced, so that none is waited for
+_SERVER = _Server()
 if AVAILABLE:
-    atexit.register(_HELPER.stop)
-    os.register_at_fork(after_in_child=_HELPER.forget)
+    atexit.register(_SERVER.stop)
+    os.register_at_fork(after_in_child=_SERVER.forget)

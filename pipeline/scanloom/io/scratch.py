@@ -1,6 +1,7 @@
-"""Folders for what a process needs for a while: its user's alone, and gone when it is.
+"""Private temporary folders, removed when their process ends.
 
-A lock of flock(2), which ends with its process, tells those that died.
+If a process was killed, the next one that makes such a folder removes it: a lock of flock(2), which
+ends with its process, marks the folders in use.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from typing import BinaryIO
 from scanloom.own_python import is_closed
 
 PREFIX = "scanloom-"
-"""Of the folders' names."""
+"""Prefix of the names of the folders."""
 LOCK = "lock"
+"""Name of the lock file in each folder."""
 
 
 @contextmanager
-def private_scratch(otherwise: Path) -> Iterator[Path]:
-    """Give a new folder of mode 0700, which goes away at the end.
+def private_scratch(fallback: Path) -> Iterator[Path]:
+    """Yield a new folder of mode 0700, which is removed at the end.
 
     Parameters
     ----------
-    otherwise : Path
-        Where it is made if others could move it away in the folder for temporary files.
+    fallback : Path
+        Parent folder if other users could replace entries of the system's temporary folder.
     """
-    place = Path(tempfile.gettempdir())
-    if not is_closed(place.absolute(), sticky=True):
-        place = otherwise
-    clear_dead(place)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    parent = Path(tempfile.gettempdir())
+    if not is_closed(parent.absolute(), sticky=True):
+        parent = fallback
+    clear_dead(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = locked(folder)
     try:
         yield folder
@@ -44,10 +46,13 @@ def private_scratch(otherwise: Path) -> Iterator[Path]:
 
 
 def locked(folder: Path) -> BinaryIO | None:
-    """Return the open lock file of a folder, None if another process holds it or there are none."""
+    """Lock a folder and return its open lock file.
+
+    None if another process holds the lock, or if the system has no flock(2).
+    """
     try:
         import fcntl
-    except ImportError:  # no POSIX
+    except ImportError:  # not POSIX
         return None
     file = (folder / LOCK).open("ab")
     try:
@@ -58,10 +63,10 @@ def locked(folder: Path) -> BinaryIO | None:
     return file
 
 
-def clear_dead(place: Path) -> None:
-    """Take away this user's folders of processes that were killed: nobody holds their lock."""
-    for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # gone meanwhile
+def clear_dead(parent: Path) -> None:
+    """Remove this user's folders of processes that were killed: their locks are free."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # removed by another process
             if folder.lstat().st_uid != os.getuid():
                 continue
             if (folder / LOCK).is_file() and (lock := locked(folder)) is not None:

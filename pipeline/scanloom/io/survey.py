@@ -1,7 +1,7 @@
-"""What files are, and what the series they make are like: from headers alone.
+"""Inspection of files and description of series, from headers alone.
 
-`look_at` goes file by file, `describe` tells of one series, and `survey` does both at once, for
-large archives in other processes (`scanloom.io.helpers`).
+`look_at` classifies files one by one, `describe` describes one series, and `survey` does both in
+one pass, for large archives in worker processes (`scanloom.io.helpers`).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.formats import FORMATS, format_of
+from scanloom.io.formats import format_of
 
 logger = logging.getLogger(__name__)
 
 MOST_DIGITS = 12
-"""Of an integer string (PS3.5 6.2); damaged files have thousands, which Python refuses to parse."""
-_OBLIQUE = 0.8
-"""Cosine: planes that are turned further than 37 degrees from an axis are oblique."""
+"""Length of an integer string (PS3.5 6.2); Python refuses to parse thousands of damaged digits."""
+_OBLIQUE_COSINE = 0.8
+"""A slice normal that is more than 37 degrees from every axis is oblique."""
 _PLANES = ("sagittal", "coronal", "axial")
 
 
 class Look(NamedTuple):
-    """What one file is.
+    """Result of inspecting one file.
 
     Parameters
     ----------
     kind : str
-        A name of `scanloom.io.formats.FORMATS`; empty for what is no image at all.
+        A name of `scanloom.io.formats.FORMATS`; empty if the file is not an image.
     gzipped : bool
-        Whether gzip packed a DICOM file.
+        Whether the file is a gzip-compressed DICOM file.
     study, series : str
         UIDs of a DICOM file.
     reason : str
-        Code of why it is no part of a volume; empty where it may be one.
+        Code of the reason for which it is not part of a volume; empty if it may be.
     detail : str
     packed : Packed or None
         `Elements.packed` of a DICOM file.
@@ -62,32 +62,32 @@ class Look(NamedTuple):
 
 
 _NO_IMAGE = Look("", reason=Reason.NOT_AN_IMAGE.code)
-_CUT = Look(DICOM, reason=Reason.TRUNCATED.code, detail="a file ends before its header does")
+_TRUNCATED = Look(DICOM, reason=Reason.TRUNCATED.code, detail="a file ends before its header does")
 
 
 class Description(NamedTuple):
-    """What a series is like. Words come from closed lists, but for `date` and the last three.
+    """Metadata of a series. Texts are from closed lists, except `date` and the last three fields.
 
     Parameters
     ----------
     reason : str
-        Code of why it gives no volume; empty where it does.
+        Code of the reason for which the series gives no volume; empty if it gives one.
     detail : str
     shape : tuple of int
-        (I, J, K); empty where there is no volume, as `spacing` is.
+        (I, J, K); empty without a volume, as is `spacing`.
     spacing : tuple of float
         mm.
     plane : str
-        "axial", "coronal", "sagittal" or "oblique": that of the slices.
+        Plane of the slices: "axial", "coronal", "sagittal" or "oblique".
     modality, body_part : str
-        Empty where the headers don't say; body parts that are on no list are "OTHER".
+        Empty if the headers do not have them; "OTHER" for body parts outside the list.
     date : str
-        Of series and acquisition, to tell the newest: it sorts by time.
+        Date and time of series or acquisition; sorts chronologically.
     number : int
-        SeriesNumber, -1 where there is none.
+        SeriesNumber; -1 if absent.
     contrast : bool
     image_type, kernel, description : str
-        As the headers say, values of the first joined by a backslash.
+        As in the headers; values of ImageType are joined by a backslash.
     """
 
     reason: str = ""
@@ -106,14 +106,14 @@ class Description(NamedTuple):
 
 
 class Surveyed(NamedTuple):
-    """What some files are, and what the series are like that they make among themselves.
+    """Inspection results of some files, and descriptions of the series that they form.
 
     Parameters
     ----------
     looks : list of Look
         One for each file.
-    series : list of (places, Description)
-        Which of the files it is of.
+    series : list of (indices, Description)
+        Indices of the series' files in `looks`.
     """
 
     looks: list[Look]
@@ -121,56 +121,56 @@ class Surveyed(NamedTuple):
 
 
 def look_at(paths: Sequence[str]) -> list[Look]:
-    """Return what each file is. Volume files are known by their names, DICOM by its content."""
+    """Inspect files. Volume files are recognised by name, DICOM files by content."""
     with quiet():
-        return [_look(path)[0] for path in paths]
+        return [_inspect(path)[0] for path in paths]
 
 
 def survey(files: Sequence[tuple[str, int]]) -> Surveyed:
-    """Return what files are, and describe series while their headers are at hand.
+    """Inspect files, and describe their series while the headers are in memory.
 
     Parameters
     ----------
     files : sequence of (path, bytes)
-        Those of a folder should come together: a series of which some are elsewhere is described
-        anew.
+        All files of a folder should be in one call: a series that is split over several calls
+        has to be described again.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     headers: list[Header | None] = []
-    looks = []
+    infos = []
     with quiet(), no_collector():
         for n, (path, _) in enumerate(files):
-            look, header = _look(path)
-            looks.append(look)
+            info, header = _inspect(path)
+            infos.append(info)
             headers.append(header)
-            if header is not None and not look.reason:
-                place = "" if look.series else os.path.dirname(path)  # noqa: PTH120
-                groups.setdefault((look.study, look.series, place), []).append(n)
+            if header is not None and not info.reason:
+                folder = "" if info.series else os.path.dirname(path)
+                groups.setdefault((info.study, info.series, folder), []).append(n)
         series = [
             (
-                tuple(places),
+                tuple(members),
                 _describe_headers(
-                    [h for n in places if (h := headers[n])], [files[n][1] for n in places]
+                    [h for n in members if (h := headers[n])], [files[n][1] for n in members]
                 ),
             )
-            for places in groups.values()
+            for members in groups.values()
         ]
-    return Surveyed(looks, series)
+    return Surveyed(infos, series)
 
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Let nobody look for cycles among headers by the thousand: there are none."""
-    before = gc.isenabled()
+    """Pause the cyclic garbage collector: thousands of headers are allocated, none in a cycle."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if before:
+        if was_enabled:
             gc.enable()
 
 
-def _look(path: str) -> tuple[Look, Header | None]:
+def _inspect(path: str) -> tuple[Look, Header | None]:
     if kind := format_of(path):
         return Look(kind), None
     try:
@@ -184,9 +184,9 @@ def _look(path: str) -> tuple[Look, Header | None]:
         return _NO_IMAGE, None
     header = make_header(path, elements)
     if ends_early(header):
-        return _CUT, None
+        return _TRUNCATED, None
     reason = skip_reason(header)
-    look = Look(
+    info = Look(
         kind=DICOM,
         gzipped=elements.gzipped,
         study=header.study_uid,
@@ -194,11 +194,11 @@ def _look(path: str) -> tuple[Look, Header | None]:
         reason="" if reason is None else reason.code,
         packed=elements.packed(),
     )
-    return look, header
+    return info, header
 
 
 def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> Description:
-    """Return what a series is like.
+    """Describe one series.
 
     Parameters
     ----------
@@ -207,14 +207,14 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     paths : sequence of str
         Its files.
     packed : sequence of Packed
-        What the files of a DICOM series say, one for each.
+        Encoded elements of each file of a DICOM series.
     """
     try:
         with quiet():
             if kind == DICOM:
                 pairs = zip(paths, packed, strict=True)
                 return _describe_headers([make_header(f, unpack_elements(p)) for f, p in pairs])
-            return _described(Description(), FORMATS[kind].probe(tuple(map(Path, paths)))[0])
+            return _with_grid(Description(), FORMATS[kind].probe(tuple(map(Path, paths)))[0])
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
 
@@ -225,75 +225,76 @@ def describe_series(
     gaps: Gaps = "refuse",
     orientation: str | None = None,
 ) -> Description:
-    """Return what a series that was found is like, if it is read with these options."""
+    """Describe a series as it is when read with these options of `load_volume`."""
     from scanloom.io.outline import read_outline
 
-    words, headers = Description(modality=series.modality or ""), []
+    info, headers = Description(modality=series.modality or ""), []
     try:
         if series.kind == DICOM:
             headers = [h for h in read_headers(series.files) if isinstance(h, Header)]
             with quiet():
-                words = _words(headers[0]) if headers else words
-        return _judged(words, headers, read_outline(series, phase, orientation, gaps)[0])
+                info = _attributes(headers[0]) if headers else info
+        return _checked(info, headers, read_outline(series, phase, orientation, gaps)[0])
     except ScanError as error:
-        return words._replace(reason=error.code, detail=error.detail)
+        return info._replace(reason=error.code, detail=error.detail)
 
 
 def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> Description:
-    """Return what a DICOM series is like; a fault in one must not stop the others.
+    """Describe a DICOM series; an error becomes its reason and does not affect other series.
 
-    `sizes` are those of the files, bytes; without them they are asked for.
+    `sizes` are the file sizes in bytes; without them, each file is queried.
     """
     from scanloom.io.dicom.series import headers_outline
 
-    words = _words(headers[0])
-    reason = skip_reason(headers[0])  # none where there are slices: others are not among them
+    info = _attributes(headers[0])
+    reason = skip_reason(headers[0])  # None for slices: they are not mixed with other objects
     if reason is not None:
-        return words._replace(reason=reason.code)
+        return info._replace(reason=reason.code)
     try:
         grid = headers_outline(headers)[0]
     except ScanError as error:
-        return words._replace(reason=error.code, detail=error.detail)
-    except Exception as error:  # foreign data; a fault of ours stands as INTERNAL in the index
+        return info._replace(reason=error.code, detail=error.detail)
+    except Exception as error:  # foreign data; a bug of scanloom is INTERNAL in the index
         logger.debug("series not described", exc_info=True)
         fault = blame(error)
-        return words._replace(reason=fault.code, detail=fault.detail)
-    return _judged(words, headers, grid, sizes)
+        return info._replace(reason=fault.code, detail=fault.detail)
+    return _checked(info, headers, grid, sizes)
 
 
-def _judged(
-    words: Description, headers: Sequence[Header], grid: Grid, sizes: Sequence[int] = ()
+def _checked(
+    info: Description, headers: Sequence[Header], grid: Grid, sizes: Sequence[int] = ()
 ) -> Description:
-    cut = sum(map(_is_cut, headers, sizes or map(_size, headers)))
-    if cut:
-        detail = f"{cut} of {len(headers)} files end in the middle of their pixels"
-        return words._replace(reason=Reason.TRUNCATED.code, detail=detail)
+    """Add the grid to a description, or the reason TRUNCATED or DERIVED."""
+    truncated = sum(map(_is_truncated, headers, sizes or map(_file_size, headers)))
+    if truncated:
+        detail = f"{truncated} of {len(headers)} files end in the middle of their pixels"
+        return info._replace(reason=Reason.TRUNCATED.code, detail=detail)
     if headers and all(map(is_derived, headers)):
-        words = words._replace(reason=Reason.DERIVED.code)
-    return _described(words, grid)
+        info = info._replace(reason=Reason.DERIVED.code)
+    return _with_grid(info, grid)
 
 
-def _is_cut(header: Header, size: int) -> bool:
-    """Whether a file has fewer pixels than it describes, as far as its size tells."""
-    place = header.pixels
-    if place is None or place.length is None or header.syntax not in NATIVE:
+def _is_truncated(header: Header, size: int) -> bool:
+    """Return whether a file of native pixel data is too small for the pixels it describes."""
+    pixels = header.pixels
+    if pixels is None or pixels.length is None or header.syntax not in NATIVE:
         return False
     if header.elements.gzipped:
         return False
     bits = header.frames * header.rows * header.columns * header.format.allocated
-    return 8 * min(place.length, size - place.offset) < bits
+    return 8 * min(pixels.length, size - pixels.offset) < bits
 
 
-def _size(header: Header) -> int:
-    """Return the bytes of a file; one that can't be asked is whole until it is read."""
+def _file_size(header: Header) -> int:
+    """Return the size of a file in bytes; a missing file counts as complete until it is read."""
     try:
-        return os.stat(header.place).st_size  # noqa: PTH116
+        return os.stat(header.place).st_size
     except OSError:
         return sys.maxsize
 
 
-def _described(words: Description, grid: Grid) -> Description:
-    return words._replace(
+def _with_grid(info: Description, grid: Grid) -> Description:
+    return info._replace(
         shape=tuple(map(int, grid.shape)),
         spacing=tuple(round(float(mm), 6) for mm in grid.spacing),
         plane=_plane(grid),
@@ -301,13 +302,13 @@ def _described(words: Description, grid: Grid) -> Description:
 
 
 def _plane(grid: Grid) -> str:
-    """Return the plane of the slices by their normal, which a tilt does not turn."""
+    """Return the plane of the slices, by their normal, which gantry tilt does not change."""
     normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
-    share = np.abs(normal) / np.linalg.norm(normal)
-    return _PLANES[int(share.argmax())] if share.max() >= _OBLIQUE else "oblique"
+    cosines = np.abs(normal) / np.linalg.norm(normal)
+    return _PLANES[int(cosines.argmax())] if cosines.max() >= _OBLIQUE_COSINE else "oblique"
 
 
-def _words(header: Header) -> Description:
+def _attributes(header: Header) -> Description:
     text = header.elements.text
     number = text(0x00200011)
     date = text(0x00080021) or text(0x00080022) or text(0x00080020)
@@ -324,9 +325,9 @@ def _words(header: Header) -> Description:
 
 
 def series_description(header: Header) -> str:
-    """Return SeriesDescription; what is not plain ASCII is decoded by pydicom."""
+    """Return SeriesDescription; a value that is not plain ASCII is decoded by pydicom."""
     raw = header.elements.raw(0x0008103E)
-    if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escapes to others by plain bytes
+    if raw.isascii() and b"\x1b" not in raw:  # ISO 2022 escape sequences are ASCII bytes too
         return raw.decode("ascii").strip(" \0")
     try:
         return str(header.read_dataset().get("SeriesDescription", "") or "")

@@ -1,7 +1,8 @@
-"""Packed files made plain: members of archives, and DICOM files that gzip packed.
+"""Archive members and gzip-compressed DICOM files, unpacked to temporary files.
 
-They go to a folder of this process alone, which goes away with it; of a process that was killed,
-when the next one makes its own: a lock of flock(2), which ends with its process, tells.
+They are unpacked to a private folder of this process, which is removed when the process ends. The
+folder of a process that was killed is removed by the next process that makes one: see
+`scanloom.io.scratch`.
 """
 
 from __future__ import annotations
@@ -32,238 +33,242 @@ from scanloom.io.archives import (
 from scanloom.io.scratch import PREFIX, clear_dead, locked
 
 MOST_OF_DISK = 0.8
-"""Share of the space that was free at first that may be taken."""
+"""Share of the initially free disk space that may be used."""
 PACKED_FILE = 1 << 32
-"""Bytes of one packed DICOM file, unpacked: as many as pixels may have."""
+"""Maximal unpacked size of a gzip-compressed DICOM file in bytes, as for its pixels."""
 GZIP = b"\x1f\x8b"
 MOST_FOLDERS = 20
-"""In which a member lies, if they are to be below each other."""
+"""Maximal number of nested folders of a member that are kept."""
 LONGEST_NAME, LONGEST_FOLDER = 200, 80
-"""Bytes; file systems take 255, and 4096 in all."""
+"""Maximal length of names in bytes; file systems allow 255, and 4096 for a path."""
 
-_PIECE = 1 << 20
-_SYSTEMS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 names, for a message
+_CHUNK_BYTES = 1 << 20
+_SYSTEM_FOLDERS = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - compared, for a message
 
 
 def starts_gzip(start: bytes) -> bool:
-    """Whether a file is packed by gzip."""
+    """Return whether a file with these first bytes is gzip-compressed."""
     return start[:2] == GZIP
 
 
-def inflated_start(packed: bytes, size: int) -> bytes:
-    """Return the first `size` bytes of what gzip packed, fewer if `packed` has no more."""
+def inflated_start(compressed: bytes, size: int) -> bytes:
+    """Return the first `size` bytes of gzip-compressed data, fewer if it has fewer."""
     try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, size)
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(compressed, size)
     except zlib.error:
         return b""
 
 
 @contextmanager
 def opened_plain(path: Path, limit: int) -> Iterator[BinaryIO]:
-    """Open a file, or the first `limit` bytes of what is in it where gzip packed it."""
+    """Open a file for reading; of a gzip-compressed file, its first `limit` bytes inflated."""
     with path.open("rb") as file:
-        packed = starts_gzip(file.read(2))
+        compressed = starts_gzip(file.read(2))
         file.seek(0)
-        if packed:
-            with gzip.GzipFile(fileobj=file) as inner:
-                yield BytesIO(inner.read(limit))
+        if compressed:
+            with gzip.GzipFile(fileobj=file) as inflated:
+                yield BytesIO(inflated.read(limit))
         else:
             yield file
 
 
 class Scratch:
-    """The folder of unpacked files; each file is unpacked once."""
+    """Private folder of unpacked files; each file is unpacked once."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._lock_file: BinaryIO | None = None  # open as long as this process lives
-        self._plain: dict[tuple[str, bool], Path] = {}
+        self._unpacked: dict[tuple[str, bool], Path] = {}
         self._origins: dict[Path, Path] = {}
         self._numbers: dict[tuple[str, int], int] = {}
         self._states: dict[str, tuple[int, int, int]] = {}
-        self._kept_free = 0.0
+        self._reserved_bytes = 0.0  # of the disk, to be left free
         self._lock = threading.Lock()
 
     def plain(self, path: str, *, gzipped: bool = False) -> Path:
-        """Return a file that can be read as it is.
+        """Return the path of a file on disk, unpacked and decompressed if necessary.
 
         Parameters
         ----------
         path : str
             As in `scanloom.io.walk.Entry`.
         gzipped : bool
-            Whether gzip packed it.
+            Whether the file is gzip-compressed.
 
         Raises
         ------
         ScanError
-            What `scanloom.io.archives` says of an archive; DAMAGED, UNREADABLE, TOO_LARGE;
-            SOURCE_CHANGED if an archive has no such member any more; SCRATCH_FULL, which
-            says nothing of the file.
+            The errors of `scanloom.io.archives`; DAMAGED, UNREADABLE, TOO_LARGE; SOURCE_CHANGED
+            if an archive has no such member any more; SCRATCH_FULL, which is not a fault of the
+            file.
         """
         if not gzipped and IN_ARCHIVE not in path:
             return Path(path)
+        archive = path.split(IN_ARCHIVE)[0]
         with self._lock:
-            self._forget_changed(path.split(IN_ARCHIVE)[0])
-            if (path, False) not in self._plain and IN_ARCHIVE in path:
-                self._unpack(path.split(IN_ARCHIVE)[0])
-            if (path, False) not in self._plain and IN_ARCHIVE in path:
-                raise ScanError(Reason.SOURCE_CHANGED, "its archive has no such member any more")
-            source = self._plain.get((path, False), Path(path))
+            self._forget_changed(archive)
+            if (path, False) not in self._unpacked and IN_ARCHIVE in path:
+                self._unpack(archive)
+            if (path, False) not in self._unpacked and IN_ARCHIVE in path:
+                raise ScanError(Reason.SOURCE_CHANGED, "the archive has no such member any more")
+            source = self._unpacked.get((path, False), Path(path))
             if not gzipped:
                 return source
-            if (path, True) not in self._plain:
-                self._plain[path, True] = self._gunzip(source)
-                self._origins[self._plain[path, True]] = Path(path.split(IN_ARCHIVE)[0])
-            return self._plain[path, True]
+            if (path, True) not in self._unpacked:
+                self._unpacked[path, True] = self._gunzip(source)
+                self._origins[self._unpacked[path, True]] = Path(archive)
+            return self._unpacked[path, True]
 
     def origin(self, file: Path) -> Path:
-        """Return the packed file or archive that a file was unpacked from; itself if it was not."""
+        """Return the compressed file or archive of an unpacked file; else the file itself."""
         return self._origins.get(file, file)
 
     def place(self, path: str) -> str:
-        """Return where a file lies that may be a member of an archive."""
+        """Return the path on disk of a file that may be an archive member."""
         return path if IN_ARCHIVE not in path else str(self.plain(path))
 
     def close(self) -> None:
-        """Take away all that was unpacked."""
+        """Remove all unpacked files."""
         if self._folder is not None:
+            atexit.unregister(self.close)
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock_file is not None:
             self._lock_file.close()
         self._folder = self._lock_file = None
-        self._plain.clear()
+        self._unpacked.clear()
 
-    def _forget_changed(self, packed: str) -> None:
-        """Forget what was unpacked of a file that has changed since."""
+    def _forget_changed(self, source: str) -> None:
+        """Forget the unpacked files of an archive or compressed file that has changed."""
         try:
-            found = os.stat(packed)  # noqa: PTH116
+            stat = os.stat(source)
         except OSError:
-            return  # whoever opens it says so
-        state = (found.st_size, found.st_mtime_ns, found.st_ino)
-        if self._states.setdefault(packed, state) != state:
-            old = [key for key in self._plain if key[0].split(IN_ARCHIVE)[0] == packed]
-            for key in old:
-                del self._plain[key]
-            self._states[packed] = state
+            return  # opening it will report the error
+        state = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        if self._states.setdefault(source, state) != state:
+            outdated = [key for key in self._unpacked if key[0].split(IN_ARCHIVE)[0] == source]
+            for key in outdated:
+                del self._unpacked[key]
+            self._states[source] = state
 
     def _unpack(self, archive: str) -> None:
-        """Unpack all files of an archive, or none."""
-        made: dict[str, Path] = {}
+        """Unpack all files of an archive; none if that fails."""
+        targets: dict[str, Path] = {}
         try:
             with unpacking("an archive"), closing(open_members(Path(archive))) as contents:
-                for member, opened in contents:
+                for member, open_member in contents:
                     if member.reason is not None:
                         continue
-                    place = self._member_place(archive, member.name)
-                    made[member.name] = place
-                    with opened() as packed:
-                        self._copy(packed, place, member.size)
+                    target = self._member_path(archive, member.name)
+                    targets[member.name] = target
+                    with open_member() as data:
+                        self._copy(data, target, member.size)
         except BaseException:
-            for place in made.values():
-                place.unlink(missing_ok=True)
+            for target in targets.values():
+                target.unlink(missing_ok=True)
             raise
-        for name, place in made.items():
-            self._plain[archive + IN_ARCHIVE + name, False] = place
-            self._origins[place] = Path(archive)
+        for name, target in targets.items():
+            self._unpacked[archive + IN_ARCHIVE + name, False] = target
+            self._origins[target] = Path(archive)
 
     def _gunzip(self, source: Path) -> Path:
-        place = self._place(str(source), source.name.removesuffix(".gz"))
+        target = self._new_path(str(source), source.name.removesuffix(".gz"))
         try:
-            with gzip.open(source) as packed:
-                most = max(SMALL, MOST_TIMES * source.stat().st_size)
-                self._copy(packed, place, min(most, PACKED_FILE))
+            with gzip.open(source) as data:
+                limit = max(SMALL, MOST_TIMES * source.stat().st_size)
+                self._copy(data, target, min(limit, PACKED_FILE))
         except BaseException as exc:
-            place.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)
             if isinstance(exc, Exception) and not isinstance(exc, ScanError):
-                raise not_unpacked(exc, "a packed file") from exc
+                raise not_unpacked(exc, "a compressed file") from exc
             raise
-        return place
+        return target
 
-    def _member_place(self, archive: str, name: str) -> Path:
-        """Return where a member goes: a folder is below its parent, as headers name files."""
+    def _member_path(self, archive: str, name: str) -> Path:
+        """Return the path for a member; subfolders are kept, since headers refer to other files."""
         folder, _, last = name.rpartition("/")
-        parts = folder.split("/") if folder else []
-        if all(map(_is_plain, parts)) and len(parts) <= MOST_FOLDERS:
-            return self._place(archive + IN_ARCHIVE, last, parts)
-        return self._place(archive + IN_ARCHIVE + folder, last)
+        folders = folder.split("/") if folder else []
+        if all(map(_is_safe_name, folders)) and len(folders) <= MOST_FOLDERS:
+            return self._new_path(archive + IN_ARCHIVE, last, folders)
+        return self._new_path(archive + IN_ARCHIVE + folder, last)
 
-    def _place(self, near: str, name: str, parts: Sequence[str] = ()) -> Path:
-        """Return where a file goes: files that were beside each other stay so, by their names."""
-        with _writing():
-            packed = near.split(IN_ARCHIVE)[0]
-            key = near, self._states.get(packed, (0, 0, 0))[1]
+    def _new_path(self, origin: str, name: str, folders: Sequence[str] = ()) -> Path:
+        """Return a new path; files of the same origin stay in one folder, under their names."""
+        with _scratch_errors():
+            source = origin.split(IN_ARCHIVE)[0]
+            key = origin, self._states.get(source, (0, 0, 0))[1]
             number = self._numbers.setdefault(key, len(self._numbers))
-            folder = (self._made() / str(number)).joinpath(*parts)
+            folder = (self._created_folder() / str(number)).joinpath(*folders)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-            except (FileExistsError, NotADirectoryError):  # a file is called so too
-                return self._place("/".join([near, *parts]), name)
+            except (FileExistsError, NotADirectoryError):  # a file has the name of the folder
+                return self._new_path("/".join([origin, *folders]), name)
         name = name.replace("\\", "/").rpartition("/")[2]
-        name = os.fsdecode(os.fsencode(name)[-LONGEST_NAME:])  # its end says what it is
-        place = folder / (name if name not in ("", ".", "..") else "file")
-        if place.exists():
-            with _writing():
-                place = Path(tempfile.mkdtemp(dir=folder)) / place.name
-        return place
+        name = os.fsdecode(os.fsencode(name)[-LONGEST_NAME:])  # keeps the suffix
+        path = folder / (name if name not in ("", ".", "..") else "file")
+        if path.exists():
+            with _scratch_errors():
+                path = Path(tempfile.mkdtemp(dir=folder)) / path.name
+        return path
 
-    def _made(self) -> Path:
-        """Return the folder of this process, which is made for its first file."""
+    def _created_folder(self) -> Path:
+        """Return the folder of this process, created for its first file."""
         if self._folder is None:
             clear_dead(Path(tempfile.gettempdir()))
             self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
             atexit.register(self.close)
             self._lock_file = locked(self._folder)
-            self._kept_free = shutil.disk_usage(self._folder).free * (1 - MOST_OF_DISK)
+            self._reserved_bytes = shutil.disk_usage(self._folder).free * (1 - MOST_OF_DISK)
         return self._folder
 
-    def _copy(self, source: IO[bytes] | gzip.GzipFile, place: Path, limit: int) -> None:
-        with _writing():
-            room = shutil.disk_usage(place.parent).free - self._kept_free
-            target = place.open("xb", buffering=0)
+    def _copy(self, source: IO[bytes] | gzip.GzipFile, target: Path, limit: int) -> None:
+        with _scratch_errors():
+            available = shutil.disk_usage(target.parent).free - self._reserved_bytes
+            output = target.open("xb", buffering=0)
         size = 0
-        with target:
-            while piece := source.read(_PIECE):
-                size += len(piece)
+        with output:
+            while chunk := source.read(_CHUNK_BYTES):
+                size += len(chunk)
                 if size > limit:
-                    raise ScanError(Reason.TOO_LARGE, f"a packed file of more than {limit} bytes")
-                if size > room:
-                    raise ScanError(Reason.SCRATCH_FULL, f"no room to unpack it in {_scratch()}")
-                with _writing():
-                    left = memoryview(piece)
-                    while left:
-                        left = left[target.write(left) :]
+                    detail = f"a compressed file of more than {limit} bytes"
+                    raise ScanError(Reason.TOO_LARGE, detail)
+                if size > available:
+                    raise _disk_full()
+                with _scratch_errors():
+                    remaining = memoryview(chunk)
+                    while remaining:
+                        remaining = remaining[output.write(remaining) :]
 
 
 @contextmanager
-def _writing() -> Iterator[None]:
-    """Tell what goes wrong with unpacked files from what is wrong with packed ones."""
+def _scratch_errors() -> Iterator[None]:
+    """Convert errors of writing to the temporary folder, as opposed to those of the source."""
     try:
         yield
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ScanError(Reason.SCRATCH_FULL, f"no room to unpack it in {_scratch()}") from exc
+            raise _disk_full() from exc
         name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-        detail = f"nothing can be unpacked in {_scratch()} ({name})"
+        detail = f"nothing can be unpacked in {_temporary_folder()} ({name})"
         raise ScanError(Reason.SCRATCH_FULL, detail) from exc
 
 
-def _scratch() -> str:
-    """Return words for the folder for temporary files: a path only where it is the system's."""
-    named = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), None)
+def _disk_full() -> ScanError:
+    return ScanError(Reason.SCRATCH_FULL, f"no space to unpack a file in {_temporary_folder()}")
+
+
+def _temporary_folder() -> str:
+    """Return a description of the folder for temporary files; a path only if it is the system's."""
+    variable = next((name for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), None)
     try:
         folder = tempfile.gettempdir()
     except OSError:
         folder = "any folder for temporary files"
-    if named and os.path.abspath(os.environ[named]) == folder:  # noqa: PTH100 as tempfile does
-        return f"the folder that {named} names"
-    return folder if folder in _SYSTEMS else "the folder for temporary files"
+    if variable and os.path.abspath(os.environ[variable]) == folder:  # as tempfile does
+        return f"the folder that {variable} names"
+    return folder if folder in _SYSTEM_FOLDERS else "the folder for temporary files"
 
 
-def _is_plain(folder: str) -> bool:
-    """Whether a folder may be called so, wherever it is made."""
+def _is_safe_name(folder: str) -> bool:
+    """Return whether a folder of this name can be created anywhere."""
     short = len(os.fsencode(folder)) <= LONGEST_FOLDER
     return folder not in ("", ".", "..") and short and not {"\0", "\\"} & {*folder}
-
-
-SCRATCH = Scratch()

@@ -1,6 +1,7 @@
-"""Which files lie at a path: each once, with what tells whether it changed, and in a fixed order.
+"""List of the files at some paths: each file once, with its state, in a fixed order.
 
-Nothing is opened here but a DICOMDIR and archives, for the list of their members.
+The state (size, modification time, inode) shows later whether a file has changed. Only a DICOMDIR
+and archives are opened here, to list their members.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 BIDS_MARK = "dataset_description.json"
-"""The file that makes a folder a BIDS dataset."""
+"""File that marks a folder as a BIDS dataset."""
 BIDS_LEFT_OUT = ("derivatives", "sourcedata")
-"""Folders of a BIDS dataset that hold other things than its scans; used where they are named."""
+"""Folders of a BIDS dataset that do not hold its scans; used only if given explicitly."""
 DICOMDIR = "DICOMDIR"
 
-_REFERENCED, _RECORDS = 0x00041500, 0x00041220  # ReferencedFileID, DirectoryRecordSequence
-_OPEN = 0xFFFFFFFF  # the length of a sequence whose end is marked
+_FILE_ID = 0x00041500  # ReferencedFileID
+_RECORDS = 0x00041220  # DirectoryRecordSequence
+_UNDEFINED_LENGTH = 0xFFFFFFFF  # of a sequence that ends with a delimiter
 _STATE = struct.Struct("<qqQ")  # size, mtime_ns, inode
 _by_name = attrgetter("name")
 
@@ -41,11 +43,11 @@ class Entry(NamedTuple):
     Parameters
     ----------
     path : str
-        Absolute; that of a member of an archive is the archive's, `IN_ARCHIVE` and its name.
+        Absolute; for an archive member: path of the archive, `IN_ARCHIVE`, name of the member.
     size, mtime_ns, inode : int
-        They tell whether it changed; 0 where it can't be looked at.
+        State of the file, which shows whether it changed; 0 if it can't be queried.
     reason : Reason or None
-        Why it is not opened at all.
+        Reason for which the file is not opened.
     """
 
     path: str
@@ -63,225 +65,222 @@ def list_files(
     *,
     archives: bool = False,
 ) -> list[Entry]:
-    """Return all files at paths: files, folders with all below, archives, DICOMDIRs, patterns.
+    """List files, folders with all folders below, archives, DICOMDIRs and glob patterns.
 
-    Links to files and folders are followed, each folder being entered once. What can't be looked
-    at is an entry too, with its reason, and so is what is no regular file: a pipe, a socket, a
-    device, none of which is ever opened. What scanloom wrote into an output folder is none, unless
-    that folder, or something in it, was named.
+    Links to files and folders are followed; each folder is entered once. Unreadable files, pipes,
+    sockets and devices are listed with a reason, and not opened. Files that scanloom wrote to an
+    output folder are skipped, unless that folder or a path inside it was given explicitly.
 
     Parameters
     ----------
     paths : sequence of Path or str
-    many, on_many
-        What is called as soon as there are more files than that: who helps with them can come
-        while the others are listed.
+    many : int
+        Number of files above which `on_many` is called.
+    on_many : callable or None
+        Called once, while the remaining files are listed: starts worker processes, for example.
     out : Path or None
-        The output folder of who asks: what scanloom writes there is no entry, even if it was named.
+        The caller's output folder; its results are skipped even if it was given explicitly.
     archives : bool
-        Whether archives in folders are looked into too, not only those that are named.
+        Whether to list the members of archives inside folders too.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if there is nothing at a path.
+        NOT_FOUND if a path does not exist.
     """
-    found: dict[str, Entry] = {}
-    named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
-    places = [place for path in named for place in _places(path)]
-    looked_into = frozenset(places)
-    walk = _Walk(named, out, archives=archives)
-    for place in sorted(places, key=len, reverse=True):  # what was named is never left out
-        for entry in _at(place, walk):
-            if entry.reason is Reason.NESTED_ARCHIVE and entry.path in looked_into:
+    entries: dict[str, Entry] = {}
+    explicit = [os.path.abspath(path) for path in paths]
+    roots = [root for path in explicit for root in _expand(path)]
+    listed_below = frozenset(roots)
+    walker = _Walk(explicit, out, archives=archives)
+    for root in sorted(roots, key=len, reverse=True):  # a given path is never excluded
+        for entry in _list_root(root, walker):
+            if entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below:
                 continue
-            found.setdefault(entry.path, entry)
-            if on_many and len(found) > many:
+            entries.setdefault(entry.path, entry)
+            if on_many and len(entries) > many:
                 on_many()
                 on_many = None
-    for entry in walk.linked():
-        found.setdefault(entry.path, entry)
-    return _links_once(list(found.values()), walk.links)
+    for entry in walker.linked():
+        entries.setdefault(entry.path, entry)
+    return _mark_duplicate_links(list(entries.values()), walker.links)
 
 
 def stamp_of(entries: Iterable[Entry]) -> str:
-    """Return a hash over size, time of change and inode of files, wherever they lie.
+    """Return a hash of size, modification time and inode of files, whatever their paths.
 
-    Files with the same stamp have not been changed in between; another stamp says that they may
-    have been. A change that keeps all three of a file (its time of change set back on purpose) is
-    not seen.
+    Files with the same stamp are unchanged; with another stamp, they may have changed. A change
+    with an unchanged size, inode and modification time (reset on purpose) is missed.
     """
     states = sorted(_STATE.pack(entry.size, entry.mtime_ns, entry.inode) for entry in entries)
     return hashlib.blake2b(b"".join(states), digest_size=16).hexdigest()
 
 
 def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
-    """Refuse paths at which there is no file; told before anything is done about them.
+    """Refuse paths without any file, before other work is done.
 
-    Parameters are those of `list_files`.
+    The parameters are those of `list_files`.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if there is nothing at a path; NO_IMAGES if there is no file at any, such as at
-        the place of a disk that is not mounted.
+        NOT_FOUND if a path does not exist; NO_IMAGES if no path has a file, such as the mount
+        point of a disk that is not mounted.
     """
-    named = [os.path.abspath(path) for path in paths]  # noqa: PTH100
-    walk = _Walk(named, out)
-    places = [place for path in named for place in _places(path)]
-    files = (entry for place in places for entry in _at(place, walk))
-    if next(itertools.chain(files, walk.linked()), None) is None:
+    explicit = [os.path.abspath(path) for path in paths]
+    walker = _Walk(explicit, out)
+    roots = [root for path in explicit for root in _expand(path)]
+    files = (entry for root in roots for entry in _list_root(root, walker))
+    if next(itertools.chain(files, walker.linked()), None) is None:
         raise ScanError(Reason.NO_IMAGES, "there is no file at any of these paths")
 
 
-def _places(path: str) -> list[str]:
-    """Return the path, or what a glob pattern matches."""
+def _expand(path: str) -> list[str]:
+    """Return the path itself, or the paths that match it as a glob pattern."""
     if os.path.lexists(path):
         return [path]
-    if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):  # noqa: PTH207
+    if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):
         return _outside_outputs(matching, path)
-    raise ScanError(Reason.NOT_FOUND, "nothing at a path that was given")
+    raise ScanError(Reason.NOT_FOUND, "a given path does not exist")
 
 
 def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
-    """Return what a pattern matches, without what lies in output folders that it does not name."""
-    named = next(n for n, part in enumerate(Path(pattern).parts) if glob.has_magic(part))
+    """Return the matches of a pattern, without results in output folders that it does not name."""
+    n_literal = next(n for n, name in enumerate(Path(pattern).parts) if glob.has_magic(name))
     known: dict[str, bool] = {}
 
-    def written(place: str) -> bool:
-        parts = Path(place).parts
-        for n in range(named, len(parts)):
-            if parts[n] in WRITTEN:
-                folder = str(Path(*parts[:n]))
+    def is_result(path: str) -> bool:
+        names = Path(path).parts
+        for n in range(n_literal, len(names)):
+            if names[n] in WRITTEN:
+                folder = str(Path(*names[:n]))
                 if folder not in known:
-                    known[folder] = is_output(folder, os.listdir(folder))  # noqa: PTH208
+                    known[folder] = is_output(folder, os.listdir(folder))
                 if known[folder]:
                     return True
         return False
 
-    return [place for place in matching if not written(place)]
+    return [path for path in matching if not is_result(path)]
 
 
-def _at(path: str, walk: _Walk) -> Iterable[Entry]:
-    if os.path.isdir(path):  # noqa: PTH112
-        return walk.below(path)
+def _list_root(path: str, walker: _Walk) -> Iterable[Entry]:
+    if os.path.isdir(path):
+        return walker.below(path)
     if is_archive(path):
-        return _in_archive(path)
-    if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):  # noqa: PTH113, PTH119
-        return _in_dicomdir(path)
+        return _list_archive(path)
+    if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):
+        return _list_dicomdir(path)
     return [_entry(path)]
 
 
 def _entry(path: str) -> Entry:
     try:
-        state = os.stat(path)  # noqa: PTH116
+        state = os.stat(path)
     except OSError:
         return Entry(path, 0, 0, 0, Reason.UNREADABLE)
-    return _seen(path, state)
+    return _entry_of_state(path, state)
 
 
-def _seen(path: str, state: os.stat_result, reason: Reason | None = None) -> Entry:
-    """Return the entry of what is there; what is no regular file might never end."""
+def _entry_of_state(path: str, state: os.stat_result, reason: Reason | None = None) -> Entry:
+    """Return the entry of an existing file; reading anything but a regular file may never end."""
     if not stat.S_ISREG(state.st_mode):
         reason = reason or Reason.NOT_AN_IMAGE
     return Entry(path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
 
 
 class _Walk:
-    """Goes through folders; those behind links come last, so that a link never hides the real one.
-
-    `links` are the entries that are links to files.
+    """Lists folders recursively; linked folders come last, so that real paths take precedence.
 
     Parameters
     ----------
-    named : iterable of str
-        The folders that are not left out, whatever they are.
+    explicit : iterable of str
+        Explicitly given folders, which are never excluded.
     out : Path or None
-        The output folder of who asks.
+        The caller's output folder.
     archives : bool
-        Whether archives are looked into that are not named.
+        Whether to list the members of archives that were not given explicitly.
     """
 
     def __init__(
-        self, named: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
+        self, explicit: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
     ) -> None:
-        self.links: set[str] = set()
+        self.links: set[str] = set()  # paths of entries that are links to files
         self._archives = archives
-        self._named = frozenset(named)
+        self._explicit = frozenset(explicit)
         self._out = _identity(out)
         self._entered: set[tuple[int, int]] = set()
         self._linked: list[tuple[str, Reason | None]] = []
 
-    def below(self, folder: str, reason: Reason | None = None) -> Iterator[Entry]:
-        """Give the files of a folder and of all folders below it, by name."""
-        waiting = [(folder, reason)]
+    def below(self, root: str, root_reason: Reason | None = None) -> Iterator[Entry]:
+        """Yield the files of a folder and of all folders below it, ordered by name."""
+        waiting = [(root, root_reason)]
         while waiting:
-            place, why = waiting.pop()
+            folder, reason = waiting.pop()
             try:
-                state = os.stat(place)  # noqa: PTH116
-                with os.scandir(place) as items:
-                    inside = sorted(items, key=_by_name)
+                state = os.stat(folder)
+                with os.scandir(folder) as listing:
+                    children = sorted(listing, key=_by_name)
             except OSError:
-                yield Entry(place, 0, 0, 0, Reason.UNREADABLE)
+                yield Entry(folder, 0, 0, 0, Reason.UNREADABLE)
                 continue
             identity = state.st_dev, state.st_ino
             if identity in self._entered:
                 continue
             self._entered.add(identity)
-            names = [item.name for item in inside]
+            names = [child.name for child in children]
             bids = BIDS_MARK in names
-            if ours := self._written(place, identity, names):
-                inside = [item for item in inside if item.name not in ours]
+            if results := self._results(folder, identity, names):
+                children = [child for child in children if child.name not in results]
             folders: list[tuple[str, Reason | None]] = []
-            for item in inside:
-                left_out = bids and item.name in BIDS_LEFT_OUT
+            for child in children:
+                excluded = Reason.LEFT_OUT if bids and child.name in BIDS_LEFT_OUT else reason
                 try:
-                    entry = self._look(item, Reason.LEFT_OUT if left_out else why, folders)
+                    entry = self._child_entry(child, excluded, folders)
                 except OSError:
-                    entry = Entry(item.path, 0, 0, 0, Reason.UNREADABLE)
+                    entry = Entry(child.path, 0, 0, 0, Reason.UNREADABLE)
                 if entry is None:
                     continue
                 if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
-                    yield from _in_archive(entry.path)
+                    yield from _list_archive(entry.path)
                 else:
                     yield entry
             waiting.extend(reversed(folders))
 
     def linked(self) -> Iterator[Entry]:
-        """Give the files of the folders that links led to, unless they were given already."""
+        """Yield the files of linked folders that were not listed yet."""
         while self._linked:
             yield from self.below(*self._linked.pop(0))
 
-    def _written(self, place: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
-        """Return what scanloom wrote, or is about to write, into a folder that was not named."""
-        own = identity == self._out
-        if (own or place not in self._named) and is_output(place, names):
+    def _results(self, folder: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
+        """Return the names in a folder that scanloom wrote, or is about to write, as results."""
+        is_own = identity == self._out
+        if (is_own or folder not in self._explicit) and is_output(folder, names):
             return WRITTEN
-        return FIRST_WRITTEN if own else frozenset()
+        return FIRST_WRITTEN if is_own else frozenset()
 
-    def _look(
+    def _child_entry(
         self,
-        item: os.DirEntry[str],
+        child: os.DirEntry[str],
         reason: Reason | None,
         folders: list[tuple[str, Reason | None]],
     ) -> Entry | None:
-        """Return the entry of a file; None for folders, which are noted."""
-        if item.is_dir(follow_symlinks=False):
-            folders.append((item.path, reason))
+        """Return the entry of a file; None for a folder, which is added to a list."""
+        if child.is_dir(follow_symlinks=False):
+            folders.append((child.path, reason))
             return None
-        if not item.is_file():
-            if item.is_dir():
-                self._linked.append((item.path, reason))
+        if not child.is_file():
+            if child.is_dir():
+                self._linked.append((child.path, reason))
                 return None
-        elif item.is_symlink():
-            self.links.add(item.path)
-        elif reason is None and item.name.lower().endswith(SUFFIXES):
+        elif child.is_symlink():
+            self.links.add(child.path)
+        elif reason is None and child.name.lower().endswith(SUFFIXES):
             reason = Reason.NESTED_ARCHIVE
-        return _seen(item.path, item.stat(), reason)
+        return _entry_of_state(child.path, child.stat(), reason)
 
 
 def _identity(folder: Path | None) -> tuple[int, int] | None:
-    """Return what tells a folder from all others, None where it is not there."""
+    """Return device and inode of a folder, which identify it; None if it does not exist."""
     try:
         state = folder.stat() if folder else None
     except OSError:
@@ -289,29 +288,29 @@ def _identity(folder: Path | None) -> tuple[int, int] | None:
     return (state.st_dev, state.st_ino) if state else None
 
 
-def _links_once(entries: list[Entry], links: set[str]) -> list[Entry]:
-    """Mark links to files that are among the entries themselves, or were linked to before."""
+def _mark_duplicate_links(entries: list[Entry], links: set[str]) -> list[Entry]:
+    """Mark links to files that are entries themselves or the target of an earlier link."""
     if not links:
         return entries
     inodes = {e.inode for e in entries if e.path in links}
     files = {e.path.split(IN_ARCHIVE)[0] for e in entries if e.inode in inodes}
     real = {os.path.realpath(path) for path in files if path not in links}
-    once = []
+    marked = []
     for entry in entries:
         if entry.path in links:
             target = os.path.realpath(entry.path)
             if target in real:
-                once.append(entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK))
+                marked.append(entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK))
                 continue
             real.add(target)
             if target.lower().endswith(SUFFIXES):
                 entry = entry._replace(reason=entry.reason or Reason.NESTED_ARCHIVE)
-        once.append(entry)
-    return once
+        marked.append(entry)
+    return marked
 
 
-def _in_archive(path: str) -> list[Entry]:
-    """Return the members of an archive; itself, where it has none or can't be used."""
+def _list_archive(path: str) -> list[Entry]:
+    """Return the members of an archive; the archive itself if it is empty or unusable."""
     archive = _entry(path)
     if archive.reason is not None:
         return [archive]
@@ -327,21 +326,21 @@ def _in_archive(path: str) -> list[Entry]:
     ]
 
 
-def _in_dicomdir(path: str) -> list[Entry]:
-    """Return the DICOMDIR itself and the files that its records name (PS3.3 F.3)."""
-    root = os.path.dirname(path)  # noqa: PTH120
+def _list_dicomdir(path: str) -> list[Entry]:
+    """Return the DICOMDIR itself and the files that its records reference (PS3.3 F.3)."""
+    root = os.path.dirname(path)
     try:
-        named_files = dict.fromkeys(_file_ids(Path(path)))
+        file_ids = dict.fromkeys(_file_ids(Path(path)))
     except ScanError as error:
         return [_entry(path)._replace(reason=error.reason)]
     entries = [_entry(path)._replace(reason=Reason.NOT_AN_IMAGE)]
-    for parts in named_files:
-        named = _below(root, parts)
-        if named is None:
-            shown = os.path.join(root, *(part.replace(os.sep, "_") for part in parts))  # noqa: PTH118
-            entries.append(Entry(shown, 0, 0, 0, Reason.NOT_FOUND))
+    for components in file_ids:
+        file = _resolve(root, components)
+        if file is None:
+            missing = os.path.join(root, *(name.replace(os.sep, "_") for name in components))
+            entries.append(Entry(missing, 0, 0, 0, Reason.NOT_FOUND))
         else:
-            entries.append(_entry(named))
+            entries.append(_entry(file))
     return entries
 
 
@@ -353,21 +352,21 @@ def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
     try:
         with quiet():
             directory = dcmread(path, force=True)
-            _check_whole(directory)
+            _check_complete(directory)
             records = directory.get("DirectoryRecordSequence") or ()
-            ids = [record.get_item(_REFERENCED) for record in records if _REFERENCED in record]
+            ids = [record.get_item(_FILE_ID) for record in records if _FILE_ID in record]
             texts = [_text(element.value) for element in ids]
     except Exception as exc:  # foreign data, foreign code
         detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
-    return (tuple(p.strip() for p in text.split("\\")) for text in texts if text)
+    return (tuple(name.strip() for name in text.split("\\")) for text in texts if text)
 
 
-def _check_whole(directory: Dataset) -> None:
-    """Refuse a DICOMDIR that ends too early: pydicom takes the records before its end."""
+def _check_complete(directory: Dataset) -> None:
+    """Refuse a truncated DICOMDIR, of which pydicom returns the records before its end."""
     stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
     value = getattr(stored, "value", None)
-    if isinstance(value, bytes) and len(value) < stored.length < _OPEN:
+    if isinstance(value, bytes) and len(value) < stored.length < _UNDEFINED_LENGTH:
         raise EOFError
 
 
@@ -377,23 +376,23 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else "\\".join(map(str, value or ()))  # type: ignore[call-overload]
 
 
-def _below(root: str, parts: tuple[str, ...]) -> str | None:
-    """Return a file that a DICOMDIR names, whatever its case; None if it is not below the root."""
-    place = root
-    for part in parts:
-        if part in ("", ".", "..") or os.sep in part or "\0" in part:
+def _resolve(root: str, components: tuple[str, ...]) -> str | None:
+    """Return the path of a File ID, whatever its case; None if it is not a file below the root."""
+    path = root
+    for name in components:
+        if name in ("", ".", "..") or os.sep in name or "\0" in name:
             return None
-        if not os.path.lexists(os.path.join(place, part)):  # noqa: PTH118
-            part = _other_case(place, part)
-        place = os.path.join(place, part)  # noqa: PTH118
-    real, inside = os.path.realpath(place), os.path.realpath(root) + os.sep
-    return place if real.startswith(inside) and os.path.isfile(real) else None  # noqa: PTH113
+        if not os.path.lexists(os.path.join(path, name)):
+            name = _name_on_disc(path, name)
+        path = os.path.join(path, name)
+    real, prefix = os.path.realpath(path), os.path.realpath(root) + os.sep
+    return path if real.startswith(prefix) and os.path.isfile(real) else None
 
 
-def _other_case(folder: str, name: str) -> str:
-    """Return the name as it is in the folder: discs are read with small letters, or with ";1"."""
+def _name_on_disc(folder: str, name: str) -> str:
+    """Return a name as the folder has it: a mounted disc may show it in lower case or with ";1"."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208
+        names = os.listdir(folder)
     except OSError:
         return name
     matching = [n for n in names if n.lower().removesuffix(";1").removesuffix(".") == name.lower()]

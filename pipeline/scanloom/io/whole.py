@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and on the disk when the call returns."""
+"""Atomic, durable writing: a file is complete or absent, and on disk when the call returns."""
 
 from __future__ import annotations
 
@@ -12,76 +12,76 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{8}")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 def write_whole(path: Path, write: Callable[[Path], object], mode: int = 0o666) -> None:
-    """Let `write` fill a draft beside `path`, which then takes its place.
+    """Let `write` fill a temporary file next to `path`, then rename it to `path`.
 
     Parameters
     ----------
     path : Path
-        In a folder that is there. What is there already stays until the draft is whole.
-    write : function of the draft's path
-        The draft is there and empty.
+        In an existing folder. An existing file is kept until the temporary file is complete.
+    write : function of Path
+        Called with the path of the temporary file, which exists and is empty.
     mode : int
-        Of the file, less what the umask takes.
+        Permissions of the file, before the umask.
 
     Raises
     ------
     OSError
-        If it can't be written; nothing has changed then.
+        If the file can't be written; an existing file is then unchanged.
     """
-    draft = draft_of(path)
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    temporary = draft_of(path)
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
-        write(draft)
-        sync(draft)
-        draft.replace(path)
+        write(temporary)
+        sync(temporary)
+        temporary.replace(path)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync(path.parent)
 
 
-def check_replaceable(path: Path, what: str) -> None:
-    """Refuse a path whose file would be replaced and is none: a device, a folder, a link.
+def check_replaceable(path: Path, description: str) -> None:
+    """Refuse to replace a path that exists and is not a regular file: a device, folder or link.
 
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE, which names `what` goes there.
+        OUTPUT_UNWRITABLE, with the `description` of the new file.
     """
-    with suppress(OSError):  # not there, or not to be seen: writing tells
+    with suppress(OSError):  # missing, or not accessible: writing will report it
         if not stat.S_ISREG(path.lstat().st_mode):
-            detail = f"{what} would replace what is there, which is no regular file"
+            detail = f"{description} would replace a path that is not a regular file"
             raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def draft_of(path: Path) -> Path:
-    """Return a name for a draft of `path`: hidden, and nobody else's."""
+    """Return the path of a hidden temporary file next to `path`, with a random suffix."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def clear_drafts(folder: Path, since: float) -> None:
-    """Take away the drafts in a folder that were last changed before a moment.
+    """Remove temporary files in a folder that were last modified before a point in time.
 
     Parameters
     ----------
     folder : Path
-        Need not be there.
+        May be missing.
     since : float
-        Seconds since 1970; who writes needs less time than has gone by since.
+        Seconds since 1970; older temporary files are of writers that died.
     """
     for path in folder.iterdir() if folder.is_dir() else ():
-        with suppress(FileNotFoundError):  # somebody took it away
-            if _DRAFT.fullmatch(path.name) and path.stat().st_mtime < since:
+        with suppress(FileNotFoundError):  # removed by another process
+            if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < since:
                 path.unlink()
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk: fsync(2) makes a rename safe."""
-    handle = os.open(path, os.O_RDONLY)
+    """Flush a file, or the names in a folder, to disk: fsync(2) makes a rename durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

@@ -106,14 +106,16 @@ def test_with_out_the_index_lies_in_its_private_folder(tmp_path: Path) -> None:
 
 def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:
     """The index and `--series NUMBER` count the same way."""
-    from scanloom.io.find import choose_series, find_series
+    from scanloom.io.find import find_series
+    from scanloom.io.ranking import select_series
 
     series(tmp_path, "five", count=5)
     series(tmp_path, "few", count=2)
     series(tmp_path, "six", count=6)
     told = scanloom("index", tmp_path, "--json").document["series"]
     for one in told:
-        assert len(choose_series(find_series(tmp_path), str(one["number"])).files) == one["n_files"]
+        [chosen] = select_series(find_series(tmp_path), str(one["number"]))
+        assert len(chosen.files) == one["n_files"]
 
 
 def test_a_named_key_that_others_may_change_is_told(tmp_path: Path, own_key: Path) -> None:

@@ -16,8 +16,9 @@ from pydicom.uid import ExplicitVRLittleEndian
 import scanloom
 from dicom_maker import Coding, Words, noise, uid, write_series
 from scanloom.core import Flag, ScanError, Series
-from scanloom.io.find import choose_series, find_series
+from scanloom.io.find import find_series
 from scanloom.io.index import build_index
+from scanloom.io.ranking import select_series
 from scanloom.io.read import read_scan
 
 
@@ -62,7 +63,7 @@ def test_a_file_stands_for_its_series_in_its_folder(tmp_path):
 def test_several_series_are_listed_with_what_to_type(tmp_path):
     found = two_series(tmp_path)
     with pytest.raises(ScanError) as caught:
-        choose_series(found)
+        select_series(found)
     assert caught.value.code == "SERIES_AMBIGUOUS"
     assert "1: CT, 5 files" in caught.value.detail
     assert "2: MR, 4 files" in caught.value.detail
@@ -72,12 +73,12 @@ def test_several_series_are_listed_with_what_to_type(tmp_path):
 
 def test_a_series_is_chosen_by_number_or_uid(tmp_path):
     found = two_series(tmp_path)
-    assert choose_series(found, "1").modality == "CT"
-    assert choose_series(found, "2").modality == "MR"
-    assert choose_series(found, str(uid("four"))).modality == "MR"
+    assert select_series(found, "1")[0].modality == "CT"
+    assert select_series(found, "2")[0].modality == "MR"
+    assert select_series(found, str(uid("four")))[0].modality == "MR"
     assert scanloom.load_volume(tmp_path, series="2").modality == "MR"
     for wrong in ("0", "3", "1.2.3", ""):
-        assert code_of(choose_series, found, wrong) == "SERIES_UNKNOWN"
+        assert code_of(select_series, found, wrong) == "SERIES_UNKNOWN"
 
 
 def test_the_list_is_the_same_whatever_the_paths(tmp_path):

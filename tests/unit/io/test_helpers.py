@@ -13,10 +13,13 @@ from scanloom.io.survey import survey
 
 DIES_AT_ONCE = "raise SystemExit(3)"
 DIES_LATER = module._START.replace(
-    "serve()", "import os, threading; threading.Timer(0.3, os._exit, (9,)).start(); serve()"
+    "serve(", "import os, threading; threading.Timer(0.3, os._exit, (9,)).start(); serve("
 )
-NONSENSE = "import sys; sys.stdout.write('nonsense'); sys.stdout.flush(); sys.stdin.read(1)"
-NOISE = module._START.replace("serve()", "import os; os.write(2, b'x' * 100000); serve()")
+NONSENSE = (
+    "import socket, sys; s = socket.socket(fileno=int(sys.argv[1])); "
+    "s.sendall(b'nonsense' * 9); s.recv(1)"
+)
+NOISE = module._START.replace("serve(", "import os; os.write(1, b'x' * 100000); serve(")
 
 
 def size_of(path: str) -> int:
@@ -70,17 +73,17 @@ def test_no_process_is_left_after_a_fault(chunks: list[list[str]]) -> None:
     helpers = Helpers(3)
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert len(helpers._helpers) == 2
-    assert all(helper._process.returncode is not None for helper in helpers._helpers)
+    assert len(helpers._workers) == 2
+    assert all(worker._process.returncode is not None for worker in helpers._workers)
 
 
-def test_what_does_not_fit_into_a_pipe_is_not_asked_ahead(
+def test_a_question_larger_than_the_buffer_is_not_asked_ahead(
     chunks: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Questions and answers larger than the pipes: nobody waits for ever."""
-    monkeypatch.setattr(module, "PIPE", 4096)
+    """Questions and answers larger than the sockets' buffers: no process waits for ever."""
+    monkeypatch.setattr(module, "BUFFER_BYTES", 4096)
     files = [[(path, size_of(path)) for path in chunk] * 40 for chunk in chunks[:6]] * 3
     with Helpers(3) as helpers:
         helpers.start()
-        assert max(map(len, map(module._survey_question, files))) > helpers._helpers[0]._room
+        assert max(map(len, map(module._survey_request, files))) > helpers._workers[0]._buffer_bytes
         assert helpers.survey(files) == [survey(chunk) for chunk in files]

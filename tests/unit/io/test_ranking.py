@@ -17,7 +17,7 @@ from scanloom.io.ranking import (
     best_first,
     kernel_kind,
     preference_of,
-    series_meant,
+    select_series,
 )
 from scanloom.io.survey import Description
 
@@ -132,9 +132,9 @@ def counts(found: tuple[scanloom.core.Series, ...]) -> list[int]:
 def test_the_best_of_a_folder(study: Path) -> None:
     found = find_series(study)
     assert counts(found) == [12, 10, 9, 4]
-    assert counts(series_meant(found, "best")) == [9]
+    assert counts(select_series(found, "best")) == [9]
     filled = Reading(gaps="interpolate")
-    assert counts(series_meant(found, "best", Preference(modality="MR"), filled)) == [10]
+    assert counts(select_series(found, "best", Preference(modality="MR"), filled)) == [10]
     assert scanloom.load_volume(study, series="best").grid.shape[2] == 9
     volume = scanloom.load_volume(study, series="best", gaps="interpolate", modality="MR")
     assert (volume.grid.shape[2], volume.modality) == (11, "MR")
@@ -142,9 +142,9 @@ def test_the_best_of_a_folder(study: Path) -> None:
 
 def test_all_of_a_folder_but_what_was_computed(study: Path) -> None:
     found = find_series(study)
-    assert counts(series_meant(found, "all")) == [10, 9, 4]
+    assert counts(select_series(found, "all")) == [10, 9, 4]
     with pytest.raises(ScanError) as caught:
-        series_meant(found[:1], "all")
+        select_series(found[:1], "all")
     assert caught.value.code == "DERIVED"
     with pytest.raises(ValueError, match="one volume"):
         scanloom.load_volume(study, series="all")
@@ -152,9 +152,9 @@ def test_all_of_a_folder_but_what_was_computed(study: Path) -> None:
 
 def test_one_is_still_chosen_by_number_or_not_at_all(study: Path) -> None:
     found = find_series(study)
-    assert counts(series_meant(found, "4")) == [4]
+    assert counts(select_series(found, "4")) == [4]
     with pytest.raises(ScanError) as caught:
-        series_meant(found)
+        select_series(found)
     assert caught.value.code == "SERIES_AMBIGUOUS"
 
 

@@ -19,8 +19,8 @@ from scanloom.io.unpack import Scratch
 
 UNPACK = """
 import os, sys
-from scanloom.io.unpack import SCRATCH
-print(SCRATCH.plain(sys.argv[1], gzipped=True), flush=True)
+from scanloom.io.session import current_session
+print(current_session().scratch.plain(sys.argv[1], gzipped=True), flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), 9)
 if sys.argv[2] == "living":

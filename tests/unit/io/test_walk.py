@@ -14,7 +14,7 @@ from scanloom.io import archives, unpack, walk
 from scanloom.io.archives import list_members
 from scanloom.io.find import find_series
 from scanloom.io.outfolder import is_output
-from scanloom.io.unpack import SCRATCH
+from scanloom.io.session import current_session
 from scanloom.io.walk import Entry, list_files
 
 
@@ -188,7 +188,7 @@ def test_members_of_a_zip_archive_stay_in_the_scratch_folder(tmp_path: Path) -> 
         for name in bad[:5]:
             pack.writestr(name, "x")
     before = sorted(tmp_path.rglob("*"))
-    files = [SCRATCH.plain(entry.path) for entry in list_files([place])]
+    files = [current_session().scratch.plain(entry.path) for entry in list_files([place])]
     assert len(set(files)) == 5
     root = files[0].parents[1]
     assert all(path.resolve().is_relative_to(root.resolve()) for path in files)

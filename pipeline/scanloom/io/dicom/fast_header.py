@@ -27,6 +27,7 @@ from scanloom.io.dicom.elements import (
 )
 from scanloom.io.dicom.layout import STEADY_TAGS, Head, Layout, is_plain
 from scanloom.io.dicom.sequences import NotPlainError, explicit_end, implicit_end
+from scanloom.io.session import current_session
 
 READ_SIZES_BYTES = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
 """Sizes of a read: most headers fit into the first two, private data need the others."""
@@ -108,12 +109,12 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
     OSError
         If the file can't be read.
     """
-    data = start
+    data, layouts = start, current_session().layouts
     while True:
         is_whole_file = len(data) not in READ_SIZES_BYTES
         try:
-            with BEFORE.lock:
-                elements = _parse(path, data, is_whole_file=is_whole_file)
+            with layouts.lock:
+                elements = _parse(path, data, layouts, is_whole_file=is_whole_file)
         except struct.error:  # the header goes on after the bytes that were read
             if is_whole_file or len(data) == READ_SIZES_BYTES[-1]:
                 return None
@@ -128,9 +129,9 @@ def read_plain(path: Path | str, start: bytes) -> Elements | None:
             return elements
 
 
-def _parse(path: Path | str, data: bytes, *, is_whole_file: bool) -> Elements:
+def _parse(path: Path | str, data: bytes, layouts: Before, *, is_whole_file: bool) -> Elements:
     """Walk over meta header and data set; struct.error if `data` ends too early."""
-    elements = BEFORE.read(data)
+    elements = layouts.read(data)
     if elements is not None:
         return elements
     values: dict[int, bytes] = {}
@@ -142,14 +143,14 @@ def _parse(path: Path | str, data: bytes, *, is_whole_file: bool) -> Elements:
         return _parse_deflated(read_start(path, DEFLATED_READ_BYTES)[offset:], values)
     if offset == len(data) or explicit != _has_vr(data, offset):
         raise NotPlainError
-    elements = BEFORE.read_other(data, order.little, explicit)
+    elements = layouts.read_other(data, order.little, explicit)
     if elements is not None:
         return elements
     last = _walk(order, data, offset, values, heads, explicit=explicit, is_whole_file=is_whole_file)
     pixels = None
     if last is not None:
         pixels = _pixels(order, data, last, explicit=explicit)
-        BEFORE.note(data, heads, order, syntax, explicit=explicit)
+        layouts.note(data, heads, order, syntax, explicit=explicit)
     faults = FLOATS if last is not None and pixels is None else 0
     return elements_of(values, syntax, little=order.little, pixels=pixels)._replace(faults=faults)
 
@@ -218,9 +219,6 @@ class Before:
         if self._misses[key] % _FILES_PER_TEMPLATE == 0 and is_plain(heads):
             self._last = Layout(data, heads, order, syntax, explicit=explicit)
             self._templates[key] = self._last
-
-
-BEFORE = Before()
 
 
 def _encoding(raw_syntax: bytes, data: bytes, offset: int) -> tuple[ByteOrder, bool, str]:

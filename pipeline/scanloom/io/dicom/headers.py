@@ -390,6 +390,3 @@ def _file_key(path: Path) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return str(path), state.st_size, state.st_mtime_ns
-
-
-SHELF = HeaderShelf()

@@ -19,7 +19,7 @@ from scanloom.io.dicom.fast_header import read_start
 from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
 from scanloom.io.dicom.gaps import fill_gaps
 from scanloom.io.dicom.grid import grid_slices, is_grid
-from scanloom.io.dicom.headers import SHELF, Header, read_headers
+from scanloom.io.dicom.headers import Header, read_headers
 from scanloom.io.dicom.kinds import has_reversed_rows, is_multiframe, skip_reason
 from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
 from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
@@ -29,7 +29,8 @@ from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
 from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
-from scanloom.io.unpack import SCRATCH, starts_gzip
+from scanloom.io.session import current_session
+from scanloom.io.unpack import starts_gzip
 from scanloom.io.values import rounding_flags
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
@@ -100,7 +101,7 @@ def dicom_outline(
     Pixels are read only if slices that look like several volumes may be one volume sent twice.
     """
     headers = _usable_headers(files)
-    SHELF.put(headers)  # `read_dicom` usually follows
+    current_session().headers.put(headers)  # `read_dicom` usually follows
     return _outline(_stack_volume(_split_slices(headers), phase, gaps))
 
 
@@ -249,7 +250,10 @@ def _source_slice(slice_: Slice) -> SourceSlice:
 
 def _usable_headers(files: Sequence[Path]) -> list[Header]:
     """Return the headers of the files that hold slices, from the cache if they are in it."""
-    by_path: dict[Path, Header | ScanError | None] = {path: SHELF.take(path) for path in files}
+    session = current_session()
+    by_path: dict[Path, Header | ScanError | None] = {
+        path: session.headers.take(path) for path in files
+    }
     missing = [path for path, header in by_path.items() if header is None]
     by_path.update(zip(missing, read_headers(missing), strict=True))
     headers = []
@@ -262,7 +266,8 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     # Files that were gzipped when indexed may have been replaced since
     gzipped = {path for path in gzipped if starts_gzip(read_start(path))}
     if gzipped:  # unpacking failed when they were indexed: retry it, or raise its error
-        return _usable_headers([SCRATCH.plain(str(p), gzipped=p in gzipped) for p in by_path])
+        plain = session.scratch.plain
+        return _usable_headers([plain(str(path), gzipped=path in gzipped) for path in by_path])
     usable = [header for header in headers if skip_reason(header) is None]
     if not usable:
         reasons = [skip_reason(header) for header in headers]

@@ -1,0 +1,89 @@
+"""Caches of a reading session: parsed headers, unpacked files and header templates.
+
+Scans are read in steps: they are found, probed and read. The caches let each step use the work of
+the previous one. They belong to a session, which frees them when it ends:
+
+    with read_session():
+        [series] = find_series(path)
+        scan = read_scan(series)
+
+Outside such a block, a default session is used. It lasts as long as the process and is shared by
+its threads: that of a `load_volume` call, of worker processes and of header workers.
+
+A session is active in the thread that entered it. Threads that are started within the block use
+the default session, unless they enter `ReadSession.active`. This never changes a result, but a file
+may be parsed or unpacked a second time. Decoder processes receive paths and use no session.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+class ReadSession:
+    """Caches that are freed together.
+
+    Attributes
+    ----------
+    headers : HeaderShelf
+        Headers parsed while searching, until the series is read.
+    scratch : Scratch
+        Unpacked archive members and compressed files.
+    layouts : Before
+        Templates of the headers parsed last.
+    """
+
+    def __init__(self) -> None:
+        # These modules, or modules that they import, import this one
+        from scanloom.io.dicom.fast_header import Before
+        from scanloom.io.dicom.headers import HeaderShelf
+        from scanloom.io.unpack import Scratch
+
+        self.headers = HeaderShelf()
+        self.scratch = Scratch()
+        self.layouts = Before()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Use this session in the current thread for the duration of a `with` block."""
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    def close(self) -> None:
+        """Remove the unpacked files; the other caches are freed with the session."""
+        self.scratch.close()
+
+
+_active: ContextVar[ReadSession | None] = ContextVar("read_session", default=None)
+_default: ReadSession | None = None
+_default_lock = threading.Lock()
+
+
+@contextmanager
+def read_session() -> Iterator[ReadSession]:
+    """Open a session for the duration of a `with` block or, as a decorator, of a call."""
+    session = ReadSession()
+    try:
+        with session.active():
+            yield session
+    finally:
+        session.close()
+
+
+def current_session() -> ReadSession:
+    """Return the session of the current thread, or the default session of the process."""
+    return _active.get() or _default or _make_default()
+
+
+def _make_default() -> ReadSession:
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = ReadSession()
+        return _default

@@ -1,0 +1,92 @@
+"""Sessions own the caches of reading: each sees its own, and frees them when it ends."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from pathlib import Path
+
+import pytest
+
+import scanloom
+from archives import series
+from scanloom.core import Series
+from scanloom.io.find import find_series
+from scanloom.io.read import read_scan
+from scanloom.io.session import ReadSession, current_session, read_session
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> Path:
+    folder = tmp_path / "compressed"
+    folder.mkdir()
+    for path in series(folder, "a", count=3):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    return folder
+
+
+def found(folder: Path) -> Series:
+    [only] = find_series(folder)
+    return only
+
+
+def test_unpacked_files_go_with_their_session(compressed: Path) -> None:
+    with read_session():
+        scan = found(compressed)
+        assert all(file.exists() and compressed not in file.parents for file in scan.files)
+        assert read_scan(scan).volume.grid.shape[2] == 3
+    assert not any(file.exists() for file in scan.files)
+
+
+def test_headers_are_those_of_the_session_that_found_them(tmp_path: Path) -> None:
+    series(tmp_path, "a", count=3)
+    with read_session() as outer:
+        [*files] = found(tmp_path).files
+        with read_session() as inner:
+            assert current_session() is inner
+            assert inner.headers.take(files[0]) is None
+        assert current_session() is outer
+        assert outer.headers.take(files[0]) is not None
+
+
+def test_without_a_session_there_is_one_for_the_process(compressed: Path) -> None:
+    seen: list[ReadSession] = []
+    with read_session():
+        thread = threading.Thread(target=lambda: seen.append(current_session()))
+        thread.start()
+        thread.join()
+    assert seen == [current_session()]
+    files = found(compressed).files
+    assert scanloom.load_volume(compressed).grid.shape[2] == 3
+    assert found(compressed).files == files
+
+
+def test_a_thread_can_enter_a_session(tmp_path: Path) -> None:
+    series(tmp_path, "a", count=3)
+
+    def read() -> None:
+        with session.active():
+            seen.append(session.headers.take(found(tmp_path).files[0]))
+
+    seen: list[object] = []
+    session = ReadSession()
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    session.close()
+    assert len(seen) == 1
+    assert seen[0] is not None
+    assert current_session() is not session
+
+
+def test_a_fault_ends_the_session(compressed: Path) -> None:
+    def failing() -> None:
+        with read_session():
+            files.extend(found(compressed).files)
+            raise KeyboardInterrupt
+
+    files: list[Path] = []
+    with pytest.raises(KeyboardInterrupt):
+        failing()
+    assert not any(file.exists() for file in files)
