@@ -33,7 +33,7 @@ from scanloom.engine.history import Course, conclude
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
 from scanloom.engine.outdated import Marker
-from scanloom.engine.plan import PLAN
+from scanloom.engine.plan_model import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.record import card_digest
