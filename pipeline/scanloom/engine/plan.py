@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,8 @@ from scanloom.engine.pays import elsewhere, verdict
 from scanloom.engine.plan_model import PLAN, Plan, PlannedCase, Site, Totals, rates_name
 from scanloom.engine.rates import Rates
 from scanloom.engine.room import SHARE
-from scanloom.engine.scope import OF_RESULTS, Scope
+from scanloom.engine.run_cases import EarlierOutcomes
+from scanloom.engine.scope import Scope
 from scanloom.engine.select import LeftOut, select
 from scanloom.engine.workflow import Workflow
 from scanloom.io.crosswalk import case_folders
@@ -47,29 +48,21 @@ _AXES = {"axial": (0, 1, 2), "coronal": (0, 2, 1), "sagittal": (1, 2, 0)}
 
 @dataclass(frozen=True)
 class _Selection:
-    """The cases that a run would work on, and everything of the index that it would not.
+    """Cases of an index within the scope of a run, and the series without a case.
 
     Parameters
     ----------
-    pending : sequence of (series, case)
-        Cases to be worked on, each with the series of its first input channel.
-    blocked : sequence of CaseRecord
-        Cases that must not replace an existing result: stale or damaged.
-    finished : int
-        How many cases need no work.
+    cases : EarlierOutcomes
+        Pending cases, and the outcomes of all other ones.
+    series : mapping
+        The series of the first input channel, by case id.
     left_out : sequence of LeftOut
         Series without a case.
     """
 
-    pending: Sequence[tuple[IndexedSeries, Case]]
-    blocked: Sequence[CaseRecord]
-    finished: int
+    cases: EarlierOutcomes
+    series: Mapping[str, IndexedSeries]
     left_out: Sequence[LeftOut]
-
-    @property
-    def cases(self) -> list[Case]:
-        """The pending cases alone."""
-        return [case for _, case in self.pending]
 
 
 def make_plan(
@@ -111,20 +104,21 @@ def make_plan(
     index = build_index(paths, key, out, archives=archives)
     site = find_site(workflow, cards)
     selection = _select_cases(index, workflow, cards, key, out, scope or Scope())
+    pending = selection.cases.pending
     planned = [
-        _estimated(series, case, workflow, cards, site) for series, case in selection.pending
+        _estimated(selection.series[case.id], case, workflow, cards, site) for case in pending
     ]
     samples = [
-        (case.voxels, pending)
-        for case, pending in zip(planned, selection.cases, strict=True)
-        if not case.reason
+        (planned_case.voxels, case)
+        for planned_case, case in zip(planned, pending, strict=True)
+        if not planned_case.reason
     ]
     cost_model = partial(_cost_model, cards=cards, samples=samples, out=out, key=key)
     rates = cost_model(workflow, site)
     planned = [_with_costs(case, rates) for case in planned]
     advice = _gpu_advice(_runnable(planned), workflow, site, rates, cards, cost_model)
-    planned += [_blocked(record) for record in selection.blocked]
-    notes = (*_notes(planned, site, out), *_existing_results(selection.cases, out), advice)
+    planned += [_blocked(record) for record in selection.cases.blocked]
+    notes = (*_notes(planned, site, out), *_existing_results(pending, out), advice)
     return _assembled(workflow, index, selection, site, rates, planned, notes)
 
 
@@ -137,17 +131,17 @@ def _assembled(
     planned: Sequence[PlannedCase],
     notes: tuple[str, ...],
 ) -> Plan:
-    excluded = selection.left_out
+    pending, excluded = selection.cases.pending, selection.left_out
     return Plan(
         workflow=workflow.name,
-        recipe=selection.cases[0].recipe if selection.cases else "",
+        recipe=pending[0].recipe if pending else "",
         device=site.placement.device,
         precision=site.placement.precision,
         workers=site.workers,
         in_flight=site.in_flight,
         files=index.counts(),
-        before=selection.finished,
-        left_out=dict(sorted(Counter(series.reason.code for series in excluded).items())),
+        before=len(selection.cases.finished),
+        left_out=dict(sorted(Counter(entry.reason.code for entry in excluded).items())),
         left=tuple((entry.series.id, entry.reason.code, entry.detail) for entry in excluded),
         cases=tuple(planned),
         totals=sum_up(_runnable(planned), rates, site),
@@ -163,7 +157,7 @@ def _select_cases(
     out: Path,
     scope: Scope,
 ) -> _Selection:
-    """Return which cases of an index a run would work on, and why it would not take the others."""
+    """Return the cases of an index within a run's scope, and why series have no case."""
     chosen, left_out = select(index.series, workflow, cards)
     folders = case_folders(out)
     pairs = [
@@ -171,16 +165,11 @@ def _select_cases(
         for inputs, case in make_cases(index, chosen, workflow, cards, key, left_out)
         if scope.holds(case.id)
     ]
-    series_by_case = {case.id: series for series, case in pairs}
-    cases, ambiguous = first_of_each((case for _, case in pairs), key)
+    unique, ambiguous = first_of_each((case for _, case in pairs), key)
     left_out += leave_out(ambiguous, index.series)
-    earlier = [(case, scope.before(out, case)) for case in cases]
-    records = [record for _, record in earlier if record is not None]
-    blocked = [record for record in records if record.reason in OF_RESULTS]
     return _Selection(
-        pending=[(series_by_case[case.id], case) for case, record in earlier if record is None],
-        blocked=blocked,
-        finished=len(records) - len(blocked),
+        EarlierOutcomes.read(out, unique, scope),
+        series={case.id: series for series, case in pairs},
         left_out=left_out,
     )
 

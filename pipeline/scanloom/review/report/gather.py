@@ -210,7 +210,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
     except FileNotFoundError:
         return (), {}
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
-        detail = "manifest.csv is damaged: take it away, and the next run writes it anew"
+        detail = "manifest.csv is damaged: delete it, and the next run writes it again"
         raise ScanError(Reason.OUTPUT, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
