@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.casefolder import output_error, tidy
+from scanloom.io.disk_errors import output_error
 from scanloom.io.file_lock import lock_file
 from scanloom.io.living import process_space, process_start
 from scanloom.io.private import check_links
 from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
+from scanloom.io.work_folder import tidy
 
 WORK = ".work"
 MOST_BYTES = 1 << 12

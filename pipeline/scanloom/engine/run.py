@@ -45,7 +45,6 @@ from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import check_bids, write_bids
-from scanloom.io.casefolder import claim_out, output_border
 from scanloom.io.crosswalk import (
     add_sources,
     case_folders,
@@ -53,6 +52,7 @@ from scanloom.io.crosswalk import (
     remember_series,
     source_of,
 )
+from scanloom.io.disk_errors import output_border
 from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
@@ -60,6 +60,7 @@ from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
+from scanloom.io.work_folder import claim_out
 from scanloom.review.report.page import write_report
 
 logger = logging.getLogger(__name__)
