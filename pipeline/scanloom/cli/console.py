@@ -153,7 +153,7 @@ def speaking(manner: Manner) -> Iterator[None]:
     except Exception as error:  # the last border: foreign text goes no further
         if isinstance(error, OSError) and stdout_lost():  # `steady_streams` ends it
             raise
-        from scanloom.io.casefolder import disk_error
+        from scanloom.io.disk_errors import disk_error
 
         if (of_a_file := disk_error(error)) is not None:
             _fail(manner, error, of_a_file.reason, of_a_file.detail)

@@ -44,21 +44,22 @@ from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import check_bids, write_bids
-from scanloom.io.casefolder import claim_out, output_border
 from scanloom.io.crosswalk import remember_series
+from scanloom.io.disk_errors import output_border
 from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import build_index
 from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
+from scanloom.io.work_folder import claim_out
 from scanloom.review.report.page import write_report
 
 NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
 """Clusters on this machine, so that its energy counters and its cost model apply."""
 
-OF_ALL = (Reason.DISK_FULL, Reason.KEY_OTHER, Reason.MODEL_CHANGED)
+OF_ALL = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
 """Reasons that end a run, since they affect every case."""
 
 

@@ -34,7 +34,7 @@ from scanloom.engine.record import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
-from scanloom.io.casefolder import check_writable, claim_out
+from scanloom.io.casefolder import check_writable
 from scanloom.io.crosswalk import source_of
 from scanloom.io.find import find_series
 from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stamp
@@ -43,6 +43,7 @@ from scanloom.io.outline import read_outline
 from scanloom.io.published import Standing, keep_source_stamp, standing_of
 from scanloom.io.ranking import Reading, preference_of, series_meant
 from scanloom.io.tables import read_measurements
+from scanloom.io.work_folder import claim_out
 
 logger = logging.getLogger(__name__)
 """Says nothing above DEBUG: tracebacks may hold foreign text."""
@@ -271,4 +272,4 @@ def _recall(case: Case, folder: Path) -> CaseRecord:
         return CaseRecord(case.id, None, "", flags, folder, rows, recalled=True)
     except (OSError, ValueError, KeyError) as exc:
         detail = f"the result of case {case.id} can't be read"
-        raise ScanError(Reason.OUTPUT, detail) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc

@@ -87,7 +87,7 @@ def _zip_contents(file: BinaryIO) -> Contents:
             raise ScanError(Reason.DECODER, "a zip archive packed by another method than usual")
         for info in infos:
             mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
-            reason = Reason.LINK if stat.S_ISLNK(mode) else None
+            reason = Reason.DUPLICATE_LINK if stat.S_ISLNK(mode) else None
             yield Member(info.filename, info.file_size, reason), partial(pack.open, info)
 
 
@@ -113,7 +113,9 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
     name = info.name.removeprefix("./").replace(IN_ARCHIVE, "_")
     if info.isreg():
         return Member(name, info.size)
-    return Member(name, 0, Reason.LINK if info.islnk() or info.issym() else Reason.NOT_AN_IMAGE)
+    return Member(
+        name, 0, Reason.DUPLICATE_LINK if info.islnk() or info.issym() else Reason.NOT_AN_IMAGE
+    )
 
 
 def _opened_member(pack: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
@@ -263,7 +265,7 @@ def _told_apart(contents: Contents) -> Contents:
         seen[name] += 1
         if seen[name] > 1:
             name = f"{IN_ARCHIVE}{seen[name]}/{name}"
-        reason = member.reason or (Reason.PACKED if kind_of(name) else None)
+        reason = member.reason or (Reason.NESTED_ARCHIVE if kind_of(name) else None)
         yield Member(name, member.size, reason), opened
 
 

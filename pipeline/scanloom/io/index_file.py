@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-FORM = "6"
+FORM = "7"
 """Of the file; with the version of scanloom, since another one may judge otherwise."""
 
 _FORM, _KEY = b"scanloom.index", b"scanloom.key"

@@ -10,7 +10,6 @@ run at a time per OUT is the rule, and a rename still keeps every file whole.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.file_lock import lock_file
 from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
 
@@ -40,7 +40,6 @@ _NO_FINGERPRINT = (
 )
 _LOCKING = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 """A link to nothing in the lock's place would seem to be taken away for ever."""
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def known_fingerprint(out: Path) -> str | None:
@@ -49,18 +48,18 @@ def known_fingerprint(out: Path) -> str | None:
     Raises
     ------
     ScanError
-        OUTPUT if it can't be read.
+        OUTPUT_UNWRITABLE if it can't be read.
     """
     try:
         text = read_regular(out / PRIVATE / KEY_FINGERPRINT, MOST_BYTES).decode("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as exc:
-        raise ScanError(Reason.OUTPUT, "its private folder can't be read") from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, "its private folder can't be read") from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise ScanError(Reason.OUTPUT, _NO_FINGERPRINT) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _NO_FINGERPRINT) from exc
     if not text or not text.isalnum():
-        raise ScanError(Reason.OUTPUT, _NO_FINGERPRINT)
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _NO_FINGERPRINT)
     return text
 
 
@@ -70,11 +69,13 @@ def check_links(out: Path) -> None:
     Raises
     ------
     ScanError
-        OUTPUT, which names the part.
+        OUTPUT_UNWRITABLE, which names the part.
     """
     for part in NEVER_LINKS:
         if (out / part).is_symlink():
-            raise ScanError(Reason.OUTPUT, f"its {part} is a link: a folder has to be there")
+            raise ScanError(
+                Reason.OUTPUT_UNWRITABLE, f"its {part} is a link: a folder has to be there"
+            )
 
 
 def check_key(out: Path, fingerprint: str) -> None:
@@ -83,11 +84,12 @@ def check_key(out: Path, fingerprint: str) -> None:
     Raises
     ------
     ScanError
-        KEY_OTHER; OUTPUT if its private folder can't be read, or a part of it is a link.
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if its private folder can't be read, or a part of it is a
+        link.
     """
     check_links(out)
     if known_fingerprint(out) not in (None, fingerprint):
-        raise ScanError(Reason.KEY_OTHER, "the ids in it were made with another key")
+        raise ScanError(Reason.KEY_MISMATCH, "the ids in it were made with another key")
 
 
 @contextmanager
@@ -106,7 +108,7 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     Raises
     ------
     ScanError
-        KEY_OTHER if OUT belongs to another key; OUTPUT if a part of it is a link.
+        KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE if a part of it is a link.
     OSError
         If it can't be written.
     """
@@ -173,23 +175,11 @@ def _open_lock(folder: Path) -> int:
         except FileNotFoundError:  # taken away between the two lines
             continue
         try:
-            _lock(handle)
+            lock_file(handle)
         except BaseException:
             os.close(handle)
             raise
         return handle
-
-
-def _lock(handle: int) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no POSIX
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as exc:
-        if exc.errno not in _NO_LOCKS:
-            raise
 
 
 def _is_current(folder: Path, handle: int) -> bool:

@@ -83,8 +83,9 @@ def run_limited(
     Raises
     ------
     ScanError
-        What `target` raised; DAMAGED if it crashed, STUCK if it took too long, TOO_LARGE if it
-        wanted more memory, OUT_OF_MEMORY if the system ended it, INTERNAL for any other exception.
+        What `target` raised; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long, TOO_LARGE
+        if it wanted more memory, OUT_OF_MEMORY if the system ended it, INTERNAL for any other
+        exception.
     """
     if not AVAILABLE:
         return target(*arguments)
@@ -100,7 +101,7 @@ def run_limited(
         with connection:
             answer = _ask(connection, job, limits)
     except TimeoutError as exc:
-        raise ScanError(Reason.STUCK, "its deadline passed, and it was given up") from exc
+        raise ScanError(Reason.DECODE_TIMEOUT, "its deadline passed, and it was given up") from exc
     except ValueError as exc:
         raise ScanError(Reason.DAMAGED, "its decoder gave no proper answer") from exc
     except (EOFError, OSError):

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from scanloom.io.file_lock import lock_file
 from scanloom.own_python import is_closed
 
 PREFIX = "scanloom-"
@@ -45,17 +46,12 @@ def private_scratch(otherwise: Path) -> Iterator[Path]:
 
 def locked(folder: Path) -> BinaryIO | None:
     """Return the open lock file of a folder, None if another process holds it or there are none."""
-    try:
-        import fcntl
-    except ImportError:  # no POSIX
-        return None
     file = (folder / LOCK).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
+    with suppress(OSError):
+        if lock_file(file.fileno(), timeout_s=0):
+            return file
+    file.close()
+    return None
 
 
 def clear_dead(place: Path) -> None:

@@ -93,7 +93,7 @@ def list_files(
     walk = _Walk(named, out, archives=archives)
     for place in sorted(places, key=len, reverse=True):  # what was named is never left out
         for entry in _at(place, walk):
-            if entry.reason is Reason.PACKED and entry.path in looked_into:
+            if entry.reason is Reason.NESTED_ARCHIVE and entry.path in looked_into:
                 continue
             found.setdefault(entry.path, entry)
             if on_many and len(found) > many:
@@ -241,7 +241,7 @@ class _Walk:
                     entry = Entry(item.path, 0, 0, 0, Reason.UNREADABLE)
                 if entry is None:
                     continue
-                if entry.reason is Reason.PACKED and self._archives:
+                if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
                     yield from _in_archive(entry.path)
                 else:
                     yield entry
@@ -276,7 +276,7 @@ class _Walk:
         elif item.is_symlink():
             self.links.add(item.path)
         elif reason is None and item.name.lower().endswith(SUFFIXES):
-            reason = Reason.PACKED
+            reason = Reason.NESTED_ARCHIVE
         return _seen(item.path, item.stat(), reason)
 
 
@@ -301,11 +301,11 @@ def _links_once(entries: list[Entry], links: set[str]) -> list[Entry]:
         if entry.path in links:
             target = os.path.realpath(entry.path)
             if target in real:
-                once.append(entry._replace(reason=entry.reason or Reason.LINK))
+                once.append(entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK))
                 continue
             real.add(target)
             if target.lower().endswith(SUFFIXES):
-                entry = entry._replace(reason=entry.reason or Reason.PACKED)
+                entry = entry._replace(reason=entry.reason or Reason.NESTED_ARCHIVE)
         once.append(entry)
     return once
 

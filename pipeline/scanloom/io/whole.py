@@ -49,12 +49,12 @@ def check_replaceable(path: Path, what: str) -> None:
     Raises
     ------
     ScanError
-        OUTPUT, which names `what` goes there.
+        OUTPUT_UNWRITABLE, which names `what` goes there.
     """
     with suppress(OSError):  # not there, or not to be seen: writing tells
         if not stat.S_ISREG(path.lstat().st_mode):
             detail = f"{what} would replace what is there, which is no regular file"
-            raise ScanError(Reason.OUTPUT, detail)
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def draft_of(path: Path) -> Path:
