@@ -22,8 +22,8 @@ from scanloom.io.work_folder import tidy
 
 _WORK = ".work"
 _MAX_LOCK_BYTES = 1 << 12
-PATIENCE = 10.0
-"""Seconds that another process has to look at a lock."""
+_WAIT_S = 10.0
+"""How long to wait for another process that is inspecting a lock file."""
 _MAX_ATTEMPTS = 100
 """How often a lock file may disappear and reappear before the attempt to acquire it fails."""
 
@@ -51,7 +51,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     check_links(out)
     began = time.time()
     path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
-    mine = json.dumps(
+    content = json.dumps(
         {
             "host": socket.gethostname(),
             "space": process_space(),
@@ -62,35 +62,35 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(out):
-            _acquire(path, mine, take_over=take_over)
+        with _exclusively(out):
+            _acquire(path, content, take_over=take_over)
     except OSError as exc:
         raise output_error(exc) from exc
     try:
         yield
     finally:
-        if _read(path) == mine:
+        if _read(path) == content:
             with suppress(OSError, ScanError):  # the next run removes the rest
                 tidy(out, began)
             path.unlink(missing_ok=True)
 
 
 @contextmanager
-def _one_at_a_time(out: Path) -> Iterator[None]:
-    """Let one process look at locks at once, where the file system knows how (flock)."""
+def _exclusively(out: Path) -> Iterator[None]:
+    """Let one process at a time inspect lock files, if the file system supports flock(2)."""
     folder = os.open(out, os.O_RDONLY)
     try:
-        with suppress(OSError):  # linking and renaming are all that is left then
-            lock_file(folder, timeout_s=PATIENCE)
+        with suppress(OSError):  # without flock, atomic links and renames remain
+            lock_file(folder, timeout_s=_WAIT_S)
         yield
     finally:
         os.close(folder)
 
 
-def _acquire(path: Path, mine: str, *, take_over: bool) -> None:
+def _acquire(path: Path, content: str, *, take_over: bool) -> None:
     """Link the lock file to its name: of several processes, exactly one succeeds."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    write_whole(draft, lambda file: file.write_text(mine))
+    write_whole(draft, lambda file: file.write_text(content))
     try:
         for _ in range(_MAX_ATTEMPTS):
             try:
