@@ -143,7 +143,7 @@ def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
 def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "out" / ".work" / "run.lock"
     put(kind, place)
-    with pytest.raises(ScanError, match="does not say which run") as caught:
+    with pytest.raises(ScanError, match="does not name its run") as caught:
         hold_lock(tmp_path / "out").__enter__()
     assert caught.value.code == "LOCKED"
     with hold_lock(tmp_path / "out", take_over=True):
