@@ -183,7 +183,7 @@ def _cost_model(
     out: Path,
     key: bytes,
 ) -> Rates:
-    """Return the cost model of a workflow on a site; measure a few samples if there is none."""
+    """Return the cached cost model of a workflow on a site, or else measure a few samples."""
     name = rates_name(cards, site.placement.device, site.placement.precision, workflow)
     rates = Rates.load(name)
     if not rates.known:

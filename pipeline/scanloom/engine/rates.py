@@ -163,7 +163,7 @@ class Rates:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Return the model that is cached under a key; an empty one if there is none to read."""
+        """Return the model that is cached under a key; an empty one if it is missing or damaged."""
         try:
             document = json.loads(rates_file(name).read_text(encoding="utf-8"))
             if document.pop("form") != _SCHEMA:

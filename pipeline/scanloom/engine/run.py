@@ -250,8 +250,8 @@ class _Run:
         scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
         chosen, left_out = select(index.series, self.workflow, self.cards)
-        made = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
-        cases = self.cases.of_this_shard(made)
+        all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
+        cases = self.cases.of_this_shard(all_cases)
         unique, ambiguous = first_of_each(cases, self.key)
         left_out += leave_out(ambiguous, index.series)
         earlier = self.cases.earlier_outcomes(unique)

@@ -24,9 +24,9 @@ QUIET: Rgb = (160, 168, 180)
 """Colour of captions: contrast of 8:1 to the page; WCAG 2.2 requires 7:1 for small text."""
 WARN: Rgb = (255, 190, 92)
 
-FILL = 0.36
+FILL_OPACITY = 0.36
 """Opacity of a structure's area, low enough to show the tissue below it."""
-OUTLINE = 0.95
+OUTLINE_OPACITY = 0.95
 """Opacity of a structure's outline."""
 
 LINE = 1.4
@@ -137,10 +137,10 @@ def overlaid(
     picture = np.repeat(gray[:, :, None].astype(np.float32), 3, axis=2)
     for labels, colors in layers:
         inside = labels > 0
-        picture[inside] += FILL * (colors[labels[inside]] - picture[inside])
+        picture[inside] += FILL_OPACITY * (colors[labels[inside]] - picture[inside])
     for labels, colors in layers:
         edge = outline(labels)
-        picture[edge] += OUTLINE * (colors[labels[edge]] - picture[edge])
+        picture[edge] += OUTLINE_OPACITY * (colors[labels[edge]] - picture[edge])
     return Image.fromarray((picture + 0.5).astype(np.uint8))
 
 

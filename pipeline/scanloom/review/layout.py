@@ -18,7 +18,7 @@ MOSAIC_HEIGHT = 460
 TILE_GAP = 6
 MIN_STACKING_GAIN = 1.25
 """Factor by which a stacked layout must enlarge the planes to be preferred."""
-FEWEST_TILES, MOST_TILES = 10, 12
+MIN_TILES, MAX_TILES = 10, 12
 SMALLEST = 28
 """Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
 
@@ -112,12 +112,12 @@ class Mosaic:
 
 def arrange_mosaic(count: int, size: Size) -> Mosaic:
     """Arrange up to `count` tiles of `size` mm in full rows, covering as much area as possible."""
-    fewest, most = min(count, FEWEST_TILES), min(count, MOST_TILES)
+    lowest, highest = min(count, MIN_TILES), min(count, MAX_TILES)
     grids = [
         (columns, rows)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if fewest <= columns * rows <= most
+        for columns in range(1, highest + 1)
+        for rows in range(1, highest + 1)
+        if lowest <= columns * rows <= highest
     ]
     columns, rows = max(grids, key=lambda g: (g[0] * g[1] * _tile_scale(g, size) ** 2, g))
     picture = _pixels(size, _tile_scale((columns, rows), size))

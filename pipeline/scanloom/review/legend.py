@@ -24,12 +24,12 @@ from scanloom.review.layout import LEGEND_WIDTH
 
 NAME_SIZE = 17
 NOTE_SIZE = 14
-ROW = 27
+ENTRY_HEIGHT = 27
 SWATCH = 16
-FEWEST_ROWS = 8
+MIN_ROWS = 8
 """Minimum number of listed structures, even if the pictures next to them are low."""
 NOTE_GAP = 14
-MOST_ABSENT = 6
+MAX_ABSENT_NAMES = 6
 EXPERIMENTAL = "(exp.)"
 
 
@@ -97,8 +97,8 @@ def notes_of(
     names = {(s.model, t.number): t.name for s in segmentations for t in s.structures}
     absent = [names[m.model, m.number] for m in measurements if not m.voxels]
     if absent and present:
-        more = f" + {len(absent) - MOST_ABSENT} more" if len(absent) > MOST_ABSENT else ""
-        notes.append(Note(f"Not found: {', '.join(absent[:MOST_ABSENT])}{more}", QUIET))
+        more = f" + {len(absent) - MAX_ABSENT_NAMES} more" if len(absent) > MAX_ABSENT_NAMES else ""
+        notes.append(Note(f"Not found: {', '.join(absent[:MAX_ABSENT_NAMES])}{more}", QUIET))
     return notes
 
 
@@ -119,15 +119,15 @@ def draw_legend(
     ]
     line = round(NOTE_SIZE * LINE)
     notes_height = sum(len(lines) * line + NOTE_GAP for _, lines in wrapped_notes)
-    room = max(FEWEST_ROWS, (height - notes_height - NOTE_GAP) // ROW)
+    room = max(MIN_ROWS, (height - notes_height - NOTE_GAP) // ENTRY_HEIGHT)
     shown = entries if len(entries) <= room else entries[: room - 1]
     for entry in shown:
         _draw_entry(canvas, (x, y), entry)
-        y += ROW
+        y += ENTRY_HEIGHT
     if len(shown) < len(entries):
         hidden = sum(1 for entry in entries[len(shown) :] if entry.amount)
-        write(canvas, (x, y + ROW / 2), f"+ {hidden} more", NAME_SIZE, QUIET, "lm")
-        y += ROW
+        write(canvas, (x, y + ENTRY_HEIGHT / 2), f"+ {hidden} more", NAME_SIZE, QUIET, "lm")
+        y += ENTRY_HEIGHT
     y += NOTE_GAP if shown else 0
     for note, lines in wrapped_notes:
         canvas.rectangle([x, y, x + 2, y + len(lines) * line - 4], fill=note.color)
@@ -139,7 +139,7 @@ def draw_legend(
 
 
 def _draw_entry(canvas: ImageDraw.ImageDraw, corner: tuple[int, int], entry: Entry) -> None:
-    x, y = corner[0], corner[1] + ROW / 2
+    x, y = corner[0], corner[1] + ENTRY_HEIGHT / 2
     if entry.color is None:
         name = shortened(entry.text, NOTE_SIZE, LEGEND_WIDTH)
         write(canvas, (x, y), name, NOTE_SIZE, QUIET, "lm")

@@ -17,7 +17,7 @@ from scipy.ndimage import map_coordinates
 
 from scanloom.core import Grid
 
-LATTICE = 1024
+MAX_OBLIQUE_POINTS = 1024
 """Maximum number of points along each side of a plane that is oblique to the voxel axes."""
 
 
@@ -178,7 +178,9 @@ class View:
         """
         if self.upright:
             return self._slice(array, direction, position)
-        raster = raster or Raster(self.field_of_view(direction), (LATTICE, LATTICE))
+        raster = raster or Raster(
+            self.field_of_view(direction), (MAX_OBLIQUE_POINTS, MAX_OBLIQUE_POINTS)
+        )
         return self._sampled(array, direction, position, outside, raster)
 
     def nearest(self, axis: int, position: float) -> float:

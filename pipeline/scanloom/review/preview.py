@@ -39,14 +39,14 @@ from scanloom.review.subject import Subject, choose_subject
 NOTICE = "Research use only - not for diagnosis"
 HEADER = 116
 RULE_AT = 100
-BAR_ROW = 40
-BAR_ROOM = 150
-CAPTION_ROOM = 200
-LETTERED = 70
+BAR_ROW_HEIGHT = 40
+BAR_MAX_WIDTH = 150
+CAPTION_WIDTH = 200
+MIN_LETTERED_TILE = 70
 """Minimum tile size for the letters R and L next to the slice position."""
-FOOTER = 64
-TICK = 6
-LETTER = 17
+FOOTER_HEIGHT = 64
+TICK_LENGTH = 6
+LETTER_DISTANCE = 17
 """Distance from the edge of a plane to the centre of the letter next to it."""
 
 
@@ -93,7 +93,7 @@ def draw_preview(
     areas = [content.view.field_of_view(d) for d in (AXIAL, CORONAL, SAGITTAL)]
     planes = arrange_planes(areas[0].size, areas[1].size, areas[2].size)
     mosaic = arrange_mosaic(content.slices, content.area.size)
-    main = planes.height + BAR_ROW + CAPTION + mosaic.height
+    main = planes.height + BAR_ROW_HEIGHT + CAPTION + mosaic.height
     entries = legend_entries(segmentations, measurements)
     notes = notes_of(segmentations, measurements, flags)
     # The legend may be longer than the pictures: the page is cropped to its end below
@@ -101,11 +101,11 @@ def draw_preview(
     canvas = ImageDraw.Draw(page)
     _draw_header(canvas, content, title or " + ".join(s.model for s in segmentations))
     _draw_planes(page, content, planes)
-    _draw_mosaic(page, content, mosaic, HEADER + planes.height + BAR_ROW)
+    _draw_mosaic(page, content, mosaic, HEADER + planes.height + BAR_ROW_HEIGHT)
     corner = MARGIN + MAIN_WIDTH + COLUMN_GAP, HEADER + CAPTION + GUTTER
     end = draw_legend(canvas, corner, HEADER + main - corner[1], entries, notes)
-    bottom = max(HEADER + main, end) + FOOTER
-    write(canvas, (MARGIN, bottom - FOOTER / 2), NOTICE, 14, QUIET, "lm")
+    bottom = max(HEADER + main, end) + FOOTER_HEIGHT
+    write(canvas, (MARGIN, bottom - FOOTER_HEIGHT / 2), NOTICE, 14, QUIET, "lm")
     page.crop((0, 0, WIDTH, bottom)).save(path, format="PNG", compress_level=6)
 
 
@@ -129,7 +129,7 @@ def _draw_planes(page: Image.Image, content: Subject, planes: Planes) -> None:
         moved = Frame(frame.x + MARGIN, frame.y + HEADER, frame.width, frame.height, frame.picture)
         _draw_plane(page, content, direction, moved)
     at = MARGIN + planes.frames[0].x, HEADER + planes.height + 8
-    scale_bar(ImageDraw.Draw(page), at, planes.pixels_per_mm, BAR_ROOM)
+    scale_bar(ImageDraw.Draw(page), at, planes.pixels_per_mm, BAR_MAX_WIDTH)
 
 
 def _draw_plane(page: Image.Image, content: Subject, direction: Direction, frame: Frame) -> None:
@@ -144,10 +144,10 @@ def _draw_plane(page: Image.Image, content: Subject, direction: Direction, frame
     write(canvas, (x_min, y_min - GUTTER - CAPTION + 4), direction.name, 16, QUIET)
     across, down = LETTERS[direction.across], LETTERS[direction.down]
     middle = (x_min + x_max) / 2, (y_min + y_max) / 2
-    write(canvas, (x_min - LETTER, middle[1]), across[0], 16, TEXT, "mm")
-    write(canvas, (x_max + LETTER, middle[1]), across[1], 16, TEXT, "mm")
-    write(canvas, (middle[0], y_min - LETTER), down[0], 16, TEXT, "mm")
-    write(canvas, (middle[0], y_max + LETTER), down[1], 16, TEXT, "mm")
+    write(canvas, (x_min - LETTER_DISTANCE, middle[1]), across[0], 16, TEXT, "mm")
+    write(canvas, (x_max + LETTER_DISTANCE, middle[1]), across[1], 16, TEXT, "mm")
+    write(canvas, (middle[0], y_min - LETTER_DISTANCE), down[0], 16, TEXT, "mm")
+    write(canvas, (middle[0], y_max + LETTER_DISTANCE), down[1], 16, TEXT, "mm")
     # Ticks at the intersections with the two other planes
     x, y = (
         corner + (content.center[axis] - low) / length * pixels
@@ -160,17 +160,17 @@ def _draw_plane(page: Image.Image, content: Subject, direction: Direction, frame
             strict=True,
         )
     )
-    for end in (y_min - TICK, y_max):
-        canvas.line([(x, end), (x, end + TICK - 1)], fill=QUIET)
-    for end in (x_min - TICK, x_max):
-        canvas.line([(end, y), (end + TICK - 1, y)], fill=QUIET)
+    for end in (y_min - TICK_LENGTH, y_max):
+        canvas.line([(x, end), (x, end + TICK_LENGTH - 1)], fill=QUIET)
+    for end in (x_min - TICK_LENGTH, x_max):
+        canvas.line([(end, y), (end + TICK_LENGTH - 1, y)], fill=QUIET)
 
 
 def _draw_mosaic(page: Image.Image, content: Subject, mosaic: Mosaic, top: int) -> None:
     """Draw axial slices from head to foot, each with its position along the patient."""
     canvas = ImageDraw.Draw(page)
     write(canvas, (MARGIN, top), "Axial, from head to foot", 16, QUIET)
-    scale_bar(canvas, (MARGIN + CAPTION_ROOM, top + 11), mosaic.pixels_per_mm, BAR_ROOM / 2)
+    scale_bar(canvas, (MARGIN + CAPTION_WIDTH, top + 11), mosaic.pixels_per_mm, BAR_MAX_WIDTH / 2)
     positions = content.tiles(len(mosaic.frames))
     for frame, position in zip(mosaic.frames, positions, strict=True):
         x, y = MARGIN + frame.x, top + CAPTION + frame.y
@@ -180,7 +180,7 @@ def _draw_mosaic(page: Image.Image, content: Subject, mosaic: Mosaic, top: int) 
         caption = f"{'I' if position > 0 else 'S'} {abs(position):.0f} mm"
         label_on(canvas, (x + 6, y + frame.height - 6), caption, 13, "ls")
     first = mosaic.frames[0]
-    if first.height > LETTERED and first.width > LETTERED:
+    if first.height > MIN_LETTERED_TILE and first.width > MIN_LETTERED_TILE:
         middle = top + CAPTION + first.height / 2
         label_on(canvas, (MARGIN + 6, middle), "R", 14, "lm")
         label_on(canvas, (MARGIN + first.width - 6, middle), "L", 14, "rm")

@@ -18,17 +18,17 @@ from scanloom.core.measurement import Box
 
 COHORT = 8
 """Minimum number of cases for a comparison; with fewer, the usual values are unknown."""
-OUTLIER = 3.5
+OUTLIER_Z = 3.5
 """Modified z-score from which a value counts as an outlier (Iglewicz and Hoaglin, 1993)."""
-IMBALANCE = 1.8
+IMBALANCE_RATIO = 1.8
 """Volume ratio from which the left and the right structure of a pair count as different."""
-SMALL_ML = 1.0
+MIN_PAIR_ML = 1.0
 """Volume in ml below which pairs are not compared: a single voxel would matter."""
 DOUBTFUL = 1.0
 """Score from which a case needs review; a structure at the border alone does not reach it."""
-USUAL = 0.5
+USUAL_SHARE = 0.5
 """Share of a cohort from which the presence of a structure, or at the border, is usual."""
-UNSURE = 0.3
+UNKNOWN_FACTOR = 0.3
 """Factor of a finding's weight if the cohort is too small to know the usual values."""
 
 Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity", "scan"]
@@ -41,7 +41,7 @@ _WEIGHT: Mapping[Kind, float] = {
     "parts": 1.5,
     "border": 0.5,
 }
-_OF_SCAN: Mapping[Flag, float] = {
+_SCAN_WEIGHT: Mapping[Flag, float] = {
     Flag.HU_IMPLAUSIBLE: 2.0,
     Flag.NOT_HOUNSFIELD: 1.0,
     Flag.SPACING_IMPLAUSIBLE: 1.0,
@@ -127,17 +127,17 @@ class _UsualValues:
                 return [Doubt("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
             if key in self._known:
                 return []
-            return [Doubt("empty", name, UNSURE * _WEIGHT["empty"], "not found")]
+            return [Doubt("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
         findings = []
         z = {n: self._z(m, n, value) for n, value in _values(m).items()}
-        if abs(z.get("volume", 0.0)) >= OUTLIER:
+        if abs(z.get("volume", 0.0)) >= OUTLIER_Z:
             size = "large" if z["volume"] > 0 else "small"
             text = f"{_three_digits(m.volume_ml)} ml is {size}"
             findings.append(_outlier("volume", name, z["volume"], text))
-        if abs(z.get("intensity", 0.0)) >= OUTLIER:
+        if abs(z.get("intensity", 0.0)) >= OUTLIER_Z:
             text = f"mean {m.mean:.4g} {m.unit} is unusual"
             findings.append(_outlier("intensity", name, z["intensity"], text))
-        if z.get("parts", 0.0) >= OUTLIER and m.components > 1:
+        if z.get("parts", 0.0) >= OUTLIER_Z and m.components > 1:
             findings.append(_outlier("parts", name, z["parts"], f"{m.components} separate parts"))
         if Flag.TOUCHES_BORDER in m.flags and (m.model, m.label) not in self._at_border:
             text = "reaches the border of the scan"
@@ -152,7 +152,7 @@ class _UsualValues:
 
 def _mostly(flags: Mapping[tuple[str, str], Sequence[bool]]) -> set[tuple[str, str]]:
     """Return the structures whose flag is true in most cases of a cohort."""
-    return {key for key, v in flags.items() if len(v) >= COHORT and sum(v) >= USUAL * len(v)}
+    return {key for key, v in flags.items() if len(v) >= COHORT and sum(v) >= USUAL_SHARE * len(v)}
 
 
 def _values(m: Measurement) -> dict[str, float]:
@@ -174,14 +174,14 @@ def _centre(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _outlier(kind: Kind, name: str, z: float, text: str) -> Doubt:
-    factor = min(abs(z) / OUTLIER, 3.0)
+    factor = min(abs(z) / OUTLIER_Z, 3.0)
     return Doubt(kind, name, _WEIGHT[kind] * factor, f"{text} (z {z:+.1f})")
 
 
 def _of_scan(measurements: Sequence[Measurement]) -> list[Doubt]:
     """Return findings of the scan itself, from the flags that its measurements repeat."""
     flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
-    return [Doubt("scan", "scan", _OF_SCAN[f], f.text) for f in flags if f in _OF_SCAN]
+    return [Doubt("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT]
 
 
 def _of_pairs(measurements: Sequence[Measurement], axes: str) -> list[Doubt]:
@@ -194,7 +194,7 @@ def _of_pairs(measurements: Sequence[Measurement], axes: str) -> list[Doubt]:
             continue
         small, large = sorted((m.volume_ml, right.volume_ml))
         pair = _name(m).replace("left", "left/right")
-        if small >= SMALL_ML and large / small >= IMBALANCE:
+        if small >= MIN_PAIR_ML and large / small >= IMBALANCE_RATIO:
             text = (
                 f"{_three_digits(m.volume_ml)} ml left, {_three_digits(right.volume_ml)} ml right"
             )

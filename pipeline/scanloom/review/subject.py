@@ -29,9 +29,9 @@ MARGIN_MM = 20.0
 """Margin around all structures in the tiles of the mosaic."""
 MIN_EXTENT_MM = 80.0
 """Minimum width and height of a tile, so that a small structure is shown with its surroundings."""
-SEARCH_VOXELS = 4_000_000
+MAX_SEARCH_VOXELS = 4_000_000
 """Approximate number of voxels that are searched for the largest slices of a structure."""
-EXTENT_VOXELS = 100_000
+MAX_EXTENT_VOXELS = 100_000
 """Approximate number of voxels from which the extent of a structure is estimated."""
 NEARLY_LARGEST = 0.97
 """Share of the largest area from which slices qualify; the middle one of them is shown."""
@@ -156,7 +156,7 @@ def _sampled(
 
 def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[int]:
     """Return, for each axis of the view, a slice with nearly the largest area of a structure."""
-    mask, first, step = _sampled(view, labels, number, box, SEARCH_VOXELS)
+    mask, first, step = _sampled(view, labels, number, box, MAX_SEARCH_VOXELS)
     center = []
     for axis in range(3):
         area = mask.sum(axis=tuple(n for n in range(3) if n != axis))
@@ -167,7 +167,7 @@ def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[
 
 def _extent(view: View, labels: NDArray[Any], number: int, box: Box) -> tuple[float, float]:
     """Return the range in LPI mm along the patient that holds nearly all of a structure."""
-    mask, first, step = _sampled(view, labels, number, box, EXTENT_VOXELS)
+    mask, first, step = _sampled(view, labels, number, box, MAX_EXTENT_VOXELS)
     index = first + step * np.argwhere(mask)
     along = index @ view.to_lpi[2, :3] + view.to_lpi[2, 3]
     low, high = np.percentile(along, (1, 99))

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from scanloom.core import Measurement, Volume
 
-LUNG_BELOW = -400.0
+LUNG_MEDIAN_HU = -400.0
 """Median in HU below which a structure is mostly air."""
-SAMPLE_VOXELS = 500_000
+MAX_SAMPLE_VOXELS = 500_000
 """Number of voxels that estimate the percentiles accurately enough for a picture."""
 
 
@@ -56,7 +56,9 @@ def choose_window(volume: Volume, largest: Measurement | None) -> Window:
         99th percentile of all voxels that are not padding.
     """
     if volume.unit == "HU":
-        airy = largest is not None and largest.median is not None and largest.median < LUNG_BELOW
+        airy = (
+            largest is not None and largest.median is not None and largest.median < LUNG_MEDIAN_HU
+        )
         return LUNG if airy else SOFT_TISSUE
     values = _sample(volume)
     low, high = (float(v) for v in np.percentile(values, (1, 99))) if values.size else (0.0, 1.0)
@@ -69,7 +71,7 @@ def choose_window(volume: Volume, largest: Measurement | None) -> Window:
 
 def _sample(volume: Volume) -> NDArray[Any]:
     """Return the finite voxels, without padding, of an evenly spaced subset of the scan."""
-    step = max(1, round((volume.array.size / SAMPLE_VOXELS) ** (1 / 3)))
+    step = max(1, round((volume.array.size / MAX_SAMPLE_VOXELS) ** (1 / 3)))
     i, j, k = (slice((n - 1) % step // 2, None, step) for n in volume.array.shape)
     values = volume.array[i, j, k].astype(np.float64).ravel()
     values = values[np.isfinite(values)]

@@ -22,7 +22,7 @@ from scanloom.io.regular import open_regular, read_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
-FILES = ("used", *OUTCOMES, "open")
+FILE_OUTCOMES = ("used", *OUTCOMES, "open")
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
-    return tuple(left_out), {name: files[name] for name in FILES if files[name]}
+    return tuple(left_out), {name: files[name] for name in FILE_OUTCOMES if files[name]}
 
 
 def advice(code: str) -> str:
