@@ -63,7 +63,6 @@ class Course:
 class _PublishedCase:
     """Measured cost of one published case, and its process's peak memory until then, in bytes."""
 
-    name: str
     cost: Measured
     peak: int
 
@@ -189,11 +188,11 @@ def _newest_plan(out: Path, recipe: str) -> dict[str, Any] | None:
 def _read_published(out: Path, names: Sequence[str]) -> list[_PublishedCase]:
     """Return the measured cost of published cases, of many only of evenly spaced ones."""
     step = max(1, math.ceil(len(names) / _MAX_SAMPLES))
-    cases = (_read_case(out / "cases" / name, name) for name in names[::step])
+    cases = (_read_case(out / "cases" / name) for name in names[::step])
     return [case for case in cases if case is not None]
 
 
-def _read_case(folder: Path, name: str) -> _PublishedCase | None:
+def _read_case(folder: Path) -> _PublishedCase | None:
     try:
         timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
         shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
@@ -207,6 +206,6 @@ def _read_case(folder: Path, name: str) -> _PublishedCase | None:
             rest=sum(seconds.values()),
             written=float(folder_bytes(folder)),
         )
-        return _PublishedCase(name, cost, int(timing["peak_memory_bytes"]))
+        return _PublishedCase(cost, int(timing["peak_memory_bytes"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # written by another version, or removed meanwhile
