@@ -134,7 +134,7 @@ def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
     asked = in_time(*quick.words(), "--take-over")
 
     assert ended.code == 65, ended.err
-    assert ".work/run.lock does not say which run holds it: --take-over" in ended.err
+    assert ".work/run.lock does not name its run: use --take-over" in ended.err
     assert "(LOCKED)" in ended.err
     assert asked.code == 0, asked.err
 
@@ -143,7 +143,7 @@ def test_a_lock_that_no_run_made_is_named_and_taken_over_when_asked(
 def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "out" / ".work" / "run.lock"
     put(kind, place)
-    with pytest.raises(ScanError, match="does not say which run") as caught:
+    with pytest.raises(ScanError, match="does not name its run") as caught:
         hold_lock(tmp_path / "out").__enter__()
     assert caught.value.code == "LOCKED"
     with hold_lock(tmp_path / "out", take_over=True):
@@ -223,7 +223,7 @@ DAMAGE = [
     ("runs/*-*/status.json", "status", 74, "status.json is damaged: delete it"),
     ("runs/*-*/workflow.json", "report", 0, ""),
     ("runs/plan.json", "run", 0, ""),
-    ("manifest.csv", "report", 74, "manifest.csv is damaged: take it away"),
+    ("manifest.csv", "report", 74, "manifest.csv is damaged: delete it"),
     ("private/crosswalk.parquet", "run", 74, "move it aside, and the next run makes a new one"),
     ("private/key.fingerprint", "run", 74, "key.fingerprint is damaged: if you are sure"),
     ("private/index.parquet", "run", 0, ""),
@@ -283,4 +283,4 @@ def test_a_shard_whose_manifest_is_damaged_is_named(run_before: Quick, tmp_path:
     (run / "manifest.parquet").write_bytes(b"PAR1" + TEXT)
     ended = scanloom("report", out)
     assert ended.code == 74, ended.err
-    assert "manifest.parquet is damaged: take it away, and run that shard again" in ended.err
+    assert "manifest.parquet is damaged: delete it, and run that shard again" in ended.err

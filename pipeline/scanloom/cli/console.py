@@ -153,7 +153,7 @@ def speaking(manner: Manner) -> Iterator[None]:
     except Exception as error:  # foreign text must not reach the user
         if isinstance(error, OSError) and stdout_lost():  # `steady_streams` ends it
             raise
-        from scanloom.io.casefolder import disk_error
+        from scanloom.io.disk_errors import disk_error
 
         if (write_error := disk_error(error)) is not None:
             _fail(manner, error, write_error.reason, write_error.detail)

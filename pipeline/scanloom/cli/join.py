@@ -77,7 +77,7 @@ def _check_target(out: Path, to: Path | None) -> None:
 
 
 def _write(table: Path, sources: Mapping[str, Source], to: Path, column: str | None) -> int:
-    from scanloom.io.casefolder import output_error
+    from scanloom.io.disk_errors import output_error
     from scanloom.io.join import join_csv, join_parquet
     from scanloom.io.private import write_private
 

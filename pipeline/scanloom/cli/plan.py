@@ -22,7 +22,7 @@ from scanloom.cli.console import DebugOption, JsonOption, Manner, console, print
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scanloom.engine.plan import Plan
+    from scanloom.engine.plan_model import Plan
 
 
 def plan(

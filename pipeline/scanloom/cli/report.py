@@ -41,7 +41,7 @@ def report(
         from scanloom.engine.collect import collect_shards
         from scanloom.engine.recollect import is_behind, recollect
         from scanloom.io.bids import has_bids, write_bids
-        from scanloom.io.casefolder import output_error
+        from scanloom.io.disk_errors import output_error
         from scanloom.review.report.page import write_report
         from scanloom.review.report.runs import damaged_totals
 

@@ -1,4 +1,4 @@
-"""What OUT knows of its cases beside their results: their folders, and why some have none."""
+"""Case registry of an output folder: folder names of the cases, and records of failed ones."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Names = Literal["id", "source"]
 
 
 class Books:
-    """The books of one output folder.
+    """Case registry of one output folder.
 
     Parameters
     ----------
     out : Path
         The output folder, which need not exist.
     fingerprint : str
-        Of the key.
+        Fingerprint of the key of the ids.
     names : "id" or "source"
-        What a case's folder is called if it has none yet.
+        Whether folders of new cases are named by case id or by source.
 
     Raises
     ------
@@ -41,16 +41,16 @@ class Books:
         self._unwritten: list[tuple[Case, CaseRecord]] = []
 
     def folder_name(self, case: Case) -> str:
-        """Return what the case's folder in `OUT/cases/` is called: it keeps the name it has."""
+        """Return the name of a case's folder in `OUT/cases/`; an existing folder keeps its name."""
         if case.id not in self._folders:
             self._folders[case.id] = self._new_name(case)
         return self._folders[case.id]
 
     def note(self, case: Case, record: CaseRecord) -> None:
-        """Keep in mind what became of a case; written down as soon as OUT has any result.
+        """Record the outcome of a case; failures are written once OUT has any result.
 
-        A run that gave nothing at all leaves nothing. That a record can't be written is no reason
-        to stop: whoever asked was told.
+        If no case succeeds, nothing is written. Failure to write a record is not fatal: the caller
+        has already received it.
         """
         if record.reason is not None:
             self._unwritten.append((case, record))
@@ -60,14 +60,14 @@ class Books:
             if self._unwritten and known_fingerprint(self.out) == self.fingerprint:
                 self._write()
         except (OSError, ScanError):
-            logger.debug("not written down", exc_info=True)
+            logger.debug("a failure can't be written", exc_info=True)
 
     def _new_name(self, case: Case) -> str:
         cases = self.out / "cases"
         if self.names == "id" or (cases / case.id).is_dir():
             return case.id
-        there = [path.name for path in cases.iterdir()] if cases.is_dir() else []
-        return folder_name(source_of(case.series, case.id), [*there, *self._folders.values()])
+        existing = [path.name for path in cases.iterdir()] if cases.is_dir() else []
+        return folder_name(source_of(case.series, case.id), [*existing, *self._folders.values()])
 
     def _write(self) -> None:
         sources = [source_of(case.series, case.id) for case, _ in self._unwritten]

@@ -1,4 +1,4 @@
-"""Measures what cases take on this machine, with the real models, where nothing is known."""
+"""Measure the cost of a few cases with the real models, if this machine has no cost model yet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 
@@ -26,42 +27,45 @@ from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.private import private_folder
 
-MOST_CASES, MOST_SECONDS = 60, 30.0
-"""When either is reached, no more cases are begun."""
+_MAX_CASES, _MAX_SECONDS = 60, 30.0
+"""No further case is started once either is reached."""
 MOST_VOXELS = 60e6
-"""Of all cases that are chosen: some minutes for a large network on a CPU."""
-WARM_UP = 4
-"""A fourth of the cases, and no more than these, only warm up: first ones take longer."""
+"""Limit of all selected cases together: some minutes for a large network on a CPU."""
+_MAX_WARM_UP = 4
+"""The first quarter of the cases, at most this many, is not counted: first cases take longer."""
 
 
-def calibrate(todo: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, key: bytes) -> Rates:
-    """Work on a few cases, small and large ones, as a run would, and return what they took.
+def calibrate(
+    samples: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, key: bytes
+) -> Rates:
+    """Segment a few cases, small and large ones, as a run would; return their cost model.
 
-    Their results go to a folder in `OUT/private/`, which is removed.
+    Results go to a folder in `OUT/private/`, which is removed.
 
     Parameters
     ----------
-    todo : sequence of (voxels, Case)
-        Those that a run would work on.
+    samples : sequence of (voxels, Case)
+        The cases to choose from.
     workflow : Workflow
+        The workflow to measure.
     out : Path
         The output folder.
     key : bytes
-        Of the ids.
+        The key of the ids.
 
     Returns
     -------
     Rates
-        Nothing known if no case came to its end.
+        Empty if no case was completed.
     """
     rates = Rates()
-    cases = choose(todo)
+    cases = choose(samples)
     if not cases:
         return rates
     execution = workflow.execution
     fingerprint = key_fingerprint(key)
     digests = [card_digest(find_model(name)) for name in workflow.models]
-    with _scratch(out, fingerprint) as scratch:
+    with _scratch_folder(out, fingerprint) as scratch:
         setup = Setup(
             Place(scratch, fingerprint, key=key),
             partial(load_predictors, workflow.models, digests, execution),
@@ -70,33 +74,36 @@ def calibrate(todo: Sequence[tuple[int, Case]], workflow: Workflow, out: Path, k
         )
         course, stop = Course(time.monotonic()), Event()
         pool = LocalPool([Engine(setup, execution.time_limit)], execution.in_flight)
-        warm_up = min(WARM_UP, len(cases) // 4)
+        warm_up = min(_MAX_WARM_UP, len(cases) // 4)
         try:
-            pump(cases, pool, partial(_note, course, warm_up, stop), stop=stop)
+            pump(cases, pool, partial(_record, course, warm_up, stop), stop=stop)
         finally:
             pool.stop(5.0)
         learn(rates, scratch, course, 1)
     return rates
 
 
-def choose(todo: Sequence[tuple[int, Case]]) -> list[Case]:
-    """Return cases from near the smallest and near the largest, by turns, within the bounds."""
-    by_size = sorted(todo, key=lambda pair: (pair[0], pair[1].id))
-    edge = len(by_size) // 10
-    low, high = by_size[edge:], by_size[: len(by_size) - edge][::-1]
+def choose(samples: Sequence[tuple[int, Case]]) -> list[Case]:
+    """Return cases from both ends of the size range, small and large in turn, within the limits.
+
+    The smallest and the largest tenth are left out.
+    """
+    by_size = sorted(samples, key=lambda pair: (pair[0], pair[1].id))
+    tenth = len(by_size) // 10
+    ascending, descending = by_size[tenth:], by_size[: len(by_size) - tenth][::-1]
     chosen: dict[str, Case] = {}
-    left = MOST_VOXELS
-    for voxels, case in (pair for both in zip(low, high, strict=True) for pair in both):
-        if len(chosen) == MOST_CASES or (len(chosen) >= 2 and voxels > left):
+    remaining = MOST_VOXELS
+    for voxels, case in chain.from_iterable(zip(ascending, descending, strict=True)):
+        if len(chosen) == _MAX_CASES or (len(chosen) >= 2 and voxels > remaining):
             break
         if case.id not in chosen:
             chosen[case.id] = case
-            left -= voxels
+            remaining -= voxels
     return list(chosen.values())
 
 
 @contextmanager
-def _scratch(out: Path, fingerprint: str) -> Iterator[Path]:
+def _scratch_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     with private_folder(out, fingerprint) as private:
         folder = Path(tempfile.mkdtemp(prefix="calibration-", dir=private))
     try:
@@ -105,12 +112,13 @@ def _scratch(out: Path, fingerprint: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _note(course: Course, warm_up: int, stop: Event, case: Case, outcome: Outcome) -> None:
-    """Take in how a case ended; begin anew when it is warm, and end when it took long enough."""
+def _record(course: Course, warm_up: int, stop: Event, case: Case, outcome: Outcome) -> None:
+    """Record the end of a case; restart the timeline after the warm-up, stop at the time limit."""
     began = course.began
     course.note(outcome)
-    if course.ended == warm_up and course.first is not None and course.last is not None:
-        course.began, course.first = began + course.last - course.first, course.last
-        course.done.clear()
-    if course.last is not None and course.last - began > MOST_SECONDS:
+    last_end = course.last_end
+    if course.ended == warm_up and course.first_on_device is not None and last_end is not None:
+        course.began, course.first_on_device = began + last_end - course.first_on_device, last_end
+        course.published.clear()
+    if last_end is not None and last_end - began > _MAX_SECONDS:
         stop.set()

@@ -1,4 +1,4 @@
-"""What a run gave, in tables: a row for every file, and one for every structure of every case."""
+"""Write the tables of a run: `manifest`, one row per file, and `measurements`, per structure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scanloom.core import OUTCOMES, Flag, Reason, ScanError
 from scanloom.core.reasons import current_code
 from scanloom.engine.select import LeftOut
 from scanloom.engine.workflow import MOST_BYTES
+from scanloom.io.csv_text import escape_formula
 from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.failures import has_failed
 from scanloom.io.identity import file_id
 from scanloom.io.index import Index
-from scanloom.io.join import defused
 from scanloom.io.outfolder import each_case, read_case
 from scanloom.io.regular import read_regular
 from scanloom.io.tables import COLUMNS, flat_measurement, read_plain_measurements
@@ -30,30 +30,32 @@ if TYPE_CHECKING:
 MANIFEST = "manifest"
 MEASUREMENTS = "measurements"
 BATCH = 20_000
-"""Rows that are in memory at once."""
+"""Rows of a table that are in memory at a time."""
 
 MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
 MEASUREMENT_COLUMNS = ("case", *COLUMNS)
 
-_INSTANCE = 0x00080018  # SOPInstanceUID
-_TEXT = {"file", "case", "outcome", "reason", "detail", "model", "label", "unit", "flags"}
-_ENDS = {name for name in COLUMNS if name[2:] in ("first", "last")}
-_WHOLE = {"copy", "number", "voxels", "components", *_ENDS}
+_SOP_INSTANCE_UID = 0x00080018
+_TEXT_COLUMNS = {
+    *("file", "case", "outcome", "reason", "detail"),
+    *("model", "label", "unit", "flags"),
+}
+_BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
+_INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a case ended: the code of its reason, empty where it was published."""
+    """Outcome of a case: the code and detail of its reason, both empty if it was published."""
 
     reason: str
     detail: str
-    seconds: float
 
 
 def collect(
     out: Path,
     index: Index,
-    left: Sequence[LeftOut],
+    left_out: Sequence[LeftOut],
     endings: Mapping[str, Sequence[Ending]],
     key: bytes,
     shard: Path | None = None,
@@ -66,25 +68,25 @@ def collect(
     out : Path
         The output folder.
     index : Index
-        All files that were found.
-    left : sequence of LeftOut
-        Series that no case was made of.
+        The index of all files found.
+    left_out : sequence of LeftOut
+        Series without a case.
     endings : mapping
-        The endings of the cases of each series, by the series' id; a series without one was not
+        Outcomes of the cases of each series, by series id; a series that is missing was not
         worked on yet.
     key : bytes
-        Of the ids.
+        The key of the ids.
     shard : Path or None
-        The run's own folder if it works on a part of the cases: its manifest goes there, and that
-        of `out` is then put together from those of all parts.
+        The folder of the run if it works on one shard of the cases: its manifest is written there,
+        and the manifest of `out` is merged from those of all shards.
     damaged : set of str, optional
-        Gets the names of published cases that can't be read: `measurements` has no row of them.
+        Receives the names of published cases that can't be read; `measurements` omits them.
 
     Returns
     -------
     dict
-        Files found, used, skipped, ambiguous and failed, and those that are still to do ("open"),
-        which are the files of other shards too.
+        Counts of files found, used, skipped, ambiguous and failed, and of pending files ("open"),
+        which include those of other shards.
 
     Raises
     ------
@@ -94,22 +96,22 @@ def collect(
     counts: Counter[str] = Counter()
     damaged = set() if damaged is None else damaged
 
-    def manifest() -> Iterator[dict[str, Any]]:
-        for row in _manifest_rows(index, left, endings, key):
+    def counted_rows() -> Iterator[dict[str, Any]]:
+        for row in _manifest_rows(index, left_out, endings, key):
             counts[row["outcome"]] += 1
             yield row
 
-    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, manifest)
+    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows)
     if shard is None:
         collect_measurements(out, damaged)
     else:
-        _collect_shards(out, shard, damaged)
+        _merge_shards(out, shard, damaged)
     files = {name: counts[name] for name in ("used", *OUTCOMES, "open")}
     return {"found": sum(files.values()), **files}
 
 
 def collect_shards(out: Path, damaged: set[str] | None = None) -> bool:
-    """Write both tables over all shards; return whether the last one to end was one.
+    """Write both tables over all shards, if the run that ended last was a shard.
 
     Parameters
     ----------
@@ -118,28 +120,33 @@ def collect_shards(out: Path, damaged: set[str] | None = None) -> bool:
     damaged : set of str, optional
         As in `collect`.
 
+    Returns
+    -------
+    bool
+        Whether it was a shard.
+
     Raises
     ------
     OSError, ValueError
         If the tables can't be read or written.
     """
-    over = sorted(path.parent for path in (out / "runs").glob("*/totals.json"))
-    if not over or not _manifest_of(over[-1]).exists():
+    finished = sorted(path.parent for path in (out / "runs").glob("*/totals.json"))
+    if not finished or not _manifest_of(finished[-1]).exists():
         return False
-    _collect_shards(out, over[-1], set() if damaged is None else damaged)
+    _merge_shards(out, finished[-1], set() if damaged is None else damaged)
     return True
 
 
-def _collect_shards(out: Path, newest: Path, damaged: set[str]) -> None:
-    """Write both tables over the runs that did the same as `newest`, each a part of the cases."""
-    same = _workflow_of(newest)
-    shards = [
+def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
+    """Write both tables over `newest` and all other shards with the same workflow."""
+    workflow = _workflow_of(newest)
+    manifests = [
         _manifest_of(run)
         for run in (out / "runs").iterdir()
-        if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == same)
+        if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == workflow)
     ]
-    shards.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(shards))
+    manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(manifests))
     collect_measurements(out, damaged)
 
 
@@ -148,7 +155,7 @@ def _manifest_of(run: Path) -> Path:
 
 
 def _workflow_of(run: Path) -> bytes:
-    """Return what a run was asked to do; nothing that any other was where that can't be read."""
+    """Return the workflow document of a run; if unreadable, bytes that no other run has."""
     try:
         return read_regular(run / "workflow.json", MOST_BYTES)
     except OSError:
@@ -165,15 +172,15 @@ def _read_manifest(path: Path) -> pa.Table:
         if isinstance(exc, OSError) and exc.errno is not None:
             raise
         name = f"runs/{path.parent.name}/{path.name}"
-        detail = f"{name} is damaged: take it away, and run that shard again"
+        detail = f"{name} is damaged: delete it, and run that shard again"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
 
 
 def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
-    """Give a row for each file that the run found that ended last.
+    """Return a row for each file that the newest run found.
 
-    It knows all results that are current. Why files of other shards were not used, their own runs
-    say, the newest first.
+    The newest run knows every current result. A file that is open in it takes the reason that the
+    manifest of its own shard gives, the most recent one first.
     """
     import pyarrow as pa
     from pyarrow import compute
@@ -182,18 +189,17 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
     rows = {(row["file"], row["copy"]): row for row in _read_manifest(newest).to_pylist()}
     for path in older:
         table = _read_manifest(path)
-        unused = compute.is_in(table["outcome"], value_set=pa.array(OUTCOMES))
-        known = table.filter(unused)
-        for row in known.to_pylist():
-            now = rows.get((row["file"], row["copy"]))
-            if now is not None and now["outcome"] == "open":
+        is_unused = compute.is_in(table["outcome"], value_set=pa.array(OUTCOMES))
+        for row in table.filter(is_unused).to_pylist():
+            current = rows.get((row["file"], row["copy"]))
+            if current is not None and current["outcome"] == "open":
                 reason = current_code(row["reason"])
                 rows[row["file"], row["copy"]] = {**row, "reason": reason}
     return rows.values()
 
 
 def collect_measurements(out: Path, damaged: set[str]) -> None:
-    """Write `measurements` anew; parameters as in `collect`."""
+    """Write `measurements` from the published cases; parameters as in `collect`."""
 
     def rows() -> Iterator[dict[str, Any]]:
         return itertools.chain.from_iterable(each_case(out, measurement_rows, damaged))
@@ -202,34 +208,35 @@ def collect_measurements(out: Path, damaged: set[str]) -> None:
 
 
 def measurement_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a published case: one a model and structure.
+    """Return the rows of a published case, one per model and structure.
 
-    Where a later attempt at it failed, each has the flag OUTDATED.
+    If a later attempt at the case failed, each row has the flag OUTDATED.
 
     Raises
     ------
     OSError, ValueError, LookupError, TypeError
-        If it is damaged.
+        If the case is damaged.
     """
-    told = read_case(folder)  # what the report can't show is not in the table either
+    document = read_case(folder)  # a case that the report can't show is not in the table either
     rows = read_plain_measurements(folder)
-    if has_failed(folder.parent.parent, str(told["case"])):
+    if has_failed(folder.parent.parent, str(document["case"])):
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
     return [{"case": folder.name, **flat_measurement(row)} for row in rows]
 
 
 def _manifest_rows(
     index: Index,
-    left: Sequence[LeftOut],
+    left_out: Sequence[LeftOut],
     endings: Mapping[str, Sequence[Ending]],
     key: bytes,
 ) -> Iterator[dict[str, Any]]:
-    """Give a row for each file: what its series, or else it alone, came to."""
-    came_to: dict[str, tuple[str, str, str]] = {
-        one.series.id: (one.reason.outcome, one.reason.code, one.detail) for one in left
+    """Yield a row for each file, with the outcome of its series, or else its own."""
+    outcomes: dict[str, tuple[str, str, str]] = {
+        entry.series.id: (entry.reason.outcome, entry.reason.code, entry.detail)
+        for entry in left_out
     }
-    came_to.update({name: _came_to(those) for name, those in endings.items()})
-    seen: Counter[str] = Counter()  # copies of a file have its id
+    outcomes.update({series: _series_outcome(cases) for series, cases in endings.items()})
+    copies: Counter[str] = Counter()  # copies of a file have the same id
     rows = index.rows
     for entry, look, reason, group in zip(
         rows.entries, rows.looks(), rows.reasons, rows.groups, strict=True
@@ -239,12 +246,12 @@ def _manifest_rows(
             code = reason or Reason.NOT_AN_IMAGE.code
             outcome, detail = str(Reason[code].outcome), ""
         else:
-            outcome, code, detail = came_to.get(series.id, ("open", "", ""))
+            outcome, code, detail = outcomes.get(series.id, ("open", "", ""))
         file = _file_id(entry.path, look.packed, key)
-        seen[file] += 1
+        copies[file] += 1
         yield {
             "file": file,
-            "copy": seen[file],
+            "copy": copies[file],
             "case": series.id if series else "",
             "outcome": outcome,
             "reason": code,
@@ -252,19 +259,20 @@ def _manifest_rows(
         }
 
 
-def _came_to(endings: Sequence[Ending]) -> tuple[str, str, str]:
-    """Return what became of a series by its cases: used if any was published."""
-    bad = [e for e in endings if e.reason]
-    if len(bad) < len(endings):
+def _series_outcome(cases: Sequence[Ending]) -> tuple[str, str, str]:
+    """Return outcome, reason and detail of a series: "used" if any of its cases was published."""
+    unpublished = [case for case in cases if case.reason]
+    if len(unpublished) < len(cases):
         return "used", "", ""
-    return Reason[bad[0].reason].outcome, bad[0].reason, bad[0].detail
+    first = unpublished[0]
+    return Reason[first.reason].outcome, first.reason, first.detail
 
 
 def _file_id(path: str, packed: Packed | None, key: bytes) -> str:
-    """Return the id of a file; of one that can't be read, that of its path."""
+    """Return the id of a file; if the file can't be read, an id of its path."""
     instance = ""
     if packed:
-        instance = unpack_elements(packed).raw(_INSTANCE).decode("ascii", "replace")
+        instance = unpack_elements(packed).raw(_SOP_INSTANCE_UID).decode("ascii", "replace")
     try:
         return file_id(Path(path), instance.strip(" \0"), key)
     except (ScanError, ValueError):
@@ -274,11 +282,13 @@ def _file_id(path: str, packed: Packed | None, key: bytes) -> str:
 def _write_table(
     stem: Path, columns: Sequence[str], rows: Callable[[], Iterable[dict[str, Any]]]
 ) -> None:
-    """Write rows as CSV and Parquet, in one pass, a batch at a time."""
+    """Write rows as CSV and Parquet in one pass, a batch at a time."""
     parquet_file, csv_file = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
 
-    def write(draft: Path) -> None:
-        write_whole(csv_file, lambda other: _write_both(draft, other, columns, rows()))
+    def write(parquet_draft: Path) -> None:
+        write_whole(
+            csv_file, lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows())
+        )
 
     write_whole(parquet_file, write)
 
@@ -291,16 +301,16 @@ def _write_both(
 
     schema = _schema(columns)
     with (
-        parquet.ParquetWriter(parquet_file, schema) as whole,
+        parquet.ParquetWriter(parquet_file, schema) as parquet_writer,
         csv_file.open("w", encoding="utf-8", newline="") as text,
     ):
-        lines = csv.DictWriter(text, columns, lineterminator="\n")
-        lines.writeheader()
-        waiting = iter(rows)
-        while batch := list(itertools.islice(waiting, BATCH)):
-            whole.write_table(pa.Table.from_pylist(batch, schema))
-            lines.writerows(
-                {name: defused(v) if isinstance(v, str) else v for name, v in row.items()}
+        csv_writer = csv.DictWriter(text, columns, lineterminator="\n")
+        csv_writer.writeheader()
+        remaining = iter(rows)
+        while batch := list(itertools.islice(remaining, BATCH)):
+            parquet_writer.write_table(pa.Table.from_pylist(batch, schema))
+            csv_writer.writerows(
+                {name: escape_formula(v) if isinstance(v, str) else v for name, v in row.items()}
                 for row in batch
             )
 
@@ -308,12 +318,12 @@ def _write_both(
 def _schema(columns: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema([(name, _kind(name)) for name in columns])
+    return pa.schema([(name, _column_type(name)) for name in columns])
 
 
-def _kind(column: str) -> pa.DataType:
+def _column_type(column: str) -> pa.DataType:
     import pyarrow as pa
 
-    if column in _TEXT:
+    if column in _TEXT_COLUMNS:
         return pa.string()
-    return pa.int64() if column in _WHOLE else pa.float64()
+    return pa.int64() if column in _INTEGER_COLUMNS else pa.float64()

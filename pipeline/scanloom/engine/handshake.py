@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.io.casefolder import token_name
 from scanloom.io.regular import open_regular
+from scanloom.io.work_folder import token_name
 
 
 @dataclass(frozen=True)

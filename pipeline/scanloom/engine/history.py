@@ -1,4 +1,4 @@
-"""What a run took: for the rates of this machine, and beside what was planned."""
+"""Measure a finished run: update the cost model of this machine, and compare it with the plan."""
 
 from __future__ import annotations
 
@@ -14,146 +14,160 @@ from scanloom.cards.card import ModelCard
 from scanloom.core import ScanError
 from scanloom.engine.engine import Outcome
 from scanloom.engine.gpus import local_devices
-from scanloom.engine.plan import PLAN, rates_name
+from scanloom.engine.plan_model import PLAN, rates_name
 from scanloom.engine.rates import Measured, Rates, folder_bytes
 from scanloom.engine.workflow import Workflow
 from scanloom.io.json_file import read_json
 from scanloom.io.names import CASE, TIMING
 
-SAMPLE = 2000
-"""Cases of a run that are looked at; of more, so many evenly chosen ones."""
+_MAX_SAMPLES = 2000
+"""Published cases of a run that are read; of more cases, this many evenly spaced ones."""
 
 
 @dataclass
 class Course:
-    """When the cases of a run began and ended, seconds of CLOCK_MONOTONIC.
+    """Timeline of a run; moments are seconds of CLOCK_MONOTONIC.
 
     Parameters
     ----------
     began : float
-        When its workers were asked for.
-    first, last : float or None
-        When the first case held the device, and when the last one ended.
+        When the workers were requested.
+    first_on_device : float or None
+        When the first case acquired the device.
+    last_end : float or None
+        When the last case ended.
     ended : int
-        How many cases ended, well or not.
-    done : list of str
-        The folders of cases that were published, without those whose result was there already.
+        Number of cases that ended, successful or not.
+    published : list of str
+        Folder names of the cases that this run published; reused results are not included.
     """
 
     began: float
-    first: float | None = None
-    last: float | None = None
+    first_on_device: float | None = None
+    last_end: float | None = None
     ended: int = 0
-    done: list[str] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
 
     def note(self, outcome: Outcome) -> None:
-        """Take in how a case ended."""
-        self.last = time.monotonic()
+        """Record that a case ended."""
+        self.last_end = time.monotonic()
         self.ended += 1
-        if outcome.device is not None and (self.first is None or outcome.device[0] < self.first):
-            self.first = outcome.device[0]
+        if outcome.device is not None:
+            start, first = outcome.device[0], self.first_on_device
+            self.first_on_device = start if first is None else min(first, start)
         record = outcome.record
         if record is not None and record.reason is None and not record.recalled:
-            self.done.append(record.folder.name if record.folder else record.id)
+            self.published.append(record.folder.name if record.folder else record.id)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What one published case took, and the peak of its process until then, bytes."""
+class _PublishedCase:
+    """Measured cost of one published case, and its process's peak memory until then, in bytes."""
 
-    case: str
-    what: Measured
+    cost: Measured
     peak: int
 
 
-def look_back(out: Path, done: Sequence[str]) -> list[Taken]:
-    """Return what published cases took; of many, of some that are evenly chosen."""
-    step = max(1, math.ceil(len(done) / SAMPLE))
-    return [taken for name in done[::step] if (taken := _taken(out / "cases" / name, name))]
-
-
 def learn(rates: Rates, out: Path, course: Course, workers: int) -> None:
-    """Count a run into the rates.
+    """Add the measurements of a run to a cost model.
 
     Parameters
     ----------
     rates : Rates
+        The cost model, which is updated in place.
     out : Path
-        Where its cases were published.
+        The output folder with the published cases.
     course : Course
-        When they were worked on.
+        The timeline of the run.
     workers : int
-        How many really worked beside one another.
+        Number of workers that sped the run up.
     """
-    taken = look_back(out, course.done)
-    if not taken or course.first is None or course.last is None:
+    cases = _read_published(out, course.published)
+    if not cases or course.first_on_device is None or course.last_end is None:
         return
-    seconds = (course.last - course.first) * workers * len(taken) / len(course.done)
-    rates.learn([one.what for one in taken], seconds, max(0.0, course.first - course.began))
+    sampled_share = len(cases) / len(course.published)
+    seconds = (course.last_end - course.first_on_device) * workers * sampled_share
+    start = max(0.0, course.first_on_device - course.began)
+    rates.learn([case.cost for case in cases], seconds, start)
 
 
 def conclude(
     out: Path, course: Course, workflow: Workflow, cards: Sequence[ModelCard], recipe: str
 ) -> dict[str, Any] | None:
-    """Learn from a run on this machine, and return how it went beside its plan.
+    """Update this machine's cost model from a run, and compare the run with its plan.
 
     Parameters
     ----------
     out : Path
         The output folder.
     course : Course
-        When its cases were worked on.
+        The timeline of the run.
     workflow, cards, recipe
-        What was done.
+        The workflow of the run, the cards of its models, and the hash of both.
 
     Returns
     -------
     dict or None
-        "planned", "happened" and their "ratio" for the cases that were published; None where the
-        newest plan in the folder is of something else.
+        "planned", "happened" and their "ratio" for the published cases; None if the output folder
+        has no plan of this recipe.
     """
-    if not course.done:
+    if not course.published:
         return None
-    name, workers = _where(out / "cases" / course.done[0], workflow, cards)
+    name, workers = _model_and_workers(out / "cases" / course.published[0], workflow, cards)
     if name is not None:
         rates = Rates.load(name)
         learn(rates, out, course, workers)
         rates.save(name)
     plan = _newest_plan(out, recipe)
     try:
-        return None if plan is None else compare(plan, out, course)
+        return None if plan is None else _compare(plan, out, course)
     except (LookupError, TypeError, ValueError, AttributeError):
-        return None  # no plan of ours
+        return None  # not a plan that scanloom wrote
 
 
-def compare(plan: Mapping[str, Any], out: Path, course: Course) -> dict[str, Any] | None:
-    """Return what was planned of the cases of a run, what they took, and the ratio of the two."""
-    expected = {one["case"]: one for one in plan["cases"]}
-    mine = [expected[name] for name in course.done if name in expected]
-    taken = look_back(out, course.done)
-    if not taken or course.last is None or len(mine) < len(course.done):
+def _compare(plan: Mapping[str, Any], out: Path, course: Course) -> dict[str, Any] | None:
+    """Return planned and measured cost of a run, and their ratio; None if the plan lacks a case."""
+    by_case = {case["case"]: case for case in plan["cases"]}
+    matched = [by_case[name] for name in course.published if name in by_case]
+    if len(matched) < len(course.published):
         return None
-    share = len(course.done) / len(taken)
+    planned, happened = _planned(plan, matched), _happened(out, course)
+    if happened is None:
+        return None
+    ratio = {name: planned[name] / happened[name] if planned[name] else None for name in planned}
+    return {"cases": len(matched), "planned": planned, "happened": happened, "ratio": ratio}
+
+
+def _planned(plan: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the planned cost of some cases of a plan."""
     totals = plan["totals"]
-    planned = {
-        "seconds": totals["seconds"],
-        "written": sum(one["written"] or 0.0 for one in mine) or None,
+    seconds = totals["seconds"]
+    if seconds is not None and len(cases) < len(plan["cases"]):
+        all_cases = sum(case["seconds"] or 0.0 for case in plan["cases"]) or 1.0
+        seconds *= sum(case["seconds"] or 0.0 for case in cases) / all_cases
+    return {
+        "seconds": seconds,
+        "written": sum(case["written"] or 0.0 for case in cases) or None,
         "host": totals["host"],
     }
-    if totals["seconds"] is not None and len(mine) < len(plan["cases"]):
-        all_of_them = sum(one["seconds"] or 0.0 for one in plan["cases"]) or 1.0
-        planned["seconds"] *= sum(one["seconds"] or 0.0 for one in mine) / all_of_them
-    happened = {
-        "seconds": course.last - course.began,
-        "written": sum(one.what.written for one in taken) * share,
-        "host": max(one.peak for one in taken),
+
+
+def _happened(out: Path, course: Course) -> dict[str, Any] | None:
+    """Return the measured cost of a run; None without a readable published case."""
+    cases = _read_published(out, course.published)
+    if not cases or course.last_end is None:
+        return None
+    return {
+        "seconds": course.last_end - course.began,
+        "written": sum(case.cost.written for case in cases) * len(course.published) / len(cases),
+        "host": max(case.peak for case in cases),
     }
-    ratio = {part: planned[part] / happened[part] if planned[part] else None for part in planned}
-    return {"cases": len(mine), "planned": planned, "happened": happened, "ratio": ratio}
 
 
-def _where(folder: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> tuple[str | None, int]:
-    """Return the name of the rates by where a case ran, and how many worked side by side."""
+def _model_and_workers(
+    folder: Path, workflow: Workflow, cards: Sequence[ModelCard]
+) -> tuple[str | None, int]:
+    """Return the key of the cost model for the device of a case, and the concurrent workers."""
     try:
         timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
         device, precision = str(timing["device"][0]), str(timing["precision"][0])
@@ -171,20 +185,27 @@ def _newest_plan(out: Path, recipe: str) -> dict[str, Any] | None:
         return None
 
 
-def _taken(folder: Path, name: str) -> Taken | None:
+def _read_published(out: Path, names: Sequence[str]) -> list[_PublishedCase]:
+    """Return the measured cost of published cases, of many only of evenly spaced ones."""
+    step = max(1, math.ceil(len(names) / _MAX_SAMPLES))
+    cases = (_read_case(out / "cases" / name) for name in names[::step])
+    return [case for case in cases if case is not None]
+
+
+def _read_case(folder: Path) -> _PublishedCase | None:
     try:
         timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))
         shape = json.loads((folder / CASE).read_text(encoding="utf-8"))["grid"]["shape"]
         steps: Mapping[str, Any] = timing["steps"]
-        spent = {step: float(told["wall_s"]) for step, told in steps.items()}
-        network = spent.pop("network", 0.0)
-        what = Measured(
+        seconds = {step: float(times["wall_s"]) for step, times in steps.items()}
+        network = seconds.pop("network", 0.0)
+        cost = Measured(
             values=float(timing["window_values"]),
             voxels=float(math.prod(shape)),
             network=network,
-            rest=sum(spent.values()),
+            rest=sum(seconds.values()),
             written=float(folder_bytes(folder)),
         )
-        return Taken(name, what, int(timing["peak_memory_bytes"]))
+        return _PublishedCase(cost, int(timing["peak_memory_bytes"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # of another version, or gone meanwhile
+        return None  # written by another version, or removed meanwhile

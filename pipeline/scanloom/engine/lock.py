@@ -1,8 +1,7 @@
-"""One run at a time per output folder: a lock that says who holds it."""
+"""Lock file of a run: one run at a time per output folder, and the holder's host and process."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -13,35 +12,36 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.io.casefolder import output_error, tidy
+from scanloom.io.disk_errors import output_error
+from scanloom.io.file_lock import lock_file
 from scanloom.io.living import process_space, process_start
 from scanloom.io.private import check_links
 from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
+from scanloom.io.work_folder import tidy
 
-WORK = ".work"
-MOST_BYTES = 1 << 12
-"""Of a lock."""
-PATIENCE = 10.0
-"""Seconds that another process has to look at a lock."""
-TRIES = 100
-"""How often a lock may come and go before that is given up."""
+_WORK = ".work"
+_MAX_LOCK_BYTES = 1 << 12
+_WAIT_S = 10.0
+"""How long to wait for another process that is inspecting a lock file."""
+_MAX_ATTEMPTS = 100
+"""How often a lock file may disappear and reappear before the attempt to acquire it fails."""
 
 
 @contextmanager
 def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterator[None]:
-    """Hold an output folder for one run; at its end, what died in or before it is cleared away.
+    """Hold an output folder for one run; at its end, remove temporary files of dead processes.
 
     Parameters
     ----------
     out : Path
-        The output folder; made if it is not there.
+        The output folder; created if it is missing.
     shard : str
-        A run of one shard holds that shard alone.
+        The shard that the run works on, which then has a lock of its own.
     take_over : bool
-        Whether the lock of a run on another host, or in another container, is taken: from here
-        nobody can know whether that one still runs. That of a process which is dead on this host
-        is taken without asking.
+        Whether the lock of a run on another host, or in another container, is replaced: whether
+        that run is alive can't be known from here. The lock of a dead process on this host is
+        always replaced.
 
     Raises
     ------
@@ -50,8 +50,8 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     """
     check_links(out)
     began = time.time()
-    path = out / WORK / (f"run-{shard}.lock" if shard else "run.lock")
-    mine = json.dumps(
+    path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
+    content = json.dumps(
         {
             "host": socket.gethostname(),
             "space": process_space(),
@@ -62,98 +62,94 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(out):
-            _acquire(path, mine, take_over=take_over)
+        with _exclusively(out):
+            _acquire(path, content, take_over=take_over)
     except OSError as exc:
         raise output_error(exc) from exc
     try:
         yield
     finally:
-        if _read(path) == mine:
-            with suppress(OSError, ScanError):  # what stays is cleared by the next run
+        if _read(path) == content:
+            with suppress(OSError, ScanError):  # the next run removes the rest
                 tidy(out, began)
             path.unlink(missing_ok=True)
 
 
 @contextmanager
-def _one_at_a_time(out: Path) -> Iterator[None]:
-    """Let one process look at locks at once, where the file system knows how (flock)."""
+def _exclusively(out: Path) -> Iterator[None]:
+    """Let one process at a time inspect lock files, if the file system supports flock(2)."""
     folder = os.open(out, os.O_RDONLY)
-    until = time.monotonic() + PATIENCE
     try:
-        with suppress(OSError):  # linking and renaming are all that is left then
-            while not _flocked(folder) and time.monotonic() < until:
-                time.sleep(0.05)
+        with suppress(OSError):  # without flock, atomic links and renames remain
+            lock_file(folder, timeout_s=_WAIT_S)
         yield
     finally:
         os.close(folder)
 
 
-def _flocked(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _acquire(path: Path, mine: str, *, take_over: bool) -> None:
-    """Link the lock into place: of several who try, one comes first."""
+def _acquire(path: Path, content: str, *, take_over: bool) -> None:
+    """Link the lock file to its name: of several processes, exactly one succeeds."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    write_whole(draft, lambda file: file.write_text(mine))
+    write_whole(draft, lambda file: file.write_text(content))
     try:
-        for _ in range(TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 os.link(draft, path)
             except FileExistsError:
-                _give_up_or_clear(path, take_over=take_over)
+                _refuse_or_remove(path, take_over=take_over)
             else:
                 return
-        raise ScanError(Reason.LOCKED, "its lock comes and goes")
+        raise ScanError(Reason.LOCKED, "other processes keep replacing the lock file")
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _give_up_or_clear(path: Path, *, take_over: bool) -> None:
+def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
+    """Remove the lock file of a dead or replaced run; raise LOCKED if its run may be alive."""
     text = _read(path)
     if text is None:
         return  # just released
     try:
-        held = json.loads(text)
-        host, process = str(held["host"]), int(held["process"])
-        start, since = str(held["start"]), str(held["since"])
-        space = str(held.get("space"))
+        holder = json.loads(text)
+        host, process = str(holder["host"]), int(holder["process"])
+        start, since = str(holder["start"]), str(holder["since"])
+        space = str(holder.get("space"))
     except (ValueError, KeyError, TypeError):
         host, process, start, since, space = "", 0, "", "", ""
     same_name = host == socket.gethostname()
-    here = same_name and space == process_space()
-    if (here and process_start(process) != start) or (take_over and not here):
-        # Renamed, not deleted: who comes second renames a lock that is not the dead one's any
-        # more only if it was taken between our reading and this line
-        stale = path.with_name(f"{path.name}.{secrets.token_hex(8)}.stale")
-        try:
-            path.rename(stale)
-        except FileNotFoundError:
-            return
-        if _read(stale) != text:
-            os.link(stale, path)  # it was somebody's: give it back
-        if stale.is_dir() and not stale.is_symlink():
-            return  # no run made it: whoever did has it still, under another name
-        stale.unlink(missing_ok=True)
+    is_local = same_name and space == process_space()
+    if (is_local and process_start(process) != start) or (take_over and not is_local):
+        _remove_stale(path, text)
         return
     if not host:
-        detail = f"{WORK}/{path.name} does not say which run holds it: --take-over, if none goes on"
+        name = f"{_WORK}/{path.name}"
+        detail = f"{name} does not name its run: use --take-over if no run is alive"
         raise ScanError(Reason.LOCKED, detail)
-    there = f"another container of host {host}" if same_name else f"host {host}"
-    where = "this host" if here else f"{there}: --take-over, if it surely runs no more"
+    remote = f"another container of host {host}" if same_name else f"host {host}"
+    where = "this host" if is_local else f"{remote}: use --take-over if that run is surely dead"
     raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
 
 
-def _read(path: Path) -> str | None:
-    """Return what a lock says, None where there is none; of what no run wrote, nothing."""
+def _remove_stale(path: Path, text: str) -> None:
+    """Remove a lock file with the given content."""
+    # Renamed before it is deleted: another process may have replaced the lock since it was read
+    stale = path.with_name(f"{path.name}.{secrets.token_hex(8)}.stale")
     try:
-        return read_regular(path, MOST_BYTES).decode("utf-8", "replace")
+        path.rename(stale)
     except FileNotFoundError:
-        return "" if os.path.lexists(path) else None  # a link to nothing stands in the way too
+        return
+    if _read(stale) != text:
+        os.link(stale, path)  # it is the lock of a live run: restore it
+    if stale.is_dir() and not stale.is_symlink():
+        return  # not made by scanloom: the folder is kept, under its new name
+    stale.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> str | None:
+    """Return the content of a lock file; None if it is missing, empty if it is not readable."""
+    try:
+        return read_regular(path, _MAX_LOCK_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return "" if os.path.lexists(path) else None  # a dangling link blocks the name too
     except OSError:
         return ""

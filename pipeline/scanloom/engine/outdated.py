@@ -1,7 +1,7 @@
-"""Results of scans that are no longer what they were, and have no new result: found and marked.
+"""Find and mark results whose scan has changed or disappeared without giving a new result.
 
-A mark is a record in `failed/` of a case that has a result: tables, report and `bids/` then flag
-that result as OUTDATED.
+A mark is a record in `failed/` of a case that has a result; tables, report and `bids/` then flag
+the result as OUTDATED.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from scanloom.io.index_file import IndexedSeries
 from scanloom.io.outfolder import CASES
 from scanloom.io.published import read_made
 
-CHANGED = "the scan has changed, and no longer gives this case"
+_CHANGED = "the scan has changed and no longer gives this case"
 
 
 @dataclass(frozen=True)
 class Marker:
-    """Marks results in an output folder.
+    """Mark outdated results in an output folder.
 
     Parameters
     ----------
     out : Path
         The output folder.
     key : bytes
-        Of the ids.
+        The key of the ids.
     recipe : str
-        Of the run.
+        The recipe of the run.
     """
 
     out: Path
@@ -47,90 +47,96 @@ class Marker:
         self,
         index: Index,
         series: Iterable[IndexedSeries],
-        left: Sequence[LeftOut],
+        left_out: Sequence[LeftOut],
         cases: set[str],
     ) -> None:
-        """Mark results of these series that no case of the run makes anew; take other marks away.
+        """Mark outdated results of some series; remove their marks that no longer apply.
 
         Parameters
         ----------
         index : Index
-            All files that were found.
+            The index of all files found.
         series : iterable of IndexedSeries
-            Those that the run is about.
-        left : sequence of LeftOut
-            Series of which no case was made; those that failed have their records already.
+            The series within the scope of the run.
+        left_out : sequence of LeftOut
+            Series without a case; those that failed already have their records.
         cases : set of str
             The ids of the run's cases.
         """
-        why = {one.series.id: one for one in left}
-        failed = {name for name, one in why.items() if one.reason.wanted}
+        exclusions = {entry.series.id: entry for entry in left_out}
+        failed = {name for name, entry in exclusions.items() if entry.reason.wanted}
         folders, marked = case_folders(self.out), failed_cases(self.out) - cases - failed
-        places = volume_files(self.out)
-        for one in series:
-            for number in self._results(index, one, folders, places):
-                if number in cases:
+        ids_by_path = volume_files(self.out)
+        for entry in series:
+            for case in self._results(index, entry, folders, ids_by_path):
+                if case in cases:
                     continue
-                reason, detail = self._changed(index, one, number, folders, why.get(one.id))
+                exclusion = exclusions.get(entry.id)
+                reason, detail = self._changed(index, entry, case, folders, exclusion)
                 if reason is not None:
-                    marked.discard(number)
-                    if number not in failed:
-                        record = CaseRecord(number, reason, detail, (), None)
+                    marked.discard(case)
+                    if case not in failed:
+                        record = CaseRecord(case, reason, detail, (), None)
                         write_failure(self.out, record, self.recipe)
-            if one.id in marked:
-                forget_failure(self.out, one.id)
+            if entry.id in marked:
+                forget_failure(self.out, entry.id)
 
     def _results(
         self,
         index: Index,
-        one: IndexedSeries,
+        series: IndexedSeries,
         folders: Mapping[str, str],
-        places: Mapping[str, set[str]],
+        ids_by_path: Mapping[str, set[str]],
     ) -> Iterator[str]:
-        """Give the ids under which a series may have results: its own, its phases, its file's."""
+        """Yield the case ids under which a series has results: its own, its phases', its file's."""
 
-        def is_there(number: str) -> bool:
-            return bool(number) and (self.out / CASES / folders.get(number, number)).is_dir()
+        def has_result(case: str) -> bool:
+            return bool(case) and (self.out / CASES / folders.get(case, case)).is_dir()
 
-        if is_there(one.id):
-            yield one.id
-        if one.series_uid:
-            series = Series(one.kind, (), one.study_uid, one.series_uid)
-            phases = (case_id(series, self.key, phase) for phase in itertools.count())
-            yield from itertools.takewhile(is_there, phases)
-        elif len(one.files) == 1 and places:
-            path, packed, _ = index.rows.entries[one.files[0]].path.partition(IN_ARCHIVE)
-            still = {other.id for other in index.series} if packed else {one.id}
-            yield from filter(is_there, sorted(places.get(path, set()) - still))
+        if has_result(series.id):
+            yield series.id
+        if series.series_uid:
+            source = Series(series.kind, (), series.study_uid, series.series_uid)
+            phases = (case_id(source, self.key, phase) for phase in itertools.count())
+            yield from itertools.takewhile(has_result, phases)
+        elif len(series.files) == 1 and ids_by_path:
+            path, in_archive, _ = _first_path(index, series).partition(IN_ARCHIVE)
+            current = {entry.id for entry in index.series} if in_archive else {series.id}
+            yield from filter(has_result, sorted(ids_by_path.get(path, set()) - current))
 
     @staticmethod
-    def _may_be(index: Index, one: IndexedSeries, number: str) -> Sequence[IndexedSeries]:
-        """Return what a result may have been made of: of a file in an archive, any of its files."""
-        place, packed, _ = index.rows.entries[one.files[0]].path.partition(IN_ARCHIVE)
-        if not packed or one.series_uid or number == one.id:
-            return (one,)
-        paths = ((each, index.rows.entries[each.files[0]].path) for each in index.series)
-        return [each for each, path in paths if path.startswith(place + IN_ARCHIVE)]
+    def _candidates(index: Index, series: IndexedSeries, case: str) -> Sequence[IndexedSeries]:
+        """Return the series that a result may come from: for an archive, each file inside it."""
+        archive, in_archive, _ = _first_path(index, series).partition(IN_ARCHIVE)
+        if not in_archive or series.series_uid or case == series.id:
+            return (series,)
+        prefix = archive + IN_ARCHIVE
+        return [entry for entry in index.series if _first_path(index, entry).startswith(prefix)]
 
     def _changed(
         self,
         index: Index,
-        one: IndexedSeries,
-        number: str,
+        series: IndexedSeries,
+        case: str,
         folders: Mapping[str, str],
-        left: LeftOut | None,
+        exclusion: LeftOut | None,
     ) -> tuple[Reason | None, str]:
-        """Return why a result is not that of the files that are there; None where it is."""
+        """Return why a result does not match the current files; None if it does."""
         try:
-            made = read_made(self.out / CASES / folders.get(number, number))
+            made_by = read_made(self.out / CASES / folders.get(case, case))
         except (OSError, ValueError):
-            return None, ""  # damaged: that is told elsewhere
-        first, *others = made.stamp.split() or [""]
-        lacking = bool(others) and left is not None and left.reason is Reason.CHANNEL_MISSING
-        may_be = self._may_be(index, one, number)
-        stamps = {source_stamp([index.stamp(each)], self.key) for each in may_be}
-        if first in stamps and not lacking:
+            return None, ""  # a damaged result is reported by `verify` and the report
+        first, *further = made_by.stamp.split() or [""]
+        reason = None if exclusion is None else exclusion.reason
+        lacks_channel = bool(further) and reason is Reason.CHANNEL_MISSING
+        candidates = self._candidates(index, series, case)
+        stamps = {source_stamp([index.stamp(entry)], self.key) for entry in candidates}
+        if first in stamps and not lacks_channel:
             return None, ""
-        if left is not None and number == one.id:
-            return left.reason, left.detail
-        return Reason.SOURCE_CHANGED, CHANGED
+        if exclusion is not None and case == series.id:
+            return exclusion.reason, exclusion.detail
+        return Reason.SOURCE_CHANGED, _CHANGED
+
+
+def _first_path(index: Index, series: IndexedSeries) -> str:
+    return index.rows.entries[series.files[0]].path

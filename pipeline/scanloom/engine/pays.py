@@ -1,22 +1,19 @@
-"""Whether a GPU pays for itself: what the same cases take on it, and on the CPU."""
+"""Whether a GPU pays: compare the expected time of the same cases on a GPU and on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from scanloom.core import ScanError, duration
+from scanloom.engine.plan_model import PlannedCase
 from scanloom.engine.rates import Rates
 from scanloom.engine.workflow import Workflow
 
-if TYPE_CHECKING:
-    from scanloom.engine.plan import PlannedCase
-
 
 def elsewhere(workflow: Workflow, device: str) -> Workflow | None:
-    """Return the workflow on the CPU where it would run on a GPU, and on a GPU where on the CPU.
+    """Return a workflow for the other kind of device: the CPU instead of a GPU, or vice versa.
 
-    None where there is no GPU.
+    None if this machine has no GPU.
     """
     from scanloom.inference.device import choose_device
 
@@ -24,41 +21,36 @@ def elsewhere(workflow: Workflow, device: str) -> Workflow | None:
         choose_device("cuda")
     except ScanError:
         return None
-    other = {"device": "cuda" if device == "cpu" else "cpu"}
-    return workflow.model_copy(update={"execution": workflow.execution.model_copy(update=other)})
+    update = {"device": "cuda" if device == "cpu" else "cpu"}
+    return workflow.model_copy(update={"execution": workflow.execution.model_copy(update=update)})
 
 
 def verdict(cases: Sequence[PlannedCase], gpu: Rates, cpu: Rates, workers: int = 1) -> str:
-    """Say what a GPU gains, in all and for single cases.
+    """Return a sentence on how much a GPU gains, in all and for single cases.
 
     Parameters
     ----------
     cases : sequence of PlannedCase
-        Those that would be worked on.
+        The cases that would run.
     gpu, cpu : Rates
-        Of the same models on both.
+        Cost models of the same models on both devices.
     workers : int
-        GPUs that work beside one another.
-
-    Returns
-    -------
-    str
-        Words for a person.
+        Number of GPUs that work concurrently.
     """
     pairs = [
-        (there, here)
-        for one in cases
-        if (there := gpu.seconds(one.values, one.voxels)) is not None
-        and (here := cpu.seconds(one.values, one.voxels)) is not None
+        (gpu_seconds, cpu_seconds)
+        for case in cases
+        if (gpu_seconds := gpu.seconds(case.values, case.voxels)) is not None
+        and (cpu_seconds := cpu.seconds(case.values, case.voxels)) is not None
     ]
     if not pairs:
         return "whether a GPU pays could not be measured"
     on_gpu, on_cpu = (sum(column) for column in zip(*pairs, strict=True))
     on_gpu = (gpu.start or 0.0) + on_gpu / workers
     on_cpu += cpu.start or 0.0
-    word = "pays" if on_gpu < on_cpu else "does not pay"
-    said = f"a GPU {word}: {duration(on_gpu)} on it, {duration(on_cpu)} on the CPU"
-    small = sum(here <= there for there, here in pairs)
+    verb = "pays" if on_gpu < on_cpu else "does not pay"
+    sentence = f"a GPU {verb}: {duration(on_gpu)} on it, {duration(on_cpu)} on the CPU"
+    small = sum(cpu_seconds <= gpu_seconds for gpu_seconds, cpu_seconds in pairs)
     if 0 < small < len(pairs):
-        said += f"; {small} small cases are done sooner on the CPU"
-    return said
+        sentence += f"; {small} small cases are done sooner on the CPU"
+    return sentence

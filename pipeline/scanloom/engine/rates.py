@@ -1,9 +1,9 @@
-"""How long cases take on this machine, and how much they leave: learnt from what runs took.
+"""Cost model of cases on this machine, learned from earlier runs: seconds and bytes by size.
 
-Three tables a recipe and device: seconds of the network by the values that go through it, seconds
-of all else and bytes written by the scan's voxels. A run's seconds are shared out among its cases
-by the seconds of their steps, so that what cases do beside one another counts once. They are kept
-in the user's cache folder; nothing of a scan is in them.
+For each recipe and kind of device there are three curves: seconds of the network by the voxels of
+its windows, and seconds of all other steps and bytes written by the scan's voxels. The wall time
+of a run is divided among its cases in proportion to their step times, so that concurrent work
+counts once. The models are kept in the user's cache folder and contain nothing of a scan.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from scanloom.own_python import make_private_folder
 
 logger = logging.getLogger(__name__)
 
-FORM = 1
-MOST = 50.0
-"""Cases of a size that count: the machine may change, and later ones say how it is now."""
+_SCHEMA = 1
+_MAX_COUNT = 50.0
+"""Weight of a point's past: a mean over more cases would not follow a changed machine."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The mean of what was measured around one size.
+    """Mean of the measurements around one size.
 
     Parameters
     ----------
     size, amount : float
-        Such as voxels and seconds.
+        Mean size and mean cost, such as voxels and seconds.
     count : float
-        How many were measured; `MOST` at most.
+        Number of measurements, capped so that recent ones keep their weight.
     """
 
     size: float
@@ -48,26 +48,26 @@ class Point:
 
 @dataclass
 class Curve:
-    """What sizes cost: a point for each power of two, straight lines between them."""
+    """Cost as a function of size: one point per power of two, linear in between."""
 
     points: dict[int, Point] = field(default_factory=dict)
 
     def add(self, size: float, amount: float) -> None:
-        """Count in one measurement."""
-        place = math.floor(math.log2(max(size, 1.0)))
-        old = self.points.get(place, Point(0.0, 0.0, 0.0))
+        """Add one measurement."""
+        octave = math.floor(math.log2(max(size, 1.0)))
+        old = self.points.get(octave, Point(0.0, 0.0, 0.0))
         weight = 1 / (old.count + 1)
-        self.points[place] = Point(
+        self.points[octave] = Point(
             old.size + weight * (size - old.size),
             old.amount + weight * (amount - old.amount),
-            min(old.count + 1, MOST - 1),
+            min(old.count + 1, _MAX_COUNT - 1),
         )
 
     def at(self, size: float) -> float | None:
-        """Return what to expect of a size; None where nothing was measured.
+        """Return the expected cost of a size; None without measurements.
 
-        Beyond the largest it goes on as steep as the outermost points lie, never less than flat;
-        below the smallest likewise, never less than in proportion.
+        Above the largest point the cost grows with the slope between the outermost points, never
+        below zero slope. Below the smallest it falls linearly, but never below proportion.
         """
         points = sorted(self.points.values(), key=lambda p: p.size)
         if not points:
@@ -91,18 +91,18 @@ def _slope(low: Point, high: Point) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one case took.
+    """Measured cost of one case.
 
     Parameters
     ----------
     values : float
         Voxels of all windows of all models.
     voxels : float
-        Of the scan.
+        Voxels of the scan.
     network, rest : float
-        Seconds of its steps.
+        Seconds of the network, and of all other steps.
     written : float
-        Bytes of its folder.
+        Bytes of the case folder.
     """
 
     values: float
@@ -114,14 +114,14 @@ class Measured:
 
 @dataclass
 class Rates:
-    """What is known of one recipe on one kind of device.
+    """Cost model of one recipe on one kind of device.
 
     Parameters
     ----------
     network, rest, written : Curve
-        Seconds by values, seconds by voxels, bytes by voxels.
+        Seconds of the network by window voxels; seconds of other steps, and bytes, by voxels.
     start : float or None
-        Seconds until the first case begins.
+        Seconds until the first case begins; None without measurements.
     """
 
     network: Curve = field(default_factory=Curve)
@@ -131,78 +131,78 @@ class Rates:
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """Whether the model has any measurement."""
         return bool(self.rest.points)
 
     def learn(self, cases: Sequence[Measured], seconds: float, start: float) -> None:
-        """Count in a run.
+        """Add the measurements of a run.
 
         Parameters
         ----------
         cases : sequence of Measured
-            All that it published.
+            The cases that the run published.
         seconds : float
-            That its workers took for them, each counted.
+            Wall time of these cases, summed over the workers.
         start : float
-            Seconds before the first one began.
+            Seconds before the first case began.
         """
-        spent = sum(one.network + one.rest for one in cases)
+        spent = sum(case.network + case.rest for case in cases)
         if not spent:
             return
         share = seconds / spent
-        for one in cases:
-            self.network.add(one.values, share * one.network)
-            self.rest.add(one.voxels, share * one.rest)
-            self.written.add(one.voxels, one.written)
+        for case in cases:
+            self.network.add(case.values, share * case.network)
+            self.rest.add(case.voxels, share * case.rest)
+            self.written.add(case.voxels, case.written)
         self.start = start if self.start is None else (self.start + start) / 2
 
     def seconds(self, values: float, voxels: float) -> float | None:
-        """Return what to expect of a case, in seconds of a worker; None where nothing is known."""
+        """Return the expected seconds of a case on one worker; None without measurements."""
         network, rest = self.network.at(values), self.rest.at(voxels)
         return None if network is None or rest is None else network + rest
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Return what is kept under a name; nothing known where there is nothing to be read."""
+        """Return the model that is cached under a key; an empty one if it is missing or damaged."""
         try:
-            told = json.loads(rates_file(name).read_text(encoding="utf-8"))
-            if told.pop("form") != FORM:
+            document = json.loads(rates_file(name).read_text(encoding="utf-8"))
+            if document.pop("form") != _SCHEMA:
                 return cls()
-            curves = {part: _curve(told[part]) for part in ("network", "rest", "written")}
-            return cls(**curves, start=told["start"])
+            curves = {curve: _curve(document[curve]) for curve in ("network", "rest", "written")}
+            return cls(**curves, start=document["start"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return cls()
 
     def save(self, name: str) -> None:
-        """Keep it; who has no cache folder does without."""
+        """Cache the model under a key; without a writable cache folder nothing is saved."""
         path = rates_file(name)
-        told = json.dumps({"form": FORM, **asdict(self)})
+        document = json.dumps({"form": _SCHEMA, **asdict(self)})
         try:
             make_private_folder(path.parent)
-            write_private(path, lambda draft: draft.write_text(told, encoding="utf-8"))
+            write_private(path, lambda draft: draft.write_text(document, encoding="utf-8"))
         except OSError:
-            logger.debug("rates can't be kept", exc_info=True)
+            logger.debug("the cost model can't be saved", exc_info=True)
 
 
-def _curve(told: dict[str, Any]) -> Curve:
-    points = {int(place): Point(**point) for place, point in told["points"].items()}
+def _curve(document: dict[str, Any]) -> Curve:
+    points = {int(octave): Point(**point) for octave, point in document["points"].items()}
     if not all(math.isfinite(v) for p in points.values() for v in asdict(p).values()):
-        raise ValueError("rates are finite")
+        raise ValueError("the cost model has values that are not finite")
     return Curve(points)
 
 
 def rates_file(name: str) -> Path:
-    """Return where rates of a name are kept."""
+    """Return the path of the cost model that is cached under a key."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else home() / ".cache") / "scanloom" / "rates" / f"{name}.json"
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
-    return sum(_sizes(folder))
+    """Return the total size in bytes of all files below a folder."""
+    return sum(_file_sizes(folder))
 
 
-def _sizes(folder: Path) -> Iterable[int]:
+def _file_sizes(folder: Path) -> Iterable[int]:
     for base, _, files in os.walk(folder):
         for name in files:
             yield (Path(base) / name).stat().st_size

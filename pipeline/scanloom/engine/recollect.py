@@ -1,4 +1,4 @@
-"""The tables of a run that did not come to write them, from what it left: without its sources."""
+"""Write the tables of a run that ended before writing them, from its results, without the scans."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from scanloom.core import Reason, Series
 from scanloom.engine.cases import workflow_recipe
 from scanloom.engine.collect import Ending, collect, collect_measurements
 from scanloom.engine.models import unique_cards
+from scanloom.engine.run_folder import RUNS
 from scanloom.engine.select import Inputs, select
+from scanloom.engine.totals import TOTALS
 from scanloom.engine.workflow import MOST_BYTES, parse_workflow
 from scanloom.io.crosswalk import case_folders
 from scanloom.io.failures import failed_before
@@ -22,82 +24,84 @@ from scanloom.io.private import PRIVATE
 from scanloom.io.published import read_made
 from scanloom.io.regular import read_regular
 
-RUNS, TOTALS = "runs", "totals.json"
-
 
 def is_behind(out: Path) -> bool:
     """Whether the newest run has not written its tables: totals are written after them."""
-    runs = sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())
+    runs = _run_folders(out)
     return bool(runs) and not (runs[-1] / TOTALS).is_file()
 
 
 def recollect(out: Path, key: bytes | None, damaged: set[str]) -> bool:
-    """Write `measurements`, and `manifest` if the key is there; return whether it was.
+    """Write `measurements`, and with the key `manifest`; return whether `manifest` was written.
 
     Parameters
     ----------
     out : Path
         The output folder, with the index and the workflow of its newest run.
     key : bytes or None
-        Of its ids.
+        The key of the ids.
     damaged : set of str
         As in `scanloom.engine.collect.collect`.
 
     Raises
     ------
     ScanError, OSError
-        If what is needed of a workflow or its models is not there; if tables can't be written.
+        If the workflow or a model is missing; if tables can't be written.
     """
     index = None if key is None else stored_index(out, key_fingerprint(key))
     if key is None or index is None:
         collect_measurements(out, damaged)
         return False
-    run = sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())[-1]
-    whole = out / PRIVATE / RUNS / run.name / "workflow.json"  # with the folders of its models
-    workflow = parse_workflow(read_regular(whole, MOST_BYTES))
+    run = _run_folders(out)[-1]
+    private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
+    workflow = parse_workflow(read_regular(private_copy, MOST_BYTES))
     cards = unique_cards([find_model(name) for name in workflow.models])
     recipe = workflow_recipe(workflow, cards)
-    chosen, left = select(index.series, workflow, cards)
+    chosen, left_out = select(index.series, workflow, cards)
     endings: dict[str, list[Ending]] = {}
     folders = case_folders(out)
     for inputs in chosen:
-        stamp = source_stamp([index.stamp(one) for one in inputs], key)
-        for number in _case_ids(out, inputs, key):
-            name = folders.get(number, number)
-            if (end := _ending(out, (number, name), recipe, stamp)) is not None:
-                for one in inputs:
-                    endings.setdefault(one.id, []).append(end)
-    collect(out, index, left, endings, key, None, damaged)
+        stamp = source_stamp([index.stamp(series) for series in inputs], key)
+        for case in _case_ids(out, inputs, key):
+            folder = folders.get(case, case)
+            if (ending := _ending(out, case, folder, recipe, stamp)) is not None:
+                for series in inputs:
+                    endings.setdefault(series.id, []).append(ending)
+    collect(out, index, left_out, endings, key, None, damaged)
     return True
 
 
+def _run_folders(out: Path) -> list[Path]:
+    """Return the folders of all runs, the newest last."""
+    return sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())
+
+
 def _case_ids(out: Path, inputs: Inputs, key: bytes) -> Iterator[str]:
-    """Give the ids of the cases of a series: of several volumes, those that left anything."""
-    one = inputs[0]
-    if one.reason not in (Reason.PHASES, Reason.FOUR_D):
-        yield one.id
+    """Yield the case ids of a series; of several volumes, those with a result or a failure."""
+    first = inputs[0]
+    if first.reason not in (Reason.PHASES, Reason.FOUR_D):
+        yield first.id
         return
-    if not one.series_uid:
-        return  # its files would have to be read: whether they were used stays open
-    series = Series(one.kind, (), one.study_uid, one.series_uid)
+    if not first.series_uid:
+        return  # an id would need the files' content: whether they were used stays open
+    series = Series(first.kind, (), first.study_uid, first.series_uid)
     for phase in itertools.count():
-        number = case_id(series, key, phase)
-        left = (out / CASES / number, out / "failed" / f"{number}.json")
-        if not any(path.exists() for path in left):
+        case = case_id(series, key, phase)
+        traces = (out / CASES / case, out / "failed" / f"{case}.json")
+        if not any(path.exists() for path in traces):
             return
-        yield number
+        yield case
 
 
-def _ending(out: Path, case: tuple[str, str], recipe: str, stamp: str) -> Ending | None:
-    """Return how a case, by id and folder, ended; None where nothing says it of these files."""
-    number, name = case
-    old = failed_before(out, number, recipe, stamp)
-    if old is not None:
-        return Ending(old.reason.code, old.detail, 0.0)
+def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> Ending | None:
+    """Return the outcome of a case for the files as they are now; None if it is not known."""
+    failure = failed_before(out, case, recipe, stamp)
+    if failure is not None:
+        return Ending(failure.reason.code, failure.detail)
     try:
-        made = read_made(out / CASES / name)
+        made_by = read_made(out / CASES / folder)
     except (OSError, ValueError):
         return None
-    if made.recipe != recipe:
-        return Ending(Reason.STALE.code, "its result was made by another recipe", 0.0)
-    return Ending("", "", 0.0) if made.stamp == stamp else None
+    if made_by.recipe != recipe:
+        return Ending(Reason.STALE.code, "its result was made by another recipe")
+    return Ending("", "") if made_by.stamp == stamp else None

@@ -1,18 +1,15 @@
-"""A run: an archive in, results for all that can be segmented and a reason for all that can't.
+"""Run a workflow over an archive: a result for each usable scan, a reason for every other one.
 
-`find -> index -> select -> [load | segment | write] -> publish -> collect -> report`. What is on
-the disk is the only truth: a run that was killed is started again with the same words, and goes on
-where it was.
+`find -> index -> select -> [load | segment | write] -> publish -> collect -> report`. All state
+is on disk: a run that was killed resumes when the same command is started again.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
@@ -25,7 +22,7 @@ from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.engine.cases import first_of_each, leave_out, make_cases, workflow_recipe
 from scanloom.engine.child import Setup
-from scanloom.engine.collect import Ending, collect
+from scanloom.engine.collect import collect
 from scanloom.engine.energy import Meter
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.gpus import local_devices
@@ -33,49 +30,43 @@ from scanloom.engine.history import Course, conclude
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.models import check_structures, load_predictors, unique_cards
 from scanloom.engine.outdated import Marker
-from scanloom.engine.plan import PLAN
+from scanloom.engine.plan_model import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
 from scanloom.engine.recipe import card_digest
-from scanloom.engine.run_folder import RUNS, keep_workflow, new_run
-from scanloom.engine.scope import OF_RESULTS, Scope
-from scanloom.engine.select import Inputs, LeftOut, check_channels, select
+from scanloom.engine.run_cases import EarlierOutcomes, RunCases, record_sources
+from scanloom.engine.run_folder import RUNS, keep_workflow, new_run, private_run_folder
+from scanloom.engine.run_log import RunLog
+from scanloom.engine.scope import Scope
+from scanloom.engine.select import LeftOut, check_channels, select
 from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import check_bids, write_bids
-from scanloom.io.casefolder import claim_out, output_border
-from scanloom.io.crosswalk import (
-    add_sources,
-    case_folders,
-    known_ids,
-    source_of,
-)
+from scanloom.io.disk_errors import output_border
 from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
-from scanloom.io.index import Index, build_index
+from scanloom.io.index import build_index
 from scanloom.io.index_sources import remember_series
 from scanloom.io.json_file import write_json
-from scanloom.io.private import private_folder
 from scanloom.io.session import read_session
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
+from scanloom.io.work_folder import claim_out
 from scanloom.review.report.page import write_report
 
-logger = logging.getLogger(__name__)
-
 NO_CLUSTER, LOCAL = "none", "local"
-HERE = ("local", NO_CLUSTER)
-"""Clusters whose energy this machine's counters count."""
+_THIS_MACHINE = (LOCAL, NO_CLUSTER)
+"""Clusters on this machine, so that its energy counters and its cost model apply."""
 
 OF_ALL = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
-"""What ends a run, since it is no single case's."""
+"""Reasons that end a run, since they affect every case."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is done, beside its workflow.
+    """Options of a run other than its workflow.
 
     Parameters
     ----------
@@ -85,19 +76,19 @@ class RunOptions:
         The file with the key of the ids; None for SCANLOOM_KEY or the user's own.
     cluster : str
         "local" (Dask on this machine), "none" (without Dask), "slurm", "ssh:HOSTS",
-        "kubernetes", or the address or scheduler file of a cluster that is there.
+        "kubernetes", or the address or scheduler file of an existing cluster.
     scope : Scope
-        Which cases.
+        The cases that the run takes.
     take_over : bool
-        Whether the lock of another host is taken.
+        Whether the lock of a run on another host is replaced.
     metrics : Path or None
         A file that is kept up to date for Prometheus.
     price : float or None
-        Of an hour of a worker with its device, for an estimate of the cost.
+        Price of one hour of a worker with its device, for an estimate of the cost.
     bids : bool
-        Also a BIDS derivative, `OUT/bids`.
+        Whether a BIDS derivative is written too, to `OUT/bids`.
     archives : bool
-        Whether archives in folders are looked into, not only those that are named.
+        Whether archives inside folders are opened too, not only those named in `paths`.
     """
 
     out: Path
@@ -113,24 +104,24 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended.
+    """Result of a run.
 
     Parameters
     ----------
     run : str
-        Its id; its folder is `OUT/runs/<run id>`.
+        The run's id; its folder is `OUT/runs/<run id>`.
     status : Status
-        The last word.
+        The final status.
     files : dict
-        Files found, used, skipped, ambiguous, failed.
+        Counts of files found, used, skipped, ambiguous and failed.
     complete : bool
         Whether every case was worked on.
     totals : dict
-        What `totals.json` of the run holds.
+        The content of the run's `totals.json`.
     compared : dict or None
-        What was planned beside what happened, as `scanloom.engine.history.conclude` gives it.
+        Comparison with the plan, as `scanloom.engine.history.conclude` returns it.
     damaged : tuple of str
-        Published cases that can't be read, and are missing from tables and report.
+        Published cases that can't be read; tables and report omit them.
     """
 
     run: str
@@ -145,21 +136,9 @@ class RunResult:
     def any_failed(self) -> bool:
         """Whether a file, a series or a case failed, or a published case is damaged.
 
-        What waits for a choice did not fail.
+        A series that waits for the choice of a volume has not failed.
         """
         return bool(self.status.failed or self.files["failed"] or self.damaged)
-
-
-@dataclass
-class _Books:
-    """What became of the cases of this run and of those before it, by series."""
-
-    series: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    endings: dict[str, list[Ending]] = field(default_factory=dict)
-
-    def note(self, case_id: str, ending: Ending) -> None:
-        for series in self.series[case_id]:
-            self.endings.setdefault(series, []).append(ending)
 
 
 def run(
@@ -170,25 +149,26 @@ def run(
     stop: threading.Event | None = None,
     on_board: Callable[[Board], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
-    """Run a workflow over an archive, or go on with a run that was stopped.
+    """Run a workflow over an archive, or resume a run that was stopped.
 
     Parameters
     ----------
     workflow : Workflow
-        What to do.
+        The workflow to run.
     paths : sequence of Path
-        Where the scans are.
+        Folders and files with the scans.
     options : RunOptions
-        How.
+        All other options.
     stop : threading.Event or None
-        Set it to end the run in good order.
+        Set it to stop the run after the current writes.
     on_board : callable or None
-        Gets the board of the run, for showing it; entered while the run goes on.
+        Receives the run's board, to display it; returns a context that spans the run.
 
     Raises
     ------
     ScanError
-        For what concerns all: models, paths, key, output folder, lock, cluster, a full disk.
+        If no case can run: because of the models, paths, key, output folder, lock or cluster, or a
+        full disk.
     """
     stop = stop or threading.Event()
     cards = _check(workflow, paths, options)
@@ -200,25 +180,25 @@ def run(
         with output_border():
             name = new_run(options.out, workflow, cards)
         board = Board(name, options.out / RUNS / name, metrics=options.metrics)
-        meter = Meter() if options.cluster in HERE else None
-        shown = on_board(board) if on_board else _nothing()
-        with closing(board), shown, output_border():
-            made = _Run(workflow, options, cards, key, name, board)
-            complete, files = made.go(paths, stop)
+        meter = Meter() if options.cluster in _THIS_MACHINE else None
+        display = on_board(board) if on_board else nullcontext()
+        with closing(board), display, output_border():
+            current = _Run(workflow, options, cards, key, name, board)
+            complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"
             joules = meter.joules() if meter else None
             status = replace(board.now(), state=state)
             totals = write_totals(options.out, status, joules=joules, price=options.price)
             if options.bids:
-                write_bids(options.out, metadata.version("scanloom"), made.damaged)
-            write_report(options.out, made.damaged)
+                write_bids(options.out, metadata.version("scanloom"), current.damaged)
+            write_report(options.out, current.damaged)
             board.state(state)
-        damaged = tuple(sorted(made.damaged))
-        return RunResult(name, status, files, complete, totals, made.compared, damaged)
+        damaged = tuple(sorted(current.damaged))
+        return RunResult(name, status, files, complete, totals, current.compared, damaged)
 
 
 def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
-    """Return the cards of a run's models; what can't be is refused before anything is made."""
+    """Return the cards of a run's models; refuse impossible options before anything is written."""
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.outputs.outputs())
     check_channels(workflow, cards)
@@ -227,7 +207,7 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
         check_bids(options.out)
     if options.metrics is not None:
         check_replaceable(options.metrics, "the file of --metrics")
-    if options.cluster not in HERE:
+    if options.cluster not in _THIS_MACHINE:
         from scanloom.engine.clusters import check_cluster
 
         check_cluster(options.cluster, workflow.execution)
@@ -235,6 +215,18 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
 
 
 class _Run:
+    """One run over an archive, from the index to the tables.
+
+    Parameters
+    ----------
+    workflow, options, cards, key
+        As for `run`; `cards` are those of the workflow's models.
+    name : str
+        The run's id.
+    board : Board
+        Receives the progress of the run.
+    """
+
     def __init__(
         self,
         workflow: Workflow,
@@ -245,198 +237,127 @@ class _Run:
         board: Board,
     ) -> None:
         self.workflow, self.options, self.cards = workflow, options, cards
-        self.key, self.name, self.board = key, name, board
+        self.key, self.board = key, board
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
-        self.books = _Books()
-        self.elsewhere: list[tuple[tuple[str, ...], Case]] = []
+        self.recipe = workflow_recipe(workflow, cards)
+        self.name, self.folder = name, self.out / RUNS / name
+        self.cases, self.log = RunCases(self.out, options.scope), RunLog(self.folder)
         self.course = Course(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
 
     @read_session()
-    def go(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
-        """Do the whole run; return whether it was completed, and the count of files."""
+    def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
+        """Run all stages; return whether the run was completed, and the counts of files."""
+        scope = self.options.scope
         index = build_index(paths, self.key, self.out, archives=self.options.archives)
-        chosen, left = select(index.series, self.workflow, self.cards)
-        cases = list(self._cases(index, chosen, left))
-        once, taken = first_of_each(cases, self.key)
-        left += leave_out(taken, index.series)
-        todo, before = self._todo(once)
-        self._remember_sources(cases, {case.id for case in todo})
-        keep_workflow(self._private(), self.workflow)
-        book = CaseBook.write(self._private() / "cases.jsonl", todo)
-        unread = [self._unread(one) for one in left if self._failed(one)]
-        self.board.plan(len(once) + len(unread), before)
-        self._note_unread(unread)
-        complete = True
-        if todo and not stop.is_set():
-            self.course.began = time.monotonic()
-            with self._pool(book) as pool:
-                complete = pump(
-                    todo,
-                    pool,
-                    self._ended,
-                    on_start=lambda case: self.board.start(case.id),
-                    stop=stop,
-                )
+        chosen, left_out = select(index.series, self.workflow, self.cards)
+        all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
+        cases = self.cases.of_this_shard(all_cases)
+        unique, ambiguous = first_of_each(cases, self.key)
+        left_out += leave_out(ambiguous, index.series)
+        earlier = self.cases.earlier_outcomes(unique)
+        pending = earlier.pending
+        book = self._save_inputs(cases, earlier)
+        self._announce(earlier, left_out)
+        complete = self._process(pending, book, stop) if pending and not stop.is_set() else True
         self.board.state("collecting")
-        if self.options.cluster in (LOCAL, NO_CLUSTER) and todo:
-            self._conclude(todo[0].recipe)
-        own = self.out / RUNS / self.name if self.options.scope.shard else None
-        ids = (one.id for one in index.series if self.options.scope.holds(one.id))
-        remember_series(self.out, self.fingerprint, index, ids)
-        held = [one for one in index.series if self.options.scope.holds(one.id)]
-        recipe = workflow_recipe(self.workflow, self.cards)
-        Marker(self.out, self.key, recipe).mark(index, held, left, {case.id for case in once})
-        self._note_elsewhere()
-        ends = self.books.endings
-        files = collect(self.out, index, left, ends, self.key, own, self.damaged)
+        if self.options.cluster in _THIS_MACHINE and pending:
+            self._compare_with_plan()
+        held = [series for series in index.series if scope.holds(series.id)]
+        remember_series(self.out, self.fingerprint, index, (series.id for series in held))
+        marker = Marker(self.out, self.key, self.recipe)
+        marker.mark(index, held, left_out, {case.id for case in unique})
+        self.cases.note_other_shards()
+        shard = self.folder if scope.shard else None
+        endings = self.cases.endings
+        files = collect(self.out, index, left_out, endings, self.key, shard, self.damaged)
         return complete and not stop.is_set(), files
 
-    def _cases(self, index: Index, chosen: Sequence[Inputs], left: list[LeftOut]) -> Iterator[Case]:
-        made = make_cases(index, chosen, self.workflow, self.cards, self.key, left)
-        folders = case_folders(self.out)
-        for inputs, found in made:
-            case = replace(found, folder=folders.get(found.id, ""))
-            series = tuple(one.id for one in inputs)
-            if self.options.scope.holds(case.id):
-                self.books.series[case.id] = series
-                yield case
-            else:
-                light = replace(case, series=replace(case.series, files=()), others=())
-                self.elsewhere.append((series, light))
+    def _save_inputs(self, cases: Sequence[Case], earlier: EarlierOutcomes) -> CaseBook:
+        """Write the crosswalk, the workflow and the pending cases; return the latter's file."""
+        for record in earlier.finished:
+            if record.reason is None:
+                forget_failure(self.out, record.id)  # an earlier run may have died before this
+        record_sources(self.out, self.fingerprint, cases, earlier.pending)
+        keep_workflow(self._private(), self.workflow)
+        return CaseBook.write(self._private() / "cases.jsonl", earlier.pending)
 
-    def _todo(self, cases: Sequence[Case]) -> tuple[list[Case], int]:
-        """Return what is to be done, and how many cases need nothing."""
-        todo: list[Case] = []
-        before = 0
-        for case in cases:
-            end = self.options.scope.before(self.out, case)
-            if end is None:
-                todo.append(case)
-            elif end.reason in OF_RESULTS:
-                self._finish(end)
-            else:
-                before += 1
-                code = end.reason.code if end.reason else ""
-                self.books.note(case.id, Ending(code, end.detail, 0.0))
-                if end.reason is None:
-                    forget_failure(self.out, case.id)  # a run may have died just before this
-        return todo, before
-
-    def _failed(self, one: LeftOut) -> bool:
-        """Whether a series of this run's part has no result by its headers alone, and might."""
-        return one.reason.wanted and self.options.scope.holds(one.series.id)
-
-    def _unread(self, one: LeftOut) -> CaseRecord:
-        return CaseRecord(one.series.id, one.reason, one.detail, (), None)
-
-    def _note_unread(self, unread: Sequence[CaseRecord]) -> None:
-        """Write down which series failed by their headers."""
-        recipe = workflow_recipe(self.workflow, self.cards)
-        for record in unread:
+    def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
+        """Put the number of cases on the board; record series that failed by their headers."""
+        failed = [
+            CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
+            for entry in left_out
+            if entry.reason.wanted and self.options.scope.holds(entry.series.id)
+        ]
+        cases = len(earlier.pending) + len(earlier.records)
+        self.board.plan(cases + len(failed), len(earlier.finished))
+        for record in (*earlier.blocked, *failed):
             self.board.finish(record)
+        for record in failed:
             if record.id:
-                write_failure(self.out, record, recipe)
+                write_failure(self.out, record, self.recipe)
 
-    def _note_elsewhere(self) -> None:
-        """Take in what has become of the cases of other shards by now."""
-        for series, case in self.elsewhere:
-            end = self.options.scope.before(self.out, case)
-            if end is not None:
-                self.books.series[case.id] = series
-                code = end.reason.code if end.reason else ""
-                self.books.note(case.id, Ending(code, end.detail, 0.0))
+    def _process(self, cases: Sequence[Case], book: CaseBook, stop: threading.Event) -> bool:
+        """Hand the cases to a pool; return whether all of them were worked on."""
+        self.course.began = time.monotonic()
+        with self._pool(book) as pool:
+            return pump(
+                cases,
+                pool,
+                self._on_outcome,
+                on_start=lambda case: self.board.start(case.id),
+                stop=stop,
+            )
 
     @contextmanager
     def _pool(self, book: CaseBook) -> Iterator[Pool]:
-        execution = self.workflow.execution
+        """Open the worker processes of the run's cluster; stop them at the end."""
+        execution, cluster = self.workflow.execution, self.options.cluster
         digests = tuple(card_digest(card) for card in self.cards)
         setup = Setup(
             Place(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(load_predictors, self.workflow.models, digests, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
-            neighbours=max(1, len(local_devices(execution))) if self._is_local() else 1,
+            neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
         )
         logs = self._private()
-        if self.options.cluster == NO_CLUSTER:
+        if cluster == NO_CLUSTER:
             engine = Engine(setup, execution.time_limit, log=logs / "engine.log")
-            pool = LocalPool([engine], execution.in_flight)
+            local_pool = LocalPool([engine], execution.in_flight)
             try:
-                yield pool
+                yield local_pool
             finally:
-                pool.stop(5.0)
+                local_pool.stop(5.0)
             return
         from scanloom.engine.clusters import Job, open_pool
 
         job = Job(self.out, logs, book, setup, digests, self.board.send_away)
-        with open_pool(self.options.cluster, self.workflow, job) as made:
-            yield made
+        with open_pool(cluster, self.workflow, job) as cluster_pool:
+            yield cluster_pool
 
-    def _ended(self, case: Case, outcome: Outcome) -> None:
+    def _on_outcome(self, case: Case, outcome: Outcome) -> None:
+        """Record the outcome of a case; a case that was interrupted counts as never started."""
         record = outcome.record
         if record is None:
-            return  # cut off: it is as if it had not been started
+            return
         self.course.note(outcome)
-        self._log(case, outcome)
+        self.log.write(case, outcome)
         if record.reason in OF_ALL:
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
             forget_failure(self.out, record.id)
         elif is_failure(record):
             write_failure(self.out, record, case.recipe, case.stamp)
-        self._finish(record)
-
-    def _is_local(self) -> bool:
-        return self.options.cluster == LOCAL
-
-    def _conclude(self, recipe: str) -> None:
-        """Learn what cases take on this machine; keep how it went beside its plan."""
-        self.compared = conclude(self.out, self.course, self.workflow, self.cards, recipe)
-        if self.compared is not None:
-            told = {"schema": 1, **self.compared}
-            write_json(self.out / RUNS / self.name / PLAN, told)
-
-    def _finish(self, record: CaseRecord) -> None:
-        code = record.reason.code if record.reason else ""
-        self.books.note(record.id, Ending(code, record.detail, record.seconds))
+        self.cases.note(record)
         self.board.finish(record)
 
-    def _log(self, case: Case, outcome: Outcome) -> None:
-        record = outcome.record
-        line = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "case": case.id,
-            "reason": record.reason.code if record and record.reason else None,
-            "recalled": bool(record and record.recalled),
-            "remade": bool(record and record.remade),
-            "tries": [
-                {"end": t.end, "alone": t.alone, "seconds": round(t.seconds, 3)}
-                for t in outcome.tries
-            ],
-            "device": [round(t, 4) for t in outcome.device] if outcome.device else None,
-            "engine": outcome.engine,
-        }
-        with (self.out / RUNS / self.name / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    def _compare_with_plan(self) -> None:
+        """Update the cost model of this machine; save the comparison of the run with its plan."""
+        self.compared = conclude(self.out, self.course, self.workflow, self.cards, self.recipe)
+        if self.compared is not None:
+            write_json(self.folder / PLAN, {"schema": 1, **self.compared})
 
     def _private(self) -> Path:
-        """Return the part of `OUT/private/` that is this run's."""
-        with private_folder(self.out, self.fingerprint) as private:
-            folder = private / RUNS / self.name
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return folder
-
-    def _remember_sources(self, cases: Sequence[Case], todo: set[str]) -> None:
-        """Add the cases that are new, or are worked on, to the crosswalk, all at once."""
-        known = known_ids(self.out) - todo
-        new = [source_of(case.series, case.id) for case in cases if case.id not in known]
-        if new:
-            with private_folder(self.out, self.fingerprint) as private:
-                add_sources(private, new)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+        return private_run_folder(self.out, self.fingerprint, self.name)

@@ -1,4 +1,4 @@
-"""The folder of a run, `OUT/runs/<run id>/`: what was asked for, and what it runs with."""
+"""The folder of a run, `OUT/runs/<run id>/`: its workflow, and the versions it runs with."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scanloom.engine.recipe import card_digest
 from scanloom.engine.record import LIBRARIES
 from scanloom.engine.workflow import Workflow
 from scanloom.io.json_file import write_json
-from scanloom.io.private import write_private
+from scanloom.io.private import private_folder, write_private
 
 RUNS = "runs"
 WORKFLOW = "workflow.json"
 
 
 def new_run(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
-    """Make the folder of a new run; return the run's id."""
+    """Create the folder of a new run; return the run's id."""
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
     folder = out / RUNS / name
     folder.mkdir(parents=True)
@@ -38,26 +38,34 @@ def new_run(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
     return name
 
 
+def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
+    """Return the folder of a run in `OUT/private/`, created if it is missing."""
+    with private_folder(out, fingerprint) as private:
+        folder = private / RUNS / name
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
 def keep_workflow(private: Path, workflow: Workflow) -> None:
-    """Keep a workflow as it was asked for, paths and all, in a run's part of `OUT/private/`."""
-    plain = workflow.model_dump(mode="json")
-    write_private(private / WORKFLOW, lambda draft: write_json(draft, plain))
+    """Save a workflow unchanged, with its paths, in a run's folder of `OUT/private/`."""
+    document = workflow.model_dump(mode="json")
+    write_private(private / WORKFLOW, lambda draft: write_json(draft, document))
 
 
 def told_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
-    """Return a workflow as results may tell it: no path, nothing of the machines of a site.
+    """Return a workflow as results may publish it: without paths and the site's cluster.
 
     Parameters
     ----------
     workflow : Workflow
-        As it was asked for; it may name bundles by their folders.
+        The requested workflow, which may name bundles by their folders.
     models : sequence of str
         The names of its models.
 
     Returns
     -------
     dict
-        Plain data, again a workflow.
+        Plain data, again a valid workflow.
     """
-    plain = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
-    return {**plain, "models": list(models)}
+    document = workflow.model_dump(mode="json", exclude={"execution": {"cluster"}})
+    return {**document, "models": list(models)}

@@ -33,7 +33,7 @@ from scanloom.engine.recipe import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
-from scanloom.io.casefolder import check_writable, claim_out
+from scanloom.io.casefolder import check_writable
 from scanloom.io.crosswalk import source_of
 from scanloom.io.find import find_series
 from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stamp
@@ -44,6 +44,7 @@ from scanloom.io.published import Standing, keep_source_stamp, standing_of
 from scanloom.io.ranking import Reading, preference_of, select_series
 from scanloom.io.session import ReadSession
 from scanloom.io.tables import read_measurements
+from scanloom.io.work_folder import claim_out
 
 logger = logging.getLogger(__name__)
 """Says nothing above DEBUG: tracebacks may hold foreign text."""

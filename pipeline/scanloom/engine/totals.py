@@ -1,4 +1,4 @@
-"""What a run came to: reasons, seconds by step, busy share, energy, cost, the slowest cases."""
+"""Summarise a run: reasons, seconds by step, busy share, energy, cost and the slowest cases."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scanloom.engine.run_log import LOG
 from scanloom.engine.status import Status
 from scanloom.io.json_file import write_json
 from scanloom.io.names import TIMING
 from scanloom.io.whole import write_whole
 
 TOTALS = "totals.json"
-LOG = "log.jsonl"
-SLOWEST = 5
-"""Cases that are named."""
+_SLOWEST_CASES = 5
+"""Number of the slowest cases that are listed."""
 
 
 def write_totals(
@@ -26,23 +26,23 @@ def write_totals(
     joules: dict[str, float] | None = None,
     price: float | None = None,
 ) -> dict[str, Any]:
-    """Sum up a run in `OUT/runs/<run id>/totals.json`.
+    """Write the totals of a run to `OUT/runs/<run id>/totals.json`.
 
     Parameters
     ----------
     out : Path
         The output folder; its manifest, its cases and the run's log are read.
     status : Status
-        The run's last word.
+        The final status of the run.
     joules : dict or None
-        What the machine took while the run went on, by kind of device, where that is known.
+        Energy that this machine used during the run, by kind of device; None if unknown.
     price : float or None
-        Of an hour of a worker with its device, in whatever currency.
+        Price of one hour of a worker with its device, in any currency.
 
     Returns
     -------
     dict
-        What was written.
+        The document that was written.
 
     Raises
     ------
@@ -50,11 +50,11 @@ def write_totals(
         If a file of the run can't be read or written.
     """
     folder = out / "runs" / status.run
-    lines = _log(folder / LOG)
-    steps, seconds = _times(out / "cases", lines)
-    device = busy_share(lines)
+    entries = _read_log(folder / LOG)
+    steps, seconds = _times(out / "cases", entries)
+    device = busy_share(entries)
     done = status.done
-    took = sum(joules.values()) if joules else None
+    energy = sum(joules.values()) if joules else None
     totals = {
         "schema": 1,
         "run": status.run,
@@ -73,48 +73,49 @@ def write_totals(
         "steps": steps,
         "device": device,
         "joules": joules,
-        "joules_a_scan": round(took / done, 1) if took is not None and done else None,
+        "joules_a_scan": round(energy / done, 1) if energy is not None and done else None,
         "cost": _cost(price, status.elapsed_s, device["workers"] if device else 1),
         "slowest": [
             {"case": case, "seconds": round(seconds[case], 2)}
-            for case in sorted(seconds, key=lambda case: (-seconds[case], case))[:SLOWEST]
+            for case in sorted(seconds, key=lambda case: (-seconds[case], case))[:_SLOWEST_CASES]
         ],
     }
     write_whole(folder / TOTALS, lambda draft: write_json(draft, totals))
     return totals
 
 
-def busy_share(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return how busy the devices were, from the first step on each to the last one's end.
+def busy_share(entries: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the busy share of the devices, each from its first case to the end of its last.
 
     Parameters
     ----------
-    lines : iterable of dict
-        Of `log.jsonl`: `device` is when a case held the device of `engine`, by that host's clock.
+    entries : iterable of dict
+        Lines of `log.jsonl`: `device` is the interval in which a case held the device of worker
+        process `engine`, on that host's clock.
 
     Returns
     -------
     dict or None
-        `workers`, `busy_s`, `span_s` (summed over workers) and `busy_share`; None where no case
-        got to a device.
+        `workers`, `busy_s`, `span_s` (summed over workers) and `busy_share`; None if no case
+        acquired a device.
     """
-    held: dict[str, list[Sequence[float]]] = defaultdict(list)
-    for line in lines:
-        if line.get("device"):
-            held[line.get("engine", "")].append(line["device"])
-    if not held:
+    by_worker: dict[str, list[Sequence[float]]] = defaultdict(list)
+    for entry in entries:
+        if entry.get("device"):
+            by_worker[entry.get("engine", "")].append(entry["device"])
+    if not by_worker:
         return None
-    busy = sum(end - begin for those in held.values() for begin, end in those)
-    span = sum(max(e for _, e in those) - min(b for b, _ in those) for those in held.values())
+    busy = sum(end - begin for held in by_worker.values() for begin, end in held)
+    span = sum(max(e for _, e in held) - min(b for b, _ in held) for held in by_worker.values())
     return {
-        "workers": len(held),
+        "workers": len(by_worker),
         "busy_s": round(busy, 3),
         "span_s": round(span, 3),
         "busy_share": round(busy / span, 4) if span > 0 else 1.0,
     }
 
 
-def _log(path: Path) -> list[dict[str, Any]]:
+def _read_log(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in file]
@@ -123,33 +124,33 @@ def _log(path: Path) -> list[dict[str, Any]]:
 
 
 def _times(
-    cases: Path, lines: Sequence[dict[str, Any]]
+    cases: Path, entries: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return seconds by step over the run's published cases, and seconds by case."""
+    """Return the seconds of each step over the run's published cases, and of each case."""
     steps: dict[str, dict[str, float]] = {}
     seconds: dict[str, float] = {}
-    for line in lines:
-        case = line["case"]
-        seconds[case] = sum(one["seconds"] for one in line["tries"])
-        if line["reason"] is not None:
+    for entry in entries:
+        case = entry["case"]
+        seconds[case] = sum(attempt["seconds"] for attempt in entry["tries"])
+        if entry["reason"] is not None:
             continue
         try:
-            told = json.loads((cases / case / TIMING).read_text(encoding="utf-8"))["steps"]
+            timing = json.loads((cases / case / TIMING).read_text(encoding="utf-8"))["steps"]
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # taken away since, or damaged
-        for name, step in told.items():
-            so_far = steps.get(name, {})
-            steps[name] = {kind: so_far.get(kind, 0.0) + value for kind, value in step.items()}
-        seconds[case] = sum(step["wall_s"] for step in told.values())
+            continue  # removed since, or damaged
+        for name, step in timing.items():
+            total = steps.get(name, {})
+            steps[name] = {kind: total.get(kind, 0.0) + value for kind, value in step.items()}
+        seconds[case] = sum(step["wall_s"] for step in timing.values())
     rounded = {
-        name: {kind: round(value, 3) for kind, value in sums.items()}
-        for name, sums in steps.items()
+        name: {kind: round(value, 3) for kind, value in total.items()}
+        for name, total in steps.items()
     }
     return rounded, seconds
 
 
 def _files(manifest: Path) -> dict[str, dict[str, int]]:
-    """Return how many files came to what, by outcome and reason."""
+    """Return the count of files by outcome and reason."""
     from pyarrow import parquet
 
     try:
@@ -164,7 +165,7 @@ def _files(manifest: Path) -> dict[str, dict[str, int]]:
 
 
 def _cost(price: float | None, elapsed: float, workers: int) -> dict[str, float] | None:
-    """Return what the run costs if each worker with its device is paid from start to end."""
+    """Return the cost of a run if each worker with its device is paid from start to end."""
     if price is None:
         return None
     hours = elapsed * workers / 3600

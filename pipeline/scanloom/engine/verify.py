@@ -1,4 +1,4 @@
-"""Whether an output folder still holds what was published: cases by their sums, tables by cases."""
+"""Check an output folder: case files against their checksums, tables against the cases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ Fault = Literal["changed", "missing", "extra", "unreadable"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One file, or whole case, that is not as it was published; `file` is relative to OUT."""
+    """A file, or a whole case, that differs from its published state.
+
+    Parameters
+    ----------
+    fault : Fault
+        The kind of difference.
+    file : str
+        Path relative to the output folder.
+    """
 
     fault: Fault
     file: str
@@ -39,28 +47,27 @@ def verify(out: Path) -> Iterator[Finding]:
     Yields
     ------
     Finding
-        Case by case, sorted, then cases that are gone, then tables; nothing where all is well.
-        `timing.json` has no sum: it must only be there. Cases that were published after the
-        tables were written are no finding.
+        First case by case, sorted, then missing cases, then tables. `timing.json` has no checksum
+        and only has to exist. Cases published after the tables were written are not a finding.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if there are no results at `out`.
+        NOT_FOUND if there are no results in `out`.
     """
-    folders, known = published_cases(out), known_cases(out)
-    if not known and not (out / CASES).is_dir():
+    folders, expected = published_cases(out), known_cases(out)
+    if not expected and not (out / CASES).is_dir():
         raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
-    sound = set()
+    intact = set()
     for folder in folders:
-        found = list(_verify_case(folder, f"{CASES}/{folder.name}"))
-        yield from found
-        if not found:
-            sound.add(folder.name)
-    gone = known - {folder.name for folder in folders}
-    yield from (Finding("missing", f"{CASES}/{name}") for name in sorted(gone))
+        findings = list(_verify_case(folder, f"{CASES}/{folder.name}"))
+        yield from findings
+        if not findings:
+            intact.add(folder.name)
+    missing = expected - {folder.name for folder in folders}
+    yield from (Finding("missing", f"{CASES}/{name}") for name in sorted(missing))
     yield from (Finding("missing", name) for name in missing_tables(out))
-    measurements = partial(altered_measurements, out, sound)
+    measurements = partial(altered_measurements, out, intact)
     for altered in (measurements, partial(altered_manifest, out)):
         try:
             yield from (Finding("changed", name) for name in sorted(altered()))
@@ -69,6 +76,7 @@ def verify(out: Path) -> Iterator[Finding]:
 
 
 def _verify_case(folder: Path, name: str) -> Iterator[Finding]:
+    """Yield the differences of a case from its checksums; `name` is its path in the output."""
     try:
         sums = _read_sums(folder / SUMS)
     except FileNotFoundError:
@@ -77,27 +85,27 @@ def _verify_case(folder: Path, name: str) -> Iterator[Finding]:
     except (OSError, ValueError):
         yield Finding("unreadable", f"{name}/{SUMS}")
         return
-    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
     expected = {*sums, SUMS, TIMING}
-    yield from (Finding("missing", f"{name}/{file}") for file in sorted(expected - there))
-    yield from (Finding("extra", f"{name}/{file}") for file in sorted(there - expected))
-    for file in sorted(there & sums.keys()):
+    yield from (Finding("missing", f"{name}/{file}") for file in sorted(expected - present))
+    yield from (Finding("extra", f"{name}/{file}") for file in sorted(present - expected))
+    for file in sorted(present & sums.keys()):
         try:
             with open_regular(folder / file) as stream:
-                same = hashlib.file_digest(stream, "sha256").hexdigest() == sums[file]
+                is_same = hashlib.file_digest(stream, "sha256").hexdigest() == sums[file]
         except OSError:
             yield Finding("unreadable", f"{name}/{file}")
             continue
-        if not same:
+        if not is_same:
             yield Finding("changed", f"{name}/{file}")
 
 
 def _read_sums(path: Path) -> dict[str, str]:
-    """Return file to digest of what `sha256sum --check` reads."""
+    """Return the digest of each file from a file in the format of `sha256sum --check`."""
     sums = {}
     for line in read_regular(path, MOST).decode().splitlines():
         digest, gap, file = line[:64], line[64:66], line[66:]
         if gap != "  " or not file:
-            raise ValueError("no line of sums")
+            raise ValueError(f"a line of {path.name} is not a checksum and a file name")
         sums[file] = digest
     return sums

@@ -1,4 +1,4 @@
-"""Whether the tables of an output folder say what its cases do, and CSV what Parquet does."""
+"""Check the tables of an output folder: rows against the cases, CSV against Parquet."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from scanloom.engine.collect import (
     measurement_rows,
 )
 from scanloom.io.crosswalk import case_folders
-from scanloom.io.join import defused
+from scanloom.io.csv_text import escape_formula
 from scanloom.io.outfolder import CASES
 from scanloom.io.regular import open_regular
 
-Cells = dict[str, str]
-"""A row as it stands in the CSV."""
-_EMPTY: Cells = dict.fromkeys(MEASUREMENT_COLUMNS, "")
-"""A row of measurements; an earlier version wrote fewer columns."""
-Group = tuple[str, list[Cells]]
+_Row = dict[str, str]
+"""A row of a table, each cell as the CSV file has it."""
+_EMPTY: _Row = dict.fromkeys(MEASUREMENT_COLUMNS, "")
+"""An empty row of measurements; an earlier version wrote fewer columns."""
+_CaseRows = tuple[str, list[_Row]]
 """A case, and its rows."""
 
 
 class TableUnreadableError(Exception):
-    """A table can't be read; `file` is its name in OUT."""
+    """A table can't be read; `file` is its name in the output folder."""
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -41,67 +41,70 @@ class TableUnreadableError(Exception):
 
 
 def known_cases(out: Path) -> set[str]:
-    """Return the names of the cases that were published, by the tables, or else the crosswalk."""
-    tables = _tables(out, MEASUREMENTS)
+    """Return the names of the published cases according to the tables, or else the crosswalk."""
+    tables = _existing_files(out, MEASUREMENTS)
     names: set[str] = set()
     for file in tables:
-        with suppress(TableUnreadableError):  # the other one may do
+        with suppress(TableUnreadableError):  # the other table may be readable
             names.update(row["case"] for row in _rows(out / file, ["case"]))
     if not tables:
-        with suppress(ScanError, OSError):  # it is for its owner alone
+        with suppress(ScanError, OSError):  # the crosswalk is readable for its owner alone
             names.update(case_folders(out).values())
     return names
 
 
 def missing_tables(out: Path) -> list[str]:
-    """Return the tables that are not there, though a run has written them."""
-    there = {*_tables(out, MANIFEST), *_tables(out, MEASUREMENTS)}
-    if not there and not any((out / "runs").glob("*/totals.json")):
+    """Return the tables that are missing although a run has written them."""
+    existing = {*_existing_files(out, MANIFEST), *_existing_files(out, MEASUREMENTS)}
+    if not existing and not any((out / "runs").glob("*/totals.json")):
         return []
-    return sorted({*_files(MANIFEST), *_files(MEASUREMENTS)} - there)
+    return sorted({*_files(MANIFEST), *_files(MEASUREMENTS)} - existing)
 
 
-def altered_measurements(out: Path, sound: Container[str]) -> set[str]:
-    """Return the tables of measurements that say something else than the cases do.
+def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
+    """Return the tables of measurements that differ from the cases.
 
     Parameters
     ----------
     out : Path
         The output folder.
-    sound : container of str
-        Cases whose files are as they were published; what is said of others is not judged.
+    intact : container of str
+        Cases whose files are as published; rows of other cases are not checked.
 
     Raises
     ------
     TableUnreadableError
+        If a table can't be read.
     """
     altered: set[str] = set()
-    groups = {file: _by_case(_rows(out / file)) for file in _tables(out, MEASUREMENTS)}
-    heads = {file: next(those, None) for file, those in groups.items()}
+    groups = {file: _by_case(_rows(out / file)) for file in _existing_files(out, MEASUREMENTS)}
+    heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
-        case = min(names)  # both are in the order of names
-        rows = measurement_rows(out / CASES / case) if case in sound else None
-        truth = None if rows is None else [_cells(row) for row in rows]
+        case = min(names)  # both tables are sorted by name
+        rows = measurement_rows(out / CASES / case) if case in intact else None
+        expected = None if rows is None else [_as_csv(row) for row in rows]
         for file, head in heads.items():
             if head is None or head[0] != case:
                 altered.add(file)
                 continue
             following = next(groups[file], None)
-            ordered = following is None or following[0] > case
-            if not ordered or truth not in (None, [{**_EMPTY, **row} for row in head[1]]):
+            is_sorted = following is None or following[0] > case
+            rows = [{**_EMPTY, **row} for row in head[1]]
+            if not is_sorted or expected not in (None, rows):
                 altered.add(file)
-            heads[file] = following if ordered else None
+            heads[file] = following if is_sorted else None
     return altered
 
 
 def altered_manifest(out: Path) -> set[str]:
-    """Return the CSV of the manifest if it says something else than the Parquet does.
+    """Return the CSV of the manifest if it differs from the Parquet file.
 
     Raises
     ------
     TableUnreadableError
+        If a table can't be read.
     """
-    files = _tables(out, MANIFEST)
+    files = _existing_files(out, MANIFEST)
     if len(files) < 2:
         return set()
     pairs = itertools.zip_longest(*(_rows(out / file) for file in files))
@@ -112,17 +115,17 @@ def _files(table: str) -> tuple[str, str]:
     return f"{table}.csv", f"{table}.parquet"
 
 
-def _tables(out: Path, table: str) -> list[str]:
+def _existing_files(out: Path, table: str) -> list[str]:
     return [file for file in _files(table) if (out / file).exists()]
 
 
-def _by_case(rows: Iterator[Cells]) -> Iterator[Group]:
-    for case, those in itertools.groupby(rows, itemgetter("case")):
-        yield case, list(those)
+def _by_case(rows: Iterator[_Row]) -> Iterator[_CaseRows]:
+    for case, group in itertools.groupby(rows, itemgetter("case")):
+        yield case, list(group)
 
 
-def _rows(path: Path, columns: list[str] | None = None) -> Iterator[Cells]:
-    """Give the rows of a table, CSV or Parquet, with the columns that are asked for."""
+def _rows(path: Path, columns: list[str] | None = None) -> Iterator[_Row]:
+    """Yield the rows of a table, CSV or Parquet; a CSV always with all columns."""
     from pyarrow import ArrowException, parquet
 
     try:
@@ -130,19 +133,18 @@ def _rows(path: Path, columns: list[str] | None = None) -> Iterator[Cells]:
             with TextIOWrapper(open_regular(path), "utf-8", newline="") as text:
                 yield from csv.DictReader(text, strict=True)
             return
-        with open_regular(path) as plain, parquet.ParquetFile(plain) as file:
+        with open_regular(path) as stream, parquet.ParquetFile(stream) as file:
             for batch in file.iter_batches(BATCH, columns=columns):
-                yield from map(_cells, batch.to_pylist())
+                yield from map(_as_csv, batch.to_pylist())
     except (OSError, ValueError, KeyError, csv.Error, ArrowException) as exc:
         raise TableUnreadableError(path.name) from exc
 
 
-def _cells(row: dict[str, Any]) -> Cells:
-    """Return a row as it stands in the CSV."""
+def _as_csv(row: dict[str, Any]) -> _Row:
     return {name: _cell(value) for name, value in row.items()}
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        return defused(value)
+        return escape_formula(value)
     return "" if value is None else str(value)

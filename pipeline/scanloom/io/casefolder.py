@@ -1,97 +1,37 @@
-"""The output folder: a case folder that exists is whole.
+"""Builds and publishes case folders: a case folder that exists is complete.
 
-A case is built in `OUT/.work/`, every file and folder is brought to the disk (fsync), and one
-rename puts it at `OUT/cases/<name>/`: the case id, unless source names are wanted. Names in `.work`
-say who is building, so that what a dead process left there is known and cleared away at the next
-start::
+A case is built in `OUT/.work/`. Every file and folder is synced to the disk (fsync), then one
+rename moves the case to `OUT/cases/<name>/`. The name is the case id, unless names of sources are
+requested. `scanloom.io.work_folder` documents the names in `.work`, how a published case is
+replaced, and the recovery from an interruption.
 
-    <name>.<host>.<process>.<start>.<random>.new         being built
-    ... .ready                                           whole, about to replace an older result
-    ... .old                                             the older result, about to be deleted
-
-A replacement takes three renames: `.new` to `.ready`, the case to `.old`, `.ready` to the case. If
-it is interrupted after the second, the next start does the third; before, it takes `.ready` away.
-
-`SHA256SUMS` names every file but itself and `timing.json`: timing is the one file that differs
-between two equal runs, and the sums must not.
+`SHA256SUMS` lists every file but itself and `timing.json`: the timing is the one file that differs
+between two equal runs, and the checksums must not.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
-import os
-import re
-import secrets
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source, add_sources
-from scanloom.io.living import process_start, this_host
+from scanloom.io.disk_errors import output_error
 from scanloom.io.names import SUMS, TIMING
-from scanloom.io.outfolder import check_unclaimed
-from scanloom.io.private import PRIVATE, check_key, check_links, private_folder
+from scanloom.io.private import private_folder
 from scanloom.io.published import Made, keep_file_stamps, read_made
-from scanloom.io.whole import clear_drafts, sync
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a full disk and a used-up quota say."""
-
-_NOT_OF_A_DISK = (
-    ConnectionError,
-    TimeoutError,
-    ChildProcessError,
-    ProcessLookupError,
-    InterruptedError,
-    BlockingIOError,
-)
-
-ELSEWHERE_DEAD_AFTER = 86_400.0
-"""Seconds without a change after which a folder that another host was building is given up."""
-
-HANDSHAKE = "handshake"
-"""Of a run: the file by which workers prove that they see OUT."""
-
-_OF_A_RUN = re.compile(
-    rf"{HANDSHAKE}\..+|run(-\d+-of-\d+)?\.lock\.[0-9a-f]{{16}}(\.stale)?|\..+\.[0-9a-f]{{8}}"
-)
-"""Files of `.work` that a run makes, beside its lock: of workers, of locks, drafts."""
-_OF_BIDS = re.compile(r"bids-[0-9a-f]{8}(-old)?")
-"""Folders of `.work` in which `OUT/bids` is made anew."""
-
-State = Literal["new", "ready", "old"]
-
-
-def claim_out(out: Path, fingerprint: str) -> None:
-    """Check that `out` belongs to this key, and put right what dead runs left in it.
-
-    Nothing is made here: the key's fingerprint is laid down when the first case is published, so
-    that a run without a result leaves no trace.
-
-    Raises
-    ------
-    ScanError
-        KEY_MISMATCH if the cases there have ids of another key; OUTPUT_UNWRITABLE if it can't be
-        read, or holds somebody's own files under names that scanloom writes to.
-    """
-    check_key(out, fingerprint)
-    check_unclaimed(out)
-    try:
-        _recover(out)
-    except OSError as exc:
-        raise output_error(exc) from exc
+from scanloom.io.whole import sync
+from scanloom.io.work_folder import WorkEntry
 
 
 def check_writable(out: Path) -> None:
-    """Check that a case could be built in `out`, which is left as it was.
+    """Check that a case can be built in `out`, which is left unchanged.
 
     Raises
     ------
@@ -102,59 +42,17 @@ def check_writable(out: Path) -> None:
         pass
 
 
-def tidy(out: Path, since: float) -> None:
-    """Take away what processes that died left in `out`; its published cases are not touched.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    since : float
-        A moment (seconds since 1970) long enough ago that no file is still being drafted since.
-
-    Raises
-    ------
-    ScanError
-        OUTPUT_UNWRITABLE if a part of it is a link.
-    OSError
-        If something can't be taken away.
-    """
-    check_links(out)
-    _recover(out)
-    for folder in (out, *(out / part for part in ("failed", "report", "report/thumbs", PRIVATE))):
-        clear_drafts(folder, since)
-    work = out / ".work"
-    for path in work.iterdir() if work.is_dir() else ():
-        with suppress(FileNotFoundError):  # of a run of another shard
-            if _OF_BIDS.fullmatch(path.name) and path.stat().st_mtime < since:
-                shutil.rmtree(path, ignore_errors=True)
-            elif _OF_A_RUN.fullmatch(path.name) and path.is_file() and _is_left(path, since):
-                path.unlink()
-
-
-def token_name() -> str:
-    """Return a name for a file in `.work` that stays while this process lives, and no longer."""
-    owner = _Owner.here(HANDSHAKE)
-    return f"{HANDSHAKE}.{owner.host}.{owner.process}.{owner.start}.{owner.random}"
-
-
-def _is_left(path: Path, since: float) -> bool:
-    """Whether nobody needs a file of `.work`: whose owner is known goes with that one."""
-    owner = _Owner.parse(f"{path.name}.new")
-    return owner.given_up(path) if owner else path.stat().st_mtime < since
-
-
 class CaseFolder:
-    """A case folder in the making; leaving the block without `publish` takes it away again.
+    """A case folder being built; leaving the block without `publish` removes it.
 
     Parameters
     ----------
     out : Path
-        The output folder; made if it is not there, and removed again if it stays empty.
+        The output folder; created if missing, and removed again if it stays empty.
     name : str
-        Of the folder to be: the case id, or another name without dots.
+        Name of the published folder: the case id, or another name without dots.
     fingerprint : str or None
-        Of the key of the ids, for `OUT/private/`; None leaves the folder unclaimed.
+        Fingerprint of the key that made the ids, for `OUT/private/`; None does not claim `out`.
 
     Raises
     ------
@@ -164,10 +62,10 @@ class CaseFolder:
 
     def __init__(self, out: Path, name: str, fingerprint: str | None = None) -> None:
         self.out, self.name, self.fingerprint = out, name, fingerprint
-        self.path = out / ".work" / str(_Owner.here(name))
+        self.path = out / ".work" / str(WorkEntry.of_this_process(name))
 
     def __enter__(self) -> Self:
-        self._made = _missing(self.path.parent)
+        self._created = _missing_folders(self.path.parent)
         try:
             self.path.mkdir(parents=True)
         except OSError as exc:
@@ -186,15 +84,15 @@ class CaseFolder:
             raise output_error(error) from error
 
     def publish(self, *, replace: bool = False, source: Source | None = None) -> Path:
-        """Bring everything to the disk and rename it into place.
+        """Sync the case to the disk and rename it to `OUT/cases/<name>`.
 
         Parameters
         ----------
         replace : bool
-            Whether a folder that is there already is replaced; one of the same recipe always is
-            if its source had other content.
+            Replace an existing result of another recipe. A result of the same recipe is always
+            replaced if the content of its source was different.
         source : Source or None
-            For the crosswalk: where the case comes from.
+            The source of the case, for the crosswalk.
 
         Returns
         -------
@@ -204,32 +102,32 @@ class CaseFolder:
         Raises
         ------
         ScanError
-            STALE if a result of another recipe is there and is not to be replaced; KEY_MISMATCH if
-            OUT was meanwhile claimed for another key.
+            STALE if a result of another recipe exists and `replace` is false; KEY_MISMATCH if OUT
+            was claimed for another key in the meantime.
         OSError
-            Which leaving the block maps.
+            If writing fails; leaving the block converts it to ScanError.
         """
         target = self.out / "cases" / self.name
         if target.exists() and not replace:
-            there, mine = _made(target), _made(self.path)
-            if there is None or mine is None or there.recipe != mine.recipe:
-                raise ScanError(Reason.STALE, "its folder is there already")
-            if there.source == mine.source:
-                return target  # another process was given the same case, and was first
-        _write_sums(self.path)
+            published, built = _provenance(target), _provenance(self.path)
+            if published is None or built is None or published.recipe != built.recipe:
+                raise ScanError(Reason.STALE, "the case folder already exists")
+            if published.source == built.source:
+                return target  # another process was given the same case and finished first
+        _write_checksums(self.path)
         if (self.path / TIMING).exists():
             keep_file_stamps(self.path)
         _sync_tree(self.path)
-        self._made += _missing(target.parent)
+        self._created += _missing_folders(target.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with self._claimed(source):  # the crosswalk knows a case before it is seen
+        with self._recorded(source):  # the crosswalk has the case before it becomes visible
             if target.exists():
                 self._replace(target)
             else:
                 self.path.rename(target)
         sync(target.parent)
         sync(self.path.parent)
-        self._made = []
+        self._created = []
         return target
 
     def _replace(self, target: Path) -> None:
@@ -242,10 +140,11 @@ class CaseFolder:
         except BaseException:
             old.rename(target)
             raise
-        shutil.rmtree(old, ignore_errors=True)  # what is left of it goes at the next start
+        shutil.rmtree(old, ignore_errors=True)  # the next start removes any remains
 
     @contextmanager
-    def _claimed(self, source: Source | None) -> Iterator[None]:
+    def _recorded(self, source: Source | None) -> Iterator[None]:
+        """Claim OUT for the key and record the source; on failure, OUT is left unclaimed."""
         if self.fingerprint is None:
             yield
             return
@@ -257,121 +156,21 @@ class CaseFolder:
     def _undo(self) -> None:
         for state in (".new", ".ready"):
             shutil.rmtree(self.path.with_suffix(state), ignore_errors=True)
-        for folder in reversed(self._made):
+        for folder in reversed(self._created):
             with suppress(OSError):  # not empty: another process uses it
                 folder.rmdir()
 
 
-def output_error(exc: OSError, what: str = "the results") -> ScanError:
-    """Return the error of the closed list for one of the system, without its text."""
-    if exc.errno in FULL:
-        return ScanError(Reason.DISK_FULL, f"no space left for {what}")
-    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    return ScanError(Reason.OUTPUT_UNWRITABLE, f"{what} can't be written ({name})")
-
-
-def disk_error(error: Exception) -> ScanError | None:
-    """Return the error of the closed list for what a disk said of a file of ours, else None.
-
-    What it says of a scan is UNREADABLE, by who reads it: it does not get here.
-    """
-    if not isinstance(error, OSError) or error.errno is None or isinstance(error, _NOT_OF_A_DISK):
-        return None
-    known = output_error(error, "a file of ours")
-    name = errno.errorcode.get(error.errno, "an unknown error")
-    full = known.reason is Reason.DISK_FULL
-    detail = known.detail if full else f"a file of ours can't be read or written ({name})"
-    return ScanError(known.reason, detail)
-
-
-@contextmanager
-def output_border() -> Iterator[None]:
-    """Turn what a disk says of files of ours in the block into an error of the closed list.
-
-    Raises
-    ------
-    ScanError
-        DISK_FULL or OUTPUT_UNWRITABLE.
-    """
-    try:
-        yield
-    except OSError as exc:
-        known = disk_error(exc)
-        if known is None:
-            raise
-        raise known from exc
-
-
-@dataclass(frozen=True)
-class _Owner:
-    """Who builds a folder of `.work`, as its name says."""
-
-    name: str
-    host: str
-    process: int
-    start: str
-    random: str
-    state: State
-
-    @classmethod
-    def here(cls, name: str) -> Self:
-        process = os.getpid()
-        return cls(name, this_host(), process, process_start(process), secrets.token_hex(4), "new")
-
-    @classmethod
-    def parse(cls, text: str) -> Self | None:
-        parts = text.split(".")
-        if len(parts) != 6 or not parts[2].isdigit():
-            return None
-        name, host, process, start, random, state = parts
-        if state not in ("new", "ready", "old"):
-            return None
-        return cls(name, host, int(process), start, random, state)  # type: ignore[arg-type]
-
-    @property
-    def dead(self) -> bool:
-        """Whether it surely runs no more: of another host, that can't be known from here."""
-        return self.host == this_host() and process_start(self.process) != self.start
-
-    def given_up(self, path: Path) -> bool:
-        """Whether it is dead, or of another host and not heard of for a day."""
-        if self.host == this_host():
-            return self.dead
-        with suppress(FileNotFoundError):  # somebody took it away
-            return time.time() - path.stat().st_mtime > ELSEWHERE_DEAD_AFTER
-        return False
-
-    def __str__(self) -> str:
-        return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
-
-
-def _recover(out: Path) -> None:
-    """Finish or take back what dead processes left in `.work`."""
-    work = out / ".work"
-    if not work.is_dir():
-        return
-    left = {p: owner for p in sorted(work.iterdir()) if (owner := _Owner.parse(p.name))}
-    dead = {path: owner for path, owner in left.items() if owner.given_up(path)}
-    for path, owner in dead.items():
-        if owner.state == "old":
-            target, ready = out / "cases" / owner.name, path.with_suffix(".ready")
-            if not target.exists():
-                (ready if ready.is_dir() else path).rename(target)
-                sync(target.parent)
-    for path in dead:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _made(folder: Path) -> Made | None:
-    """Return how a case was made, None where it is damaged."""
+def _provenance(folder: Path) -> Made | None:
+    """Return the recipe and source hash of a case, or None if the case is damaged."""
     try:
         return read_made(folder)
     except (OSError, ValueError):
         return None
 
 
-def _write_sums(folder: Path) -> None:
-    """Write SHA256SUMS in the form that `sha256sum --check` reads."""
+def _write_checksums(folder: Path) -> None:
+    """Write SHA256SUMS in the format of `sha256sum --check`."""
     lines = []
     for path in _files(folder):
         name = path.relative_to(folder).as_posix()
@@ -386,14 +185,14 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Bring all files, then all folders from the innermost out, to the disk."""
+    """Sync all files to the disk, then all folders from the innermost outwards."""
     for path in _files(folder):
         sync(path)
-    inner = sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True)
-    for path in (*inner, folder):
+    subfolders = sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True)
+    for path in (*subfolders, folder):
         sync(path)
 
 
-def _missing(folder: Path) -> list[Path]:
-    """Return the folders of a path that are not there yet, the outermost first."""
+def _missing_folders(folder: Path) -> list[Path]:
+    """Return `folder` and its parents as far as they do not exist, the outermost first."""
     return [p for p in (*reversed(folder.parents), folder) if not p.exists()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.crosswalk import Source
+from scanloom.io.csv_text import escape_formula
 from scanloom.io.regular import open_regular
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ ID_COLUMNS = ("case", "case_id", "id")
 SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
 """What is added, with `source_` before it."""
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-](inf|nan)", re.ASCII)
-_STARTS_A_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # also the wide forms
 _MAX_CELL = 1 << 24
 
 
@@ -90,7 +88,7 @@ def join_parquet(
 ) -> int:
     """Write a table as Parquet, each row with its source; return how many ids have none.
 
-    Nothing is defused: no spreadsheet opens it.
+    Formulas are not escaped: no spreadsheet opens Parquet.
 
     Raises
     ------
@@ -112,16 +110,6 @@ def join_parquet(
     return sum(text != "" and source is None for text, source in zip(ids, found, strict=True))
 
 
-def defused(cell: str) -> str:
-    """Return a cell that no spreadsheet executes: text that starts a formula gets an apostrophe.
-
-    A number stays a number: "-3.5" is none of the formulas that "-3.5+1" is one of.
-    """
-    if cell.startswith(_STARTS_A_FORMULA) and not _NUMBER.fullmatch(cell):
-        return f"'{cell}"
-    return cell
-
-
 def _write_csv(
     names: Sequence[str],
     rows: Iterable[Mapping[str, str]],
@@ -131,14 +119,14 @@ def _write_csv(
 ) -> int:
     columns = _columns(names, column)
     table = csv.writer(file, lineterminator="\n")
-    table.writerow([defused(name) for name in columns.all])
+    table.writerow([escape_formula(name) for name in columns.all])
     unknown = 0
     for row in rows:
         source = sources.get(row[columns.ids])
         unknown += source is None and row[columns.ids] != ""
         cells = [row[name] for name in columns.kept]
         cells += ["" if source is None else getattr(source, name) for name in SOURCE_COLUMNS]
-        table.writerow([defused(cell) for cell in cells])
+        table.writerow([escape_formula(cell) for cell in cells])
     return unknown
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from scanloom.io.file_lock import lock_file
 from scanloom.own_python import is_closed
 
 PREFIX = "scanloom-"
@@ -46,21 +47,13 @@ def private_scratch(fallback: Path) -> Iterator[Path]:
 
 
 def locked(folder: Path) -> BinaryIO | None:
-    """Lock a folder and return its open lock file.
-
-    None if another process holds the lock, or if the system has no flock(2).
-    """
-    try:
-        import fcntl
-    except ImportError:  # not POSIX
-        return None
+    """Lock a folder; return its open lock file, None if it is held or flock(2) is missing."""
     file = (folder / LOCK).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
+    with suppress(OSError):
+        if lock_file(file.fileno(), timeout_s=0):
+            return file
+    file.close()
+    return None
 
 
 def clear_dead(parent: Path) -> None:

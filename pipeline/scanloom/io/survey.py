@@ -23,7 +23,7 @@ from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.formats import format_of
+from scanloom.io.formats import FORMATS, format_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""What a person looks at."""
+"""Pictures and pages for reviewers: the preview of a case and the report of an output folder."""

@@ -1,4 +1,4 @@
-"""Where things stand on the page, in pixels."""
+"""Layout of the preview page: positions and sizes in pixels."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ LEGEND_WIDTH = 330
 COLUMN_GAP = 60
 MAIN_WIDTH = WIDTH - 2 * MARGIN - LEGEND_WIDTH - COLUMN_GAP
 GUTTER = 28
-"""Around a plane, for the letters at its edges; the first plane's stands in the page's margin."""
+"""Space around a plane for its letters; that of the first plane overlaps the page margin."""
 CAPTION = 26
 ROW_HEIGHT = 620
 STACK_HEIGHT = 760
 MOSAIC_HEIGHT = 460
 TILE_GAP = 6
-CLEARLY = 1.25
-FEWEST_TILES, MOST_TILES = 10, 12
+MIN_STACKING_GAIN = 1.25
+"""Factor by which a stacked layout must enlarge the planes to be preferred."""
+MIN_TILES, MAX_TILES = 10, 12
 SMALLEST = 28
-"""A plane's frame is never narrower, however thin the scan: its letters need room."""
+"""Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
 
 Size = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A rectangle on the page, and the size of the picture that stands in its middle."""
+    """A rectangle on the page, and the size of the picture that is centred in it."""
 
     x: int
     y: int
@@ -36,14 +37,14 @@ class Frame:
 
     @property
     def corner(self) -> tuple[int, int]:
-        """Left top of the picture."""
+        """Top left corner (x, y) of the picture."""
         w, h = self.picture
         return self.x + (self.width - w) // 2, self.y + (self.height - h) // 2
 
 
 @dataclass(frozen=True)
 class Planes:
-    """The three planes at one scale; `height` includes captions and letters."""
+    """Frames of the three planes at one scale; `height` includes captions and letters."""
 
     frames: tuple[Frame, Frame, Frame]
     pixels_per_mm: float
@@ -51,17 +52,17 @@ class Planes:
 
 
 def arrange_planes(axial: Size, coronal: Size, sagittal: Size) -> Planes:
-    """Place three planes of given width and height in mm as large as they can be, at one scale.
+    """Arrange three planes, given by width and height in mm, as large as possible at one scale.
 
-    Side by side, or, where that makes them clearly larger, the axial one left and the two others
-    above each other on its right, as a thin stack of slices likes it.
+    The planes are side by side. If it makes them clearly larger, as for a thin stack of slices,
+    the coronal and the sagittal plane are one above the other, to the right of the axial plane.
     """
-    beside = _beside(axial, coronal, sagittal)
+    in_row = _in_row(axial, coronal, sagittal)
     stacked = _stacked(axial, coronal, sagittal)
-    return stacked if stacked.pixels_per_mm > CLEARLY * beside.pixels_per_mm else beside
+    return stacked if stacked.pixels_per_mm > MIN_STACKING_GAIN * in_row.pixels_per_mm else in_row
 
 
-def _beside(axial: Size, coronal: Size, sagittal: Size) -> Planes:
+def _in_row(axial: Size, coronal: Size, sagittal: Size) -> Planes:
     sizes = (axial, coronal, sagittal)
     room = MAIN_WIDTH - 4 * GUTTER, ROW_HEIGHT - CAPTION - 2 * GUTTER
     scale = min(room[0] / sum(s[0] for s in sizes), room[1] / max(s[1] for s in sizes))
@@ -83,12 +84,12 @@ def _stacked(axial: Size, coronal: Size, sagittal: Size) -> Planes:
         room[1] / axial[1],
         (room[1] - between) / (coronal[1] + sagittal[1]),
     )
-    left = _frame(0, CAPTION + GUTTER, axial, scale)
-    x = left.x + left.width + 2 * GUTTER
-    upper = _frame(x, left.y, coronal, scale)
+    axial_frame = _frame(0, CAPTION + GUTTER, axial, scale)
+    x = axial_frame.x + axial_frame.width + 2 * GUTTER
+    upper = _frame(x, axial_frame.y, coronal, scale)
     lower = _frame(x, upper.y + upper.height + between, sagittal, scale)
-    bottom = max(f.y + f.height for f in (left, upper, lower))
-    return Planes((left, upper, lower), scale, bottom + GUTTER)
+    bottom = max(f.y + f.height for f in (axial_frame, upper, lower))
+    return Planes((axial_frame, upper, lower), scale, bottom + GUTTER)
 
 
 def _frame(x: int, y: int, size: Size, scale: float) -> Frame:
@@ -102,21 +103,21 @@ def _pixels(size: Size, scale: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Tiles in rows, at one scale."""
+    """Frames of tiles in rows, at one scale."""
 
     frames: tuple[Frame, ...]
     pixels_per_mm: float
     height: int
 
 
-def arrange_mosaic(most: int, size: Size) -> Mosaic:
-    """Place up to `most` tiles of a width and height in mm, in full rows that cover most room."""
-    fewest, most = min(most, FEWEST_TILES), min(most, MOST_TILES)
+def arrange_mosaic(count: int, size: Size) -> Mosaic:
+    """Arrange up to `count` tiles of `size` mm in full rows, covering as much area as possible."""
+    lowest, highest = min(count, MIN_TILES), min(count, MAX_TILES)
     grids = [
         (columns, rows)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if fewest <= columns * rows <= most
+        for columns in range(1, highest + 1)
+        for rows in range(1, highest + 1)
+        if lowest <= columns * rows <= highest
     ]
     columns, rows = max(grids, key=lambda g: (g[0] * g[1] * _tile_scale(g, size) ** 2, g))
     picture = _pixels(size, _tile_scale((columns, rows), size))
@@ -130,7 +131,7 @@ def arrange_mosaic(most: int, size: Size) -> Mosaic:
 
 
 def _tile_scale(grid: tuple[int, int], size: Size) -> float:
-    """Return the pixels per mm at which tiles of `size` mm fill the room in columns and rows."""
+    """Return the pixels per mm at which a grid (columns, rows) of tiles fits into the mosaic."""
     columns, rows = grid
     width = (MAIN_WIDTH - (columns - 1) * TILE_GAP) // columns
     height = (MOSAIC_HEIGHT - (rows - 1) * TILE_GAP) // rows

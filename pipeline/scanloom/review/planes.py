@@ -1,7 +1,7 @@
-"""Planes through a scan, as people look at them: in patient directions, in millimetres.
+"""Axial, coronal and sagittal planes through a scan, in millimetres of patient space.
 
-Coordinates here are LPI mm: they grow to the patient's left, back and feet, which is the way in
-which rows and columns grow in a radiological picture. LPI is RAS times -1.
+Coordinates are LPI mm: they increase towards the patient's left, back and feet, as columns and
+rows do in a radiological picture. LPI is RAS times -1.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from scipy.ndimage import map_coordinates
 
 from scanloom.core import Grid
 
-LATTICE = 1024
-"""Most points along each side of a plane that is cut obliquely through the voxels."""
+MAX_OBLIQUE_POINTS = 1024
+"""Maximum number of points along each side of a plane that is oblique to the voxel axes."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A plane by its normal (0 = L, 1 = P, 2 = I), and the axes along which columns and rows go."""
+    """Orientation of a plane: LPI axes (0 = L, 1 = P, 2 = I) of its normal, columns and rows."""
 
     name: str
     normal: int
@@ -35,12 +35,12 @@ AXIAL = Direction("Axial", 2, 0, 1)
 CORONAL = Direction("Coronal", 1, 0, 2)
 SAGITTAL = Direction("Sagittal", 0, 1, 2)
 LETTERS = (("R", "L"), ("A", "P"), ("S", "I"))
-"""What stands at the low and at the high end of each axis."""
+"""Letters at the low and at the high end of each LPI axis."""
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A stretch of a plane in LPI mm, from edge to edge: columns, then rows."""
+    """A rectangle in a plane, by its outer edges in LPI mm: (columns, rows)."""
 
     low: tuple[float, float]
     high: tuple[float, float]
@@ -53,7 +53,7 @@ class Rectangle:
 
 @dataclass(frozen=True)
 class Raster:
-    """A stretch of a plane, and the pixels (width, height) of the picture that is made of it."""
+    """A rectangle in a plane, and the size (width, height) in pixels of its picture."""
 
     area: Rectangle
     size: tuple[int, int]
@@ -61,16 +61,16 @@ class Raster:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What lies in a plane.
+    """Values of a plane through an array.
 
     Parameters
     ----------
     values : (H, W) array
-        Rows go down, columns across.
+        Pixels of the plane, row by row.
     low : (x, y)
-        LPI mm of the outer edge of the first pixel.
+        LPI mm of the outer corner of the first pixel.
     step : (x, y)
-        mm from pixel to pixel.
+        Pixel spacing in mm.
     """
 
     values: NDArray[Any]
@@ -80,18 +80,18 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A grid, and its voxels seen with indices that grow to the left, the back and the feet.
+    """A grid with its axes reordered and flipped so that indices increase towards L, P and I.
 
-    Arrays are turned without being copied.
+    Arrays are reoriented without a copy.
     """
 
     source: Grid
     order: tuple[int, int, int] = field(init=False)
-    """Which source axis each axis of the view is."""
+    """Source axis of each axis of the view."""
     flipped: tuple[bool, bool, bool] = field(init=False)
-    """Whether each axis of the view runs against its source axis."""
+    """Whether each axis of the view is opposite to its source axis."""
     to_lpi: NDArray[np.float64] = field(init=False)
-    """(4, 4): index of the view to LPI mm."""
+    """Affine (4, 4) from an index of the view to LPI mm."""
 
     def __post_init__(self) -> None:
         order = [self.source.axes.index(axis) for axis in range(3)]
@@ -109,34 +109,34 @@ class View:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Voxels along each axis of the view."""
+        """Number of voxels along each axis of the view."""
         a, b, c = (self.source.shape[n] for n in self.order)
         return a, b, c
 
     @property
     def low(self) -> NDArray[np.float64]:
-        """LPI mm (3,) of the box around all voxels, at their outer edges."""
+        """Low corner (3,) in LPI mm of the bounding box of all voxels, at their outer edges."""
         return np.asarray(self._corners().min(axis=0))
 
     @property
     def high(self) -> NDArray[np.float64]:
-        """LPI mm (3,) of the other end of that box."""
+        """High corner (3,) in LPI mm of that bounding box."""
         return np.asarray(self._corners().max(axis=0))
 
     @property
     def upright(self) -> bool:
-        """Whether the voxel axes follow those of the patient, to half a voxel over all the scan."""
+        """Whether the voxel axes match the patient axes, within half a voxel at any point."""
         drift = np.abs(self.to_lpi[:3, :3]) * (np.array(self.shape) - 1)
         np.fill_diagonal(drift, 0)
         return bool(drift.max() <= 0.5 * min(self.source.spacing))
 
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return an array (I, J, K) of the source as the view has it."""
+        """Return an array (I, J, K) of the source, reoriented to the view."""
         i, j, k = (slice(None, None, -1 if flip else 1) for flip in self.flipped)
         return array.transpose(self.order)[i, j, k]
 
     def index_of(self, source: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Return the index in the view of a voxel of the source."""
+        """Return the index in the view of a voxel, given by its source index."""
         a, b, c = (
             self.source.shape[n] - 1 - source[n] if flip else source[n]
             for n, flip in zip(self.order, self.flipped, strict=True)
@@ -148,7 +148,7 @@ class View:
         return np.asarray(self.to_lpi[:3, :3] @ np.array(index) + self.to_lpi[:3, 3])
 
     def field_of_view(self, direction: Direction) -> Rectangle:
-        """Return how far the scan reaches in planes of a direction."""
+        """Return the extent of the scan in planes of a direction."""
         low, high, (a, b) = self.low, self.high, (direction.across, direction.down)
         return Rectangle((float(low[a]), float(low[b])), (float(high[a]), float(high[b])))
 
@@ -160,30 +160,31 @@ class View:
         outside: float | None,
         raster: Raster | None = None,
     ) -> Cut:
-        """Return what lies in a plane.
+        """Return the values of a plane through an array.
 
         Parameters
         ----------
         array : (I, J, K) array
-            On the source grid.
+            Values on the source grid.
         direction : Direction
-            Of the plane.
+            The orientation of the plane.
         position : float
-            LPI mm along its normal.
+            Position along the normal of the plane in LPI mm.
         outside : float or None
-            What stands where the scan doesn't reach, with linear interpolation elsewhere; None for
-            a label map: 0, and nearest neighbours. Voxels that follow the patient's axes are shown
-            as they are.
+            Value outside the scan, with linear interpolation inside it; None for a label map, which
+            takes the nearest voxel and 0 outside. An upright view is never interpolated.
         raster : Raster or None
-            Where the cut is to be seen: it need not reach further, nor be finer where that costs.
+            Required area and resolution of an oblique plane; None for the whole extent.
         """
         if self.upright:
             return self._slice(array, direction, position)
-        raster = raster or Raster(self.field_of_view(direction), (LATTICE, LATTICE))
+        raster = raster or Raster(
+            self.field_of_view(direction), (MAX_OBLIQUE_POINTS, MAX_OBLIQUE_POINTS)
+        )
         return self._sampled(array, direction, position, outside, raster)
 
     def nearest(self, axis: int, position: float) -> float:
-        """Return the LPI mm of the plane of voxels next to a position, itself where oblique."""
+        """Return the LPI mm of the voxel plane nearest to a position; the position if oblique."""
         if not self.upright:
             return position
         origin, step = float(self.to_lpi[axis, 3]), float(self.to_lpi[axis, axis])
@@ -216,8 +217,8 @@ class View:
     ) -> Cut:
         area = raster.area
         pixel = min(mm / n for mm, n in zip(area.size, raster.size, strict=True))
-        wanted = max(min(self.source.spacing), pixel)
-        columns, rows = (max(1, round(length / wanted)) for length in area.size)
+        spacing = max(min(self.source.spacing), pixel)
+        columns, rows = (max(1, round(length / spacing)) for length in area.size)
         step = area.size[0] / columns, area.size[1] / rows
         points = np.empty((3, rows, columns))
         points[direction.normal] = position
@@ -227,13 +228,13 @@ class View:
         index = np.tensordot(inverse[:3, :3], points, 1) + inverse[:3, 3, None, None]
         ends = np.array(self.shape)[:, None, None] - 0.5
         within = ((index >= -0.5) & (index < ends)).all(axis=0)
-        order, kind, fill = (0, array.dtype, 0) if outside is None else (1, np.float32, outside)
-        values = map_coordinates(self.of(array), index, kind, order, mode="nearest")
+        order, dtype, fill = (0, array.dtype, 0) if outside is None else (1, np.float32, outside)
+        values = map_coordinates(self.of(array), index, dtype, order, mode="nearest")
         return Cut(np.where(within, values, fill), area.low, step)
 
 
 def scan_pixels(cut: Cut, raster: Raster) -> NDArray[np.float32]:
-    """Return intensities (height, width) of an area of a cut, smoothed where it gets smaller."""
+    """Return intensities (H, W) of an area of a cut, resampled with smoothing if reduced."""
     area, (height, width) = raster.area, cut.values.shape
     x = [(edge - cut.low[0]) / cut.step[0] for edge in (area.low[0], area.high[0])]
     y = [(edge - cut.low[1]) / cut.step[1] for edge in (area.low[1], area.high[1])]
@@ -243,10 +244,10 @@ def scan_pixels(cut: Cut, raster: Raster) -> NDArray[np.float32]:
 
 
 def label_pixels(cut: Cut, raster: Raster) -> NDArray[Any]:
-    """Return labels (height, width) of an area of a cut, each the nearest voxel's."""
+    """Return labels (H, W) of an area of a cut, each from the nearest voxel."""
     area, indices = raster.area, []
     for axis, (pixels, n) in enumerate(zip(raster.size, cut.values.shape[::-1], strict=True)):
-        place = area.low[axis] + (np.arange(pixels) + 0.5) / pixels * area.size[axis]
-        index = np.floor((place - cut.low[axis]) / cut.step[axis]).astype(int)
+        position = area.low[axis] + (np.arange(pixels) + 0.5) / pixels * area.size[axis]
+        index = np.floor((position - cut.low[axis]) / cut.step[axis]).astype(int)
         indices.append(index.clip(0, n - 1))
     return np.asarray(cut.values[indices[1][:, None], indices[0]])

@@ -1,7 +1,7 @@
-"""Which results a reviewer should look at first: each structure judged against its cohort.
+"""Find outliers among results: each structure is compared with the same structure in the cohort.
 
-A score is no probability. It only puts cases in an order: what stands out comes first, and the
-page says why it stands out.
+The findings of a case add up to a score. It is not a probability: it only orders the cases for
+review, and the report lists the findings behind it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from scanloom.core import Flag, Measurement
 from scanloom.core.measurement import Box
 
 COHORT = 8
-"""Fewer cases than this are no cohort: nothing is said of what is usual."""
-OUTLIER = 3.5
-"""Modified z-score from which a value is an outlier (Iglewicz and Hoaglin, 1993)."""
-IMBALANCE = 1.8
-"""Ratio of volumes from which a left and a right structure are no longer alike."""
-SMALL_ML = 1.0
-"""Volumes below this are not compared: one voxel more or less would matter."""
+"""Minimum number of cases for a comparison; with fewer, the usual values are unknown."""
+OUTLIER_Z = 3.5
+"""Modified z-score from which a value counts as an outlier (Iglewicz and Hoaglin, 1993)."""
+IMBALANCE_RATIO = 1.8
+"""Volume ratio from which the left and the right structure of a pair count as different."""
+MIN_PAIR_ML = 1.0
+"""Volume in ml below which pairs are not compared: a single voxel would matter."""
 DOUBTFUL = 1.0
-"""Score from which a case is called doubtful: more than a border that is reached."""
-USUAL = 0.5
-"""Share of a cohort from which it is usual that a structure is there, or reaches the border."""
-UNSURE = 0.3
-"""Part of a doubt's weight that counts where no cohort says what is usual."""
+"""Score from which a case needs review; a structure at the border alone does not reach it."""
+USUAL_SHARE = 0.5
+"""Share of a cohort from which the presence of a structure, or at the border, is usual."""
+UNKNOWN_FACTOR = 0.3
+"""Factor of a finding's weight if the cohort is too small to know the usual values."""
 
 Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity", "scan"]
 _WEIGHT: Mapping[Kind, float] = {
@@ -41,7 +41,7 @@ _WEIGHT: Mapping[Kind, float] = {
     "parts": 1.5,
     "border": 0.5,
 }
-_OF_SCAN: Mapping[Flag, float] = {
+_SCAN_WEIGHT: Mapping[Flag, float] = {
     Flag.HU_IMPLAUSIBLE: 2.0,
     Flag.NOT_HOUNSFIELD: 1.0,
     Flag.SPACING_IMPLAUSIBLE: 1.0,
@@ -50,12 +50,12 @@ _OF_SCAN: Mapping[Flag, float] = {
     Flag.GAPS_INTERPOLATED: 1.0,
     Flag.FOV_IMPLAUSIBLE: 0.5,
 }
-"""Flags of a case that make its results doubtful, whatever they look like, and their weight."""
+"""Flags of a scan that call for review regardless of the result, with their weights."""
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """One thing about one structure that a reviewer should look at; `text` is for people."""
+    """A property of one structure that calls for review; `text` describes it to the reviewer."""
 
     kind: Kind
     structure: str
@@ -66,94 +66,97 @@ class Doubt:
 def judge(
     cohort: Mapping[str, Sequence[Measurement]], axes: Mapping[str, str] | None = None
 ) -> dict[str, list[Doubt]]:
-    """Judge every structure of every case.
+    """Find the outliers of every case.
 
     Parameters
     ----------
     cohort : mapping
-        Case id to its measurements.
+        Measurements of each case, by case id.
     axes : mapping, optional
-        Case id to the axis codes of its grid, such as "LPS": they tell left from right.
+        Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
 
     Returns
     -------
     dict
-        Case id to its doubts, the weightiest first; each case of the cohort is there.
+        Findings of every case, by case id, those of the highest weight first.
     """
-    found: dict[str, list[Doubt]] = {case: [] for case in cohort}
-    usual = _Usual(m for measurements in cohort.values() for m in measurements)
+    findings: dict[str, list[Doubt]] = {case: [] for case in cohort}
+    usual = _UsualValues(m for measurements in cohort.values() for m in measurements)
     for case, measurements in cohort.items():
         for measurement in measurements:
-            found[case] += usual.judge(measurement)
-        found[case] += _scan(measurements)
-        found[case] += _sides(measurements, (axes or {}).get(case, ""))
-        found[case].sort(key=lambda doubt: (-doubt.weight, doubt.structure, doubt.kind))
-    return found
+            findings[case] += usual.compare(measurement)
+        findings[case] += _of_scan(measurements)
+        findings[case] += _of_pairs(measurements, (axes or {}).get(case, ""))
+        findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
+    return findings
 
 
-def score(doubts: Sequence[Doubt]) -> float:
-    """Return how far up a case belongs: its doubts together, each further one counting less.
+def score(findings: Sequence[Doubt]) -> float:
+    """Return the review priority of a case: the n-th finding counts 1 / n of its weight.
 
-    However many structures reach the border, that is one doubt: the scan ends there.
+    Structures at the border count as a single finding: the scan ends there for all of them.
     """
-    borders = [doubt for doubt in doubts if doubt.kind == "border"]
-    counted = [doubt for doubt in doubts if doubt.kind != "border"] + borders[:1]
-    return sum(doubt.weight / (n + 1) for n, doubt in enumerate(counted))
+    borders = [finding for finding in findings if finding.kind == "border"]
+    counted = [finding for finding in findings if finding.kind != "border"] + borders[:1]
+    return sum(finding.weight / (n + 1) for n, finding in enumerate(counted))
 
 
-class _Usual:
-    """What is usual of each structure, over a cohort."""
+class _UsualValues:
+    """Usual values of each structure over a cohort: centre and spread, presence, border."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         borders: dict[tuple[str, str], list[bool]] = defaultdict(list)
-        found: dict[tuple[str, str], list[bool]] = defaultdict(list)
+        presence: dict[tuple[str, str], list[bool]] = defaultdict(list)
         for m in measurements:
-            found[m.model, m.label].append(m.voxels > 0)
+            presence[m.model, m.label].append(m.voxels > 0)
             if m.voxels:
                 borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
             for name, value in _values(m).items():
                 values[m.model, m.label, name].append(value)
         self._centre = {key: _centre(v) for key, v in values.items() if len(v) >= COHORT}
-        self._at_border, self._there = _usual(borders), _usual(found)
-        self._known = {key for key, v in found.items() if len(v) >= COHORT}
+        self._at_border, self._present = _mostly(borders), _mostly(presence)
+        self._known = {key for key, v in presence.items() if len(v) >= COHORT}
 
-    def judge(self, m: Measurement) -> list[Doubt]:
+    def compare(self, m: Measurement) -> list[Doubt]:
+        """Return the findings of one structure of a case."""
         name = _name(m)
         if m.voxels == 0:
             key = m.model, m.label
-            if key in self._there:
+            if key in self._present:
                 return [Doubt("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
             if key in self._known:
                 return []
-            return [Doubt("empty", name, UNSURE * _WEIGHT["empty"], "not found")]
-        doubts = []
+            return [Doubt("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
+        findings = []
         z = {n: self._z(m, n, value) for n, value in _values(m).items()}
-        if abs(z.get("volume", 0.0)) >= OUTLIER:
-            word = "large" if z["volume"] > 0 else "small"
-            doubts.append(_by_z("volume", name, z["volume"], f"{_plain(m.volume_ml)} ml is {word}"))
-        if abs(z.get("intensity", 0.0)) >= OUTLIER:
-            said = f"mean {m.mean:.4g} {m.unit} is unusual"
-            doubts.append(_by_z("intensity", name, z["intensity"], said))
-        if z.get("parts", 0.0) >= OUTLIER and m.components > 1:
-            doubts.append(_by_z("parts", name, z["parts"], f"{m.components} separate parts"))
+        if abs(z.get("volume", 0.0)) >= OUTLIER_Z:
+            size = "large" if z["volume"] > 0 else "small"
+            text = f"{_three_digits(m.volume_ml)} ml is {size}"
+            findings.append(_outlier("volume", name, z["volume"], text))
+        if abs(z.get("intensity", 0.0)) >= OUTLIER_Z:
+            text = f"mean {m.mean:.4g} {m.unit} is unusual"
+            findings.append(_outlier("intensity", name, z["intensity"], text))
+        if z.get("parts", 0.0) >= OUTLIER_Z and m.components > 1:
+            findings.append(_outlier("parts", name, z["parts"], f"{m.components} separate parts"))
         if Flag.TOUCHES_BORDER in m.flags and (m.model, m.label) not in self._at_border:
             text = "reaches the border of the scan"
-            doubts.append(Doubt("border", name, _WEIGHT["border"], text))
-        return doubts
+            findings.append(Doubt("border", name, _WEIGHT["border"], text))
+        return findings
 
     def _z(self, m: Measurement, name: str, value: float) -> float:
-        known = self._centre.get((m.model, m.label, name))
-        return 0.0 if known is None else (value - known[0]) / known[1]
+        """Return the modified z-score of a value; 0 if the usual values are unknown."""
+        usual = self._centre.get((m.model, m.label, name))
+        return 0.0 if usual is None else (value - usual[0]) / usual[1]
 
 
-def _usual(seen: Mapping[tuple[str, str], Sequence[bool]]) -> set[tuple[str, str]]:
-    """Return of which structures something is so in most of a cohort."""
-    return {key for key, v in seen.items() if len(v) >= COHORT and sum(v) >= USUAL * len(v)}
+def _mostly(flags: Mapping[tuple[str, str], Sequence[bool]]) -> set[tuple[str, str]]:
+    """Return the structures whose flag is true in most cases of a cohort."""
+    return {key for key, v in flags.items() if len(v) >= COHORT and sum(v) >= USUAL_SHARE * len(v)}
 
 
 def _values(m: Measurement) -> dict[str, float]:
-    """Return what is compared; volumes and counts by their logarithm, as they spread."""
+    """Return the values to compare: volumes and counts as logarithms, which spread evenly."""
     values = {}
     if m.voxels and m.volume_ml > 0:
         values["volume"] = math.log(m.volume_ml)
@@ -164,48 +167,50 @@ def _values(m: Measurement) -> dict[str, float]:
 
 
 def _centre(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median and the spread: 1.4826 times the median deviation, never nothing."""
+    """Return the median, and the spread: 1.4826 times the median deviation, at least 0.05."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(v - middle) for v in values)
     return middle, max(spread, 0.05 * abs(middle), 0.05)
 
 
-def _by_z(kind: Kind, name: str, z: float, text: str) -> Doubt:
-    more = min(abs(z) / OUTLIER, 3.0)
-    return Doubt(kind, name, _WEIGHT[kind] * more, f"{text} (z {z:+.1f})")
+def _outlier(kind: Kind, name: str, z: float, text: str) -> Doubt:
+    factor = min(abs(z) / OUTLIER_Z, 3.0)
+    return Doubt(kind, name, _WEIGHT[kind] * factor, f"{text} (z {z:+.1f})")
 
 
-def _scan(measurements: Sequence[Measurement]) -> list[Doubt]:
-    """Return what was said of the scan itself: measurements hold the flags of their case."""
+def _of_scan(measurements: Sequence[Measurement]) -> list[Doubt]:
+    """Return findings of the scan itself, from the flags that its measurements repeat."""
     flags = dict.fromkeys(flag for m in measurements for flag in m.flags)
-    return [Doubt("scan", "scan", _OF_SCAN[f], f.text) for f in flags if f in _OF_SCAN]
+    return [Doubt("scan", "scan", _SCAN_WEIGHT[f], f.text) for f in flags if f in _SCAN_WEIGHT]
 
 
-def _sides(measurements: Sequence[Measurement], axes: str) -> list[Doubt]:
-    """Compare what there is on the left with its like on the right."""
-    doubts = []
+def _of_pairs(measurements: Sequence[Measurement], axes: str) -> list[Doubt]:
+    """Return findings of pairs of a left and a right structure: unequal volume, swapped sides."""
+    findings = []
     by_name = {(m.model, m.label): m for m in measurements}
-    for (model, label), left in by_name.items():
+    for (model, label), m in by_name.items():
         right = by_name.get((model, label.replace("left", "right")))
-        if "left" not in label or right is None or left.box is None or right.box is None:
+        if "left" not in label or right is None or m.box is None or right.box is None:
             continue
-        small, large = sorted((left.volume_ml, right.volume_ml))
-        pair = _name(left).replace("left", "left/right")
-        if small >= SMALL_ML and large / small >= IMBALANCE:
-            text = f"{_plain(left.volume_ml)} ml left, {_plain(right.volume_ml)} ml right"
-            doubts.append(Doubt("imbalance", pair, _WEIGHT["imbalance"], text))
-        if _swapped(left.box, right.box, axes):
-            text = "what is called left lies on the patient's right"
-            doubts.append(Doubt("side", pair, _WEIGHT["side"], text))
-    return doubts
+        small, large = sorted((m.volume_ml, right.volume_ml))
+        pair = _name(m).replace("left", "left/right")
+        if small >= MIN_PAIR_ML and large / small >= IMBALANCE_RATIO:
+            text = (
+                f"{_three_digits(m.volume_ml)} ml left, {_three_digits(right.volume_ml)} ml right"
+            )
+            findings.append(Doubt("imbalance", pair, _WEIGHT["imbalance"], text))
+        if _is_swapped(m.box, right.box, axes):
+            text = "the structure named left is on the patient's right"
+            findings.append(Doubt("side", pair, _WEIGHT["side"], text))
+    return findings
 
 
-def _swapped(left: Box, right: Box, axes: str) -> bool:
-    """Whether the left one lies further right, by at least half of the wider of the two."""
+def _is_swapped(left_box: Box, right_box: Box, axes: str) -> bool:
+    """Whether the left box is to the right of the other by half the width of the wider one."""
     for axis, code in enumerate(axes):
         if code in "LR":
-            middles = [(first[axis] + last[axis]) / 2 for first, last in (left, right)]
-            width = max(last[axis] - first[axis] + 1 for first, last in (left, right))
+            middles = [(first[axis] + last[axis]) / 2 for first, last in (left_box, right_box)]
+            width = max(last[axis] - first[axis] + 1 for first, last in (left_box, right_box))
             to_left = (middles[0] - middles[1]) * (1 if code == "L" else -1)
             return to_left <= -width / 2
     return False
@@ -215,6 +220,6 @@ def _name(m: Measurement) -> str:
     return m.label.replace("_", " ")
 
 
-def _plain(value: float) -> str:
-    """Return three significant digits, without an exponent."""
+def _three_digits(value: float) -> str:
+    """Return a number with three significant digits, without an exponent."""
     return f"{float(f'{value:.3g}'):.12g}"

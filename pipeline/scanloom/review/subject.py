@@ -1,4 +1,4 @@
-"""What a picture shows: the scan, its structures, and where to look."""
+"""Content of a preview: the scan, its structures, and the positions of planes and slices."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ from scanloom.review.planes import (
 )
 from scanloom.review.windowing import Window, choose_window
 
-AROUND = 20.0
-"""mm around all structures that the mosaic shows with them."""
-SMALLEST_AREA = 80.0
-"""mm: the mosaic shows no less than this, so that a small structure has surroundings."""
-SEARCH_VOXELS = 4_000_000
-"""A larger structure is looked through in steps."""
-REACH_VOXELS = 100_000
+MARGIN_MM = 20.0
+"""Margin around all structures in the tiles of the mosaic."""
+MIN_EXTENT_MM = 80.0
+"""Minimum width and height of a tile, so that a small structure is shown with its surroundings."""
+MAX_SEARCH_VOXELS = 4_000_000
+"""Approximate number of voxels that are searched for the largest slices of a structure."""
+MAX_EXTENT_VOXELS = 100_000
+"""Approximate number of voxels from which the extent of a structure is estimated."""
 NEARLY_LARGEST = 0.97
-"""Of the slices with at least this share of the largest area, the middle one is shown."""
+"""Share of the largest area from which slices qualify; the middle one of them is shown."""
 
 Colors = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is drawn, and how it is looked at.
+    """Content of a preview, and how it is displayed.
 
     Parameters
     ----------
     volume : Volume
         The scan.
     layers : tuple of (Layer, (N, 3) array)
-        All layers of all models, with the colour of each value.
+        All layers of all models, each with the RGB colour of each value.
     view : View
-        Of the volume's grid.
+        The volume's grid in patient orientation.
     window : Window
-        Of intensities.
+        The intensity window.
     center : (3,) array
-        LPI mm of the point through which the three planes go.
+        Intersection of the three planes in LPI mm.
     span : (low, high)
-        LPI mm along the patient between which the mosaic's slices lie, from edge to edge.
+        Range of the mosaic's slices along the patient in LPI mm, from edge to edge.
     slices : int
-        How many slices of the scan that is.
+        Number of the scan's slices in that range.
     area : Rectangle
-        What the mosaic shows of each slice.
+        The part of each slice that the mosaic shows.
     """
 
     volume: Volume
@@ -72,13 +73,13 @@ class Subject:
     area: Rectangle
 
     def tiles(self, count: int) -> list[float]:
-        """Return the LPI mm of `count` slices spread evenly over the span, from head to foot."""
+        """Return the positions in LPI mm of `count` slices spread evenly over the span."""
         low, high = self.span
-        even = (low + (n + 0.5) / count * (high - low) for n in range(count))
-        return [self.view.nearest(AXIAL.normal, position) for position in even]
+        positions = (low + (n + 0.5) / count * (high - low) for n in range(count))
+        return [self.view.nearest(AXIAL.normal, position) for position in positions]
 
     def picture(self, direction: Direction, position: float, raster: Raster) -> Image.Image:
-        """Return a stretch of a plane with its structures."""
+        """Return an area of a plane with its structures."""
         scan = self.view.cut(self.volume.array, direction, position, self.window.low, raster)
         gray = self.window.gray(scan_pixels(scan, raster))
         labels = []
@@ -91,19 +92,19 @@ class Subject:
 def choose_subject(
     volume: Volume, segmentations: Sequence[Segmentation], measurements: Sequence[Measurement]
 ) -> Subject:
-    """Choose where to look: through the largest structure; where there is none, the middle."""
+    """Choose planes through the largest structure, or through the centre of an empty result."""
     view = View(volume.grid)
-    found = [(m, m.box) for m in measurements if m.voxels and m.box is not None]
+    boxes = [(m, m.box) for m in measurements if m.voxels and m.box is not None]
     whole: Box = ((0, 0, 0), _last(volume.grid.shape))
-    largest, box = max(found, key=lambda f: f[0].volume_ml, default=(None, whole))
+    largest, box = max(boxes, key=lambda pair: pair[0].volume_ml, default=(None, whole))
     center = [(n - 1) // 2 for n in view.shape]
     low, high = _bounds(view, [box])
     span = float(low[2]), float(high[2])
     if largest is not None:
         labels = _layer_of(largest, segmentations).labels
-        center = _widest(view, labels, largest.number, box)
-        if not view.upright:  # the box of what is tilted has empty ends
-            span = _reach(view, labels, largest.number, box)
+        center = _center_of(view, labels, largest.number, box)
+        if not view.upright:  # the ends of an oblique bounding box are empty
+            span = _extent(view, labels, largest.number, box)
     return Subject(
         volume=volume,
         layers=tuple(
@@ -116,7 +117,7 @@ def choose_subject(
         center=view.lpi((center[0], center[1], center[2])),
         span=span,
         slices=max(1, round((span[1] - span[0]) / volume.grid.spacing[view.order[2]])),
-        area=_area(view, [box for _, box in found] or [box]),
+        area=_area(view, [box for _, box in boxes] or [box]),
     )
 
 
@@ -126,7 +127,7 @@ def _last(shape: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 def _layer_of(measurement: Measurement, segmentations: Sequence[Segmentation]) -> Layer:
-    """Return the layer in which a structure stands."""
+    """Return the layer that holds a structure."""
     for segmentation in segmentations:
         for layer in segmentation.layers:
             numbers = [s.number for s in layer.structures]
@@ -136,34 +137,37 @@ def _layer_of(measurement: Measurement, segmentations: Sequence[Segmentation]) -
 
 
 def _sampled(
-    view: View, mask_of: tuple[NDArray[Any], int], box: Box, most: int
+    view: View, labels: NDArray[Any], number: int, box: Box, max_voxels: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], int]:
-    """Return where a structure is, in its box, in steps: the mask, the box's first index, the step.
+    """Return the mask of a structure in its box, subsampled to about `max_voxels` voxels.
 
-    `mask_of` is a label map and a number; `most` is about how many voxels are looked at.
+    Returns
+    -------
+    (mask, first, step)
+        The mask (A, B, C), the index (3,) of its first voxel in the view, and the step.
     """
     corners = np.array([view.index_of(box[0]), view.index_of(box[1])])
     first, last = corners.min(axis=0), corners.max(axis=0)
     i, j, k = (slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
-    inside = view.of(mask_of[0])[i, j, k]
-    step = math.ceil((inside.size / most) ** (1 / 3))
-    return inside[::step, ::step, ::step] == mask_of[1], first, step
+    inside = view.of(labels)[i, j, k]
+    step = math.ceil((inside.size / max_voxels) ** (1 / 3))
+    return inside[::step, ::step, ::step] == number, first, step
 
 
-def _widest(view: View, labels: NDArray[Any], number: int, box: Box) -> list[int]:
-    """Return, for each axis of the view, the slice in which a structure covers most."""
-    mask, first, step = _sampled(view, (labels, number), box, SEARCH_VOXELS)
-    middle = []
+def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[int]:
+    """Return, for each axis of the view, a slice with nearly the largest area of a structure."""
+    mask, first, step = _sampled(view, labels, number, box, MAX_SEARCH_VOXELS)
+    center = []
     for axis in range(3):
         area = mask.sum(axis=tuple(n for n in range(3) if n != axis))
-        good = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
-        middle.append(int(first[axis]) + step * int(good[len(good) // 2]))
-    return middle
+        candidates = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
+        center.append(int(first[axis]) + step * int(candidates[len(candidates) // 2]))
+    return center
 
 
-def _reach(view: View, labels: NDArray[Any], number: int, box: Box) -> tuple[float, float]:
-    """Return between which LPI mm along the patient nearly all of a structure lies."""
-    mask, first, step = _sampled(view, (labels, number), box, REACH_VOXELS)
+def _extent(view: View, labels: NDArray[Any], number: int, box: Box) -> tuple[float, float]:
+    """Return the range in LPI mm along the patient that holds nearly all of a structure."""
+    mask, first, step = _sampled(view, labels, number, box, MAX_EXTENT_VOXELS)
     index = first + step * np.argwhere(mask)
     along = index @ view.to_lpi[2, :3] + view.to_lpi[2, 3]
     low, high = np.percentile(along, (1, 99))
@@ -172,7 +176,7 @@ def _reach(view: View, labels: NDArray[Any], number: int, box: Box) -> tuple[flo
 
 
 def _bounds(view: View, boxes: Sequence[Box]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the ends (3,), (3,) in LPI mm of what surrounds boxes of source voxels."""
+    """Return the corners (3,), (3,) in LPI mm of a box around boxes of source voxels."""
     corners = []
     for box in boxes:
         ends = np.array([view.index_of(box[0]), view.index_of(box[1])])
@@ -184,11 +188,13 @@ def _bounds(view: View, boxes: Sequence[Box]) -> tuple[NDArray[np.float64], NDAr
 
 
 def _area(view: View, boxes: Sequence[Box]) -> Rectangle:
-    """Return what axial slices have to show of boxes of source voxels, and some surroundings."""
+    """Return the area of axial slices that holds boxes of source voxels with a margin."""
     low, high = _bounds(view, boxes)
     whole = view.field_of_view(AXIAL)
     ends = []
     for n, axis in enumerate((AXIAL.across, AXIAL.down)):
-        more = max(AROUND, (SMALLEST_AREA - (high[axis] - low[axis])) / 2)
-        ends.append((max(whole.low[n], low[axis] - more), min(whole.high[n], high[axis] + more)))
+        margin = max(MARGIN_MM, (MIN_EXTENT_MM - (high[axis] - low[axis])) / 2)
+        ends.append(
+            (max(whole.low[n], low[axis] - margin), min(whole.high[n], high[axis] + margin))
+        )
     return Rectangle((float(ends[0][0]), float(ends[1][0])), (float(ends[0][1]), float(ends[1][1])))

@@ -14,11 +14,12 @@ import pytest
 
 from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.lock import hold_lock
-from scanloom.io.casefolder import HANDSHAKE, CaseFolder, claim_out, tidy, token_name
+from scanloom.io.casefolder import CaseFolder
 from scanloom.io.index import build_index
 from scanloom.io.json_file import write_json
 from scanloom.io.private import private_folder
 from scanloom.io.published import Standing, standing_of
+from scanloom.io.work_folder import HANDSHAKE, claim_out, tidy, token_name
 from scanloom.review.report.page import write_report
 
 CASE = "a" * 26
@@ -294,7 +295,7 @@ def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
 def test_tidy_leaves_what_other_shards_prove_themselves_by(tmp_path: Path) -> None:
     work = tmp_path / ".work"
     work.mkdir()
-    code = "from scanloom.io.casefolder import token_name; print(token_name())"
+    code = "from scanloom.io.work_folder import token_name; print(token_name())"
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     alive = work / token_name()
     for path in (alive, work / dead.stdout.strip()):

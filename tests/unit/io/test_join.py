@@ -12,7 +12,8 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.io.crosswalk import Source
-from scanloom.io.join import SOURCE_COLUMNS, defused, ids_of, join_csv, join_parquet
+from scanloom.io.csv_text import escape_formula
+from scanloom.io.join import SOURCE_COLUMNS, ids_of, join_csv, join_parquet
 
 SOURCES = {
     "aaa": Source("aaa", "dicom", "/å/one", 3, "", "1.2", "3.4", '=1+1"', "n", "A,1", "20250102"),
@@ -65,16 +66,16 @@ def test_a_table_may_be_joined_twice(tmp_path: Path) -> None:
     "cell",
     ["=1+1", "+1+1", "-1+1", "-2-cmd", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\uff1d1+1", "-", "+a"],
 )
-def test_formulas_are_defused(cell: str) -> None:
-    assert defused(cell) == f"'{cell}"
-    assert defused(defused(cell)) == defused(cell)
+def test_formulas_are_escaped(cell: str) -> None:
+    assert escape_formula(cell) == f"'{cell}"
+    assert escape_formula(escape_formula(cell)) == escape_formula(cell)
 
 
 @pytest.mark.parametrize(
     "cell", ["-3", "+3.5", "-.5", "-1e-05", "-1.e+5", "-inf", "-nan", "", "a=b"]
 )
 def test_numbers_and_plain_text_are_left_alone(cell: str) -> None:
-    assert defused(cell) == cell
+    assert escape_formula(cell) == cell
 
 
 def parquet(path: Path) -> Path:
@@ -90,7 +91,7 @@ def parquet(path: Path) -> Path:
 
 
 def test_parquet_stays_typed(tmp_path: Path) -> None:
-    """And undefused: no spreadsheet opens it."""
+    """And unescaped: no spreadsheet opens it."""
     assert join_parquet(parquet(tmp_path / "t.parquet"), SOURCES, tmp_path / "to.parquet") == 1
     table = pq.read_table(tmp_path / "to.parquet")
     assert table.column_names == ["case", "mean", "box", *ADDED]

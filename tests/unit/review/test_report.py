@@ -87,9 +87,9 @@ def test_it_is_sorted_by_risk(thirty: Path) -> None:
 
     assert [c["risk"] for c in cases] == sorted((c["risk"] for c in cases), reverse=True)
     assert cases[0]["id"] == id_of(3)
-    assert "liver" in cases[0]["doubts"][0]
+    assert "liver" in cases[0]["findings"][0]
     assert cases[1]["status"] == "failed"
-    assert [c["doubtful"] for c in cases] == [True] + 29 * [False]
+    assert [c["review"] for c in cases] == [True] + 29 * [False]
     assert sum(c["status"] == "done" for c in cases) == 29
 
 
@@ -199,7 +199,7 @@ def test_runs_are_summed_up(tmp_path: Path) -> None:
 
     page = page_of(tmp_path)
 
-    assert "All 60 together 180 1 1:00:00 75% 30.00" in " ".join(page.words.split())
+    assert "All 60 runs 180 1 1:00:00 75% 30.00" in " ".join(page.words.split())
     assert "20260101T000059-000000" in page.words  # the newest
     assert "20260101T000009-000000" not in page.words
 
@@ -230,7 +230,7 @@ def test_one_case_is_no_cohort(tmp_path: Path) -> None:
 
     assert page.data["cases"][0]["risk"] == 0
     assert page.data["cases"][0]["preview"] is None
-    assert "nothing is known of what is usual" in page.words
+    assert "the usual values are unknown" in page.words
     assert [o for o in page.all("select") if o["id"] == "flag"]
 
 
@@ -254,7 +254,7 @@ def test_what_is_usual_at_the_border_raises_no_doubt(tmp_path: Path) -> None:
 
     cases = page_of(tmp_path).data["cases"]
 
-    told = {c["id"]: c["doubts"] for c in cases if c["doubts"]}
+    told = {c["id"]: c["findings"] for c in cases if c["findings"]}
     assert told == {id_of(4): ["heart: reaches the border of the scan"]}
 
 

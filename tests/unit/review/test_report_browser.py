@@ -83,7 +83,7 @@ def test_it_is_used_by_keyboard(chromium: Any, page: Path) -> None:
     tab, _ = opened(chromium, page)
 
     tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.textContent") == "To the cases"
+    assert tab.evaluate("document.activeElement.textContent") == "Skip to the cases"
     tab.keyboard.press("Enter")
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.id") == "search"

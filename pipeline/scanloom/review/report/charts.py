@@ -1,4 +1,4 @@
-"""The report's charts, as SVG files: volumes of structures, and where the time went."""
+"""Charts of the report as SVG files: volumes of structures, and seconds by step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from scanloom.io.whole import write_whole
 from scanloom.review.report.gather import Shown
 
-MOST_STRUCTURES = 40
-FEW = 5
-"""Fewer volumes than this are shown one by one: quartiles would say more than is known."""
-SHORTEST = 0.01
-"""Seconds below which nobody cares how many."""
+MAX_STRUCTURES = 40
+MIN_FOR_QUARTILES = 5
+"""Number of volumes from which a box plot is drawn; fewer are drawn one by one."""
+SHORTEST_S = 0.01
+"""Times below this are labelled as such, without their value."""
 _INK, _BAR = "#1b1f24", "#3b6ea8"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart's file, its heading, all it says in words, and its size in pixels."""
+    """File name, heading, text alternative and size in pixels of a chart."""
 
     file: str
     title: str
@@ -33,43 +33,43 @@ class Chart:
 def draw_charts(
     cases: Sequence[Shown], structures: Mapping[tuple[str, str], str], folder: Path
 ) -> list[Chart]:
-    """Draw what there is to draw.
+    """Draw the charts for which there is data.
 
     Parameters
     ----------
     cases : sequence of Shown
-        The published ones count.
+        All cases; failed ones are ignored.
     structures : mapping
-        What each (model, label) is called.
+        Display name of each (model, label).
     folder : Path
-        Where the files go; it is there.
+        The folder for the files, which exists.
 
     Returns
     -------
     list of Chart
-        None without a published case.
+        Empty without a published case.
     """
-    drawn = []
+    charts = []
     volumes = _volumes(cases, structures)
     if volumes:
-        drawn.append(_draw_volumes(volumes, folder))
+        charts.append(_draw_volumes(volumes, folder))
     steps = _steps(cases)
     if steps:
-        drawn.append(_draw_times(steps, folder))
-    return drawn
+        charts.append(_draw_times(steps, folder))
+    return charts
 
 
 def _volumes(
     cases: Sequence[Shown], structures: Mapping[tuple[str, str], str]
 ) -> dict[str, list[float]]:
-    """Return the volumes (ml) of each structure where it was found, those found most often."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Return the volumes in ml of the most frequent structures, by display name."""
+    volumes: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         for m in case.measurements:
             if m.volume_ml > 0:
-                found[structures[m.model, m.label]].append(m.volume_ml)
-    often = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_STRUCTURES]
-    return {name: found[name] for name in sorted(often)}
+                volumes[structures[m.model, m.label]].append(m.volume_ml)
+    frequent = sorted(volumes, key=lambda name: (-len(volumes[name]), name))[:MAX_STRUCTURES]
+    return {name: volumes[name] for name in sorted(frequent)}
 
 
 def _steps(cases: Sequence[Shown]) -> dict[str, list[float]]:
@@ -83,14 +83,14 @@ def _steps(cases: Sequence[Shown]) -> dict[str, list[float]]:
 def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
     figure, axes = _figure(len(volumes))
     names = list(volumes)[::-1]
-    if all(len(found) < FEW for found in volumes.values()):
-        title = "Volumes of structures, a dot a case"
+    if all(len(values) < MIN_FOR_QUARTILES for values in volumes.values()):
+        title = "Volumes of structures, one dot per case"
         for row, name in enumerate(names):
             axes.plot(volumes[name], [row] * len(volumes[name]), "o", color=_BAR, alpha=0.7)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(-0.6, len(names) - 0.4)
     else:
-        title = "Volumes of structures: median, quartiles, whiskers of 1.5 boxes"
+        title = "Volumes of structures: median, quartiles, whiskers up to 1.5 IQR"
         axes.boxplot(
             [volumes[name] for name in names],
             orientation="horizontal",
@@ -102,8 +102,8 @@ def _draw_volumes(volumes: dict[str, list[float]], folder: Path) -> Chart:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda ml, _: f"{ml:g}")
     axes.set_xlabel("ml")
-    told = [f"{name}: median {statistics.median(v):.3g} ml" for name, v in volumes.items()]
-    return _saved(figure, folder, "volumes.svg", title, "Volumes. " + "; ".join(told))
+    medians = [f"{name}: median {statistics.median(v):.3g} ml" for name, v in volumes.items()]
+    return _saved(figure, folder, "volumes.svg", title, "Volumes. " + "; ".join(medians))
 
 
 def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
@@ -111,13 +111,13 @@ def _draw_times(steps: dict[str, list[float]], folder: Path) -> Chart:
     names = list(steps)[::-1]
     medians = [statistics.median(steps[name]) for name in names]
     bars = axes.barh(names, medians, color=_BAR, height=0.6)
-    said = [f"{m:.3g} s" if m >= SHORTEST else f"< {SHORTEST:g} s" for m in medians]
-    axes.bar_label(bars, said, padding=4, color=_INK)
+    labels = [f"{m:.3g} s" if m >= SHORTEST_S else f"< {SHORTEST_S:g} s" for m in medians]
+    axes.bar_label(bars, labels, padding=4, color=_INK)
     axes.set_xlabel("s")
     axes.margins(x=0.15)
-    told = [f"{name} {time}" for name, time in zip(names[::-1], said[::-1], strict=True)]
-    title = "Seconds a case, median by step"
-    return _saved(figure, folder, "times.svg", title, f"{title}: " + ", ".join(told))
+    times = [f"{name} {label}" for name, label in zip(names[::-1], labels[::-1], strict=True)]
+    title = "Median seconds per case, by step"
+    return _saved(figure, folder, "times.svg", title, f"{title}: " + ", ".join(times))
 
 
 def _figure(rows: int):  # type: ignore[no-untyped-def]
@@ -131,11 +131,11 @@ def _figure(rows: int):  # type: ignore[no-untyped-def]
 
 
 def _saved(figure: Any, folder: Path, file: str, title: str, text: str) -> Chart:
-    """Write a figure without a background, its words as text, the same for equal figures."""
+    """Write a figure with a transparent background and text as text; equal figures, equal bytes."""
     import matplotlib as mpl
 
-    plain = {"svg.hashsalt": "scanloom", "svg.fonttype": "none", "font.family": "sans-serif"}
-    with mpl.rc_context(plain):
+    style = {"svg.hashsalt": "scanloom", "svg.fonttype": "none", "font.family": "sans-serif"}
+    with mpl.rc_context(style):
 
         def save(draft: Path) -> None:
             figure.savefig(draft, format="svg", metadata={"Date": None}, transparent=True)

@@ -1,4 +1,4 @@
-"""What the report shows of each case, read from what was published: no path, no identity."""
+"""Collect the data of a report from published files; it contains no path and no identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scanloom.io.regular import open_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
-FILES = ("used", *OUTCOMES, "open")
+FILE_OUTCOMES = ("used", *OUTCOMES, "open")
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,13 @@ class Shown:
     Parameters
     ----------
     id : str
-        Its folder's name in `cases/`, or its id where it failed.
+        Name of its folder in `cases/`, or the case id if it failed.
     status : "done", "failed" or "ambiguous"
     reason, detail : str
-        Why it failed, or what has to be chosen; of a case that is done, why a later attempt failed.
+        Why it failed, or the choice that it waits for; of a case that is done, why a later
+        attempt failed.
     models, flags : tuple of str
+        Names of its models, and codes of its flags.
     measurements : tuple of Measurement
     modality : str
     axes : str
@@ -44,6 +46,7 @@ class Shown:
     seconds : dict
         Wall seconds by step.
     preview : Path or None
+        The picture of the preview.
     """
 
     id: str
@@ -61,7 +64,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How many series, and files in all, came to nothing for one reason."""
+    """Number of series, and of files, without a result for one reason."""
 
     code: str
     outcome: str
@@ -71,22 +74,22 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Gathered:
-    """All that a report is made of.
+    """The data of a report.
 
     Parameters
     ----------
     cases : tuple of Shown
-        In the order of ids.
+        Cases in the order of their ids.
     left_out : tuple of LeftOut
-        By reason, what concerns most files first.
+        Counts by reason, those with the most files first.
     files : dict
-        Files by outcome.
+        Count of files by outcome.
     models : tuple of dict
-        Of `case.json`, each once.
+        Each model of a `case.json`, once.
     versions : dict
-        Of the libraries, of the last case.
+        Versions of the libraries, from the last case.
     workflow : dict or None
-        Of the newest run.
+        Workflow of the newest run.
     runs : tuple of dict
         `totals.json` of each run, or else its status; the newest first.
     """
@@ -101,14 +104,14 @@ class Gathered:
 
 
 def gather(out: Path, damaged: set[str]) -> Gathered:
-    """Read what an output folder holds.
+    """Read the data of a report from an output folder.
 
     Parameters
     ----------
     out : Path
         The output folder.
     damaged : set of str
-        Gets the names of published cases that can't be read, and are left out.
+        Receives the names of published cases that can't be read, which are left out.
 
     Raises
     ------
@@ -119,39 +122,39 @@ def gather(out: Path, damaged: set[str]) -> Gathered:
     versions: dict[str, str] = {}
     cases = []
     failed = {case.id: case for case in _failures(out)}
-    for one in each_case(out, _published, damaged):
-        later = failed.pop(one.case, None)
-        cases.append(_outdated(one.shown, later) if later else one.shown)
-        models.update(one.models)
-        versions = one.versions
+    for published in each_case(out, _published, damaged):
+        later = failed.pop(published.case, None)
+        cases.append(_outdated(published.shown, later) if later else published.shown)
+        models.update(published.models)
+        versions = published.versions
     cases += failed.values()
     left_out, files = _manifest(out)
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
     runs = [_json(p / "totals.json") or _status(p) for p in folders]
-    workflows = (told for p in folders if (told := _json(p / "workflow.json")) is not None)
+    workflows = (_json(p / "workflow.json") for p in folders)
     return Gathered(
         tuple(sorted(cases, key=lambda case: case.id)),
         left_out,
         files,
         tuple(models.values()),
         versions,
-        next(workflows, None),
+        next((workflow for workflow in workflows if workflow is not None), None),
         tuple(run for run in runs if run is not None),
     )
 
 
 def _status(run: Path) -> dict[str, Any] | None:
-    """Return what a run that did not come to its totals last said."""
-    told = _json(run / "status.json")
+    """Return the last status of a run, for one without totals."""
+    status = _json(run / "status.json")
     try:
-        return told and {**told, "state": state_seen(told)}
+        return status and {**status, "state": state_seen(status)}
     except (LookupError, TypeError):
-        return None  # not ours
+        return None  # not written by scanloom
 
 
 @dataclass(frozen=True)
 class _Published:
-    """A published case, its models by what tells them apart, and the versions of libraries."""
+    """A published case, its models by card, device and precision, and its library versions."""
 
     case: str
     shown: Shown
@@ -160,22 +163,22 @@ class _Published:
 
 
 def _published(folder: Path) -> _Published:
-    told = read_case(folder)
+    document = read_case(folder)
     timing = read_json(folder / TIMING)
     preview = folder / PREVIEW
     shown = Shown(
         id=folder.name,
         status="done",
-        models=tuple(model["name"] for model in told["models"]),
-        flags=tuple(flag["code"] for flag in told["flags"]),
+        models=tuple(model["name"] for model in document["models"]),
+        flags=tuple(flag["code"] for flag in document["flags"]),
         measurements=read_measurements(folder),
-        modality=told["source"]["modality"] or "",
-        axes=told["grid"]["axes"],
+        modality=document["source"]["modality"] or "",
+        axes=document["grid"]["axes"],
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
         preview=preview if preview.exists() else None,
     )
-    models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in told["models"]}
-    return _Published(told["case"], shown, models, told["versions"])
+    models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
+    return _Published(document["case"], shown, models, document["versions"])
 
 
 def _outdated(case: Shown, later: Shown) -> Shown:
@@ -185,17 +188,17 @@ def _outdated(case: Shown, later: Shown) -> Shown:
 
 def _failures(out: Path) -> Iterator[Shown]:
     for path in sorted((out / FAILED).glob("*.json")):
-        told = _json(path)
-        with suppress(LookupError, TypeError):  # not ours: the case is tried again
-            if told is not None:
-                flags = tuple(flag["code"] for flag in told["flags"])
-                code = current_code(told["reason"])
+        document = _json(path)
+        with suppress(LookupError, TypeError):  # not written by scanloom: ignored
+            if document is not None:
+                flags = tuple(flag["code"] for flag in document["flags"])
+                code = current_code(document["reason"])
                 status = Reason[code].outcome if code in Reason.__members__ else "failed"
-                yield Shown(told["case"], status, code, told["detail"], flags=flags)
+                yield Shown(document["case"], status, code, document["detail"], flags=flags)
 
 
 def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
-    """Return what came to nothing for each reason, and files by outcome."""
+    """Return the counts without a result by reason, and the count of files by outcome."""
     files: Counter[str] = Counter()
     by_reason: Counter[tuple[str, str]] = Counter()
     series: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -210,22 +213,22 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
     except FileNotFoundError:
         return (), {}
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
-        detail = "manifest.csv is damaged: take it away, and the next run writes it anew"
+        detail = "manifest.csv is damaged: delete it, and the next run writes it again"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
-    return tuple(left_out), {name: files[name] for name in FILES if files[name]}
+    return tuple(left_out), {name: files[name] for name in FILE_OUTCOMES if files[name]}
 
 
 def advice(code: str) -> str:
-    """Return what a person can do about a reason, or what a flag says."""
+    """Return the advice of a reason, or the text of a flag; empty for an unknown code."""
     if code in Reason.__members__:
         return Reason[code].advice
     return Flag[code].text if code in Flag.__members__ else ""
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """Return a document; None if it is missing or is not a JSON object."""
+    """Return the JSON object in a file; None if it is missing, unreadable or not an object."""
     try:
         return read_json(path)
     except (OSError, ValueError):

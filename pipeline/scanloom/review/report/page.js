@@ -1,15 +1,15 @@
 "use strict";
 (() => {
   const PAGE = 30;
-  const DOUBTS = 6;
+  const MAX_FINDINGS = 6;
   const { cases, structures } = JSON.parse(document.getElementById("data").textContent);
-  const at = (id) => document.getElementById(id);
-  const chosen = (id) => at(id)?.value ?? "";
+  const byId = (id) => document.getElementById(id);
+  const valueOf = (id) => byId(id)?.value ?? "";
   const state = { key: "risk", up: false, page: 0, shown: cases };
 
-  for (const one of cases) {
-    const found = structures.filter((_, n) => one.volumes[n] > 0);
-    one.words = [one.id, one.reason, one.detail, ...one.doubts, ...found].join(" ").toLowerCase();
+  for (const record of cases) {
+    const present = structures.filter((_, n) => record.volumes[n] > 0);
+    record.searchText = [record.id, record.reason, record.detail, ...record.findings, ...present].join(" ").toLowerCase();
   }
 
   function make(tag, text, kind) {
@@ -19,19 +19,19 @@
     return element;
   }
 
-  function value(one) {
-    if (state.key === "volume") return one.volumes[chosen("structure")] ?? -1;
-    return one[state.key];
+  function value(record) {
+    if (state.key === "volume") return record.volumes[valueOf("structure")] ?? -1;
+    return record[state.key];
   }
 
   function select() {
-    const words = at("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const [status, reason, flag, model] = ["status", "reason", "flag", "model"].map(chosen);
-    const doubtful = at("doubtful").checked;
-    state.shown = cases.filter((one) =>
-      (!status || one.status === status) && (!reason || one.reason === reason) &&
-      (!flag || one.flags.includes(flag)) && (!model || one.models.includes(model)) &&
-      (!doubtful || one.doubtful) && words.every((word) => one.words.includes(word)));
+    const terms = byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const [status, reason, flag, model] = ["status", "reason", "flag", "model"].map(valueOf);
+    const reviewOnly = byId("review").checked;
+    state.shown = cases.filter((record) =>
+      (!status || record.status === status) && (!reason || record.reason === reason) &&
+      (!flag || record.flags.includes(flag)) && (!model || record.models.includes(model)) &&
+      (!reviewOnly || record.review) && terms.every((term) => record.searchText.includes(term)));
     order();
   }
 
@@ -45,47 +45,47 @@
     draw();
   }
 
-  function volumes(one) {
+  function volumes(record) {
     const box = make("details");
-    const found = structures.map((name, n) => [name, one.volumes[n]]).filter((pair) => pair[1] > 0);
+    const present = structures.map((name, n) => [name, record.volumes[n]]).filter((pair) => pair[1] > 0);
     const list = make("dl", undefined, "volumes");
-    box.append(make("summary", found.length === 1 ? "1 structure" : `${found.length} structures`), list);
+    box.append(make("summary", present.length === 1 ? "1 structure" : `${present.length} structures`), list);
     box.addEventListener("toggle", () => {
-      list.append(...found.flatMap(([name, ml]) => [make("dt", name), make("dd", `${ml} ml`)]));
+      list.append(...present.flatMap(([name, ml]) => [make("dt", name), make("dd", `${ml} ml`)]));
     }, { once: true });
     return box;
   }
 
-  function what(one) {
+  function findings(record) {
     const cell = make("td");
-    if (one.reason) {
+    if (record.reason) {
       const line = make("p");
-      const said = [one.detail, one.advice].filter(Boolean).map((text) => ` ${text}.`);
-      line.append(make("code", one.reason), ...said);
+      const sentences = [record.detail, record.advice].filter(Boolean).map((text) => ` ${text}.`);
+      line.append(make("code", record.reason), ...sentences);
       cell.append(line);
     }
-    if (one.doubts.length) {
+    if (record.findings.length) {
       const list = make("ul");
-      one.doubts.slice(0, DOUBTS).forEach((text) => list.append(make("li", text)));
-      if (one.doubts.length > DOUBTS) list.append(make("li", `and ${one.doubts.length - DOUBTS} more`));
+      record.findings.slice(0, MAX_FINDINGS).forEach((text) => list.append(make("li", text)));
+      if (record.findings.length > MAX_FINDINGS) list.append(make("li", `and ${record.findings.length - MAX_FINDINGS} more`));
       cell.append(list);
-    } else if (one.status === "done") cell.append(make("p", "nothing stands out", "quiet"));
-    if (one.flags.length) cell.append(make("p", one.flags.join(", "), "flag"));
-    if (one.volumes.some((ml) => ml > 0)) cell.append(volumes(one));
+    } else if (record.status === "done") cell.append(make("p", "no findings", "quiet"));
+    if (record.flags.length) cell.append(make("p", record.flags.join(", "), "flag"));
+    if (record.volumes.some((ml) => ml > 0)) cell.append(volumes(record));
     return cell;
   }
 
-  function picture(one) {
+  function picture(record) {
     const cell = make("td");
-    if (!one.preview) return cell;
+    if (!record.preview) return cell;
     const link = make("a");
-    link.href = `../cases/${encodeURIComponent(one.id)}/preview.png`;
+    link.href = `../cases/${encodeURIComponent(record.id)}/preview.png`;
     const image = make("img");
-    [image.width, image.height] = one.preview;
+    [image.width, image.height] = record.preview;
     image.loading = "lazy";
     image.decoding = "async";
-    image.alt = `Preview of case ${one.id}`;
-    image.src = `thumbs/${encodeURIComponent(one.id)}.webp`;
+    image.alt = `Preview of case ${record.id}`;
+    image.src = `thumbs/${encodeURIComponent(record.id)}.webp`;
     link.append(image);
     cell.append(link);
     return cell;
@@ -97,21 +97,21 @@
     return cell;
   }
 
-  function row(one) {
+  function row(record) {
     const name = make("th", undefined, "id");
     name.scope = "row";
-    if (one.status === "done") {
-      const link = make("a", one.id);
-      link.href = `../cases/${encodeURIComponent(one.id)}/`;
+    if (record.status === "done") {
+      const link = make("a", record.id);
+      link.href = `../cases/${encodeURIComponent(record.id)}/`;
       name.append(link);
-    } else name.textContent = one.id;
-    const ml = one.volumes[chosen("structure")];
+    } else name.textContent = record.id;
+    const ml = record.volumes[valueOf("structure")];
     const line = make("tr");
-    line.append(picture(one), name, make("td", one.status, one.status),
-      figure("Risk", one.reason ? "" : one.risk.toFixed(1), one.doubtful ? "doubt" : "quiet"),
-      what(one),
+    line.append(picture(record), name, make("td", record.status, record.status),
+      figure("Risk", record.reason ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
+      findings(record),
       figure("Volume, ml", ml === undefined || ml === null ? "" : String(ml)),
-      figure("Seconds", one.seconds ? one.seconds.toFixed(1) : ""));
+      figure("Seconds", record.seconds ? record.seconds.toFixed(1) : ""));
     line.setAttribute("role", "row");
     for (const cell of line.cells) cell.setAttribute("role", cell === name ? "rowheader" : "cell");
     return line;
@@ -120,18 +120,18 @@
   function draw() {
     const pages = Math.max(1, Math.ceil(state.shown.length / PAGE));
     const first = state.page * PAGE;
-    at("rows").replaceChildren(...state.shown.slice(first, first + PAGE).map(row));
-    at("count").textContent = `${state.shown.length} of ${cases.length} cases`;
-    at("page").textContent = `Page ${state.page + 1} of ${pages}`;
-    at("pages").hidden = pages === 1;
-    at("back").disabled = state.page === 0;
-    at("next").disabled = state.page + 1 >= pages;
+    byId("rows").replaceChildren(...state.shown.slice(first, first + PAGE).map(row));
+    byId("count").textContent = `${state.shown.length} of ${cases.length} cases`;
+    byId("page").textContent = `Page ${state.page + 1} of ${pages}`;
+    byId("pages").hidden = pages === 1;
+    byId("back").disabled = state.page === 0;
+    byId("next").disabled = state.page + 1 >= pages;
   }
 
   function turn(by) {
     state.page += by;
     draw();
-    at("cases").focus();
+    byId("cases").focus();
   }
 
   function sort(key, up) {
@@ -139,7 +139,7 @@
     document.querySelectorAll("th[aria-sort]").forEach((head) => head.removeAttribute("aria-sort"));
     const head = document.querySelector(`th[data-key="${key}"]`);
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    at("sort").value = key;
+    byId("sort").value = key;
     order();
   }
 
@@ -148,13 +148,13 @@
     head.querySelector("button").addEventListener("click", () =>
       sort(key, state.key === key ? !state.up : key === "id"));
   }
-  at("sort").addEventListener("input", (event) => {
+  byId("sort").addEventListener("input", (event) => {
     event.stopPropagation();
-    sort(chosen("sort"), chosen("sort") === "id");
+    sort(valueOf("sort"), valueOf("sort") === "id");
   });
-  at("filters").addEventListener("input", select);
-  at("filters").addEventListener("submit", (event) => event.preventDefault());
-  at("back").addEventListener("click", () => turn(-1));
-  at("next").addEventListener("click", () => turn(1));
+  byId("filters").addEventListener("input", select);
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  byId("back").addEventListener("click", () => turn(-1));
+  byId("next").addEventListener("click", () => turn(1));
   select();
 })();

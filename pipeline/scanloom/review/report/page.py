@@ -1,4 +1,4 @@
-"""`OUT/report/index.html`: a run to look through, the doubtful cases first. Opens from disk."""
+"""Write `OUT/report/index.html`: all cases by review priority, in one page that opens from disk."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from scanloom.review.risk import COHORT, DOUBTFUL, Doubt, judge, score
 REPORT = "report"
 THUMBS = "thumbs"
 FAILED_RISK = DOUBTFUL - 0.005
-"""Failed cases stand after doubtful ones, where there is a result to look at."""
-MOST_NAMES = 4
-"""Structures that are named of which the same is said."""
-MOST_RUNS = 50
-"""Of more, the newest are shown."""
+"""Failed cases follow the cases that need review: there is no result to look at."""
+MAX_NAMES = 4
+"""Number of structures that are named in front of the text of a shared finding."""
+MAX_RUNS = 50
+"""Number of runs that are listed, the newest ones."""
 _HERE = Path(__file__).parent
 
 
 def write_report(out: Path, damaged: set[str] | None = None) -> Path:
-    """Write the report of an output folder, anew.
+    """Write the report of an output folder.
 
     Parameters
     ----------
     out : Path
         The output folder.
     damaged : set of str, optional
-        Gets the names of published cases that can't be read, and are left out.
+        Receives the names of published cases that can't be read, which are left out.
 
     Returns
     -------
@@ -48,28 +48,28 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE if the manifest can't be read, or a part of the folder is a link.
+        OUTPUT_UNWRITABLE if the manifest can't be read, or a folder of the output is a link.
     OSError
         If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
     check_links(out)
-    found = gather(out, damaged)
+    data = gather(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
-    previews = [(case.id, case.preview) for case in found.cases if case.preview]
+    previews = [(case.id, case.preview) for case in data.cases if case.preview]
     thumbs = draw_thumbs(previews, folder / THUMBS)
     damaged.update(case for case, _ in previews if case not in thumbs)
-    structures = _structures(found.cases)
-    charts = draw_charts(found.cases, structures, folder)
-    html = _render(found, structures, thumbs, charts)
+    structures = _structures(data.cases)
+    charts = draw_charts(data.cases, structures, folder)
+    html = _render(data, structures, thumbs, charts)
     page = folder / "index.html"
     write_whole(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
 
 
 def _render(
-    found: Gathered,
+    data: Gathered,
     structures: dict[tuple[str, str], str],
     thumbs: dict[str, tuple[int, int]],
     charts: Sequence[Chart],
@@ -84,11 +84,11 @@ def _render(
         lstrip_blocks=True,
     )
     script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
-    done = [case for case in found.cases if case.status == "done"]
-    doubts = judge({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
-    rows = [_row(c, doubts.get(c.id, []), structures, thumbs.get(c.id)) for c in found.cases]
+    done = [case for case in data.cases if case.status == "done"]
+    findings = judge({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
+    rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in data.cases]
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
-    names, runs = list(structures.values()), our_runs(found.runs)
+    names, runs = list(structures.values()), our_runs(data.runs)
     policy = (
         "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
@@ -102,45 +102,45 @@ def _render(
         done=sum(row["status"] == "done" for row in rows),
         failed=sum(row["status"] == "failed" for row in rows),
         ambiguous=sum(row["status"] == "ambiguous" for row in rows),
-        doubtful=sum(row["doubtful"] for row in rows),
+        review=sum(row["review"] for row in rows),
         small=sum(row["status"] == "done" for row in rows) < COHORT,
         cohort=COHORT,
         structures=names,
-        shown=_most_found(rows, len(names)),
+        shown=_most_frequent(rows, len(names)),
         reasons=sorted({row["reason"] for row in rows} - {""}),
         flags=sorted({flag for row in rows for flag in row["flags"]}),
         names=sorted({model for row in rows for model in row["models"]}),
-        left_out=found.left_out,
+        left_out=data.left_out,
         advice=advice,
-        files=found.files,
+        files=data.files,
         charts=charts,
-        models=found.models,
-        versions=found.versions,
-        workflow=json.dumps(found.workflow, indent=2) if found.workflow else "",
-        runs=[run_row(run) for run in runs[:MOST_RUNS]],
+        models=data.models,
+        versions=data.versions,
+        workflow=json.dumps(data.workflow, indent=2) if data.workflow else "",
+        runs=[run_row(run) for run in runs[:MAX_RUNS]],
         all_runs=together(runs),
     )
 
 
 def _structures(cases: Sequence[Shown]) -> dict[tuple[str, str], str]:
-    """Return the name of each model's structure; with the model's where two have one alike."""
-    known = sorted({(m.label, m.model) for case in cases for m in case.measurements})
-    often = Counter(label for label, _ in known)
+    """Return the display name of each (model, label), with the model if labels are ambiguous."""
+    pairs = sorted({(m.label, m.model) for case in cases for m in case.measurements})
+    count = Counter(label for label, _ in pairs)
     return {
-        (model, label): label.replace("_", " ") + (f" ({model})" if often[label] > 1 else "")
-        for label, model in known
+        (model, label): label.replace("_", " ") + (f" ({model})" if count[label] > 1 else "")
+        for label, model in pairs
     }
 
 
 def _row(
     case: Shown,
-    doubts: Sequence[Doubt],
+    findings: Sequence[Doubt],
     structures: dict[tuple[str, str], str],
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
-    """Return a case as the page's script takes it."""
+    """Return a case as the data of the page's script."""
     failed, outdated = case.status != "done", Flag.OUTDATED.code in case.flags
-    risk = 1.0 if outdated else score(doubts)
+    risk = 1.0 if outdated else score(findings)
     older = [f"an older result: the later attempt failed ({case.reason})"] if outdated else []
     ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
     return {
@@ -150,8 +150,8 @@ def _row(
         "detail": case.detail,
         "advice": advice(case.reason) if failed else "",
         "risk": FAILED_RISK if failed else round(risk, 2),
-        "doubtful": not failed and risk >= DOUBTFUL,
-        "doubts": [*older, *_told(doubts)],
+        "review": not failed and risk >= DOUBTFUL,
+        "findings": [*older, *_sentences(findings)],
         "models": list(case.models),
         "flags": list(case.flags),
         "seconds": round(sum(case.seconds.values()), 2),
@@ -160,33 +160,33 @@ def _row(
     }
 
 
-def _told(doubts: Sequence[Doubt]) -> list[str]:
-    """Return doubts in words; what is said of several structures is said once."""
-    same: dict[str, list[str]] = defaultdict(list)
-    for doubt in doubts:
-        same[doubt.text].append(doubt.structure)
-    told = []
-    for text, names in same.items():
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        told.append(f"{', '.join(names[:MOST_NAMES])}{more}: {text}")
-    return told
+def _sentences(findings: Sequence[Doubt]) -> list[str]:
+    """Return findings as text; structures with the same finding share a sentence."""
+    by_text: dict[str, list[str]] = defaultdict(list)
+    for finding in findings:
+        by_text[finding.text].append(finding.structure)
+    sentences = []
+    for text, names in by_text.items():
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        sentences.append(f"{', '.join(names[:MAX_NAMES])}{more}: {text}")
+    return sentences
 
 
-def _most_found(rows: Sequence[dict[str, Any]], structures: int) -> int:
-    """Return the number of the structure that was found in most cases."""
-    found = [0] * structures
+def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:
+    """Return the index of the structure that is present in most cases."""
+    counts = [0] * structures
     for row in rows:
         for n, ml in enumerate(row["volumes"]):
-            found[n] += bool(ml)
-    return found.index(max(found)) if found else 0
+            counts[n] += bool(ml)
+    return counts.index(max(counts)) if counts else 0
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """Return data as JSON that can't end the element it stands in."""
+    """Return data as JSON that can't close the HTML element around it."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _digest(text: str) -> str:
-    """Return what a content security policy calls an inline text by (CSP level 3, 2.3.1)."""
+    """Return the hash source of an inline text for a content security policy (CSP 3, 2.3.1)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The runs of an output folder as the report shows them: their totals, or else their status."""
+"""Rows of the report about runs, from their totals, or else their status."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 
 
 def our_runs(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the runs that say what ours do."""
+    """Return the runs whose documents scanloom wrote."""
     return [run for run in runs if _is_ours(run)]
 
 
 def damaged_totals(out: Path) -> list[str]:
-    """Return the totals of runs that can't be read, relative to OUT."""
-    found = []
+    """Return the paths of totals that can't be read, relative to OUT."""
+    damaged = []
     for path in sorted((out / "runs").glob(f"*/{TOTALS}")):
         try:
             with open_regular(path) as file:
-                whole = _is_ours(json.load(file))
+                is_intact = _is_ours(json.load(file))
         except (OSError, ValueError):
-            whole = False
-        if not whole:
-            found.append(path.relative_to(out).as_posix())
-    return found
+            is_intact = False
+        if not is_intact:
+            damaged.append(path.relative_to(out).as_posix())
+    return damaged
 
 
-def run_row(told: dict[str, Any]) -> dict[str, Any]:
+def run_row(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run's totals, or else its status, as a row of the page."""
-    cases = told.get("cases")
-    counts = cases if isinstance(cases, dict) else told
-    device, cost, joules = told.get("device"), told.get("cost"), told.get("joules_a_scan")
+    cases = run.get("cases")
+    counts = cases if isinstance(cases, dict) else run
+    device, cost, joules = run.get("device"), run.get("cost"), run.get("joules_a_scan")
     return {
-        "name": told["run"],
-        "state": told["state"],
+        "name": run["run"],
+        "state": run["state"],
         **{name: counts.get(name, 0) for name in ("done", "failed", "before")},
-        "time": str(timedelta(seconds=round(told["elapsed_s"]))),
+        "time": str(timedelta(seconds=round(run["elapsed_s"]))),
         "busy": f"{device['busy_share']:.0%}" if device else "",
         "joules": f"{joules:.0f}" if joules is not None else "",
         "cost": f"{cost['amount']:.2f}" if cost else "",
@@ -50,12 +50,12 @@ def run_row(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what several runs, shards for example, took together; None where there is one."""
+    """Return the sums over several runs, such as shards; None for fewer than two."""
     if len(runs) < 2:
         return None
-    devices = [told for run in runs if (told := run.get("device"))]
-    busy, span = (sum(told[name] for told in devices) for name in ("busy_s", "span_s"))
-    costs = [told["amount"] for run in runs if (told := run.get("cost"))]
+    devices = [device for run in runs if (device := run.get("device"))]
+    busy, span = (sum(device[name] for device in devices) for name in ("busy_s", "span_s"))
+    costs = [cost["amount"] for run in runs if (cost := run.get("cost"))]
     rows = [run_row(run) for run in runs]
     return {
         "count": len(runs),
@@ -66,9 +66,10 @@ def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _is_ours(told: Any) -> bool:
+def _is_ours(run: Any) -> bool:
+    """Whether a document has the fields that the report needs."""
     try:
-        together([told, told])
+        together([run, run])
     except _OTHER_FORM:
         return False
     return True

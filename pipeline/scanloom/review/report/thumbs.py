@@ -1,4 +1,4 @@
-"""Small pictures of previews, each at most 6 kB."""
+"""Thumbnails of previews, each at most 6 kB."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from scanloom.review.layout import GUTTER, MAIN_WIDTH, MARGIN, WIDTH
 SIZE = (264, 210)
 MOST_BYTES = 6000
 _QUALITIES = (55, 40, 25, 10, 1)
-_LEFT, _TOP = MARGIN - GUTTER, 116
-_RIGHT = MARGIN + MAIN_WIDTH + GUTTER
-_TALLEST = round((_RIGHT - _LEFT) * SIZE[1] / SIZE[0])
-"""What of a preview is worth a look at this size: its planes and tiles, no heading, no legend."""
+_CROP_X = MARGIN - GUTTER, MARGIN + MAIN_WIDTH + GUTTER
+_CROP_TOP = 116
+_MAX_HEIGHT = round((_CROP_X[1] - _CROP_X[0]) * SIZE[1] / SIZE[0])
+"""Area of a preview that is legible at this size: planes and tiles without heading and legend."""
 
 
 def draw_thumbs(
     previews: Sequence[tuple[str, Path]], folder: Path, threads: int = 2
 ) -> dict[str, tuple[int, int]]:
-    """Write `<case>.webp` for each preview; those that are newer than their preview stay.
+    """Write `<case>.webp` for each preview, unless it is newer than the preview.
 
     Parameters
     ----------
     previews : sequence of (case, file)
+        Name of each case, and the file of its preview.
     folder : Path
-        Made if it is not there; pictures of other cases are taken away.
+        Created if it is missing; thumbnails of other cases are removed.
     threads : int
-        How many are drawn at once.
+        Number of threads.
 
     Returns
     -------
     dict
-        Case to the size of its picture, for the page to leave room; no case whose preview can't be
-        read.
+        Size (width, height) of each thumbnail, by case; cases whose preview can't be read are
+        missing.
 
     Raises
     ------
@@ -49,10 +50,10 @@ def draw_thumbs(
         If a thumbnail can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {f"{case}.webp" for case, _ in previews}
+    current = {f"{case}.webp" for case, _ in previews}
     for old in folder.iterdir():
-        known = old.suffix == ".webp" and is_case_name(old.stem)
-        if known and old.name not in wanted and not old.is_dir():
+        is_thumbnail = old.suffix == ".webp" and is_case_name(old.stem)
+        if is_thumbnail and old.name not in current and not old.is_dir():
             old.unlink(missing_ok=True)
     with ThreadPoolExecutor(threads) as pool:
         sizes = pool.map(lambda item: _draw(item[1], folder / f"{item[0]}.webp"), previews)
@@ -61,16 +62,18 @@ def draw_thumbs(
 
 
 def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
+    """Draw a thumbnail unless it is current; return its size, None for an unreadable preview."""
     if thumb.is_file() and thumb.stat().st_mtime_ns >= preview.stat().st_mtime_ns:
         with suppress(UnidentifiedImageError), Image.open(thumb) as drawn:
             return drawn.size
     try:
         with Image.open(preview) as page:
             small = page.convert("RGB")
-    except (OSError, ValueError, SyntaxError):  # Pillow's for damaged chunks
+    except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None
     if small.width == WIDTH:
-        small = small.crop((_LEFT, _TOP, _RIGHT, min(small.height, _TOP + _TALLEST)))
+        bottom = min(small.height, _CROP_TOP + _MAX_HEIGHT)
+        small = small.crop((_CROP_X[0], _CROP_TOP, _CROP_X[1], bottom))
     small.thumbnail(SIZE, Image.Resampling.LANCZOS, reducing_gap=2.0)
     data = next((d for d in map(partial(_encoded, small), _QUALITIES) if len(d) <= MOST_BYTES), b"")
     if not data:
