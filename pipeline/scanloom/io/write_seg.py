@@ -141,11 +141,11 @@ def _rectangular(segmentation: Segmentation) -> Segmentation:
 
 
 def _encode(series: _Series) -> list[SegFile]:
-    """Return the files of a series, their UIDs and dates still highdicom's."""
+    """Return the files of a series, with the UIDs and dates of highdicom."""
     layers = series.segmentation.layers
     if series.labelmap:
-        return [_file(series, (layer,), n) for n, layer in enumerate(layers, 1)]
-    return [_file(series, layers, 1)]
+        return [_labelmap_file(series, layer, n) for n, layer in enumerate(layers, 1)]
+    return [_binary_file(series)]
 
 
 def _planes(labels: NDArray[Any]) -> NDArray[Any]:
@@ -160,29 +160,47 @@ def _sourced(series: _Series, planes: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(planes[[one is not None for one in series.source.slices]])
 
 
-def _file(series: _Series, layers: Sequence[Layer], instance: int) -> SegFile:
-    """Return one file with all structures of some layers."""
+def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
+    """Return a LABELMAP with all structures of a layer."""
+    planes = _sourced(series, _planes(layer.labels))
+    filled = counts_by_slice(planes.T)[:, 1:].any(axis=1)
+    structures = sorted(layer.structures, key=lambda s: s.number)
+    dataset = _headers(series, filled, structures, instance)
+    templates = _by_slice(dataset, series)
+    frames = [Frame(planes, 0, 0, k) for k in templates]
+    return _seg_file(dataset, frames, templates, encoded_runs(frames))
+
+
+def _binary_file(series: _Series) -> SegFile:
+    """Return a BINARY with all structures of all layers, segment by segment."""
+    layers = series.segmentation.layers
     stacks = [_sourced(series, _planes(layer.labels)) for layer in layers]
     counts = [counts_by_slice(planes.T) for planes in stacks]
     filled = np.any([c[:, 1:].any(axis=1) for c in counts], axis=0)
     structures = sorted((s for layer in layers for s in layer.structures), key=lambda s: s.number)
-    dataset = _headers(series, filled, structures, instance)
+    layer_of = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
+    dataset = _headers(series, filled, structures, 1)
+    dataset.SegmentsOverlap = "YES" if _overlap(stacks) else "NO"
     templates = _by_slice(dataset, series)
-    if series.labelmap:
-        frames = [Frame(stacks[0], 0, 0, k) for k in templates]
-    else:
-        holder = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
-        frames = [
-            Frame(stacks[n], s.number, segment, k)
-            for segment, s in enumerate(structures, 1)
-            for n in (holder[s.number],)
-            for k in templates
-            if not filled.any() or (s.number < counts[n].shape[1] and counts[n][k, s.number])
-        ]
-        dataset.SegmentsOverlap = "YES" if _overlap(stacks) else "NO"
+    frames = [
+        Frame(stacks[n], s.number, segment, k)
+        for segment, s in enumerate(structures, 1)
+        for n in (layer_of[s.number],)
+        for k in templates
+        if not filled.any() or (s.number < counts[n].shape[1] and counts[n][k, s.number])
+    ]
+    return _seg_file(dataset, frames, templates, packed_bits(frames))
+
+
+def _seg_file(
+    dataset: Dataset,
+    frames: Sequence[Frame],
+    templates: dict[int, Dataset],
+    pixels: bytes | memoryview,
+) -> SegFile:
+    """Return a file with these frames in place of the single pixels of `dataset`."""
     dataset.NumberOfFrames = len(frames)
-    dataset.Rows, dataset.Columns = stacks[0].shape[1:]
-    pixels = encoded_runs(frames) if series.labelmap else packed_bits(frames)
+    dataset.Rows, dataset.Columns = frames[0].planes.shape[1:]
     groups = functional_groups(frames, templates)
     del dataset.PixelData, dataset.PerFrameFunctionalGroupsSequence
     return SegFile(dataset, groups, pixels)
