@@ -49,13 +49,13 @@ from scanloom.io.crosswalk import (
     add_sources,
     case_folders,
     known_ids,
-    remember_series,
     source_of,
 )
 from scanloom.io.disk_errors import output_border
 from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
+from scanloom.io.index_sources import remember_series
 from scanloom.io.private import private_folder
 from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths

@@ -7,29 +7,22 @@ only on request.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Reason, ScanError, Series
-from scanloom.io.archives import IN_ARCHIVE
-from scanloom.io.private import CROSSWALK, PRIVATE, private_folder, write_private
+from scanloom.core import DICOM, Reason, ScanError, Series
+from scanloom.io.private import CROSSWALK, PRIVATE, write_private
 from scanloom.io.regular import open_regular
 from scanloom.io.unpack import SCRATCH
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from scanloom.io.index import Index
-    from scanloom.io.index_file import IndexedSeries
-
 LOOKED_AT = 8
 """Files of a series that are searched for the patient's id before it is left empty."""
-AT_ONCE = 50_000
-"""Rows that are collected before they are written: an archive may have a million series."""
 
 _HEADER_COLUMNS = {
     "patient_id": "PatientID",
@@ -51,7 +44,7 @@ class Source:
     id : str
         The case id.
     kind : str
-        "dicom", or the name of a format of `scanloom.io.formats`.
+        A name of `scanloom.io.formats.FORMATS`.
     path : str
         Absolute path of the file, or of the innermost folder that contains all files. Bytes that
         are not valid UTF-8 are written as `\xNN`.
@@ -84,11 +77,11 @@ COLUMNS = tuple(field.name for field in fields(Source))
 
 def source_of(series: Series, case_id: str) -> Source:
     """Return the source of a series. For DICOM, the header of one readable file is read."""
-    attributes = _header_attributes(series.files) if series.kind == "dicom" else {}
+    attributes = _header_attributes(series.files) if series.kind == DICOM else {}
     return Source(
         id=case_id,
         kind=series.kind,
-        path=_path_text(common_place(series.files)),
+        path=path_text(common_place(series.files)),
         files=len(series.files),
         study_uid=series.study_uid,
         series_uid=series.series_uid,
@@ -101,58 +94,7 @@ def common_place(files: Sequence[Path]) -> str:
 
     For unpacked files, the path of the compressed file or archive is used.
     """
-    return _common({SCRATCH.origin(file) for file in files})
-
-
-def source_of_indexed(index: Index, one: IndexedSeries) -> Source:
-    """Return where a series of an index comes from, `source_of` for what no case was made of.
-
-    Of what is packed no more is unpacked than the files that are tried for the patient's id.
-    """
-    paths = {index.rows.entries[n].path.split(IN_ARCHIVE)[0] for n in one.files}
-    try:
-        series = index.as_series(one._replace(files=one.files[:LOOKED_AT]))
-        attributes = _header_attributes(series.files) if one.kind == "dicom" else {}
-    except ScanError:  # it can't be unpacked, which is its reason
-        attributes = {}
-    return Source(
-        id=one.id,
-        kind=one.kind,
-        path=_path_text(_common(paths)),
-        files=len(one.files),
-        study_uid=one.study_uid,
-        series_uid=one.series_uid,
-        **attributes,
-    )
-
-
-def remember_series(out: Path, fingerprint: str, index: Index, those: Iterable[str]) -> None:
-    """Add the series of an index that have one of these ids and are not in the crosswalk yet.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    fingerprint : str
-        Of the key.
-    index : Index
-        All series that were found; those without an id can't be asked for.
-    those : iterable of str
-        The ids that are wanted.
-
-    Raises
-    ------
-    ScanError
-        KEY_MISMATCH; OUTPUT_UNWRITABLE if the crosswalk can't be read.
-    OSError
-        If it can't be written.
-    """
-    wanted = set(those) - known_ids(out) - {""}
-    missing = (one for one in index.series if one.id in wanted)
-    while batch := list(itertools.islice(missing, AT_ONCE)):
-        sources = [source_of_indexed(index, one) for one in batch]
-        with private_folder(out, fingerprint) as private:
-            add_sources(private, sources)
+    return common_path({SCRATCH.origin(file) for file in files})
 
 
 def add_sources(private: Path, sources: Sequence[Source]) -> None:
@@ -243,7 +185,7 @@ def volume_files(out: Path) -> dict[str, set[str]]:
         from pyarrow import compute
 
         table = _read(path)
-        volumes = table.filter(compute.not_equal(table.column("kind"), "dicom"))
+        volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
         for row in newest(_rows(volumes)).values():
             if row.files == 1:
                 ids.setdefault(row.path, set()).add(row.id)
@@ -267,7 +209,7 @@ def _read(path: Path) -> pa.Table:
     except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
         detail = (
             f"{PRIVATE}/{CROSSWALK} can't be read ({type(exc).__name__}) and is not overwritten: "
-            "move it away, and the next run creates a new one from the scans that it finds"
+            "move it aside, and the next run makes a new one from the scans that it finds"
         )
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
 
@@ -316,11 +258,13 @@ def _header_attributes(files: Sequence[Path]) -> dict[str, str]:
     return {}
 
 
-def _common(paths: Iterable[Path | str]) -> str:
+def common_path(paths: Iterable[Path | str]) -> str:
+    """Return the only path, or the innermost folder that contains all paths; absolute."""
     return os.path.commonpath([os.path.abspath(path) for path in paths])  # noqa: PTH100 keep links
 
 
-def _path_text(path: str) -> str:
+def path_text(path: str) -> str:
+    """Return a path as it is stored in the crosswalk; see `Source`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid
+from scanloom.core.world import LPS_TO_RAS_AFFINE
 from scanloom.io.forms import forms_for, has_own_forms
 from scanloom.io.readback_slices import mismatch
 from scanloom.io.scan import NiftiSource, Source
@@ -155,7 +156,7 @@ def itk_affine(path: Path) -> NDArray[np.float64]:
     affine = np.eye(4)
     affine[:3, :3] = np.reshape(reader.GetDirection(), (3, 3)) * reader.GetSpacing()
     affine[:3, 3] = reader.GetOrigin()
-    return np.asarray(np.diag((-1.0, -1.0, 1.0, 1.0)) @ affine)
+    return np.asarray(LPS_TO_RAS_AFFINE @ affine)
 
 
 def _check_forms(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
+from scanloom.core.world import LPS_TO_RAS
 from scanloom.io import names
 from scanloom.io.readback_elements import Elements, item_of, items_of, numbers_of, text_of
 from scanloom.io.readback_slices import HALF, holds, mismatch
@@ -49,8 +50,6 @@ _PLANE, _POSITION = 0x00209113, 0x00200032
 _ORIENTATION, _COSINES = 0x00209116, 0x00200037
 _MEASURES, _SPACING = 0x00289110, 0x00280030
 _IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
-
-_LPS = np.array((-1.0, -1.0, 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +206,7 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
     if len(groups) != dataset.NumberOfFrames:
         raise mismatch("NumberOfFrames of the DICOM SEG does not match its frames")
     positions = np.array([numbers_of(item_of(g[_PLANE])[_POSITION]) for g in groups])
-    indices = grid.index(positions * _LPS)
+    indices = grid.index(positions * LPS_TO_RAS)
     previous: tuple[memoryview, memoryview] | None = None
     pixels = _pixels(dataset)
     for group, position, index, plane in zip(groups, positions, indices, pixels, strict=True):
@@ -247,7 +246,7 @@ def _check_directions(steps: NDArray[np.float64], grid: Grid, source: DicomSourc
     steps : (2, 3) array
         As `_pixel_steps` returns them.
     """
-    index_steps = np.linalg.solve(grid.affine[:3, :3], (steps * _LPS).T).T
+    index_steps = np.linalg.solve(grid.affine[:3, :3], (steps * LPS_TO_RAS).T).T
     size = np.array(grid.shape[:2])[:, None]
     drift = np.abs(index_steps - np.eye(3)[:2]) * size
     tolerance = _MAX_OFFSET_VOXELS + (0 if source is None else _MAX_ROW_DEVIATION * size)

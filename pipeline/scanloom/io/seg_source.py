@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from scanloom.io.scan import DicomSource
+from scanloom.io.dataset_text import matching_text, plain_text, valid_uid
+from scanloom.io.dicom.decimal_strings import decimals
+from scanloom.io.scan import SHARED_UIDS, DicomSource
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_SHARED_UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
 _SINGLE_FRAME = "1.2.840.10008.5.1.4.1.1.2"
 """SOP class of CT images: highdicom accepts single-frame images in any order."""
-_UID = re.compile(r"(?=.{1,64}$)(0|[1-9]\d*)(\.(0|[1-9]\d*))+")  # PS3.5 9.1
 _DATE = re.compile(r"\d{8}")
 _TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d([0-5]\d(\.\d{1,6})?)?)?")
 _NO_DATE, _NO_TIME = "19700101", "000000"
@@ -37,18 +37,6 @@ _TYPE_2 = frozenset(("PatientID", "StudyID", "AccessionNumber", "ReferringPhysic
 """Type 2: present, and empty if unknown. highdicom adds PositionReferenceIndicator likewise."""
 
 
-def can_refer(source: DicomSource) -> bool:
-    """Whether a DICOM SEG can refer to these images.
-
-    It must name study, series, frame of reference and each image (PS3.3 C.8.20, C.7.6.16.2.1).
-    """
-    real = [one for one in source.slices if one is not None]
-    named = [_UID.fullmatch(uid) for one in real for uid in (one.sop_class, one.sop_instance)]
-    images = {(one.sop_instance, one.frame) for one in real}
-    shared = [_uid(source.first, keyword) for keyword in _SHARED_UIDS]
-    return all(shared) and all(named) and len(images) == len(real) > 0
-
-
 def reference_headers(source: DicomSource, distance: float) -> list[Dataset]:
     """Return a header for each slice that has a source image, for highdicom.
 
@@ -63,7 +51,7 @@ def reference_headers(source: DicomSource, distance: float) -> list[Dataset]:
     Parameters
     ----------
     source : DicomSource
-        Images that a SEG can refer to (`can_refer`).
+        Images that a SEG can refer to (its `can_refer` is true).
     distance : float
         Between neighbouring slices in mm. It is used as SliceThickness too: the slices of a segment
         have neither gaps nor overlaps, even if those of the scan have.
@@ -129,23 +117,15 @@ def source_moment(source: DicomSource) -> tuple[str, str]:
     """Return the date and time (DA, TM) of the series' content; 1970 if the series has no date."""
     first = source.first
     for kind in ("Content", "Acquisition", "Series", "Study"):
-        date = _matching(first, f"{kind}Date", _DATE)
+        date = matching_text(first, f"{kind}Date", _DATE)
         if date:
-            return date, _matching(first, f"{kind}Time", _TIME) or _NO_TIME
+            return date, matching_text(first, f"{kind}Time", _TIME) or _NO_TIME
     return _NO_DATE, _NO_TIME
 
 
 def patient_name(source: DicomSource) -> str:
     """Return the PatientName of the series."""
     return _text(source.first, "PatientName")
-
-
-def decimals(values: object) -> list[str]:
-    """Return numbers as decimal strings of at most 16 characters (PS3.5 6.2, DS)."""
-    from pydicom.valuerep import format_number_as_ds
-
-    texts = [str(v) for v in values]  # type: ignore[attr-defined]
-    return [t if len(t) <= 16 else format_number_as_ds(float(t)) for t in texts]
 
 
 def _common(source: DicomSource) -> Dataset:
@@ -157,8 +137,8 @@ def _common(source: DicomSource) -> Dataset:
 
     first, name = source.first, patient_name(source)
     common = Dataset()
-    for keyword in _SHARED_UIDS:
-        setattr(common, keyword, _uid(first, keyword))
+    for keyword in SHARED_UIDS:
+        setattr(common, keyword, valid_uid(first, keyword))
     common.PatientName = ""
     for keyword, max_length in _TEXT.items():
         text = _text(first, keyword)
@@ -169,10 +149,10 @@ def _common(source: DicomSource) -> Dataset:
     if not all(str(element.value).isascii() for element in common) or not name.isascii():
         common.SpecificCharacterSet = "ISO_IR 192"
     for keyword in ("PatientBirthDate", "StudyDate"):
-        setattr(common, keyword, _matching(first, keyword, _DATE))
-    common.StudyTime = _matching(first, "StudyTime", _TIME)
-    common.PatientSex = _matching(first, "PatientSex", re.compile("[MFO]"))
-    common.Modality = _plain(first, "Modality")
+        setattr(common, keyword, matching_text(first, keyword, _DATE))
+    common.StudyTime = matching_text(first, "StudyTime", _TIME)
+    common.PatientSex = matching_text(first, "PatientSex", re.compile("[MFO]"))
+    common.Modality = plain_text(first, "Modality")
     common.Rows = common.Columns = 1  # highdicom gets frames of one pixel
     common.PixelSpacing = list(source.spacing)
     common.ImageOrientationPatient = list(source.orientation)
@@ -182,11 +162,11 @@ def _common(source: DicomSource) -> Dataset:
 
 def _add_lossy_compression(common: Dataset, first: Dataset) -> None:
     """Copy the attributes of a lossy compression of the pixels."""
-    if _plain(first, "LossyImageCompression") == "01":
+    if plain_text(first, "LossyImageCompression") == "01":
         common.LossyImageCompression = "01"
         for keyword in ("LossyImageCompressionRatio", "LossyImageCompressionMethod"):
-            if _plain(first, keyword):
-                setattr(common, keyword, _plain(first, keyword).split("\\"))
+            if plain_text(first, keyword):
+                setattr(common, keyword, plain_text(first, keyword).split("\\"))
 
 
 def _add_deidentification(common: Dataset, first: Dataset) -> None:
@@ -199,41 +179,15 @@ def _add_deidentification(common: Dataset, first: Dataset) -> None:
         common.DeidentificationMethod = methods
     if "DeidentificationMethodCodeSequence" in first:
         common.DeidentificationMethodCodeSequence = first.DeidentificationMethodCodeSequence
-    removed = _plain(first, "PatientIdentityRemoved")
+    removed = plain_text(first, "PatientIdentityRemoved")
     has_method = methods or "DeidentificationMethodCodeSequence" in common
     if removed == "NO" or (removed == "YES" and has_method):
         common.PatientIdentityRemoved = removed
 
 
-def _uid(header: Dataset, keyword: str) -> str:
-    """Return a valid UID, or an empty string."""
-    return _matching(header, keyword, _UID)
-
-
-def _matching(header: Dataset, keyword: str, pattern: re.Pattern[str]) -> str:
-    """Return the text of an attribute if it matches, else an empty string."""
-    text = _plain(header, keyword)
-    return text if pattern.fullmatch(text) else ""
-
-
-def _plain(header: Dataset, keyword: str) -> str:
-    """Return ASCII text, values joined by a backslash, without pydicom's conversion.
-
-    pydicom would show an invalid value in a warning, and the value may name a patient.
-    """
-    if keyword not in header:
-        return ""
-    value: object = header.get_item(keyword).value
-    if isinstance(value, bytes):
-        return value.decode("ascii", "replace").strip("\0 ")
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "\\".join(str(v) for v in value)
-    return "" if value is None else str(value).strip("\0 ")
-
-
 def _text(header: Dataset, keyword: str) -> str:
-    """Return text of any character set; ASCII is not converted, see `_plain`."""
-    plain = _plain(header, keyword)
+    """Return text of any character set; ASCII is not converted, see `plain_text`."""
+    plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:  # ISO 2022 encodes other sets in ASCII bytes
         return plain
     return str(header.get(keyword) or "")
@@ -241,7 +195,7 @@ def _text(header: Dataset, keyword: str) -> str:
 
 def _texts(header: Dataset, keyword: str) -> list[str]:
     """Return the values of a multi-valued attribute, each converted as by `_text`."""
-    plain = _plain(header, keyword)
+    plain = plain_text(header, keyword)
     if plain.isascii() and "\x1b" not in plain:
         return [value.strip() for value in plain.split("\\")]
     values = header.get(keyword) or ""

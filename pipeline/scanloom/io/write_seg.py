@@ -28,7 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
+from scanloom.core.world import LPS_TO_RAS
 from scanloom.io import names
+from scanloom.io.dicom.decimal_strings import decimals
 from scanloom.io.scan import DicomSource
 from scanloom.io.seg_frames import (
     Frame,
@@ -39,7 +41,6 @@ from scanloom.io.seg_frames import (
     written_out,
 )
 from scanloom.io.seg_source import (
-    decimals,
     patient_name,
     refer_to_frames,
     reference_headers,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 SERIES_NUMBER = 900
 """SeriesNumber of the first model; each model has two (its own grid, the rectangular grid)."""
-
-_LPS = np.array((-1.0, -1.0, 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +92,7 @@ def write_segs(
     segmentation : Segmentation
         On the grid of the source: I along a row of pixels, J down a column, K across slices.
     source : DicomSource
-        Images that the SEG can refer to (`can_refer`).
+        Images that the SEG can refer to (its `can_refer` is true).
     case : Case
         Its outputs select the type of SEG; its recipe enters the UIDs.
     models : sequence of str
@@ -287,7 +286,7 @@ def _placement(series: _Series, slices: int) -> dict[str, Any]:
         return {}
     orientation = headers[0].ImageOrientationPatient
     if series.rectangular:
-        columns = grid.affine[:3, :2] * _LPS[:, None]  # RAS to LPS
+        columns = grid.affine[:3, :2] * LPS_TO_RAS[:, None]  # RAS to LPS
         cosines = columns / np.linalg.norm(columns, axis=0)
         orientation = decimals([*cosines[:, 0], *cosines[:, 1]])
     positions = _positions(series)[:slices]
@@ -307,7 +306,7 @@ def _positions(series: _Series) -> list[Any]:
     if not series.rectangular:
         return [h.ImagePositionPatient for h in series.headers]
     grid = series.segmentation.grid
-    world = grid.world([(0, 0, k) for k in range(grid.shape[2])]) * _LPS
+    world = grid.world([(0, 0, k) for k in range(grid.shape[2])]) * LPS_TO_RAS
     return [decimals(p) for p in world]
 
 
