@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
+from scanloom.core.reasons import current_code
 from scanloom.engine.select import LeftOut
 from scanloom.engine.workflow import MOST_BYTES
 from scanloom.io.dicom.elements import Packed, unpack_elements
@@ -186,7 +187,8 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
         for row in known.to_pylist():
             now = rows.get((row["file"], row["copy"]))
             if now is not None and now["outcome"] == "open":
-                rows[row["file"], row["copy"]] = row
+                reason = current_code(row["reason"])
+                rows[row["file"], row["copy"]] = {**row, "reason": reason}
     return rows.values()
 
 

@@ -27,7 +27,7 @@ from scanloom.engine.estimate import Placement, check_memory, estimate_case
 from scanloom.engine.models import check_networks, check_structures, unique_cards
 from scanloom.engine.pays import elsewhere, verdict
 from scanloom.engine.rates import Rates
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.room import SHARE
 from scanloom.engine.scope import OF_RESULTS, Scope
 from scanloom.engine.select import select
@@ -36,9 +36,9 @@ from scanloom.io.crosswalk import case_folders
 from scanloom.io.identity import load_key
 from scanloom.io.index import build_index
 from scanloom.io.index_file import IndexedSeries
+from scanloom.io.json_file import write_json
 from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.outline import read_outline
-from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import write_whole
 

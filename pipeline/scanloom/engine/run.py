@@ -36,7 +36,7 @@ from scanloom.engine.outdated import Marker
 from scanloom.engine.plan import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.run_folder import RUNS, keep_workflow, new_run
 from scanloom.engine.scope import OF_RESULTS, Scope
 from scanloom.engine.select import Inputs, LeftOut, check_channels, select
@@ -56,8 +56,8 @@ from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.index_sources import remember_series
+from scanloom.io.json_file import write_json
 from scanloom.io.private import private_folder
-from scanloom.io.tables import write_json
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
 from scanloom.io.work_folder import claim_out

@@ -30,10 +30,11 @@ from scanloom.core import (
 from scanloom.engine.energy import Meter
 from scanloom.engine.record import case_json, timing_json
 from scanloom.io.beside import run_beside
+from scanloom.io.json_file import write_json
 from scanloom.io.readback import read_back
 from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.tables import write_json, write_measurements
+from scanloom.io.tables import write_measurements
 from scanloom.ops.measure import measure
 from scanloom.review.preview import draw_preview
 

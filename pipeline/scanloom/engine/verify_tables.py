@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import ScanError
-from scanloom.engine.collect import BATCH, MANIFEST, MEASUREMENTS, measurement_rows
+from scanloom.engine.collect import (
+    BATCH,
+    MANIFEST,
+    MEASUREMENT_COLUMNS,
+    MEASUREMENTS,
+    measurement_rows,
+)
 from scanloom.io.crosswalk import case_folders
 from scanloom.io.join import defused
 from scanloom.io.outfolder import CASES
@@ -20,6 +26,8 @@ from scanloom.io.regular import open_regular
 
 Cells = dict[str, str]
 """A row as it stands in the CSV."""
+_EMPTY: Cells = dict.fromkeys(MEASUREMENT_COLUMNS, "")
+"""A row of measurements; an earlier version wrote fewer columns."""
 Group = tuple[str, list[Cells]]
 """A case, and its rows."""
 
@@ -80,7 +88,7 @@ def altered_measurements(out: Path, sound: Container[str]) -> set[str]:
                 continue
             following = next(groups[file], None)
             ordered = following is None or following[0] > case
-            if not ordered or truth not in (None, head[1]):
+            if not ordered or truth not in (None, [{**_EMPTY, **row} for row in head[1]]):
                 altered.add(file)
             heads[file] = following if ordered else None
     return altered

@@ -20,9 +20,9 @@ from typing import Any
 
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.failures import has_failed
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.names import SEGMENTS
 from scanloom.io.outfolder import each_case, read_case
-from scanloom.io.tables import write_json
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
@@ -127,7 +127,7 @@ class _Subject:
 
 def _read_subject(case: Path) -> _Subject:
     told = read_case(case)
-    files = json.loads((case / SEGMENTS).read_text(encoding="utf-8"))["files"]
+    files = read_json(case / SEGMENTS)["files"]
     for file in files:
         (case / file["file"]).stat()
     return _Subject(case, told, {model["name"]: model for model in told["models"]}, files)

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import CaseRecord, Reason
+from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.core.reasons import reason_of
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.regular import read_regular
-from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 FAILED = "failed"
@@ -21,6 +22,7 @@ _OUTPUT_REASONS = (
     Reason.OUTPUT_UNWRITABLE,
     Reason.STALE,
     Reason.RESULT_DAMAGED,
+    Reason.NEWER_VERSION,
     Reason.KEY_MISMATCH,
 )
 """Reasons that concern OUT and not the case."""
@@ -96,12 +98,12 @@ def failed_before(out: Path, case_id: str, recipe: str, stamp: str) -> Failure |
     """Return the recorded failure of the same recipe on the same files, or None."""
     path = out / FAILED / f"{case_id}.json"
     try:
-        document = json.loads(read_regular(path, _MAX_RECORD_BYTES))
+        document = read_json(path, _MAX_RECORD_BYTES)
         if document["recipe"] != recipe or document.get("source_stamp", "") != stamp:
             return None
-        reason = Reason[document["reason"]]
+        reason = reason_of(document["reason"])
         return Failure(reason, str(document["detail"])) if reason.wanted else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
         return None  # missing or not written by scanloom: the case is tried again
 
 

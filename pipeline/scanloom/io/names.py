@@ -30,17 +30,17 @@ Stem = Literal["segmentation", "segmentation_rect"]
 
 
 def label_map_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
-    """Return the name of a label map; `layer` counts from 0, `models` are all models of the case."""
+    """Return the name of a label map; `layer` counts from 0; `models` lists the case's models."""
     return f"{_prefix(model, models)}{stem}{_number(layer)}.nii.gz"
 
 
 def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
-    """Return the name of a DICOM SEG; `layer` counts from 0, `models` are all models of the case."""
+    """Return the name of a DICOM SEG; `layer` counts from 0; `models` lists the case's models."""
     return f"dicom/{_prefix(model, models)}{stem}{_number(layer)}.dcm"
 
 
 def split_name(label: str, model: str, models: Sequence[str]) -> str:
-    """Return the name of the mask of one structure; `models` are all models of the case."""
+    """Return the name of the mask of one structure; `models` are all of the case's models."""
     return f"split/{_prefix(model, models)}{label}.nii.gz"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import unicodedata
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.json_file import read_json
 from scanloom.io.names import CASE
 from scanloom.io.private import CROSSWALK, KEY_FINGERPRINT, MOST_BYTES, PRIVATE
-from scanloom.io.published import MOST, check_files
+from scanloom.io.published import check_files
 from scanloom.io.regular import read_regular
 
 CASES = "cases"
@@ -150,10 +150,7 @@ def read_case(folder: Path) -> dict[str, Any]:
     OSError, ValueError
         If it is not there, or not ours.
     """
-    told = json.loads(read_regular(folder / CASE, MOST))
-    if not isinstance(told, dict):
-        raise ValueError("case.json has another form")  # noqa: TRY004
-    return told
+    return read_json(folder / CASE)
 
 
 def is_case_name(name: str) -> bool:

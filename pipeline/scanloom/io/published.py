@@ -9,7 +9,6 @@ content is compared instead; where that is the same, as after a copy, the new st
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.names import CASE, SUMS, TIMING
 from scanloom.io.regular import open_regular, read_regular
-from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 MOST = 1 << 26
@@ -71,8 +70,9 @@ def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
     Raises
     ------
     ScanError
-        STALE or RESULT_DAMAGED if such a result is there and may not be replaced; STALE also where
-        its source has other content, and files that scanloom did not write lie in its folder.
+        STALE, RESULT_DAMAGED or NEWER_VERSION if such a result is there and may not be replaced;
+        STALE also where its source has other content, and files that scanloom did not write lie in
+        its folder.
     """
     folder = out / "cases" / name
     if not folder.is_dir():
@@ -83,6 +83,10 @@ def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
         if replace:
             return Standing.REPLACEABLE
         raise ScanError(Reason.RESULT_DAMAGED, "a file of its result is not as published") from exc
+    except ScanError:  # NEWER_VERSION
+        if replace:
+            return Standing.REPLACEABLE
+        raise
     if made.recipe != case.recipe:
         if replace:
             return Standing.REPLACEABLE
@@ -129,7 +133,7 @@ def check_files(folder: Path) -> None:
 
 def keep_source_stamp(folder: Path, stamp: str) -> None:
     """Keep another stamp of a source whose content was compared and is the same."""
-    with suppress(OSError, ValueError):  # it is compared again next time
+    with suppress(OSError, ValueError, ScanError):  # it is compared again next time
         timing = _read(folder / TIMING)
         if stamp and timing.get(SOURCE) != stamp:
             _write_timing(folder, {**timing, SOURCE: stamp})
@@ -201,7 +205,4 @@ def _write_timing(folder: Path, timing: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    told = json.loads(read_regular(path, MOST))
-    if not isinstance(told, dict):
-        raise ValueError(f"{path.name} has another form")  # noqa: TRY004
-    return told
+    return read_json(path, MOST)

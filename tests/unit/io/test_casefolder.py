@@ -16,9 +16,9 @@ from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.lock import hold_lock
 from scanloom.io.casefolder import CaseFolder
 from scanloom.io.index import build_index
+from scanloom.io.json_file import write_json
 from scanloom.io.private import private_folder
 from scanloom.io.published import Standing, standing_of
-from scanloom.io.tables import write_json
 from scanloom.io.work_folder import HANDSHAKE, claim_out, tidy, token_name
 from scanloom.review.report.page import write_report
 
@@ -202,7 +202,7 @@ KILLED = """
     from pathlib import Path
     from scanloom.io import casefolder
     from scanloom.io.casefolder import CaseFolder
-    from scanloom.io.tables import write_json
+    from scanloom.io.json_file import write_json
 
     renames = 0
     rename = Path.rename

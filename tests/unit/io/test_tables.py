@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Flag, Measurement
-from scanloom.io.tables import COLUMNS, read_measurements, write_json, write_measurements
+from scanloom.io.json_file import write_json
+from scanloom.io.tables import COLUMNS, read_measurements, write_measurements
 
 FULL = Measurement(
     model="organs",

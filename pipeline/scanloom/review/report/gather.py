@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
+from scanloom.core.reasons import current_code
 from scanloom.io.failures import FAILED
+from scanloom.io.json_file import read_json
 from scanloom.io.living import state_seen
 from scanloom.io.names import TIMING
 from scanloom.io.outfolder import each_case, read_case
-from scanloom.io.published import MOST
-from scanloom.io.regular import open_regular, read_regular
+from scanloom.io.regular import open_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
@@ -161,7 +161,7 @@ class _Published:
 
 def _published(folder: Path) -> _Published:
     told = read_case(folder)
-    timing = json.loads(read_regular(folder / TIMING, MOST))
+    timing = read_json(folder / TIMING)
     preview = folder / PREVIEW
     shown = Shown(
         id=folder.name,
@@ -189,7 +189,7 @@ def _failures(out: Path) -> Iterator[Shown]:
         with suppress(LookupError, TypeError):  # not ours: the case is tried again
             if told is not None:
                 flags = tuple(flag["code"] for flag in told["flags"])
-                code = told["reason"]
+                code = current_code(told["reason"])
                 status = Reason[code].outcome if code in Reason.__members__ else "failed"
                 yield Shown(told["case"], status, code, told["detail"], flags=flags)
 
@@ -204,7 +204,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
             for row in csv.DictReader(file):
                 files[row["outcome"]] += 1
                 if row["reason"]:
-                    key = row["reason"], row["outcome"]
+                    key = current_code(row["reason"]), row["outcome"]
                     by_reason[key] += 1
                     series[key] |= {row["case"]} - {""}
     except FileNotFoundError:
@@ -225,10 +225,8 @@ def advice(code: str) -> str:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """Return what a file says; None where it is not there, or says nothing that is ours."""
+    """Return a document; None if it is missing or is not a JSON object."""
     try:
-        with open_regular(path) as file:
-            told = json.load(file)
+        return read_json(path)
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
