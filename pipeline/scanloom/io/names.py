@@ -40,7 +40,7 @@ def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> s
 
 
 def split_name(label: str, model: str, models: Sequence[str]) -> str:
-    """Return the name of the mask of one structure; `models` are all of the case's models."""
+    """Return the name of the mask of one structure; `models` lists the case's models."""
     return f"split/{_prefix(model, models)}{label}.nii.gz"
 
 
