@@ -98,7 +98,7 @@ def join_parquet(
 ) -> int:
     """Write a table as Parquet with the source of each row; return the count of unknown ids.
 
-    Formulas are not escaped: spreadsheets do not open Parquet.
+    Formulas are not escaped: no spreadsheet opens Parquet.
 
     Raises
     ------
