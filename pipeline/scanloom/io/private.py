@@ -4,7 +4,7 @@ The folder has mode 0700, its files 0600. A file is written to a temporary file,
 and renamed, so that a reader sees either the old or the new one. A process that changes a file
 holds the lock, so that no change of a concurrent process is lost.
 
-If the file system does not support flock, there is no lock: one run at a time per OUT is the rule,
+If the file system does not support flock, no lock is taken: one run at a time per OUT is the rule,
 and the atomic rename still keeps every file intact.
 """
 

@@ -87,7 +87,7 @@ def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
     if not folder.is_dir():
         return Standing.ABSENT
     try:
-        made = read_made(folder)
+        provenance = read_made(folder)
     except (OSError, ValueError) as exc:
         if replace:
             return Standing.REPLACEABLE
@@ -97,18 +97,18 @@ def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
         if replace:
             return Standing.REPLACEABLE
         raise
-    if made.recipe != case.recipe:
+    if provenance.recipe != case.recipe:
         if replace:
             return Standing.REPLACEABLE
         raise ScanError(Reason.STALE, "the existing result was made by another recipe")
-    if case.source_hash and made.source != case.source_hash:
+    if case.source_hash and provenance.source != case.source_hash:
         if not replace and _has_foreign_files(folder):
             detail = "the case folder contains foreign files, such as a correction"
             raise ScanError(Reason.STALE, detail)
         return Standing.CHANGED
     if case.source_hash:
         return Standing.CURRENT
-    return Standing.CURRENT if case.stamp and made.stamp == case.stamp else Standing.UNSURE
+    return Standing.CURRENT if case.stamp and provenance.stamp == case.stamp else Standing.UNSURE
 
 
 def read_made(folder: Path) -> Made:
