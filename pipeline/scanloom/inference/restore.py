@@ -1,9 +1,9 @@
-"""Labels on the source's voxels from scores on the network's, plane by plane as they come.
+"""Decides labels on the source grid from scores on the network grid, plane by plane.
 
-Scores are brought back linearly and decided on the source grid; no array of classes x source
-voxels ever exists. What the result equals: bring all scores back, then take the first maximum (or
-compare each with a threshold). Compiled kernels do it where they are at hand; `decide`, in plain
-torch, is what they are held against, and does the work on every other device.
+Scores are interpolated linearly and decided on the source grid, without an array of classes x
+source voxels. The result equals that of resampling all scores to the source grid, then taking the
+first maximum (or comparing each score with a threshold). Uses compiled kernels where available.
+`decide` is the plain PyTorch reference implementation, and runs on every other device.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from scanloom.inference.restore_cpu import Coordinates
 from scanloom.inference.windows import ScorePlanes
 
 CPU_SLAB = 2 * 1024**2
-"""Bytes of one class of a slab of source slices on a CPU: what its caches hold."""
+"""Bytes of one class of a slab of source slices on a CPU: it fits the caches."""
 GPU_SLAB = 128 * 1024**2
-"""The same on a GPU, which wants long rows of work."""
+"""Bytes of one class of a slab of source slices on a GPU, which needs large amounts of work."""
 
 Labels = NDArray[Any]
 Clean = Callable[[Labels], Labels]
 Label = Callable[[torch.Tensor, Coordinates, Decision, Sequence[Labels]], None]
-"""Labels source voxels from planes of scores: see `restore_cpu.label`."""
+"""Function that labels source voxels from planes of scores, as `restore_cpu.label` does."""
 
 
 @dataclass(frozen=True)
 class WayBack:
-    """How labels are brought back, and why so."""
+    """Function that labels source voxels, and the reason for its choice."""
 
     label: Label
     why: str
@@ -45,7 +45,7 @@ class WayBack:
 def choose_way(
     decision: Decision, classes: int, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> WayBack:
-    """Return the fastest way back from scores of `dtype` on a device; compile it if need be."""
+    """Return the fastest backend for scores of `dtype` on a device; compile it if necessary."""
     if device.type != "cpu":
         on_device = restore_cuda.available(device, classes)
         if on_device.usable:
@@ -59,7 +59,7 @@ def choose_way(
 
 
 def label_type(decision: Decision, classes: int) -> type[np.uint8] | type[np.uint16]:
-    """Return the smallest type for the labels that `classes` channels can give."""
+    """Return the smallest type for the labels of `classes` channels."""
     highest = classes - 1 if isinstance(decision, Argmax) else classes
     return np.uint8 if highest <= 255 else np.uint16
 
@@ -70,106 +70,106 @@ class ScoreRestorer:
     Parameters
     ----------
     plan : NetworkPlan
-        The grids.
+        Source grid and network grid.
     decision : Decision
         The first largest score, or each score against a threshold.
     classes : int
-        How many channels to decide between.
+        Number of channels to decide between.
     fused : bool
-        Whether compiled kernels do it where they are at hand, else always plain torch.
+        Use compiled kernels where available; false for plain torch.
 
     Attributes
     ----------
     labels : list of (I, J, K) uint8 or uint16 arrays
-        I fastest in memory. The channel of the largest score; or one map a channel n, n + 1 where
-        its score reaches the threshold. Whole after the last plane.
+        I fastest in memory. The channel of the largest score; or one map per channel n, with n + 1
+        where its score reaches the threshold. Complete after the last plane.
     way : WayBack or None
-        What does the work: known once the first planes came.
+        The backend; None until the first planes are added.
     """
 
     def __init__(
         self, plan: NetworkPlan, decision: Decision, classes: int, *, fused: bool = True
     ) -> None:
         self._plan, self._decision, self._classes = plan, decision, classes
-        self.way: WayBack | None = None if fused else WayBack(plain, "plain torch: asked for")
+        self.way: WayBack | None = None if fused else WayBack(plain, "plain torch: requested")
         dtype = label_type(decision, classes)
         maps = 1 if isinstance(decision, Argmax) else classes
         self.labels: list[Labels] = [
             np.zeros(plan.source.shape, dtype, order="F") for _ in range(maps)
         ]
         lead = plan.network_axis(plan.lead)
-        self._at = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
-        slices = np.arange(len(self._at))
-        self._waiting = slices if plan.scale[lead] > 0 else slices[::-1]  # as their planes come
-        self._held: torch.Tensor | None = None
+        self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
+        slices = np.arange(len(self._positions))
+        self._pending = slices if plan.scale[lead] > 0 else slices[::-1]  # in order of the planes
+        self._last_plane: torch.Tensor | None = None
 
     def add(self, planes: ScorePlanes) -> None:
-        """Take the next planes; label the source slices that have planes on both sides now.
+        """Take the next planes; label the source slices that now have planes on both sides.
 
         Parameters
         ----------
         planes : ScorePlanes
-            Across the network axis that follows ``plan.lead``, ascending, without a gap. They may
-            be overwritten afterwards.
+            Planes across the network axis that follows ``plan.lead``, ascending, without a gap.
+            They may be overwritten afterwards.
         """
         scores, first = planes.scores[:, : self._classes], planes.first
         last = first + len(scores) - 1
-        at = self._at[self._waiting]
-        between = int(np.searchsorted(at, first, side="left"))  # these and the planes before
-        ready = int(np.searchsorted(np.ceil(at), last, side="right"))
-        if between and self._held is not None:
-            seam = torch.cat((self._held, scores[:1]))
-            self._label(self._waiting[:between], seam, first - 1)
+        positions = self._positions[self._pending]
+        between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
+        ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
+        if between and self._last_plane is not None:
+            seam = torch.cat((self._last_plane, scores[:1]))
+            self._label(self._pending[:between], seam, first - 1)
         if ready > between:
-            self._label(self._waiting[between:ready], scores, first)
-        self._waiting = self._waiting[ready:]
-        self._held = scores[-1:].clone() if len(self._waiting) else None
+            self._label(self._pending[between:ready], scores, first)
+        self._pending = self._pending[ready:]
+        self._last_plane = scores[-1:].clone() if len(self._pending) else None
 
     def _label(self, slices: NDArray[np.int64], scores: torch.Tensor, first: int) -> None:
-        """Label some neighbouring source slices from the planes they lie between."""
+        """Label neighbouring source slices from the planes around them, beginning with `first`."""
         if self.way is None:
             self.way = choose_way(self._decision, self._classes, scores.device, scores.dtype)
         plan = self._plan
-        b, c = beside(plan.lead)  # of the source, in the order of `out`
+        b, c = beside(plan.lead)  # source axes, in the order of `out`
         lines = slices if any(plan.lean) else slices[:1]
-        at = [self._at[slices] - first]
+        at = [self._positions[slices] - first]
         at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
         if plan.network_axis(b) > plan.network_axis(c):
             scores = scores.transpose(2, 3)
         low, high = int(slices.min()), int(slices.max()) + 1
-        turn = 1 if slices[-1] >= slices[0] else -1
-        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::turn] for m in self.labels]
+        direction = 1 if slices[-1] >= slices[0] else -1
+        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self.labels]
         if len(lines) == 1:
-            scores, at, out = _by_memory(scores, at, out)
+            scores, at, out = _in_memory_order(scores, at, out)
         self.way.label(scores, (at[0], at[1], at[2]), self._decision, out)
 
 
-def _by_memory(
+def _in_memory_order(
     scores: torch.Tensor, at: list[NDArray[np.float64]], out: list[Labels]
 ) -> tuple[torch.Tensor, list[NDArray[np.float64]], list[Labels]]:
-    """Return all with the three axes in the order in which scores stand in memory."""
-    steps = [scores.stride(dim) for dim in (0, 2, 3)]
-    a, b, c = sorted(range(3), key=lambda axis: -steps[axis])
+    """Return the arguments with the three axes in the order of the scores in memory."""
+    strides = [scores.stride(dim) for dim in (0, 2, 3)]
+    a, b, c = sorted(range(3), key=lambda axis: -strides[axis])
     dims = [(0, 2, 3)[axis] for axis in (a, b, c)]
-    turned = scores.permute(dims[0], 1, dims[1], dims[2])
+    permuted = scores.permute(dims[0], 1, dims[1], dims[2])
     lines = [np.atleast_2d(at[axis]) for axis in (a, b, c)]
-    return turned, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
+    return permuted, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
 
 
 def plain(scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[Labels]) -> None:
-    """Label source voxels in plain torch, on any device; as `restore_cpu.label`."""
+    """Label source voxels in plain torch, on any device; arguments as of `restore_cpu.label`."""
     along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
     lines = max(len(rows), len(columns))
-    room = CPU_SLAB if scores.device.type == "cpu" else GPU_SLAB
-    step = 1 if lines > 1 else max(1, room // max(1, 4 * rows.shape[1] * columns.shape[1]))
+    max_bytes = CPU_SLAB if scores.device.type == "cpu" else GPU_SLAB
+    step = 1 if lines > 1 else max(1, max_bytes // max(1, 4 * rows.shape[1] * columns.shape[1]))
     for start in range(0, len(along), step):
-        where = (along[start : start + step], rows[start % lines], columns[start % lines])
+        slab = (along[start : start + step], rows[start % lines], columns[start % lines])
         taps = [
-            Taps(a, size, scores.device)
-            for a, size in zip(where, (scores.shape[0], *scores.shape[2:]), strict=True)
+            Taps(coordinates, size, scores.device)
+            for coordinates, size in zip(slab, (scores.shape[0], *scores.shape[2:]), strict=True)
         ]
-        for labels, found in zip(out, decide(scores, taps, decision), strict=True):
-            labels[start : start + step] = found.cpu().numpy()
+        for labels, decided in zip(out, decide(scores, taps, decision), strict=True):
+            labels[start : start + step] = decided.cpu().numpy()
 
 
 def decide(scores: torch.Tensor, taps: list[Taps], decision: Decision) -> list[torch.Tensor]:
@@ -180,34 +180,35 @@ def decide(scores: torch.Tensor, taps: list[Taps], decision: Decision) -> list[t
     scores : (N, C, B, C') floating tensor
         Planes of the network's grid.
     taps : list of three Taps
-        Where source voxels lie along planes, and along the two axes of a plane.
+        Interpolation weights of the source voxels across planes, and along both axes of a plane.
     decision : Decision
         The first largest score, or each score against a threshold.
 
     Returns
     -------
     list of (S, J, I) integer tensors
-        The channel of the largest score; or one a channel n, n + 1 where it reaches the threshold.
+        The channel of the largest score; or one tensor per channel n, with n + 1 where its score
+        reaches the threshold.
     """
     values = _interpolated(scores, taps)
     dtype = torch.uint8 if scores.shape[1] <= 255 else torch.int32
     if isinstance(decision, Threshold):
-        reached = ((score >= decision.value).to(dtype) for score in values)
-        return [yes.mul_(number) for number, yes in enumerate(reached, start=1)]
+        masks = ((score >= decision.value).to(dtype) for score in values)
+        return [mask.mul_(number) for number, mask in enumerate(masks, start=1)]
     best = next(values)
     labels = torch.zeros_like(best, dtype=dtype)
     for number, score in enumerate(values, start=1):
-        won = (score > best).to(dtype).mul_(number)
-        torch.maximum(labels, won, out=labels)  # numbers grow: a later winner is the larger one
+        larger = (score > best).to(dtype).mul_(number)
+        torch.maximum(labels, larger, out=labels)  # numbers ascend: the last one wins
         torch.maximum(best, score, out=best)
     return [labels]
 
 
 def _interpolated(scores: torch.Tensor, taps: list[Taps]) -> Iterator[torch.Tensor]:
-    """Yield one class after another at the source's voxels, float32 (S, J, I).
+    """Yield the scores of each class at the source's voxels, float32 (S, J, I).
 
-    Planes are turned, while they are small, so that whole rows are taken: picking out of rows is
-    ten times as slow.
+    Planes are transposed while they are small, so that whole rows are selected: selecting elements
+    within rows is ten times slower.
     """
     across, b, c = taps
     for number in range(scores.shape[1]):
@@ -217,16 +218,16 @@ def _interpolated(scores: torch.Tensor, taps: list[Taps]) -> Iterator[torch.Tens
 
 
 class LabelRestorer:
-    """Decides labels on the network's voxels and brings those back: the nearest one.
+    """Decides labels on the network grid and resamples them to the source by nearest neighbour.
 
     Parameters
     ----------
     plan : NetworkPlan
-        The grids.
+        Source grid and network grid.
     decision : Decision
         The first largest score, or each score against a threshold.
     classes : int
-        How many channels to decide between.
+        Number of channels to decide between.
     """
 
     def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
@@ -237,24 +238,24 @@ class LabelRestorer:
         """Take the next planes across the network axis that follows ``plan.lead``."""
         scores = planes.scores[:, : self._classes]
         if isinstance(self._decision, Threshold):
-            reached = (scores >= self._decision.value).transpose(0, 1)
+            masks = (scores >= self._decision.value).transpose(0, 1)
             numbers = torch.arange(1, self._classes + 1, device=scores.device)
-            found = reached * numbers.view(-1, 1, 1, 1)
+            labels = masks * numbers.view(-1, 1, 1, 1)
         else:
-            found = torch.argmax(scores, dim=1)[None]
-        self._planes.append(found.to(torch.uint8 if self._classes <= 255 else torch.int32))
+            labels = torch.argmax(scores, dim=1)[None]
+        self._planes.append(labels.to(torch.uint8 if self._classes <= 255 else torch.int32))
 
     def finish(self, clean: Clean) -> list[Labels]:
-        """Return the label maps on the source's voxels, cleaned on the network's before."""
+        """Return the label maps on the source grid; `clean` is applied on the network grid."""
         axis = self._plan.network_axis(self._plan.lead)
         dtype = label_type(self._decision, self._classes)
         return [
-            self._bring_back(clean(values.movedim(0, axis).cpu().numpy().astype(dtype)))
+            self._to_source(clean(values.movedim(0, axis).cpu().numpy().astype(dtype)))
             for values in torch.cat(self._planes, dim=1)
         ]
 
-    def _bring_back(self, labels: Labels) -> Labels:
-        """Return a label map of the network's grid on the source's."""
+    def _to_source(self, labels: Labels) -> Labels:
+        """Resample a label map from the network grid to the source grid."""
         values = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0])
         plan = self._plan
         if plan.resampled:

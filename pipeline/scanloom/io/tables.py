@@ -1,4 +1,4 @@
-"""Measurements of a case folder, as a table (CSV) and as a document (JSON)."""
+"""Measurements of a case folder, as a table (CSV) and a document (JSON)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scanloom.io.json_file import read_json, write_json
 from scanloom.io.names import MEASUREMENTS_CSV, MEASUREMENTS_JSON
 
 DIGITS = 7
-"""Significant digits of a number in a table: more than a measurement has, fewer than noise."""
+"""Significant digits of numbers: more than a measurement is accurate to, without noise digits."""
 
 _CORNERS = ("i_first", "j_first", "k_first", "i_last", "j_last", "k_last")
 COLUMNS = (
@@ -27,10 +27,10 @@ COLUMNS = (
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
-    """Write `measurements.csv` and `measurements.json`, one row a model and structure.
+    """Write `measurements.csv` and `measurements.json`, one row per model and structure.
 
-    What is not known is empty in the CSV and null in the JSON, never 0. Numbers have seven
-    significant digits in both; flags are codes, joined by a space in the CSV.
+    Unknown values are empty in the CSV and null in the JSON, never 0. Numbers have seven
+    significant digits in both. Flags are codes, separated by spaces in the CSV.
     """
     rows = [plain_measurement(m) for m in measurements]
     write_json(folder / MEASUREMENTS_JSON, {"schema": 1, "measurements": rows})
@@ -41,39 +41,39 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> Non
 
 
 def read_measurements(folder: Path) -> tuple[Measurement, ...]:
-    """Return what `write_measurements` wrote, to seven digits.
+    """Read the measurements that `write_measurements` wrote, with seven digits.
 
     Raises
     ------
     OSError, ValueError
-        If `measurements.json` is missing or has another form.
+        If `measurements.json` is missing or malformed.
     ScanError
         NEWER_VERSION if a newer scanloom wrote it.
     """
     try:
         return tuple(_measurement(row) for row in read_plain_measurements(folder))
     except (KeyError, TypeError) as exc:
-        raise ValueError("measurements.json has another form") from exc
+        raise ValueError("measurements.json is malformed") from exc
 
 
 def read_plain_measurements(folder: Path) -> list[dict[str, Any]]:
-    """Return the measurements of a case folder as they stand in its JSON.
+    """Read the measurements of a case folder as plain JSON objects.
 
     Raises
     ------
     OSError, ValueError
-        If `measurements.json` is missing or has another form.
+        If `measurements.json` is missing or malformed.
     ScanError
         NEWER_VERSION if a newer scanloom wrote it.
     """
     rows = read_json(folder / MEASUREMENTS_JSON).get("measurements")
     if not isinstance(rows, list):
-        raise ValueError("measurements.json has another form")  # noqa: TRY004
+        raise ValueError("measurements.json is malformed")  # noqa: TRY004
     return rows
 
 
 def plain_measurement(measurement: Measurement) -> dict[str, Any]:
-    """Return a measurement as `measurements.json` and `--json` hold it."""
+    """Return a measurement as a JSON object, as in `measurements.json` and `--json`."""
     row = {f.name: getattr(measurement, f.name) for f in fields(measurement)}
     row = {name: _rounded(v) if isinstance(v, float) else v for name, v in row.items()}
     if measurement.box is not None:
@@ -83,7 +83,7 @@ def plain_measurement(measurement: Measurement) -> dict[str, Any]:
 
 
 def flat_measurement(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a plain measurement as a row of `COLUMNS`; fields that are not known are left out."""
+    """Return a plain measurement as a row of `COLUMNS`; unknown fields are left out."""
     box = row["box"]
     corners = [None] * 6 if box is None else [n for corner in box for n in corner]
     cells = {**row, **dict(zip(_CORNERS, corners, strict=True)), "flags": " ".join(row["flags"])}
@@ -91,7 +91,7 @@ def flat_measurement(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measurement(row: dict[str, Any]) -> Measurement:
-    """Return the measurement of a plain row; fields that it lacks have their defaults."""
+    """Return the measurement of a plain row; missing fields get their defaults."""
     box = row["box"]
     known = {f.name: row[f.name] for f in fields(Measurement) if f.name in row}
     known["box"] = None if box is None else (tuple(box[0]), tuple(box[1]))

@@ -340,10 +340,10 @@ def test_a_folder_of_the_users_own_files_is_not_claimed(name: str, tmp_path: Pat
     mine = tmp_path / name
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(ScanError, match="name another --out") as caught:
+    with pytest.raises(ScanError, match="use another --out") as caught:
         claim_out(tmp_path, KEY)
     assert caught.value.code == "OUTPUT_UNWRITABLE"
-    with pytest.raises(ScanError, match="name another --out"):
+    with pytest.raises(ScanError, match="use another --out"):
         build_index([tmp_path], bytes(32), tmp_path)
     assert files(tmp_path) == {name}
 

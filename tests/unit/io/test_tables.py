@@ -72,7 +72,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 def test_another_document_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "measurements.json", {"measurements": [{"label": "liver"}]})
-    with pytest.raises(ValueError, match="another form"):
+    with pytest.raises(ValueError, match="malformed"):
         read_measurements(tmp_path)
 
 
