@@ -1,12 +1,11 @@
 """The engine child: the one process of a worker in which models and native code live.
 
-What aborts, hangs or takes all the memory takes this process with it and nothing else: the worker
-that started it (`scanloom.engine.process`) sees its end, finds who was at fault, starts another.
+Code that aborts, hangs or takes all the memory takes this process with it and nothing else. The
+worker that started it (`scanloom.engine.process`) sees its end, finds which case caused it, and
+starts another.
 
-It is started as ``python -m scanloom.engine.child FD``, where FD is one end of a socket pair. The
-first thing that comes through is a `Setup`, then one `Order` a case; back go `Ready`, `Step` and
-`Done`.
-Both ends are this program on this machine, started by one user: nothing else is unpickled.
+It is started as ``python -m scanloom.engine.child FD``, where FD is one end of a socket pair; for
+the messages see `scanloom.engine.worker_messages`.
 """
 
 from __future__ import annotations
@@ -14,102 +13,30 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Any
 
-from scanloom.core import Case, CaseRecord, Clock, ScanError, blame, keep_memory_private, settle_in
+from scanloom.core import Clock, ScanError, blame, keep_memory_private, settle_in
 from scanloom.engine.lean import lean_imports
 from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
 from scanloom.engine.steps import Labeller
-from scanloom.engine.work import Place, failed_record, work_on
+from scanloom.engine.work import failed_record, work_on
+from scanloom.engine.worker_messages import WAITING, Done, Order, Ready, Setup, Step
+from scanloom.io.messages import Message, receive
 from scanloom.own_python import safe_path
-
-WAITING = "waiting"
-"""The step of a case that waits for models or before the device's door: its time is not its own."""
-
-Labellers = Callable[[], Sequence[Labeller]]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a child must know before its first case.
-
-    Parameters
-    ----------
-    place : Place
-        Where results go.
-    labellers : callable
-        Makes the models, in the child. A top-level function or a `functools.partial` of one.
-    in_flight : int
-        How many cases may be there at once.
-    memory_limit : int or None
-        Bytes of data that the process may have (RLIMIT_DATA), so that a case that takes more ends
-        with an error instead of taking the machine's memory. By their estimates, cases in flight
-        take no more together, and one that alone would take more is refused.
-    neighbours : int
-        How many such processes share the machine's memory where there is no limit.
-    search_path : tuple of str
-        Where Python looks for modules, as in the process that makes this; what others can write,
-        here or where the child is, is left out.
-    """
-
-    place: Place
-    labellers: Labellers
-    in_flight: int = 1
-    memory_limit: int | None = None
-    neighbours: int = 1
-    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(safe_path(sys.path)))
-
-
-@dataclass(frozen=True)
-class Order:
-    """A case to be worked on; `number` tells its messages from others'."""
-
-    number: int
-    case: Case
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The models are loaded; or can't be, for a reason that all cases share."""
-
-    fault: ScanError | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """A case begins a step."""
-
-    number: int
-    name: str
-
-
-@dataclass(frozen=True)
-class Done:
-    """A case has ended; `device` is when it held the device (seconds of CLOCK_MONOTONIC).
-
-    `refused`: it can't fit into memory, whoever else is there; nothing was read of it.
-    """
-
-    number: int
-    record: CaseRecord
-    device: tuple[float, float] | None
-    refused: bool = False
 
 
 class Child:
     """Works on orders until the socket is closed."""
 
-    def __init__(self, setup: Setup, connection: Connection[Any, Any]) -> None:
+    def __init__(self, setup: Setup, connection: socket.socket) -> None:
         self._setup, self._connection = setup, connection
         self._sending, self._door = threading.Lock(), threading.Lock()
         self._models: Future[tuple[Sequence[Labeller], Room]] = Future()
@@ -120,7 +47,7 @@ class Child:
             pool.submit(self._make_models)
             while True:
                 try:
-                    order: Order = self._connection.recv()
+                    order: Order = receive(self._connection)
                 except (EOFError, OSError):
                     return
                 self._begin(pool, order)
@@ -182,8 +109,9 @@ class Child:
         return need
 
     def _tell(self, message: Ready | Step | Done) -> None:
-        with self._sending, suppress(OSError):  # the other end is gone: so are we, soon
-            self._connection.send(message)
+        packed = Message(message)
+        with self._sending, suppress(OSError):  # the worker is gone: so is this process, soon
+            packed.send(self._connection)
 
 
 def die_with_parent() -> None:
@@ -217,16 +145,13 @@ def main() -> None:
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
         signal.signal(number, signal.SIG_IGN)
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    sys.path[:] = safe_path([*connection.recv(), *sys.path])  # what it unpickles may need it
-    setup: Setup = connection.recv()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    setup: Setup = receive(connection)
+    sys.path[:] = safe_path([*setup.search_path, *sys.path])  # for the modules of the models
     limit_memory(setup.memory_limit)
     settle_in()
     Child(setup, connection).serve()
 
 
 if __name__ == "__main__":
-    # The module's classes must be the ones that the other side pickles
-    from scanloom.engine import child
-
-    child.main()
+    main()

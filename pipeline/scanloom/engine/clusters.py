@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
 from scanloom.engine.dask_settings import (
     QUIET,
     careful_path,
@@ -28,6 +27,7 @@ from scanloom.engine.handshake import Handshake
 from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.models import check_same
 from scanloom.engine.pool import Pool
+from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Execution, Workflow
 from scanloom.io.scratch import private_scratch
 

@@ -19,9 +19,9 @@ from distributed import WorkerPlugin, get_worker
 
 from scanloom.core import Reason
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine
 from scanloom.engine.handshake import Answer, Question, answer, find_fault
+from scanloom.engine.worker_messages import Setup
 
 LEAVING = 1.0
 """Seconds after which a worker that is kept out leaves: Dask may still be starting it."""

@@ -9,14 +9,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from pathlib import Path
 from socket import SHUT_WR, socketpair
 from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.core.limits import limit_met
-from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
+from scanloom.engine.worker_messages import (
+    WAITING,
+    Done,
+    FunctionCall,
+    Order,
+    Ready,
+    Setup,
+    Step,
+)
+from scanloom.io.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
 
 OnStep = Callable[[str], None]
@@ -94,7 +103,8 @@ class EngineProcess:
     def __init__(
         self, setup: Setup, log: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        ours, theirs = socketpair()
+        first = Message(replace(setup, labellers=FunctionCall.of(setup.labellers)))
+        self._socket, theirs = socketpair()
         with theirs, _open_log(log) as words:
             self._process = subprocess.Popen(  # noqa: S603  # ourselves
                 own_python("-m", "scanloom.engine.child", str(theirs.fileno())),
@@ -105,8 +115,6 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # a Ctrl-C at the terminal is for the worker
             )
-        self._socket = ours
-        self._connection: Connection[Any, Any] = Connection(os.dup(ours.fileno()))
         self._lock = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
         self._number, self._ready, self._began = 0, False, time.monotonic()
@@ -114,8 +122,7 @@ class EngineProcess:
         self._fault: ScanError | None = None
         self.late = False
         with suppress(OSError):  # it died: the listener will say so
-            self._connection.send(list(setup.search_path))
-            self._connection.send(setup)
+            first.send(self._socket)
         threading.Thread(target=self._listen, name="engine child", daemon=True).start()
 
     @property
@@ -168,7 +175,7 @@ class EngineProcess:
             number = self._number
             self._waiting[number] = waiting
             with suppress(OSError):  # it is dying: the listener will say so
-                self._connection.send(Order(number, case))
+                send(self._socket, Order(number, case))
         while not waiting.ended.wait(_TICK):
             if waiting.worked > limit:
                 self.kill()
@@ -206,13 +213,14 @@ class EngineProcess:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._connection.recv())
+                self._take(receive(self._socket))
         except (EOFError, OSError):
             pass
+        except ValueError:  # something else wrote into the socket
+            self.kill()
         code = self._process.wait()
-        self._socket.close()
         with self._lock:
-            self._connection.close()
+            self._socket.close()
             self._code = code
         self._give_up()
 

@@ -24,7 +24,6 @@ from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.engine.cases import first_of_each, leave_out, make_cases, workflow_recipe
-from scanloom.engine.child import Setup
 from scanloom.engine.collect import Ending, collect
 from scanloom.engine.energy import Meter
 from scanloom.engine.engine import Engine, Outcome
@@ -43,6 +42,7 @@ from scanloom.engine.select import Inputs, LeftOut, check_channels, select
 from scanloom.engine.status import Board, Status, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import check_bids, write_bids
 from scanloom.io.casefolder import claim_out, output_border

@@ -19,10 +19,10 @@ import pytest
 
 import engine_models as em
 from scanloom.core import Case, Reason
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import MOST_STARTS, Engine, Outcome
 from scanloom.engine.gate import Gate
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 
 
 @pytest.fixture

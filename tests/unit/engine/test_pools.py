@@ -19,12 +19,12 @@ import pytest
 import engine_models as em
 from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.pool import LocalPool, LostError, UnfitError
 from scanloom.engine.pump import MOST_LOSSES, pump
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 from scanloom.io.living import this_host
 
 
