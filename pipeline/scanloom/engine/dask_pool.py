@@ -33,6 +33,7 @@ from scanloom.engine.dask_worker import (
 )
 from scanloom.engine.engine import Outcome
 from scanloom.engine.pool import LostError, UnfitError
+from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
 
 LOOKING = 0.5
 """Seconds for which the count of workers is taken as known."""
@@ -41,14 +42,6 @@ LISTENING = 30.0
 ENDING = 10.0
 """Seconds that workers have to end their engines, beside the patience with what they work on."""
 GONE = "its scheduler is gone"
-OF_PLACE = frozenset(
-    (Reason.UNREADABLE, Reason.OUTPUT, Reason.SCRATCH_FULL, Reason.ENVIRONMENT, Reason.DEVICE)
-)
-"""What a case ends with that may go well on another machine."""
-OF_DEVICE = frozenset((Reason.DEVICE,))
-"""What may go well on another worker of the same machine."""
-MOST_FAILED = 3
-"""Cases that a worker fails and another does: then it is sent away."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +284,8 @@ class DaskPool:
         self, case: Case, worker: str, outcome: Outcome, ours: Future[Outcome]
     ) -> bool:
         """Give a case once to another worker where the first one may be at fault."""
-        doubtful = OF_DEVICE if self._terms.same_machine else OF_PLACE
-        if outcome.record is None or outcome.record.reason not in doubtful:
+        policy = policy_of(outcome.record.reason if outcome.record else None)
+        if not policy.on_other_worker(same_machine=self._terms.same_machine):
             return False
         others = (self._workers & self._fit) - {worker}
         if case.id in self._first or not others or self._stopped.is_set() or ours.done():
@@ -309,14 +302,14 @@ class DaskPool:
         if outcome.record.reason is None and worker != failed_on:
             self._outdone[failed_on] += 1
             known = not self._terms.same_machine and failed_on in self._fit
-            if self._outdone[failed_on] >= MOST_FAILED and known:
+            if self._outdone[failed_on] >= MAX_OUTDONE_CASES and known:
                 self._dismiss(failed_on, first)
         return replace(outcome, tries=first.tries + outcome.tries)
 
     def _dismiss(self, worker: str, last: Outcome) -> None:
         """Send a worker away that fails what others do; beside this thread, since it may hang."""
         reason = last.record.reason if last.record and last.record.reason else Reason.CLUSTER
-        fault = f"a worker failed {MOST_FAILED} cases that others did ({reason.code})"
+        fault = f"a worker failed {MAX_OUTDONE_CASES} cases that others did ({reason.code})"
         self._keep_out(Unfit(worker, Reason.CLUSTER, fault))
 
         def tell() -> None:

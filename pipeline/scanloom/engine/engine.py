@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import signal
 import threading
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.core.limits import is_limited, limit_met
-from scanloom.engine.child import Done, Setup
 from scanloom.engine.gate import Gate
 from scanloom.engine.process import (
     CaseLateError,
@@ -21,18 +21,14 @@ from scanloom.engine.process import (
     EngineProcess,
     NoEngineError,
 )
+from scanloom.engine.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
+from scanloom.engine.worker_messages import Done, Setup
 
 OnStep = Callable[[str], None]
+Span = tuple[float, float]
 
-PAUSES = (1.0, 4.0, 15.0)
-"""Seconds before another try where the disk or the network may have been at fault."""
 REFUSED = "refused"
 """How a try ends for a case that would not fit into memory alone: no other try is made."""
-_TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT)
-MOST_STARTS = 3
-"""Children in a row that never became ready, after which no other is started."""
-_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE, Reason.ENVIRONMENT)
-"""What the neighbours may be to blame for: such a case is tried once more, alone and afresh."""
 
 
 @dataclass(frozen=True)
@@ -138,25 +134,34 @@ class Engine:
             return Outcome(None, tuple(tries), None, self._name, unfit.fault)
 
     def _work_on(self, case: Case, tries: list[Try], on_step: OnStep | None) -> Outcome:
-        device = None
-        for pause in (*PAUSES, None):
-            with self._gate.among_others():
-                record, device = self._try(case, tries, on_step, alone=False)
-            refused = tries[-1].end == REFUSED
-            crowded = record is not None and record.reason in _CROWDED and not refused
-            if (record is None and not self._stopped.is_set()) or crowded:
-                with self._gate.alone():
-                    self._replace_child()
-                    record, device = self._try(case, tries, on_step, alone=True)
-                    if tries[-1].end == KILLED and not self._stopped.is_set():
-                        record, device = self._try(case, tries, on_step, alone=True)
-            if record is None and not self._stopped.is_set():
-                record = _verdict(case, tries[-1])
-            if record is None or record.reason not in _TRANSIENT or pause is None:
+        """Retry a case in this worker as the policy of its reason says."""
+        for retries in itertools.count():
+            record, device = self._try_until_sure(case, tries, on_step)
+            pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
+            if not pauses:
                 break
-            if self._stopped.wait(pause):
-                return Outcome(None, tuple(tries), device, self._name)  # another run tries again
+            if self._stopped.wait(pauses[0]):  # another run tries again
+                return Outcome(None, tuple(tries), device, self._name)
         return Outcome(record, tuple(tries), device, self._name)
+
+    def _try_until_sure(
+        self, case: Case, tries: list[Try], on_step: OnStep | None
+    ) -> tuple[CaseRecord | None, Span | None]:
+        """Try a case among others, then alone if others may have caused its failure."""
+        with self._gate.among_others():
+            record, device = self._try(case, tries, on_step, alone=False)
+        if record is None and self._stopped.is_set():
+            return None, device
+        policy = policy_of(record.reason) if record else PROCESS_LOST
+        if policy.alone_in_new_process and tries[-1].end != REFUSED:
+            with self._gate.alone():
+                self._replace_child()
+                record, device = self._try(case, tries, on_step, alone=True)
+                if tries[-1].end == KILLED and not self._stopped.is_set():
+                    record, device = self._try(case, tries, on_step, alone=True)
+        if record is None and not self._stopped.is_set():
+            record = _verdict(case, tries[-1])
+        return record, device
 
     def stop(self, patience: float = 0.0) -> None:
         """End the child; cases in flight that are not done after `patience` seconds are cut."""
@@ -167,7 +172,7 @@ class Engine:
 
     def _try(
         self, case: Case, tries: list[Try], on_step: OnStep | None, *, alone: bool
-    ) -> tuple[CaseRecord | None, tuple[float, float] | None]:
+    ) -> tuple[CaseRecord | None, Span | None]:
         """Give the case to the child; no record where the child did not live to give one."""
         began = time.monotonic()
         done: Done | None = None
@@ -223,8 +228,8 @@ class Engine:
             self._vain = 0
             return
         self._vain += 1
-        final = not ended.fault.reason.retry or ended.fault.reason is Reason.MODEL_CHANGED
-        if self._vain == MOST_STARTS or ended.late or final:
+        final = ended.late or not policy_of(ended.fault.reason).new_child
+        if final or self._vain == MAX_CHILD_STARTS:
             self._fault = ended.fault
 
     def _replace_child(self) -> None:

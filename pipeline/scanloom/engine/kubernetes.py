@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import KUBERNETES_MAX_FAILED_PODS
 from scanloom.engine.workflow import Execution
 
 ASKING = 60.0
 """Seconds that kubectl may take."""
-PODS_MAY_FAIL = 1000
-"""Kubernetes replaces pods that end, more and more slowly; so many of them."""
 
 
 class KubernetesJob:
@@ -89,8 +88,9 @@ class KubernetesJob:
             "metadata": {"name": self.name, "namespace": options.namespace},
             "spec": {
                 "parallelism": pods,
-                "completions": PODS_MAY_FAIL + pods,  # a worker that ends well is replaced too
-                "backoffLimit": PODS_MAY_FAIL,
+                # a worker that ends well is replaced too
+                "completions": KUBERNETES_MAX_FAILED_PODS + pods,
+                "backoffLimit": KUBERNETES_MAX_FAILED_PODS,
                 "ttlSecondsAfterFinished": 3600,
                 "template": {"spec": pod},
             },

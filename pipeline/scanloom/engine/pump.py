@@ -11,9 +11,7 @@ from concurrent.futures import Future
 from scanloom.core import Case, CaseRecord, Reason
 from scanloom.engine.engine import Outcome
 from scanloom.engine.pool import LostError, Pool, UnfitError
-
-MOST_LOSSES = 10
-"""How often a case may lose its worker before it is given up for this run."""
+from scanloom.engine.retries import MAX_WORKER_LOSSES
 
 OnOutcome = Callable[[Case, Outcome], None]
 
@@ -86,7 +84,7 @@ def pump(
             outcome = _outcome(future)
             if outcome is None:
                 losses[case.id] += not isinstance(future.exception(), UnfitError)
-                if losses[case.id] < MOST_LOSSES:
+                if losses[case.id] < MAX_WORKER_LOSSES:
                     again.append(case)
                     continue
                 outcome = _given_up(case)
@@ -137,5 +135,5 @@ def _outcome(future: Future[Outcome]) -> Outcome | None:
 
 
 def _given_up(case: Case) -> Outcome:
-    detail = f"its worker was lost {MOST_LOSSES} times"
+    detail = f"its worker was lost {MAX_WORKER_LOSSES} times"
     return Outcome(CaseRecord(case.id, Reason.LOST, detail, (), None), ())

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import (
+    SLURM_FIRST_PAUSE_S,
+    SLURM_MAX_FUTILE_JOBS,
+    SLURM_MAX_PAUSE_S,
+)
 from scanloom.engine.workflow import Execution
 
 ASKING = 60.0
 """Seconds that a command of SLURM may take: a busy controller is slow."""
-FUTILE = 3
-"""How many jobs may end in vain before no worker ever came."""
-BETWEEN, AT_MOST = 10.0, 600.0
-"""Seconds between two submissions in place of jobs that ended: doubled each time, but for jobs
-that lived longer than that."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,13 @@ class SlurmJobs:
         since = time.monotonic() - self._last
         if missing <= 0 or since < self._pause:
             return
-        if not came and self._submitted >= self._orders.jobs + FUTILE:
+        if not came and self._submitted >= self._orders.jobs + SLURM_MAX_FUTILE_JOBS:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker comes: see slurm-*.log")
         for _ in range(missing):
             self._submit()
         self._last = time.monotonic()
-        self._pause = BETWEEN if since > AT_MOST else min(AT_MOST, max(BETWEEN, 2 * self._pause))
+        doubled = min(SLURM_MAX_PAUSE_S, max(SLURM_FIRST_PAUSE_S, 2 * self._pause))
+        self._pause = SLURM_FIRST_PAUSE_S if since > SLURM_MAX_PAUSE_S else doubled
 
     def close(self) -> None:
         """Cancel all jobs."""

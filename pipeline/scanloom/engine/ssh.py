@@ -11,12 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import SSH_FIRST_PAUSE_S, SSH_MAX_FUTILE_ROUNDS, SSH_PAUSES_S
 from scanloom.engine.workflow import Cluster
 
-PAUSES = (0.0, 10.0, 30.0, 120.0, 300.0)
-"""Seconds before a host is tried for the first time, the second ... and each further one."""
-FUTILE = 2
-"""How often all hosts are tried before no worker ever came."""
 PATIENCE = 5.0
 
 
@@ -65,11 +62,12 @@ class SshHosts:
                 continue
             if session is not None:
                 del self._sessions[number]
-                pause = PAUSES[min(self._tried[number], len(PAUSES) - 1)]
-                self._next[number] = now + (pause if came else 1.0)
-            if not came and min(self._tried.values()) >= FUTILE and not self._sessions:
+                pause = SSH_PAUSES_S[min(self._tried[number], len(SSH_PAUSES_S) - 1)]
+                self._next[number] = now + (pause if came else SSH_FIRST_PAUSE_S)
+            futile = min(self._tried.values()) >= SSH_MAX_FUTILE_ROUNDS
+            if not came and futile and not self._sessions:
                 raise ScanError(Reason.CLUSTER, "no host could be worked on: see ssh-*.log")
-            if now >= self._next[number] and (came or self._tried[number] < FUTILE):
+            if now >= self._next[number] and (came or self._tried[number] < SSH_MAX_FUTILE_ROUNDS):
                 self._sessions[number] = self._open(number, host)
                 self._tried[number] += 1
 
