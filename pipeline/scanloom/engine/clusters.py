@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
+from scanloom.engine.cluster_contact import Starter, contact_file, make_contact
 from scanloom.engine.dask_settings import (
     QUIET,
     careful_path,
@@ -38,70 +37,11 @@ HOSTED = (SLURM, SSH, KUBERNETES)
 KEEPING = 3.0
 """Seconds between two looks at whether all workers that were asked for are there."""
 
-LAST = 120.0
-"""Seconds before the end of a job at which its workers leave in good order, at most."""
-
 ANSWERING = 30.0
 """Seconds that a scheduler has to answer."""
 
 JOINING = 120.0
 """Seconds that the workers of a cluster have to come, unless the workflow says it."""
-
-
-@dataclass(frozen=True)
-class Contact:
-    """What a worker on another machine must know; a file in the run's private folder says it.
-
-    Parameters
-    ----------
-    address : str
-        Of the scheduler.
-    certificate, key : str
-        Paths of the run's own, for TLS.
-    folder : str
-        The working folder of the run, for paths that are relative to it.
-    threads : int
-        Cases at once in a worker.
-    device : str
-        Of the workflow.
-    workers : int
-        On each machine or in each job; 0 for one a GPU.
-    interface : str or None
-        Network interface to be found at.
-    lifetime : float or None
-        Seconds after which a worker ends by itself.
-    """
-
-    address: str
-    certificate: str
-    key: str
-    folder: str
-    threads: int
-    device: str
-    workers: int = 0
-    interface: str | None = None
-    lifetime: float | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Contact:
-        """Read it from its file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-
-class Starter(Protocol):
-    """Starts workers somewhere and keeps as many there as were asked for."""
-
-    def keep(self, came: bool) -> None:
-        """Start what is missing; `came` says whether a worker ever came.
-
-        Raises
-        ------
-        ScanError
-            CLUSTER if it is no use.
-        """
-
-    def close(self) -> None:
-        """End all that was started."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +267,7 @@ def hosted_cluster(
         dask.config.set(quiet(scratch, pages=options.dashboard)),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
-        _contact_file(_contact(cluster.scheduler_address, execution), security, private) as path,
+        contact_file(make_contact(cluster.scheduler_address, execution), security, private) as path,
     ):
         if not options.dashboard:
             close_pages(cluster)
@@ -338,38 +278,6 @@ def hosted_cluster(
                 yield client
         finally:
             starter.close()
-
-
-def _contact(address: str, execution: Execution) -> Contact:
-    options = execution.cluster
-    return Contact(
-        address=address,
-        certificate="",
-        key="",
-        folder=str(Path.cwd()),
-        threads=execution.in_flight,
-        device=execution.device,
-        workers=options.gpus,
-        interface=options.interface,
-        lifetime=max(options.walltime - LAST, 0.9 * options.walltime) if options.walltime else None,
-    )
-
-
-@contextmanager
-def _contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Path]:
-    """Write the contact with certificate and key, for the owner alone, while the run goes on."""
-    folder = private.absolute()
-    paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
-    told = asdict(contact) | {"certificate": str(paths[1]), "key": str(paths[2])}
-    texts = (json.dumps(told), security.tls_ca_file, security.tls_worker_key)
-    try:
-        for path, text in zip(paths, texts, strict=True):
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
-        yield paths[0]
-    finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
 
 
 def _wait_for_first(client: Any, starter: Starter, wait: float) -> None:

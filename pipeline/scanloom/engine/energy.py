@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from scanloom.engine.nvml import nvml_handles
+
 RAPL = Path("/sys/class/powercap")
 """Running Average Power Limit counters of Intel and AMD processors (Linux powercap)."""
 
@@ -49,19 +51,12 @@ def _read(path: Path) -> int | None:
 
 
 def _gpu_millijoules() -> list[int]:
-    """Return the energy counters of all NVIDIA devices, none without a driver."""
+    """Return the energy counters of all NVIDIA devices; none without a driver."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        counters = []
-        for n in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(n)
+    counters = []
+    with nvml_handles() as handles:
+        for handle in handles or ():
             with contextlib.suppress(pynvml.NVMLError):  # older devices do not count
                 counters.append(int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
-        return counters
-    finally:
-        pynvml.nvmlShutdown()
+    return counters

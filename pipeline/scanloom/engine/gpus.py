@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
+from scanloom.core.processors import core_count
+from scanloom.engine.nvml import nvml_handles
 from scanloom.engine.workflow import Execution
 
 ORDINARY = ("auto", "cuda")
@@ -40,8 +43,7 @@ def worker_environment(device: str, workers: int) -> dict[str, str]:
 
     A variable that the user has set is left as it is, but for CUDA_VISIBLE_DEVICES.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = str(max(1, (cores or 1) // workers))
+    share = str(max(1, core_count() // workers))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), share)
     set_here = {name: os.environ.get(name, value) for name, value in threads.items()}
     return {**set_here, "CUDA_VISIBLE_DEVICES": device} if device else set_here
@@ -52,18 +54,10 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return _said(named)
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [uuid for n in range(pynvml.nvmlDeviceGetCount()) for uuid in _uuids(n)]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
+    uuids: list[str] = []
+    with nvml_handles() as handles:
+        uuids += [uuid for handle in handles or () for uuid in _uuids(handle)]
+    return uuids
 
 
 def _said(named: str) -> list[str]:
@@ -73,11 +67,10 @@ def _said(named: str) -> list[str]:
     return parts[: ends[0]] if ends else parts
 
 
-def _uuids(number: int) -> list[str]:
+def _uuids(handle: Any) -> list[str]:
     """Return the UUID of a GPU, or those of the slices that it is cut into."""
     import pynvml
 
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     slices: list[str] = []
     cut = 0
     with suppress(pynvml.NVMLError):  # a GPU that can't be cut

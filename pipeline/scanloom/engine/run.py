@@ -39,7 +39,8 @@ from scanloom.engine.record import card_digest
 from scanloom.engine.run_folder import RUNS, keep_workflow, new_run
 from scanloom.engine.scope import OF_RESULTS, Scope
 from scanloom.engine.select import Inputs, LeftOut, check_channels, select
-from scanloom.engine.status import Board, Status, closing
+from scanloom.engine.status import Status
+from scanloom.engine.status_board import Board, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.worker_messages import Setup

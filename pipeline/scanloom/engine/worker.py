@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import keep_memory_private, settle_in
-from scanloom.engine.clusters import Contact
+from scanloom.engine.cluster_contact import Contact
 from scanloom.engine.dask_settings import ANY_PORT, PRELOAD, careful_path, quiet
 from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
 from scanloom.io.scratch import private_scratch

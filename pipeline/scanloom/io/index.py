@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import OUTCOMES, Reason, ScanError, Series, home
+from scanloom.core.processors import core_count
 from scanloom.io.find import FAILED, Group, group_files, look_results
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -159,7 +160,7 @@ def build_index(
         check_unclaimed(out)  # the index claims it
     place = cache_file(paths) if out is None else out / PRIVATE / INDEX
     old = read_index(place, fingerprint)
-    with Helpers(processes or _cores()) as helpers, no_collector():
+    with Helpers(processes or core_count()) as helpers, no_collector():
         called = helpers.start if old is None else None
         entries = list_files(paths, MANY, called, out, archives=archives)
         same = None if old is None else old.rows_of(entries)
@@ -194,11 +195,6 @@ def cache_file(paths: Sequence[Path | str]) -> Path:
     named = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # noqa: PTH100 links stay
     digest = hashlib.blake2b(os.fsencode(named), digest_size=16).hexdigest()
     return folder / f"{digest}.parquet"
-
-
-def _cores() -> int:
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def _build(

@@ -282,10 +282,10 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
 def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> None:
     from distributed.security import Security
 
-    from scanloom.engine.clusters import Contact, _contact, _contact_file
+    from scanloom.engine.cluster_contact import Contact, contact_file, make_contact
 
-    contact = _contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
-    with _contact_file(contact, Security.temporary(), tmp_path) as path:
+    contact = make_contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
+    with contact_file(contact, Security.temporary(), tmp_path) as path:
         told = Contact.read(path)
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert modes == {0o600}

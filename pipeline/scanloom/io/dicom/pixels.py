@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, byte_words
+from scanloom.core.processors import core_count
 from scanloom.io.dicom.codecs import read_plane, tables_of
 from scanloom.io.dicom.encapsulated import SLACK, Frames
 from scanloom.io.dicom.headers import Header
@@ -156,9 +156,7 @@ def _coding(one: Slice) -> tuple[object, ...]:
 
 def threads() -> int:
     """Return how many threads are worth starting on this machine."""
-    allowed = getattr(os, "sched_getaffinity", None)  # Linux
-    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
-    return min(cores, MOST_THREADS)
+    return min(core_count(), MOST_THREADS)
 
 
 def _read_as(kind: type, planes: list[Plane | None], limit: int) -> NDArray[Any] | None:
