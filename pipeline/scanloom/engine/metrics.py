@@ -10,6 +10,9 @@ from scanloom.engine.status import Status
 Sample = tuple[str, str, str, Iterable[tuple[str, float | None]]]
 """Name, kind, help, and (labels, value) pairs; those without a value are left out."""
 
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""The characters that the text format escapes in label values."""
+
 
 def metrics_text(status: Status) -> str:
     """Return the metrics of a run; no ids of cases, so that there are never many series."""
@@ -60,5 +63,6 @@ def _samples(status: Status) -> list[Sample]:
 
 
 def _labels(**labels: str) -> str:
-    """Return labels; a value may hold no quote, backslash or line break: ours are slugs."""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    """Return labels in braces, their values escaped."""
+    pairs = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
+    return "{" + ",".join(pairs) + "}"
