@@ -34,15 +34,15 @@ from scanloom.own_python import safe_path
 
 
 class Child:
-    """Works on orders until the socket is closed."""
+    """Processes cases until the socket is closed."""
 
     def __init__(self, setup: Setup, connection: socket.socket) -> None:
         self._setup, self._connection = setup, connection
-        self._sending, self._door = threading.Lock(), threading.Lock()
+        self._send_lock, self._device_lock = threading.Lock(), threading.Lock()
         self._models: Future[tuple[Sequence[Labeller], Room]] = Future()
 
     def serve(self) -> None:
-        """Take orders; they wait until the models are there, so that no case pays for them."""
+        """Receive cases; they wait for the models, which does not count against their limit."""
         with ThreadPoolExecutor(self._setup.in_flight + 1) as pool:
             pool.submit(self._make_models)
             while True:
@@ -53,69 +53,69 @@ class Child:
                 self._begin(pool, order)
 
     def _begin(self, pool: ThreadPoolExecutor, order: Order) -> None:
-        """Start on a case; one for which there is no thread is given back."""
+        """Start a case; it fails if no thread can be started."""
         try:
             pool.submit(self._work, order)
         except RuntimeError as error:
-            self._tell(Done(order.number, failed_record(order.case.id, error), None))
+            self._send(Done(order.number, failed_record(order.case.id, error), None))
 
     def _make_models(self) -> None:
         try:
             with lean_imports():
-                models = self._setup.labellers()  # first: it is what may fail
+                models = self._setup.labellers()  # first: this may fail
                 import_heavy()
-            made = self._setup
-            room = Room(models, made.memory_limit, made.in_flight, made.neighbours)
-            self._tell(Ready())  # first: what ends this process from now on may be a case
+            setup = self._setup
+            room = Room(models, setup.memory_limit, setup.in_flight, setup.neighbours)
+            self._send(Ready())  # first: from now on a case may be what ends this process
             self._models.set_result((models, room))
-        except BaseException as exc:  # noqa: BLE001  # whatever it is, no case is to blame
+        except BaseException as exc:  # noqa: BLE001  # no case is to blame
             traceback.print_exc()  # into the log, which is private
             self._models.set_exception(exc)
-            self._tell(Ready(blame(exc)))
+            self._send(Ready(blame(exc)))
 
     def _work(self, order: Order) -> None:
-        held: list[float] = []
+        device_times: list[float] = []
 
         @contextmanager
-        def door() -> Iterator[None]:
-            self._tell(Step(order.number, WAITING))
-            with self._door:
-                held.append(time.monotonic())
+        def device_lock() -> Iterator[None]:
+            self._send(Step(order.number, WAITING))
+            with self._device_lock:
+                device_times.append(time.monotonic())
                 try:
                     yield
                 finally:
-                    held.append(time.monotonic())
+                    device_times.append(time.monotonic())
 
-        clock = Clock(lambda step: self._tell(Step(order.number, step)))
+        clock = Clock(lambda step: self._send(Step(order.number, step)))
         if self._models.exception() is not None:
-            return  # the other end was told
+            return  # the worker received the fault in `Ready`
         models, room = self._models.result()
         try:
             need = self._need(order, room)
         except ScanError as error:
             refusal = failed_record(order.case.id, error)
-            self._tell(Done(order.number, refusal, None, refused=True))
+            self._send(Done(order.number, refusal, None, refused=True))
             return
         with room.hold(need):
-            record = work_on(order.case, lambda: models, self._setup.place, clock, door)
-        device = (held[0], held[1]) if len(held) == 2 else None
-        self._tell(Done(order.number, record, device))
+            record = work_on(order.case, lambda: models, self._setup.place, clock, device_lock)
+        device = (device_times[0], device_times[1]) if len(device_times) == 2 else None
+        self._send(Done(order.number, record, device))
 
     def _need(self, order: Order, room: Room) -> float:
-        """Return the bytes that a case will take; then it waits for them."""
-        self._tell(Step(order.number, "find"))
+        """Return the estimated memory of a case in bytes, for which it then waits."""
+        self._send(Step(order.number, "find"))
         need = room.need(order.case)
-        self._tell(Step(order.number, WAITING))
+        self._send(Step(order.number, WAITING))
         return need
 
-    def _tell(self, message: Ready | Step | Done) -> None:
+    def _send(self, message: Ready | Step | Done) -> None:
         packed = Message(message)
-        with self._sending, suppress(OSError):  # the worker is gone: so is this process, soon
+        with self._send_lock, suppress(OSError):  # the worker is gone: so is this process, soon
             packed.send(self._connection)
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, even in the midst of native code."""
+    """Have the kernel kill this process when its parent dies, even during native code."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -123,11 +123,11 @@ def die_with_parent() -> None:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
-        os._exit(1)  # it died before we asked
+        os._exit(1)  # it died before prctl
 
 
 def limit_memory(limit: int | None) -> None:
-    """Let this process have at most `limit` bytes of data."""
+    """Limit the data of this process to `limit` bytes."""
     if limit is None or sys.platform != "linux":
         return
     import resource
@@ -139,7 +139,7 @@ def limit_memory(limit: int | None) -> None:
 
 
 def main() -> None:
-    """Run the child."""
+    """Run the child: receive the setup, then process cases."""
     die_with_parent()
     keep_memory_private()
     faulthandler.enable()
