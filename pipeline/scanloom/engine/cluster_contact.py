@@ -18,26 +18,26 @@ _LEAVING_S = 120.0
 
 @dataclass(frozen=True)
 class Contact:
-    """What a worker on another machine must know; a file in the run's private folder says it.
+    """Information for a worker on another machine, in a file of the run's private folder.
 
     Parameters
     ----------
     address : str
-        Of the scheduler.
+        Address of the scheduler.
     certificate, key : str
-        Paths of the run's own, for TLS.
+        Paths of the run's certificate and key for TLS.
     folder : str
-        The working folder of the run, for paths that are relative to it.
+        The working folder of the run, for relative paths.
     threads : int
-        Cases at once in a worker.
+        Concurrent cases in a worker.
     device : str
-        Of the workflow.
+        Device of the workflow.
     workers : int
-        On each machine or in each job; 0 for one a GPU.
+        Workers on each machine or in each job; 0 for one per GPU.
     interface : str or None
-        Network interface to be found at.
+        Network interface of the workers.
     lifetime : float or None
-        Seconds after which a worker ends by itself.
+        Seconds after which a worker ends by itself; None for no limit.
     """
 
     address: str
@@ -52,24 +52,29 @@ class Contact:
 
     @classmethod
     def read(cls, path: Path) -> Contact:
-        """Read it from its file."""
+        """Read a contact from its file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 class Starter(Protocol):
-    """Starts workers somewhere and keeps as many there as were asked for."""
+    """Starts workers elsewhere, and replaces those that end."""
 
     def keep(self, came: bool) -> None:
-        """Start what is missing; `came` says whether a worker ever came.
+        """Start the workers that are missing; called repeatedly.
+
+        Parameters
+        ----------
+        came : bool
+            Whether any worker has ever joined.
 
         Raises
         ------
         ScanError
-            CLUSTER if it is no use.
+            CLUSTER if no worker can be expected to join.
         """
 
     def close(self) -> None:
-        """End all that was started."""
+        """End all workers."""
 
 
 def make_contact(address: str, execution: Execution) -> Contact:
@@ -90,7 +95,7 @@ def make_contact(address: str, execution: Execution) -> Contact:
 
 @contextmanager
 def contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Path]:
-    """Write the contact with certificate and key, for the owner alone, while the run goes on."""
+    """Write the contact, certificate and key for the owner alone, and remove them at the end."""
     folder = private.absolute()
     paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
     document = asdict(contact) | {"certificate": str(paths[1]), "key": str(paths[2])}

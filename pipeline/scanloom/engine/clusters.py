@@ -1,4 +1,4 @@
-"""Clusters that a run may use: this machine, one that is there already, or one it starts."""
+"""Clusters for a run: on this machine, an existing one, or one started for the run."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from scanloom.io.scratch import private_scratch
 
 LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
 HOSTED = (SLURM, SSH, KUBERNETES)
-"""Clusters whose workers are started for the run."""
+"""Kinds of clusters whose workers are started for the run."""
 
-KEEPING = 3.0
-"""Seconds between two looks at whether all workers that were asked for are there."""
+_POLL_INTERVAL_S = 3.0
+"""Time between two checks that all requested workers are running."""
 
-ANSWERING = 30.0
-"""Seconds that a scheduler has to answer."""
+_SCHEDULER_TIMEOUT_S = 30.0
+"""Time limit for the answer of a scheduler."""
 
-JOINING = 120.0
-"""Seconds that the workers of a cluster have to come, unless the workflow says it."""
+_JOIN_TIMEOUT_S = 120.0
+"""Time limit for the first worker of a cluster, unless the workflow sets one."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a run has for its workers.
+    """The work of a run, as its workers need it.
 
     Parameters
     ----------
     out, private : Path
-        The output folder and the run's private folder: all workers must see both.
+        The output folder and the run's private folder. All workers must see both.
     book : CaseBook
-        Of the cases.
+        The cases.
     child : Setup
-        For the engines.
+        Settings of the engines.
     digests : tuple of str
         The `card_digest` of each model when the recipe was made.
     on_unfit : callable
-        Is told why a worker was sent away.
+        Called with the reason when a worker is dismissed.
     """
 
     out: Path
@@ -72,7 +72,7 @@ class Job:
 
 @contextmanager
 def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
-    """Start or join the cluster of a run, check that it can do the work, and give its workers.
+    """Start or join the cluster of a run, check its workers, and yield them as a pool.
 
     Parameters
     ----------
@@ -80,14 +80,14 @@ def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
         "local", "slurm", "ssh" or "ssh:HOST,HOST", "kubernetes", or the address or scheduler
         file of a cluster.
     workflow : Workflow
-        Models, workers, threads and device, and the options of its cluster.
+        Models, workers, threads and device, and the options of the cluster.
     job : Job
-        What is to be done.
+        The work.
 
     Raises
     ------
     ScanError
-        CLUSTER.
+        CLUSTER if the cluster cannot be started or joined, or a worker cannot do the work.
     """
     from scanloom.engine.dask_pool import DaskPool, Terms
     from scanloom.engine.dask_worker import EngineSetup
@@ -119,16 +119,16 @@ def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
 def open_cluster(
     kind: str, workflow: Workflow, private: Path, tasks: int
 ) -> AbstractContextManager[Any]:
-    """Return what starts or joins a cluster, as `open_pool`, and gives a client of it.
+    """Return a context manager that starts or joins a cluster and yields a client of it.
 
     Parameters
     ----------
     kind, workflow
-        As there.
+        As in `open_pool`.
     private : Path
         The run's private folder.
     tasks : int
-        How many cases there are: no more workers than these.
+        Number of cases, which limits the number of workers.
     """
     execution = workflow.execution
     cluster = execution.cluster
@@ -138,16 +138,16 @@ def open_cluster(
     if kind.partition(":")[0] in HOSTED:
         wait = cluster.wait or patience_of(kind)
         return hosted_cluster(starter_of(kind, execution, private), execution, private, wait)
-    return joined_cluster(kind, cluster.wait or JOINING)
+    return joined_cluster(kind, cluster.wait or _JOIN_TIMEOUT_S)
 
 
 def check_cluster(kind: str, execution: Execution) -> None:
-    """Refuse what is no cluster, before anything is made for it.
+    """Check the name and options of a cluster, before anything is created for it.
 
     Raises
     ------
     ScanError
-        CLUSTER if it is none, or if the workflow lacks what it needs.
+        CLUSTER if the kind is unknown, or the workflow lacks an option that it needs.
     """
     if kind == LOCAL:
         return
@@ -158,20 +158,20 @@ def check_cluster(kind: str, execution: Execution) -> None:
 
 
 def patience_of(kind: str) -> float:
-    """Return for how many seconds a run goes on without a worker: as long as a queue takes."""
+    """Return how long a run waits without a worker, in seconds; unlimited for a queue."""
     queued = kind in (SLURM, KUBERNETES)
     return float("inf") if queued else 600.0
 
 
 def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path], Starter]:
-    """Return what starts workers, once it is told where the contact file lies.
+    """Return a function that makes the starter of the workers from the path of the contact file.
 
     Raises
     ------
     ScanError
-        CLUSTER if the workflow lacks what it needs.
+        CLUSTER if the workflow lacks an option that it needs.
     """
-    name, _, said = kind.partition(":")
+    name, _, host_list = kind.partition(":")
     if name == SLURM:
         from scanloom.engine.slurm import SlurmJobs, read_orders
 
@@ -183,7 +183,7 @@ def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path
         return lambda contact: KubernetesJob(execution, contact, private)
     from scanloom.engine.ssh import SshHosts
 
-    hosts = tuple(host for host in said.split(",") if host) or execution.cluster.hosts
+    hosts = tuple(host for host in host_list.split(",") if host) or execution.cluster.hosts
     if not hosts:
         raise ScanError(Reason.CLUSTER, "no hosts: `--cluster ssh:HOST,HOST` or cluster.hosts")
     return lambda contact: SshHosts(hosts, execution.cluster, contact, private)
@@ -196,7 +196,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     Raises
     ------
     ScanError
-        CLUSTER if it can't be reached, or has no worker within `patience` seconds.
+        CLUSTER if the cluster cannot be reached, or has no worker within `patience` seconds.
     """
     import dask
     from distributed import Client
@@ -204,7 +204,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     named = _named(address)
     with dask.config.set(QUIET):
         try:
-            client = Client(**named, timeout=ANSWERING, set_as_default=False)
+            client = Client(**named, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
             detail = f"no scheduler answers there ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
@@ -218,7 +218,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
 
 
 def _named(address: str) -> dict[str, str]:
-    """Return how Dask's client is told where a cluster is."""
+    """Return the arguments by which Dask's client finds a cluster."""
     if "://" in address:
         return {"address": address}
     if Path(address).is_file():
@@ -231,7 +231,7 @@ def _named(address: str) -> dict[str, str]:
 def hosted_cluster(
     start: Callable[[Path], Starter], execution: Execution, private: Path, wait: float
 ) -> Iterator[Any]:
-    """Have the scheduler here, and workers on other machines that are started for this run.
+    """Run the scheduler here, and start workers on other machines for this run.
 
     Parameters
     ----------
@@ -240,9 +240,10 @@ def hosted_cluster(
     execution : Execution
         Threads, device and cluster options.
     private : Path
-        The run's private folder, for the contact file and the key of the run; both go at the end.
+        The run's private folder, for the contact file and the key of the run. Both are removed at
+        the end.
     wait : float
-        Seconds that the first worker has to come.
+        Time limit for the first worker in seconds.
 
     Yields
     ------
@@ -251,7 +252,7 @@ def hosted_cluster(
     Raises
     ------
     ScanError
-        CLUSTER if no worker comes.
+        CLUSTER if no worker joins.
     """
     import dask
     from distributed import Client, SpecCluster
@@ -274,31 +275,31 @@ def hosted_cluster(
         starter = start(path)
         try:
             _wait_for_first(client, starter, wait)
-            with _keeping(starter):
+            with _workers_replaced(starter):
                 yield client
         finally:
             starter.close()
 
 
 def _wait_for_first(client: Any, starter: Starter, wait: float) -> None:
-    until = time.monotonic() + wait
+    deadline = time.monotonic() + wait
     while True:
         starter.keep(came=False)
-        with suppress(TimeoutError):  # none yet: look after those that start
-            client.wait_for_workers(1, timeout=KEEPING)
+        with suppress(TimeoutError):  # none yet: replace workers that ended
+            client.wait_for_workers(1, timeout=_POLL_INTERVAL_S)
             return
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise ScanError(Reason.CLUSTER, f"no worker came within {wait:.0f} s")
 
 
 @contextmanager
-def _keeping(starter: Starter) -> Iterator[None]:
-    """Replace workers that are gone, beside the run; what can't be had is tried again."""
+def _workers_replaced(starter: Starter) -> Iterator[None]:
+    """Replace workers that ended, in a thread; failures are retried at the next check."""
     over = threading.Event()
 
     def keep() -> None:
-        while not over.wait(KEEPING):
-            with suppress(ScanError, OSError):  # the next look tries again
+        while not over.wait(_POLL_INTERVAL_S):
+            with suppress(ScanError, OSError):  # the next check tries again
                 starter.keep(came=True)
 
     keeper = threading.Thread(target=keep, name="keeper", daemon=True)
