@@ -60,7 +60,7 @@ class CaseBook:
         OSError
             If the file can't be read.
         ValueError
-            If there is no case at the offset.
+            If the offset is not that of a case.
         """
         with path.open("rb") as file:
             file.seek(offset)

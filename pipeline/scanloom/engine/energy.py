@@ -1,4 +1,4 @@
-"""How many joules the devices took, where they say so."""
+"""Energy that processors and GPUs used, in joules, if they report it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ RAPL = Path("/sys/class/powercap")
 
 
 class Meter:
-    """Counts energy from its making: processor packages (RAPL) and NVIDIA devices (NVML).
+    """Measures the energy of processor packages (RAPL) and NVIDIA devices (NVML) since creation.
 
-    The counters are those of the whole machine: other work on it counts too.
+    The counters cover the whole machine, including other work on it.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,15 @@ class Meter:
         self._gpus = _gpu_millijoules()
 
     def joules(self) -> dict[str, float] | None:
-        """Return joules by kind of device since the start, None where nothing can be measured."""
+        """Return joules by kind of device since the start; None if nothing can be measured."""
         spent: dict[str, float] = {}
         for zone, start in self._start.items():
             now = _read(zone / "energy_uj")
             if start is not None and now is not None:
-                around = _read(zone / "max_energy_range_uj") or 0  # the counter wraps there
-                used = now - start if now >= start else now - start + around
+                range_uj = (
+                    _read(zone / "max_energy_range_uj") or 0
+                )  # the counter wraps at this value
+                used = now - start if now >= start else now - start + range_uj
                 spent["cpu"] = spent.get("cpu", 0.0) + used / 1e6
         for before, after in zip(self._gpus, _gpu_millijoules(), strict=False):
             spent["gpu"] = spent.get("gpu", 0.0) + (after - before) / 1e3

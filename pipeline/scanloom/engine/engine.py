@@ -173,7 +173,7 @@ class Engine:
     def _try(
         self, case: Case, tries: list[Try], on_step: OnStep | None, *, alone: bool
     ) -> tuple[CaseRecord | None, Span | None]:
-        """Give the case to the child; there is no record if the child died first."""
+        """Give the case to the child; return None as record if the child died first."""
         began = time.monotonic()
         done: Done | None = None
         try:

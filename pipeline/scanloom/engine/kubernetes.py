@@ -43,7 +43,7 @@ class KubernetesJob:
         Raises
         ------
         ScanError
-            CLUSTER if there is no image, or a volume is not CLAIM:/PATH.
+            CLUSTER if the image is missing, or a volume is not CLAIM:/PATH.
         """
         options = self._execution.cluster
         if options.image is None:

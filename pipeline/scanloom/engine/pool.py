@@ -25,7 +25,7 @@ class Pool(Protocol):
 
     @property
     def window(self) -> int:
-        """Number of cases to submit concurrently; 0 while there is no worker."""
+        """Number of cases to submit concurrently; 0 without workers."""
 
     def submit(self, case: Case) -> Future[Outcome]:
         """Submit a case.

@@ -21,7 +21,7 @@ OtherWorker = Literal["none", "other machine", "any"]
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Where and how often a case that ended with a reason is retried.
+    """Retries of a case that ended with a certain reason.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a run is doing now: a small file, written whole each second, that anybody may read."""
+"""`Status`: progress of a run, in a small file that the run replaces each second."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ STATUS = "status.json"
 
 @dataclass(frozen=True)
 class Status:
-    """A run as it stands.
+    """Progress of a run.
 
     Parameters
     ----------
     run : str
-        Its id.
+        Id of the run.
     state : str
-        "indexing", "running", "collecting", "done", "stopped" or "failed"; "died" where it ended
-        without a last word, as `seen` finds.
+        "indexing", "running", "collecting", "done", "stopped" or "failed"; "died" if the process
+        ended without writing a final state, see `seen`.
     cases : int
-        All that were planned.
+        Number of planned cases.
     before : int
-        Those that were done by earlier runs.
+        Cases that were done by earlier runs.
     done, skipped, ambiguous, failed : int
-        What this run has finished; series that failed by their headers count as failed, those of
-        which one of several volumes has to be chosen as ambiguous.
+        Cases that this run finished. Series with invalid headers count as failed, series with
+        several volumes to choose from as ambiguous.
     remade : int
-        How many of `done` replaced a result because their scan had changed since.
+        Number of `done` that replaced a result because its scan had changed.
     reasons : dict
-        How many of each reason.
+        Number of cases by reason code.
     in_flight : dict
-        Case id to the seconds since it was handed over.
+        Seconds since a case was submitted, by case id.
     elapsed_s, left_s : float or None
-        Since the start, and until the end by the rate of the last minutes.
+        Seconds since the start, and until the end by the rate of the last minutes.
     per_hour : float or None
-        Cases an hour, by that rate.
+        Cases per hour, by that rate.
     devices : list of dict
-        Busy share, memory, temperature and power of each GPU.
+        Load, memory, temperature and power of each GPU.
     moment : float
-        When this was written (seconds since 1970).
+        Time of writing, in seconds since 1970.
     sent_away : dict
-        Workers that could not do the work: how many, by why.
+        Number of dismissed workers, by cause.
     reason : str
-        The code of why the run failed as a whole; empty where it did not.
+        Code of the reason for which the run as a whole failed; empty if it did not.
     host, process, start : str, int, str
-        Who wrote this: to know whether it still runs.
+        The process that wrote this, to check whether it still runs.
     """
 
     run: str
@@ -77,27 +77,27 @@ class Status:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return what the run of a folder last said of itself.
+        """Read the last status of the run of a folder.
 
         Raises
         ------
         OSError, ValueError
-            If it said nothing, or something else.
+            If the status is missing or not valid.
         """
         with open_regular(folder / STATUS) as file:
-            told = json.load(file)
+            document = json.load(file)
         try:
-            return cls(**told)
+            return cls(**document)
         except TypeError as exc:
-            raise ValueError("status.json has another form") from exc
+            raise ValueError("status.json has unknown fields") from exc
 
     @property
     def over(self) -> int:
-        """How many cases have ended, those of earlier runs too."""
+        """Number of cases that have ended, including those of earlier runs."""
         return self.before + self.done + self.skipped + self.ambiguous + self.failed
 
     def seen(self) -> Self:
-        """Return it as it is now, when the run may have died since."""
+        """Return the current status: the run may have died since it was written."""
         if state_seen(asdict(self)) != DIED:
             return self
         return replace(self, state=DIED, left_s=None, per_hour=None, devices=[])

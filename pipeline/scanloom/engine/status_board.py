@@ -1,4 +1,4 @@
-"""`Board`: keeps the status of a run, and writes it each second for `status` and Prometheus."""
+"""`Board`: writes the status of a run each second, for `scanloom status` and Prometheus."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _RATE_WINDOW_S = 300.0
 
 
 class Board:
-    """Keeps the status of a run, and writes it each second.
+    """Keeps the status of a run, and writes it periodically.
 
     Parameters
     ----------
     run : str
-        The run's id.
+        Id of the run.
     folder : Path
-        `OUT/runs/<run id>`, which is there.
+        `OUT/runs/<run id>`, which exists.
     period : float
-        Seconds between two writings.
+        Seconds between two writes.
     metrics : Path or None
-        Where the same is written for Prometheus.
+        File for the same data in Prometheus' format.
     """
 
     def __init__(
@@ -50,31 +50,31 @@ class Board:
         self._ends: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._sent_away: Counter[str] = Counter()
-        self._flying: dict[str, float] = {}
+        self._submitted: dict[str, float] = {}
         self._moments: deque[float] = deque()
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self._writer = threading.Thread(target=self._keep_writing, name="status", daemon=True)
         self._writer.start()
 
     def plan(self, cases: int, before: int) -> None:
-        """Say how many cases there are, and how many were done before."""
+        """Set the number of planned cases, and of those done by earlier runs."""
         with self._lock:
             self._state, self._cases, self._before = "running", cases, before
 
     def state(self, state: str) -> None:
-        """Say what the run is at."""
+        """Set the state of the run."""
         with self._lock:
             self._state = state
 
     def start(self, case_id: str) -> None:
-        """Say that a case was handed over."""
+        """Record that a case was submitted."""
         with self._lock:
-            self._flying[case_id] = time.monotonic()
+            self._submitted[case_id] = time.monotonic()
 
     def finish(self, record: CaseRecord) -> None:
-        """Say that a case has ended."""
+        """Record that a case has ended."""
         with self._lock:
-            self._flying.pop(record.id, None)
+            self._submitted.pop(record.id, None)
             self._moments.append(time.monotonic())
             if record.reason is None:
                 self._ends["done"] += 1
@@ -84,19 +84,19 @@ class Board:
                 self._reasons[record.reason.code] += 1
 
     def send_away(self, why: str) -> None:
-        """Say that a worker could not do the work."""
+        """Record that a worker was dismissed."""
         with self._lock:
             self._sent_away[why] += 1
 
     def now(self) -> Status:
-        """Return the status of this moment."""
+        """Return the current status."""
         now = time.monotonic()
         with self._lock:
             while self._moments and now - self._moments[0] > _RATE_WINDOW_S:
                 self._moments.popleft()
-            over = sum(self._ends[end] for end in ("done", *OUTCOMES))
+            finished = sum(self._ends[end] for end in ("done", *OUTCOMES))
             rate = self._rate(now)
-            left = self._cases - self._before - over
+            remaining = self._cases - self._before - finished
             return Status(
                 run=self._run,
                 state=self._state,
@@ -108,9 +108,9 @@ class Board:
                 failed=self._ends["failed"],
                 remade=self._ends["remade"],
                 reasons=dict(sorted(self._reasons.items())),
-                in_flight={name: round(now - t, 1) for name, t in self._flying.items()},
+                in_flight={name: round(now - t, 1) for name, t in self._submitted.items()},
                 elapsed_s=round(now - self._began, 1),
-                left_s=round(left / rate, 1) if rate else None,
+                left_s=round(remaining / rate, 1) if rate else None,
                 per_hour=round(3600 * rate, 1) if rate else None,
                 devices=_gpu_state(),
                 moment=round(time.time(), 1),
@@ -122,38 +122,46 @@ class Board:
             )
 
     def close(self, state: str | None = None, reason: str = "") -> None:
-        """Write the last word: how the run ended unless that was said, and why it failed."""
+        """Write the final status.
+
+        Parameters
+        ----------
+        state : str or None
+            How the run ended; None for the current state.
+        reason : str
+            Code of the reason if it failed.
+        """
         with self._lock:
             self._state, self._reason = state or self._state, reason
-        self._over.set()
+        self._closed.set()
         self._writer.join()
         self._write(_replace_or_fill)
 
     def _rate(self, now: float) -> float | None:
-        """Return cases a second over the last minutes, None where too little is known."""
+        """Return cases per second over the last minutes; None before two have ended."""
         if len(self._moments) < 2:
             return None
         span = now - max(self._began, now - _RATE_WINDOW_S)
         return len(self._moments) / span if span > 0 else None
 
     def _keep_writing(self) -> None:
-        self._write()  # from now on it has its place, also on a disk that is full
-        while not self._over.wait(self._period):
+        self._write()  # from now on the file exists, even if the disk fills up
+        while not self._closed.wait(self._period):
             self._write()
 
-    def _write(self, put: Callable[[Path, str], None] | None = None) -> None:
-        """Replace the file; not brought to the disk each second: it is a view, not a record."""
+    def _write(self, replace_file: Callable[[Path, str], None] | None = None) -> None:
+        """Replace the file, without fsync: it is not a permanent record."""
         now = self.now()
-        with suppress(OSError):  # a full disk is told where results are written
-            (put or _replace)(self._folder / STATUS, json.dumps(asdict(now)))
+        with suppress(OSError):  # a full disk is reported when results are written
+            (replace_file or _replace)(self._folder / STATUS, json.dumps(asdict(now)))
         if self._metrics is not None:
-            with suppress(OSError):  # a run does not end for want of metrics
+            with suppress(OSError):  # a run does not fail for lack of metrics
                 _replace(self._metrics, metrics_text(now))
 
 
 @contextmanager
 def closing(board: Board) -> Iterator[None]:
-    """Let a board say the last word, whatever ends its run."""
+    """Write the final status of a run, however the block ends."""
     try:
         yield
     except BaseException as error:
@@ -167,7 +175,7 @@ def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}")
     try:
         draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8") as file:  # a link there would lead elsewhere
+        with draft.open("x", encoding="utf-8") as file:  # "x" does not follow a link
             file.write(text)
         draft.replace(path)
     finally:
@@ -175,7 +183,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _replace_or_fill(path: Path, text: str) -> None:
-    """Replace a file, or else write into it: on a full disk there may be room in it alone."""
+    """Replace a file, or overwrite it in place: a full disk may have no room for another one."""
     try:
         _replace(path, text)
     except OSError:
@@ -185,7 +193,7 @@ def _replace_or_fill(path: Path, text: str) -> None:
 
 
 def _gpu_state() -> list[dict[str, Any]]:
-    """Return what each NVIDIA device says of itself, none without a driver."""
+    """Return load, memory, temperature and power of each NVIDIA device; [] without a driver."""
     states: list[dict[str, Any]] = []
     with nvml_handles() as handles:
         states += [_device(number, handle) for number, handle in enumerate(handles or ())]
@@ -197,14 +205,14 @@ def _device(number: int, handle: Any) -> dict[str, Any]:
 
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     state = {"device": number, "memory_used": memory.used, "memory_total": memory.total}
-    asked: Mapping[str, Any] = {
+    queries: Mapping[str, Any] = {
         "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
         "watts": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1),
     }
-    for name, ask in asked.items():
+    for name, query in queries.items():
         try:
-            state[name] = ask()
+            state[name] = query()
         except pynvml.NVMLError:
             state[name] = None
     return state

@@ -43,7 +43,7 @@ class Setup:
         with an error instead of taking the machine's memory. By their estimates, concurrent cases
         take no more together, and a case that alone would take more is refused.
     neighbours : int
-        Number of such processes that share the machine's memory if there is no limit.
+        Number of such processes that share the machine's memory without a limit.
     search_path : tuple of str
         Folders in which Python looks for modules, as in the process that makes this. Folders to
         which other users can write, here or on the child's machine, are left out.

@@ -120,7 +120,7 @@ def pages_of(array: NDArray[Any]) -> SharedPages:
     Raises
     ------
     TypeError
-        If it lies elsewhere.
+        If the array is not in shared memory.
     """
     owner = _owner(array)
     if not isinstance(owner, SharedPages):
