@@ -11,11 +11,11 @@ from engine_sleep import draw, sleepers
 from meter import machine, table
 
 from scanloom.core import Case
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.pool import LocalPool
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 
 
 def main() -> None:

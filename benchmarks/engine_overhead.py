@@ -17,13 +17,13 @@ from meter import machine, table
 
 from scanloom.core import Case
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
 from scanloom.engine.dask_pool import DaskPool
 from scanloom.engine.dask_worker import EngineSetup
 from scanloom.engine.handshake import Handshake
 from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.pump import pump
 from scanloom.engine.work import Place, work_on
+from scanloom.engine.worker_messages import Setup
 from scanloom.io.published import Standing, standing_of
 
 IN_FLIGHT = 3

@@ -128,7 +128,7 @@ def test_a_late_worker_with_other_weights_gives_no_result(tmp_path: Path) -> Non
             assert process.wait(300) == 0, run.said
     assert run.hashes == {weights_of(run.ours)}
     assert run.done == run.status["done"] == run.scans
-    assert run.status["sent_away"] == {"1 of 1 workers have no or other files of the models": 1}
+    assert run.status["sent_away"] == {"1 of 1 workers have no or different files of the models": 1}
 
 
 @pytest.mark.parametrize("where", ["none", "address"])

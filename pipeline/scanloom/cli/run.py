@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scanloom.engine.run import RunResult
-    from scanloom.engine.status import Board, Status
+    from scanloom.engine.status import Status
+    from scanloom.engine.status_board import Board
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
 """Seconds until the process exits after the first and the second Ctrl-C."""

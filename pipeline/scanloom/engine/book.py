@@ -1,7 +1,7 @@
-"""The run's book in `OUT/private/`: where each case of a plan lies, for the workers.
+"""`CaseBook`: file of a run's cases in `OUT/private/`, for the workers.
 
-One line of JSON a case. A worker is told a place in the book, never a path: what Dask shows,
-logs or keeps says nothing of a source.
+It holds one line of JSON per case. Dask tasks carry an offset in this file, never the path of a
+scan: Dask's logs and pages therefore show nothing about a source.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from scanloom.core import Case, Outputs, Series
 
 
 class CaseBook:
-    """The cases of a run, by id; a path and a number for each is all that stays in memory."""
+    """Cases of a run by id; only their offsets in the file stay in memory."""
 
-    def __init__(self, path: Path, places: dict[str, int]) -> None:
-        self.path, self._places = path, places
+    def __init__(self, path: Path, offsets: dict[str, int]) -> None:
+        self.path, self._offsets = path, offsets
 
     @classmethod
     def write(cls, path: Path, cases: Iterable[Case]) -> Self:
-        """Write a new book, readable for its owner alone.
+        """Write a new file that only its owner can read.
 
         Raises
         ------
         OSError
             If it can't be written.
         """
-        places = {}
+        offsets = {}
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             for case in cases:
-                places[case.id] = file.tell()
+                offsets[case.id] = file.tell()
                 file.write(json.dumps(_plain(case)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        return cls(path, places)
+        return cls(path, offsets)
 
     def offset(self, case_id: str) -> int:
-        """Return where a case stands."""
-        return self._places[case_id]
+        """Return the offset of a case in the file."""
+        return self._offsets[case_id]
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._offsets)
 
     def case(self, case_id: str) -> Case:
         """Return a case."""
-        return self.read(self.path, self._places[case_id])
+        return self.read(self.path, self._offsets[case_id])
 
     @staticmethod
     def read(path: Path, offset: int) -> Case:
-        """Return the case at a place of a book.
+        """Return the case at an offset of a file.
 
         Raises
         ------
         OSError
-            If the book can't be read.
+            If the file can't be read.
         ValueError
-            If no case stands there.
+            If the offset is not that of a case.
         """
         with path.open("rb") as file:
             file.seek(offset)
@@ -68,19 +68,19 @@ class CaseBook:
 
 
 def _plain(case: Case) -> dict[str, Any]:
-    told = asdict(case)
-    for series in (told["series"], *told["others"]):
+    document = asdict(case)
+    for series in (document["series"], *document["others"]):
         series["files"] = [os.fsdecode(file) for file in series["files"]]
-    return told
+    return document
 
 
-def _case(told: dict[str, Any]) -> Case:
-    told["series"] = _series(told["series"])
-    told["others"] = tuple(map(_series, told["others"]))
-    told["outputs"]["structures"] = tuple(told["outputs"]["structures"])
-    told["outputs"] = Outputs(**told["outputs"])
-    return Case(**told)
+def _case(document: dict[str, Any]) -> Case:
+    document["series"] = _series(document["series"])
+    document["others"] = tuple(map(_series, document["others"]))
+    document["outputs"]["structures"] = tuple(document["outputs"]["structures"])
+    document["outputs"] = Outputs(**document["outputs"])
+    return Case(**document)
 
 
-def _series(told: dict[str, Any]) -> Series:
-    return Series(**{**told, "files": tuple(map(Path, told["files"]))})
+def _series(document: dict[str, Any]) -> Series:
+    return Series(**{**document, "files": tuple(map(Path, document["files"]))})

@@ -14,7 +14,6 @@ from threading import Event
 
 from scanloom.cards.store import find_model
 from scanloom.core import Case
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.history import Course, learn
 from scanloom.engine.models import load_predictors
@@ -23,6 +22,7 @@ from scanloom.engine.pump import pump
 from scanloom.engine.rates import Rates
 from scanloom.engine.recipe import card_digest
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.private import private_folder

@@ -1,21 +1,19 @@
-"""Clusters that a run may use: this machine, one that is there already, or one it starts."""
+"""Clusters for a run: on this machine, an existing one, or one started for the run."""
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from scanloom.core import Reason, ScanError
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
+from scanloom.engine.cluster_contact import Starter, contact_file, make_contact
 from scanloom.engine.dask_settings import (
     QUIET,
     careful_path,
@@ -28,98 +26,40 @@ from scanloom.engine.handshake import Handshake
 from scanloom.engine.local_cluster import local_cluster
 from scanloom.engine.models import check_same
 from scanloom.engine.pool import Pool
+from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Execution, Workflow
 from scanloom.io.scratch import private_scratch
 
 LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
 HOSTED = (SLURM, SSH, KUBERNETES)
-"""Clusters whose workers are started for the run."""
+"""Kinds of clusters whose workers are started for the run."""
 
-KEEPING = 3.0
-"""Seconds between two looks at whether all workers that were asked for are there."""
+_POLL_INTERVAL_S = 3.0
+"""Time between two checks that all requested workers are running."""
 
-LAST = 120.0
-"""Seconds before the end of a job at which its workers leave in good order, at most."""
+_SCHEDULER_TIMEOUT_S = 30.0
+"""Time limit for the answer of a scheduler."""
 
-ANSWERING = 30.0
-"""Seconds that a scheduler has to answer."""
-
-JOINING = 120.0
-"""Seconds that the workers of a cluster have to come, unless the workflow says it."""
-
-
-@dataclass(frozen=True)
-class Contact:
-    """What a worker on another machine must know; a file in the run's private folder says it.
-
-    Parameters
-    ----------
-    address : str
-        Of the scheduler.
-    certificate, key : str
-        Paths of the run's own, for TLS.
-    folder : str
-        The working folder of the run, for paths that are relative to it.
-    threads : int
-        Cases at once in a worker.
-    device : str
-        Of the workflow.
-    workers : int
-        On each machine or in each job; 0 for one a GPU.
-    interface : str or None
-        Network interface to be found at.
-    lifetime : float or None
-        Seconds after which a worker ends by itself.
-    """
-
-    address: str
-    certificate: str
-    key: str
-    folder: str
-    threads: int
-    device: str
-    workers: int = 0
-    interface: str | None = None
-    lifetime: float | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Contact:
-        """Read it from its file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-
-class Starter(Protocol):
-    """Starts workers somewhere and keeps as many there as were asked for."""
-
-    def keep(self, came: bool) -> None:
-        """Start what is missing; `came` says whether a worker ever came.
-
-        Raises
-        ------
-        ScanError
-            CLUSTER if it is no use.
-        """
-
-    def close(self) -> None:
-        """End all that was started."""
+_JOIN_TIMEOUT_S = 120.0
+"""Time limit for the first worker of a cluster, unless the workflow sets one."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a run has for its workers.
+    """The work of a run, as its workers need it.
 
     Parameters
     ----------
     out, private : Path
-        The output folder and the run's private folder: all workers must see both.
+        The output folder and the run's private folder. All workers must see both.
     book : CaseBook
-        Of the cases.
+        The cases.
     child : Setup
-        For the engines.
+        Settings of the engines.
     digests : tuple of str
         The `card_digest` of each model when the recipe was made.
     on_unfit : callable
-        Is told why a worker was sent away.
+        Called with the reason when a worker is dismissed.
     """
 
     out: Path
@@ -132,7 +72,7 @@ class Job:
 
 @contextmanager
 def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
-    """Start or join the cluster of a run, check that it can do the work, and give its workers.
+    """Start or join the cluster of a run, check its workers, and yield them as a pool.
 
     Parameters
     ----------
@@ -140,14 +80,14 @@ def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
         "local", "slurm", "ssh" or "ssh:HOST,HOST", "kubernetes", or the address or scheduler
         file of a cluster.
     workflow : Workflow
-        Models, workers, threads and device, and the options of its cluster.
+        Models, workers, threads and device, and the options of the cluster.
     job : Job
-        What is to be done.
+        The work.
 
     Raises
     ------
     ScanError
-        CLUSTER.
+        CLUSTER if the cluster cannot be started or joined, or a worker cannot do the work.
     """
     from scanloom.engine.dask_pool import DaskPool, Terms
     from scanloom.engine.dask_worker import EngineSetup
@@ -179,16 +119,16 @@ def open_pool(kind: str, workflow: Workflow, job: Job) -> Iterator[Pool]:
 def open_cluster(
     kind: str, workflow: Workflow, private: Path, tasks: int
 ) -> AbstractContextManager[Any]:
-    """Return what starts or joins a cluster, as `open_pool`, and gives a client of it.
+    """Return a context manager that starts or joins a cluster and yields a client of it.
 
     Parameters
     ----------
     kind, workflow
-        As there.
+        As in `open_pool`.
     private : Path
         The run's private folder.
     tasks : int
-        How many cases there are: no more workers than these.
+        Number of cases, which limits the number of workers.
     """
     execution = workflow.execution
     cluster = execution.cluster
@@ -198,16 +138,16 @@ def open_cluster(
     if kind.partition(":")[0] in HOSTED:
         wait = cluster.wait or patience_of(kind)
         return hosted_cluster(starter_of(kind, execution, private), execution, private, wait)
-    return joined_cluster(kind, cluster.wait or JOINING)
+    return joined_cluster(kind, cluster.wait or _JOIN_TIMEOUT_S)
 
 
 def check_cluster(kind: str, execution: Execution) -> None:
-    """Refuse what is no cluster, before anything is made for it.
+    """Check the name and options of a cluster, before anything is created for it.
 
     Raises
     ------
     ScanError
-        CLUSTER if it is none, or if the workflow lacks what it needs.
+        CLUSTER if the kind is unknown, or the workflow lacks an option that it needs.
     """
     if kind == LOCAL:
         return
@@ -218,20 +158,20 @@ def check_cluster(kind: str, execution: Execution) -> None:
 
 
 def patience_of(kind: str) -> float:
-    """Return for how many seconds a run goes on without a worker: as long as a queue takes."""
+    """Return how long a run waits without a worker, in seconds; unlimited for a queue."""
     queued = kind in (SLURM, KUBERNETES)
     return float("inf") if queued else 600.0
 
 
 def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path], Starter]:
-    """Return what starts workers, once it is told where the contact file lies.
+    """Return a function that makes the starter of the workers from the path of the contact file.
 
     Raises
     ------
     ScanError
-        CLUSTER if the workflow lacks what it needs.
+        CLUSTER if the workflow lacks an option that it needs.
     """
-    name, _, said = kind.partition(":")
+    name, _, host_list = kind.partition(":")
     if name == SLURM:
         from scanloom.engine.slurm import SlurmJobs, read_orders
 
@@ -243,7 +183,7 @@ def starter_of(kind: str, execution: Execution, private: Path) -> Callable[[Path
         return lambda contact: KubernetesJob(execution, contact, private)
     from scanloom.engine.ssh import SshHosts
 
-    hosts = tuple(host for host in said.split(",") if host) or execution.cluster.hosts
+    hosts = tuple(host for host in host_list.split(",") if host) or execution.cluster.hosts
     if not hosts:
         raise ScanError(Reason.CLUSTER, "no hosts: `--cluster ssh:HOST,HOST` or cluster.hosts")
     return lambda contact: SshHosts(hosts, execution.cluster, contact, private)
@@ -256,7 +196,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     Raises
     ------
     ScanError
-        CLUSTER if it can't be reached, or has no worker within `patience` seconds.
+        CLUSTER if the cluster cannot be reached, or has no worker within `patience` seconds.
     """
     import dask
     from distributed import Client
@@ -264,7 +204,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
     named = _named(address)
     with dask.config.set(QUIET):
         try:
-            client = Client(**named, timeout=ANSWERING, set_as_default=False)
+            client = Client(**named, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
             detail = f"no scheduler answers there ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
@@ -278,7 +218,7 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
 
 
 def _named(address: str) -> dict[str, str]:
-    """Return how Dask's client is told where a cluster is."""
+    """Return the arguments by which Dask's client finds a cluster."""
     if "://" in address:
         return {"address": address}
     if Path(address).is_file():
@@ -291,7 +231,7 @@ def _named(address: str) -> dict[str, str]:
 def hosted_cluster(
     start: Callable[[Path], Starter], execution: Execution, private: Path, wait: float
 ) -> Iterator[Any]:
-    """Have the scheduler here, and workers on other machines that are started for this run.
+    """Run the scheduler here, and start workers on other machines for this run.
 
     Parameters
     ----------
@@ -300,9 +240,10 @@ def hosted_cluster(
     execution : Execution
         Threads, device and cluster options.
     private : Path
-        The run's private folder, for the contact file and the key of the run; both go at the end.
+        The run's private folder, for the contact file and the key of the run. Both are removed at
+        the end.
     wait : float
-        Seconds that the first worker has to come.
+        Time limit for the first worker in seconds.
 
     Yields
     ------
@@ -311,7 +252,7 @@ def hosted_cluster(
     Raises
     ------
     ScanError
-        CLUSTER if no worker comes.
+        CLUSTER if no worker joins.
     """
     import dask
     from distributed import Client, SpecCluster
@@ -327,70 +268,38 @@ def hosted_cluster(
         dask.config.set(quiet(scratch, pages=options.dashboard)),
         SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
-        _contact_file(_contact(cluster.scheduler_address, execution), security, private) as path,
+        contact_file(make_contact(cluster.scheduler_address, execution), security, private) as path,
     ):
         if not options.dashboard:
             close_pages(cluster)
         starter = start(path)
         try:
             _wait_for_first(client, starter, wait)
-            with _keeping(starter):
+            with _workers_replaced(starter):
                 yield client
         finally:
             starter.close()
 
 
-def _contact(address: str, execution: Execution) -> Contact:
-    options = execution.cluster
-    return Contact(
-        address=address,
-        certificate="",
-        key="",
-        folder=str(Path.cwd()),
-        threads=execution.in_flight,
-        device=execution.device,
-        workers=options.gpus,
-        interface=options.interface,
-        lifetime=max(options.walltime - LAST, 0.9 * options.walltime) if options.walltime else None,
-    )
-
-
-@contextmanager
-def _contact_file(contact: Contact, security: Any, private: Path) -> Iterator[Path]:
-    """Write the contact with certificate and key, for the owner alone, while the run goes on."""
-    folder = private.absolute()
-    paths = [folder / name for name in ("cluster.json", "cluster-cert.pem", "cluster-key.pem")]
-    told = asdict(contact) | {"certificate": str(paths[1]), "key": str(paths[2])}
-    texts = (json.dumps(told), security.tls_ca_file, security.tls_worker_key)
-    try:
-        for path, text in zip(paths, texts, strict=True):
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
-        yield paths[0]
-    finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-
 def _wait_for_first(client: Any, starter: Starter, wait: float) -> None:
-    until = time.monotonic() + wait
+    deadline = time.monotonic() + wait
     while True:
         starter.keep(came=False)
-        with suppress(TimeoutError):  # none yet: look after those that start
-            client.wait_for_workers(1, timeout=KEEPING)
+        with suppress(TimeoutError):  # none yet: replace workers that ended
+            client.wait_for_workers(1, timeout=_POLL_INTERVAL_S)
             return
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise ScanError(Reason.CLUSTER, f"no worker came within {wait:.0f} s")
 
 
 @contextmanager
-def _keeping(starter: Starter) -> Iterator[None]:
-    """Replace workers that are gone, beside the run; what can't be had is tried again."""
+def _workers_replaced(starter: Starter) -> Iterator[None]:
+    """Replace workers that ended, in a thread; failures are retried at the next check."""
     over = threading.Event()
 
     def keep() -> None:
-        while not over.wait(KEEPING):
-            with suppress(ScanError, OSError):  # the next look tries again
+        while not over.wait(_POLL_INTERVAL_S):
+            with suppress(ScanError, OSError):  # the next check tries again
                 starter.keep(came=True)
 
     keeper = threading.Thread(target=keep, name="keeper", daemon=True)

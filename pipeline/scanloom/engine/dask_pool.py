@@ -1,9 +1,9 @@
-"""Dask's workers as a pool: each a thin supervisor with an engine child.
+"""`DaskPool`: a pool of Dask workers, each of which supervises an engine child.
 
-A task carries ids alone and never raises, so that no scheduler, log or error page ever shows where
-a scan lies: the worker reads the case from the run's book in `OUT/private/`. Nothing is kept in
-Dask: what is on the disk is the only truth. A case is for any of the workers that have said that
-they have an engine; one that can't do the work, or hangs while it starts, is given none.
+A task carries only ids and never raises, so that no scheduler, log or error page shows the path of
+a scan: the worker reads the case from the `CaseBook` in `OUT/private/`. No state is kept in Dask;
+the files in OUT are authoritative. Cases go only to workers that reported a running engine: a
+worker that cannot do the work, or hangs while it starts, gets none.
 """
 
 from __future__ import annotations
@@ -33,46 +33,33 @@ from scanloom.engine.dask_worker import (
 )
 from scanloom.engine.engine import Outcome
 from scanloom.engine.pool import LostError, UnfitError
+from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
 
-LOOKING = 0.5
-"""Seconds for which the count of workers is taken as known."""
-LISTENING = 30.0
-"""Seconds that a scheduler has until it hands on what workers say."""
-ENDING = 10.0
-"""Seconds that workers have to end their engines, beside the patience with what they work on."""
-GONE = "its scheduler is gone"
-OF_PLACE = frozenset(
-    (
-        Reason.UNREADABLE,
-        Reason.OUTPUT_UNWRITABLE,
-        Reason.SCRATCH_FULL,
-        Reason.ENVIRONMENT,
-        Reason.DEVICE_UNAVAILABLE,
-    )
-)
-"""What a case ends with that may go well on another machine."""
-OF_DEVICE = frozenset((Reason.DEVICE_UNAVAILABLE,))
-"""What may go well on another worker of the same machine."""
-MOST_FAILED = 3
-"""Cases that a worker fails and another does: then it is sent away."""
+_COUNT_INTERVAL_S = 0.5
+"""Time between two counts of the workers."""
+_EVENTS_TIMEOUT_S = 30.0
+"""Time limit for a scheduler to forward the first event."""
+_END_TIMEOUT_S = 10.0
+"""Time limit for workers to end their engines, in addition to the patience with their cases."""
+_SCHEDULER_LOST = "the scheduler is gone"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """When a run gives its workers up, and whom it tells.
+    """Conditions under which a run gives up its workers.
 
     Parameters
     ----------
     patience : float
         Seconds without any worker.
     unfit_patience : float
-        Seconds in which workers come and none of them can do the work.
+        Seconds in which workers join, but none of them can do the work.
     same_machine : bool
-        Whether what keeps one worker out keeps out all.
+        Whether all workers are on one machine, so that a fault of one affects all.
     check_models : callable
-        Raises ScanError (MODEL_CHANGED) if the models are not what they were, for this process.
+        Raises ScanError (MODEL_CHANGED) if this process sees changed models.
     on_unfit : callable
-        Is told why a worker was sent away.
+        Called with the cause when a worker is dismissed.
     """
 
     patience: float = 600.0
@@ -83,18 +70,18 @@ class Terms:
 
 
 class DaskPool:
-    """The workers of a cluster, and an engine in each that can do the work.
+    """Pool of the workers of a cluster, with an engine in each that can do the work.
 
     Parameters
     ----------
     client : distributed.Client
-        Connected.
+        Connected client.
     book : CaseBook
-        Where the cases stand.
+        The cases.
     setup : EngineSetup
-        For the workers that are there and those that come.
+        For current and future workers.
     terms : Terms
-        When they are given up.
+        When the workers are given up.
 
     Raises
     ------
@@ -108,131 +95,131 @@ class DaskPool:
         self._client, self._book, self._setup = client, book, setup
         self._terms = terms or Terms()
         self._stopped = threading.Event()
-        self._given: dict[Future[Outcome], tuple[DaskFuture, frozenset[str]]] = {}
+        self._pending: dict[Future[Outcome], tuple[DaskFuture, frozenset[str]]] = {}
         self._fit: set[str] = set()
         self._unfit: dict[str, Unfit] = {}
-        self._doubt: list[Unfit] = []
-        self._first: dict[str, tuple[str, Outcome]] = {}
+        self._doubts: list[Unfit] = []
+        self._first_outcomes: dict[str, tuple[str, Outcome]] = {}
         self._outdone: Counter[str] = Counter()
         self._workers: frozenset[str] = frozenset()
-        self._looked, self._seen = -LOOKING, time.monotonic()
-        self._refused: float | None = None
+        self._counted_at, self._seen_at = -_COUNT_INTERVAL_S, time.monotonic()
+        self._refused_since: float | None = None
         self._listen()
         try:
             client.register_plugin(EnginePlugin(setup))
-        except (ImportError, AttributeError) as exc:  # of a worker that has just answered
-            detail = f"a worker's scanloom is another one of this version ({type(exc).__name__})"
+        except (ImportError, AttributeError) as exc:  # on a worker that passed the handshake
+            detail = f"a worker has a different scanloom of the same version ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
-        except Exception:  # noqa: BLE001, S110  # a worker that just left: others were asked
+        except Exception:  # noqa: BLE001, S110  # a worker that just left; the others have the plugin
             pass
 
     @property
     def window(self) -> int:
-        """As many as the workers that can do the work take.
+        """Number of cases that the workers with an engine take.
 
         Raises
         ------
         ScanError
-            CLUSTER if the scheduler is gone, or no worker was there for long; MODEL_CHANGED if
-            the models are not what they were; START if no engine starts on this machine.
+            CLUSTER if the scheduler is gone, or there was no worker for too long; MODEL_CHANGED if
+            the models have changed; the reason of the engine if none starts on this machine.
         """
         now = time.monotonic()
-        if now - self._looked > LOOKING:
-            self._workers, self._looked = self._present(), now
-            self._judge()
+        if now - self._counted_at > _COUNT_INTERVAL_S:
+            self._workers, self._counted_at = self._present(), now
+            self._check_doubts()
             self._take_back()
         if self._workers:
-            self._seen, self._refused = now, None
+            self._seen_at, self._refused_since = now, None
         self._check_patience(now)
         return len(self._workers) * self._setup.child.in_flight
 
     def submit(self, case: Case) -> Future[Outcome]:
-        """Have a case worked on by whichever worker is free; there must be a window.
+        """Submit a case to any free worker; `window` must not be 0.
 
         Raises
         ------
         ScanError
             CLUSTER if the scheduler is gone.
         """
-        self._check_scheduler()  # else what it took with it would be lost again and again
-        ours: Future[Outcome] = Future()
-        self._give(case, ours)
-        return ours
+        self._check_scheduler()  # else the case would be lost repeatedly
+        future: Future[Outcome] = Future()
+        self._submit_to_workers(case, future)
+        return future
 
-    def _give(self, case: Case, ours: Future[Outcome]) -> None:
-        """Give a case to the workers; not to one that failed it if there are others."""
-        where = (self._setup.run, str(self._book.path), self._book.offset(case.id))
-        able = self._workers & self._fit or self._workers
-        if case.id in self._first:
-            able = able - {self._first[case.id][0]} or able
-        theirs = self._client.submit(
-            run_case, *where, pure=False, key=_key(case.id), workers=list(able)
+    def _submit_to_workers(self, case: Case, future: Future[Outcome]) -> None:
+        """Give a case to the workers, preferably not to one on which it failed."""
+        location = (self._setup.run, str(self._book.path), self._book.offset(case.id))
+        candidates = self._workers & self._fit or self._workers
+        if case.id in self._first_outcomes:
+            candidates = candidates - {self._first_outcomes[case.id][0]} or candidates
+        dask_future = self._client.submit(
+            run_case, *location, pure=False, key=_key(case.id), workers=list(candidates)
         )
-        self._given[ours] = (theirs, able)
-        theirs.add_done_callback(lambda done: self._hand_on(done, case, ours))
+        self._pending[future] = (dask_future, candidates)
+        dask_future.add_done_callback(lambda done: self._on_done(done, case, future))
 
     def stop(self, patience: float) -> None:
-        """Have the engines end, after `patience` seconds at the latest."""
+        """End the engines, after `patience` seconds at the latest."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         if self._client.status == "running":
-            ender = threading.Thread(target=self._end, args=(patience,), daemon=True)
-            ender.start()
-            ender.join(patience + ENDING)  # a worker may hang
-        until = time.monotonic() + 2.0
-        while any(not f.done() for f in self._given) and time.monotonic() < until:
+            thread = threading.Thread(target=self._end, args=(patience,), daemon=True)
+            thread.start()
+            thread.join(patience + _END_TIMEOUT_S)  # a worker may hang
+        deadline = time.monotonic() + 2.0
+        while any(not f.done() for f in self._pending) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for ours in list(self._given):
-            ours.cancel()
+        for future in list(self._pending):
+            future.cancel()
 
     def _end(self, patience: float) -> None:
-        """End the engines, and have workers that come later start none."""
+        """End the engines, and keep workers that join later from starting one."""
         run = self._setup.run
         with suppress(Exception):  # no worker is left, or the scheduler is gone
-            left = list(self._present())
-            if left:
-                self._client.run(stop_engine, run, patience, workers=left, on_error="ignore")
+            workers = list(self._present())
+            if workers:
+                self._client.run(stop_engine, run, patience, workers=workers, on_error="ignore")
             self._client.unregister_worker_plugin(run)
 
     def _listen(self) -> None:
-        """Hear what workers say of themselves, before the first is asked."""
-        heard = threading.Event()
+        """Subscribe to the workers' events, before the plugin is sent to any."""
+        connected = threading.Event()
 
-        def hear(event: tuple[float, Mapping[str, Any]]) -> None:
-            told = event[1]
-            if "address" not in told:
-                heard.set()
-            elif "fault" in told:
-                reason = Reason[told["reason"]]
-                self._keep_out(Unfit(str(told["address"]), reason, str(told["fault"])))
+        def on_event(event: tuple[float, Mapping[str, Any]]) -> None:
+            reply = event[1]
+            if "address" not in reply:
+                connected.set()
+            elif "fault" in reply:
+                reason = Reason[reply["reason"]]
+                self._exclude(Unfit(str(reply["address"]), reason, str(reply["fault"])))
             else:
-                self._fit.add(str(told["address"]))
+                self._fit.add(str(reply["address"]))
 
-        run, until = self._setup.run, time.monotonic() + LISTENING
+        run, deadline = self._setup.run, time.monotonic() + _EVENTS_TIMEOUT_S
         try:
-            self._client.subscribe_topic(run, hear)
-            while not heard.wait(0.05):
+            self._client.subscribe_topic(run, on_event)
+            while not connected.wait(0.05):
                 self._client.log_event(run, {})
-                if time.monotonic() > until:
-                    raise ScanError(Reason.CLUSTER, "its scheduler hands on no events")
+                if time.monotonic() > deadline:
+                    raise ScanError(Reason.CLUSTER, "the scheduler forwards no events")
         except (OSError, TimeoutError) as exc:
-            raise ScanError(Reason.CLUSTER, GONE) from exc
+            raise ScanError(Reason.CLUSTER, _SCHEDULER_LOST) from exc
 
-    def _keep_out(self, unfit: Unfit) -> None:
-        """Take note of a worker that can't do the work; it leaves by itself."""
+    def _exclude(self, unfit: Unfit) -> None:
+        """Record a worker that cannot do the work; it leaves by itself."""
         self._fit.discard(unfit.address)
         if unfit.address not in self._unfit:
             self._terms.on_unfit(unfit.fault)
-            self._doubt.append(unfit)
+            self._doubts.append(unfit)
         self._unfit[unfit.address] = unfit
-        if self._refused is None:
-            self._refused = time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = time.monotonic()
 
-    def _judge(self) -> None:
-        """End the run where it is not the worker that is at fault."""
-        while self._doubt:
-            unfit = self._doubt.pop()
+    def _check_doubts(self) -> None:
+        """End the run if the fault is not one of the worker alone."""
+        while self._doubts:
+            unfit = self._doubts.pop()
             if unfit.reason is Reason.MODEL_CHANGED:
                 self._terms.check_models()
             if self._terms.same_machine:
@@ -240,98 +227,104 @@ class DaskPool:
 
     def _check_patience(self, now: float) -> None:
         terms = self._terms
-        if self._refused is not None and now - self._refused > terms.unfit_patience:
+        if self._refused_since is not None and now - self._refused_since > terms.unfit_patience:
             fault = list(self._unfit.values())[-1].fault
             detail = f"for {terms.unfit_patience:.0f} s no worker could do the work: {fault}"
             raise ScanError(Reason.CLUSTER, detail)
-        if now - self._seen > terms.patience:
+        if now - self._seen_at > terms.patience:
             detail = f"no worker that can do the work was there for {terms.patience:.0f} s"
             raise ScanError(Reason.CLUSTER, detail)
 
     def _take_back(self) -> None:
-        """Take cases from Dask whose workers are all gone: it would wait for them for ever."""
-        for ours, (theirs, where) in list(self._given.items()):
-            if where & self._workers or theirs.status != "pending":
+        """Take back cases whose workers are all gone: Dask would wait for them for ever."""
+        for future, (dask_future, workers) in list(self._pending.items()):
+            if workers & self._workers or dask_future.status != "pending":
                 continue
-            self._given.pop(ours, None)
-            theirs.cancel()
-            lost = UnfitError if where <= self._unfit.keys() else LostError
-            with suppress(InvalidStateError):  # its end came just now
-                ours.set_exception(lost("its workers are gone"))
+            self._pending.pop(future, None)
+            dask_future.cancel()
+            error_type = UnfitError if workers <= self._unfit.keys() else LostError
+            with suppress(InvalidStateError):  # it ended just now
+                future.set_exception(error_type("the workers of the case are gone"))
 
     def _present(self) -> frozenset[str]:
-        """Return the workers that are there and can do the work."""
+        """Return the connected workers that can do the work."""
         self._check_scheduler()
         try:
             return frozenset(self._fit & set(self._client.nthreads()))
         except (OSError, TimeoutError, ValueError, RuntimeError) as exc:
-            raise ScanError(Reason.CLUSTER, GONE) from exc
+            raise ScanError(Reason.CLUSTER, _SCHEDULER_LOST) from exc
 
     def _check_scheduler(self) -> None:
         if self._client.status != "running":
-            raise ScanError(Reason.CLUSTER, GONE)
+            raise ScanError(Reason.CLUSTER, _SCHEDULER_LOST)
 
-    def _hand_on(self, theirs: DaskFuture, case: Case, ours: Future[Outcome]) -> None:
-        self._given.pop(ours, None)
+    def _on_done(self, dask_future: DaskFuture, case: Case, future: Future[Outcome]) -> None:
+        self._pending.pop(future, None)
         try:
-            if theirs.status != "finished":
-                ours.set_exception(LostError(theirs.status))
+            if dask_future.status != "finished":
+                future.set_exception(LostError(dask_future.status))
                 return
-            told = pickle.loads(theirs.result())  # noqa: S301  # our own worker's
-            if isinstance(told, Unfit):
-                self._keep_out(told)
-                ours.set_exception(UnfitError(told.fault))
+            reply = pickle.loads(dask_future.result())  # noqa: S301  # from our own worker
+            if isinstance(reply, Unfit):
+                self._exclude(reply)
+                future.set_exception(UnfitError(reply.fault))
                 return
-            worker, outcome = told
-            if not self._asks_another(case, worker, outcome, ours):
-                ours.set_result(self._settle(case, worker, outcome))
-        except InvalidStateError:  # taken back just now
+            worker, outcome = reply
+            if not self._retries_elsewhere(case, worker, outcome, future):
+                future.set_result(self._final_outcome(case, worker, outcome))
+        except InvalidStateError:  # taken back meanwhile
             pass
         except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
-            if not ours.done():
-                ours.set_exception(LostError(type(exc).__name__))
+            if not future.done():
+                future.set_exception(LostError(type(exc).__name__))
         finally:
-            theirs.release()
+            dask_future.release()
 
-    def _asks_another(
-        self, case: Case, worker: str, outcome: Outcome, ours: Future[Outcome]
+    def _retries_elsewhere(
+        self, case: Case, worker: str, outcome: Outcome, future: Future[Outcome]
     ) -> bool:
-        """Give a case once to another worker where the first one may be at fault."""
-        doubtful = OF_DEVICE if self._terms.same_machine else OF_PLACE
-        if outcome.record is None or outcome.record.reason not in doubtful:
+        """Retry a case once on another worker if the first one may be at fault."""
+        policy = policy_of(outcome.record.reason if outcome.record else None)
+        if not policy.on_other_worker(same_machine=self._terms.same_machine):
             return False
-        others = (self._workers & self._fit) - {worker}
-        if case.id in self._first or not others or self._stopped.is_set() or ours.done():
+        other_workers = (self._workers & self._fit) - {worker}
+        if (
+            case.id in self._first_outcomes
+            or not other_workers
+            or self._stopped.is_set()
+            or future.done()
+        ):
             return False
-        self._first[case.id] = (worker, outcome)
-        self._give(case, ours)
+        self._first_outcomes[case.id] = (worker, outcome)
+        self._submit_to_workers(case, future)
         return True
 
-    def _settle(self, case: Case, worker: str, outcome: Outcome) -> Outcome:
-        """Return what counts: the second worker's word, with the tries of both."""
-        if outcome.record is None or case.id not in self._first:
+    def _final_outcome(self, case: Case, worker: str, outcome: Outcome) -> Outcome:
+        """Return the final outcome: that of the second worker, with the tries of both."""
+        if outcome.record is None or case.id not in self._first_outcomes:
             return outcome
-        failed_on, first = self._first.pop(case.id)
+        failed_on, first = self._first_outcomes.pop(case.id)
         if outcome.record.reason is None and worker != failed_on:
             self._outdone[failed_on] += 1
             known = not self._terms.same_machine and failed_on in self._fit
-            if self._outdone[failed_on] >= MOST_FAILED and known:
+            if self._outdone[failed_on] >= MAX_OUTDONE_CASES and known:
                 self._dismiss(failed_on, first)
         return replace(outcome, tries=first.tries + outcome.tries)
 
     def _dismiss(self, worker: str, last: Outcome) -> None:
-        """Send a worker away that fails what others do; beside this thread, since it may hang."""
+        """Dismiss a worker that fails cases others do; in a thread, since the worker may hang."""
         reason = last.record.reason if last.record and last.record.reason else Reason.CLUSTER
-        fault = f"a worker failed {MOST_FAILED} cases that others did ({reason.code})"
-        self._keep_out(Unfit(worker, Reason.CLUSTER, fault))
+        failures = f"{MAX_OUTDONE_CASES} cases that succeeded elsewhere ({reason.code})"
+        fault = f"a worker failed {failures}"
+        self._exclude(Unfit(worker, Reason.CLUSTER, fault))
 
-        def tell() -> None:
+        def send() -> None:
             run = self._setup.run
-            with suppress(Exception):  # it is gone, or hangs: it is given nothing more anyway
-                said = (run, Reason.CLUSTER, fault)
-                self._client.run(dismiss, *said, workers=[worker], on_error="ignore")
+            with suppress(Exception):  # gone or hanging: it gets no further case anyway
+                arguments = (run, Reason.CLUSTER, fault)
+                self._client.run(dismiss, *arguments, workers=[worker], on_error="ignore")
 
-        threading.Thread(target=tell, daemon=True).start()
+        threading.Thread(target=send, daemon=True).start()
 
 
 def _key(case_id: str) -> str:

@@ -1,4 +1,4 @@
-"""How Dask is set up for runs: thin workers, no pages, nothing that can be reached unasked."""
+"""Dask's configuration for runs: minimal workers, and no HTTP pages unless requested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scanloom.own_python import own_environment, safe_path
 _PATHS = ("PYTHONPATH", "PYTHONSAFEPATH")
 
 QUIET: dict[str, Any] = {
-    "distributed.scheduler.allowed-failures": 0,  # the run counts losses itself
+    "distributed.scheduler.allowed-failures": 0,  # the run itself counts losses
     "distributed.scheduler.work-stealing": False,
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
@@ -24,30 +24,30 @@ QUIET: dict[str, Any] = {
     "distributed.admin.log-length": 100,
     "distributed.admin.low-level-log-length": 100,
     "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.deploy.lost-worker-timeout": "1 day",  # not while its nanny starts it again
+    "distributed.deploy.lost-worker-timeout": "1 day",  # its nanny may be restarting it
     "distributed.nanny.pre-spawn-environ": {"MALLOC_TRIM_THRESHOLD_": 65536},
 }
-"""Thin workers whose memory is the engine child's affair, with the threads they are given."""
+"""Settings of workers; their memory is limited by the engine child, not by Dask."""
 
 NO_PAGES: dict[str, Any] = {
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
 }
-"""No page and no number over HTTP. `/sitemap.json` would answer still: see `close_pages`."""
+"""Settings without HTTP routes. `/sitemap.json` still answers: see `close_pages`."""
 
 
 def quiet(scratch: Path, *, pages: bool = False) -> dict[str, Any]:
-    """Return the settings of Dask's processes of a run, which keep their files in a folder of ours.
+    """Return the settings of a run's Dask processes, with a private folder for their files.
 
-    Dask puts that folder at the head of `sys.path`; its own is shared by all users of a machine,
-    and belongs to whoever makes it first.
+    Dask puts this folder first in `sys.path`. Its default is shared by all users of a machine, and
+    belongs to the user who creates it first.
 
     Parameters
     ----------
     scratch : Path
-        A private folder that is there.
+        An existing private folder.
     pages : bool
-        Whether Dask's pages are served.
+        Whether Dask's dashboard is served.
     """
     settings = QUIET | {"temporary-directory": str(scratch)}
     return settings if pages else settings | NO_PAGES
@@ -55,9 +55,10 @@ def quiet(scratch: Path, *, pages: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def careful_path(scratch: Path) -> Iterator[None]:
-    """Keep off `sys.path`, for a while, what others can write; and `scratch` from then on.
+    """Remove folders that other users can write to from `sys.path`, for the block.
 
-    A worker's process takes over the path of the one that starts it, and its variables.
+    A worker process inherits the search path and the environment variables of its parent. Folders
+    in `scratch` that Dask adds are removed for good.
     """
     before, during = list(sys.path), safe_path(sys.path)
     variables, own = {name: os.environ.get(name) for name in _PATHS}, own_environment()
@@ -82,16 +83,16 @@ PAGES = "127.0.0.1:8787"
 
 
 def scheduler_spec(security: Any, listen: Mapping[str, str], *, pages: bool) -> dict[str, Any]:
-    """Return what a `SpecCluster` makes its scheduler of.
+    """Return the specification of a scheduler for `SpecCluster`.
 
     Parameters
     ----------
     security : distributed.Security
-        With the key of the run.
+        Holds the key of the run.
     listen : mapping
-        Where: `host` or `interface`.
+        `host` or `interface` to listen on.
     pages : bool
-        Whether Dask's pages are served, on loopback.
+        Whether Dask's dashboard is served, on loopback.
     """
     from distributed import Scheduler
 

@@ -1,8 +1,8 @@
-"""A run's part in a Dask worker: an engine for who can do the work, the way out for who can't.
+"""Code of a run in a Dask worker: starts an engine, or dismisses a worker that cannot do the work.
 
-A plugin gives each worker, before its first task, an engine or a word why it gets none. What a
-plugin raises is swallowed by Dask, and the worker takes tasks all the same: so the work itself is
-refused where there is no engine, and the worker leaves the cluster.
+Before its first task, a plugin gives each worker an engine or the reason why it gets none. Dask
+ignores exceptions of a plugin, and such a worker would still take tasks. Therefore each task is
+refused by a worker without an engine, which leaves the cluster.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from distributed import WorkerPlugin, get_worker
 
 from scanloom.core import Reason
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine
 from scanloom.engine.handshake import Answer, Question, answer, find_fault
+from scanloom.engine.worker_messages import Setup
 
-LEAVING = 1.0
-"""Seconds after which a worker that is kept out leaves: Dask may still be starting it."""
-HOLDING = 5.0
-"""Seconds for which it holds what it is given meanwhile, lest it attract all the rest."""
+_LEAVE_DELAY_S = 1.0
+"""Time until a dismissed worker leaves: Dask may still be starting it."""
+_HOLD_S = 5.0
+"""Time for which it holds a task meanwhile, so that it does not attract all others."""
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What a worker makes its engine of.
+    """Settings of the engines of workers.
 
     Parameters
     ----------
     run : str
-        The run's own name in the cluster, which it may share with others.
+        Name of the run, unique in a cluster that other runs may share.
     child : Setup
-        For the engine.
+        Settings of the engine child.
     time_limit : float
-        Seconds that a case may work.
+        Longest time for a case in seconds, without waiting.
     logs : Path
-        Folder of the engine's words.
+        Folder for the output of the engines.
     question, expected : Question, Answer
-        What a worker must see, and what it must say.
+        Question to each worker, and the answer of one that can do the work.
     """
 
     run: str
@@ -57,7 +57,7 @@ class EngineSetup:
 
 @dataclass(frozen=True)
 class Unfit:
-    """What a worker gives for a case that it can't work on, nor on any other."""
+    """Result of a task on a worker that cannot process any case."""
 
     address: str
     reason: Reason
@@ -65,7 +65,7 @@ class Unfit:
 
 
 class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
-    """Gives a worker its engine before it takes a task, also after it was started anew."""
+    """Starts the engine of a worker before its first task, also after a restart."""
 
     idempotent = False
 
@@ -74,87 +74,90 @@ class EnginePlugin(WorkerPlugin):  # type: ignore[misc]
         self.name = setup.run
 
     def setup(self, worker: Any) -> None:
-        """Start the engine, or send the worker away."""
-        made = self._setup
-        told = answer(made.question)
-        fault = find_fault({worker.address: told}, made.expected)
+        """Start the engine, or dismiss the worker."""
+        setup = self._setup
+        reply = answer(setup.question)
+        fault = find_fault({worker.address: reply}, setup.expected)
         if fault is not None:
-            changed = told.models != made.expected.models
-            send_away(worker, made.run, Reason.MODEL_CHANGED if changed else Reason.CLUSTER, fault)
+            changed = reply.models != setup.expected.models
+            send_away(worker, setup.run, Reason.MODEL_CHANGED if changed else Reason.CLUSTER, fault)
             return
         name = f"engine-{os.getpid()}-{time.time_ns():x}.log"
-        engine = Engine(made.child, made.time_limit, made.logs / name)
+        engine = Engine(setup.child, setup.time_limit, setup.logs / name)
         engine.warm_up()
-        _places(worker)[made.run] = engine
-        worker.log_event(made.run, {"address": worker.address})
+        _engines(worker)[setup.run] = engine
+        worker.log_event(setup.run, {"address": worker.address})
 
     def teardown(self, worker: Any) -> None:
-        """End the engine at once: what it works on is done again elsewhere."""
-        engine = _places(worker).pop(self._setup.run, None)
+        """End the engine at once; its cases are retried elsewhere."""
+        engine = _engines(worker).pop(self._setup.run, None)
         if isinstance(engine, Engine):
             engine.stop()
 
 
 def run_case(run: str, book: str, offset: int) -> bytes:
-    """Work on the case at `offset` of the run's book; on a worker.
+    """Process the case at an offset of the run's `CaseBook`; the task of a worker.
 
     Returns
     -------
     bytes
-        The pickled `Outcome`, with the worker's address, or `Unfit`: Dask shows the type of a
-        result, not what is in it. Never an exception, of which Dask shows all.
+        The worker's address and `Outcome`, or `Unfit`, pickled: Dask's logs and pages show the
+        type of a result, not its content. They show all of an exception, so none is raised.
     """
     worker = get_worker()
-    engine = _places(worker).get(run)
+    engine = _engines(worker).get(run)
     if engine is None:
         engine = Unfit(worker.address, Reason.CLUSTER, "a worker has no engine for this run")
     if isinstance(engine, Unfit):
-        time.sleep(HOLDING)
+        time.sleep(_HOLD_S)
         send_away(worker, run, engine.reason, engine.fault)
         return pickle.dumps(engine)
     try:
         outcome = engine.run(CaseBook.read(Path(book), offset))
-    except Exception as exc:  # noqa: BLE001  # a book out of sight
-        fault = f"a worker can't read the run's cases any more ({type(exc).__name__})"
+    except Exception as exc:  # noqa: BLE001  # the file is out of reach
+        fault = f"a worker can no longer read the run's cases ({type(exc).__name__})"
         return pickle.dumps(send_away(worker, run, Reason.CLUSTER, fault))
-    record, now = outcome.record, _places(worker).get(run)
+    record, now = outcome.record, _engines(worker).get(run)
     if record is None and isinstance(now, Unfit):
-        return pickle.dumps(now)  # cut off when it was sent away
+        return pickle.dumps(now)  # aborted when the worker was dismissed
     if outcome.fault is not None:
         return pickle.dumps(send_away(worker, run, outcome.fault.reason, outcome.fault.detail))
     return pickle.dumps((worker.address, outcome))
 
 
 async def stop_engine(run: str, patience: float, dask_worker: Any) -> None:
-    """End a worker's engine; beside its event loop, by which results go out meanwhile."""
-    engine = _places(dask_worker).get(run)
+    """End a worker's engine in a thread, so that its event loop can still send results."""
+    engine = _engines(dask_worker).get(run)
     if isinstance(engine, Engine):
         await asyncio.to_thread(engine.stop, patience)
 
 
 def send_away(worker: Any, run: str, reason: Reason, fault: str) -> Unfit:
-    """Take a worker its engine, and have it leave the cluster, with its nanny."""
-    engine = _places(worker).get(run)
+    """Stop the engine of a worker, and make the worker and its nanny leave the cluster."""
+    engine = _engines(worker).get(run)
     unfit = Unfit(worker.address, reason, fault)
-    _places(worker)[run] = unfit
+    _engines(worker)[run] = unfit
     if isinstance(engine, Engine):
         engine.stop()
-    told = {"address": worker.address, "reason": reason.code, "fault": fault}
-    worker.loop.add_callback(worker.log_event, run, told)
+    reply = {"address": worker.address, "reason": reason.code, "fault": fault}
+    worker.loop.add_callback(worker.log_event, run, reply)
     worker.loop.add_callback(
-        worker.loop.call_later, LEAVING, worker.close_gracefully, reason=f"scanloom-{reason.code}"
+        worker.loop.call_later,
+        _LEAVE_DELAY_S,
+        worker.close_gracefully,
+        reason=f"scanloom-{reason.code}",
     )
     return unfit
 
 
 def dismiss(run: str, reason: Reason, fault: str, dask_worker: Any) -> None:
-    """Send a worker away because of what it did; run on it."""
+    """Dismiss this worker; the run calls it on a worker that failed cases."""
     send_away(dask_worker, run, reason, fault)
 
 
-def _places(worker: Any) -> dict[str, Engine | Unfit]:
-    """Return what a worker has for each run."""
+def _engines(worker: Any) -> dict[str, Engine | Unfit]:
+    """Return the engine of each run in a worker, or the reason for its absence."""
     if not hasattr(worker, "scanloom"):
         worker.scanloom = {}
-    found: dict[str, Engine | Unfit] = worker.scanloom
-    return found
+    engines: dict[str, Engine | Unfit] = worker.scanloom
+    return engines

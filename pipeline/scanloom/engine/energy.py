@@ -1,18 +1,20 @@
-"""How many joules the devices took, where they say so."""
+"""Energy that processors and GPUs used, in joules, if they report it."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
 
+from scanloom.engine.nvml import nvml_handles
+
 RAPL = Path("/sys/class/powercap")
 """Running Average Power Limit counters of Intel and AMD processors (Linux powercap)."""
 
 
 class Meter:
-    """Counts energy from its making: processor packages (RAPL) and NVIDIA devices (NVML).
+    """Measures the energy of processor packages (RAPL) and NVIDIA devices (NVML) since creation.
 
-    The counters are those of the whole machine: other work on it counts too.
+    The counters cover the whole machine, including other work on it.
     """
 
     def __init__(self) -> None:
@@ -21,13 +23,15 @@ class Meter:
         self._gpus = _gpu_millijoules()
 
     def joules(self) -> dict[str, float] | None:
-        """Return joules by kind of device since the start, None where nothing can be measured."""
+        """Return joules by kind of device since the start; None if nothing can be measured."""
         spent: dict[str, float] = {}
         for zone, start in self._start.items():
             now = _read(zone / "energy_uj")
             if start is not None and now is not None:
-                around = _read(zone / "max_energy_range_uj") or 0  # the counter wraps there
-                used = now - start if now >= start else now - start + around
+                range_uj = (
+                    _read(zone / "max_energy_range_uj") or 0
+                )  # the counter wraps at this value
+                used = now - start if now >= start else now - start + range_uj
                 spent["cpu"] = spent.get("cpu", 0.0) + used / 1e6
         for before, after in zip(self._gpus, _gpu_millijoules(), strict=False):
             spent["gpu"] = spent.get("gpu", 0.0) + (after - before) / 1e3
@@ -49,19 +53,12 @@ def _read(path: Path) -> int | None:
 
 
 def _gpu_millijoules() -> list[int]:
-    """Return the energy counters of all NVIDIA devices, none without a driver."""
+    """Return the energy counters of all NVIDIA devices; none without a driver."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        counters = []
-        for n in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(n)
+    counters = []
+    with nvml_handles() as handles:
+        for handle in handles or ():
             with contextlib.suppress(pynvml.NVMLError):  # older devices do not count
                 counters.append(int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
-        return counters
-    finally:
-        pynvml.nvmlShutdown()
+    return counters

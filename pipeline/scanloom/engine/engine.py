@@ -1,7 +1,8 @@
-"""`Engine`: works on cases in a child process, and says whose fault it is when one ends badly."""
+"""`Engine`: processes cases in a child process, and finds which case made it fail."""
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import signal
 import threading
@@ -13,7 +14,6 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.core.limits import is_limited, limit_met
-from scanloom.engine.child import Done, Setup
 from scanloom.engine.gate import Gate
 from scanloom.engine.process import (
     CaseLateError,
@@ -21,23 +21,19 @@ from scanloom.engine.process import (
     EngineProcess,
     NoEngineError,
 )
+from scanloom.engine.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
+from scanloom.engine.worker_messages import Done, Setup
 
 OnStep = Callable[[str], None]
+Span = tuple[float, float]
 
-PAUSES = (1.0, 4.0, 15.0)
-"""Seconds before another try where the disk or the network may have been at fault."""
 REFUSED = "refused"
-"""How a try ends for a case that would not fit into memory alone: no other try is made."""
-_TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT_UNWRITABLE)
-MOST_STARTS = 3
-"""Children in a row that never became ready, after which no other is started."""
-_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE_UNAVAILABLE, Reason.ENVIRONMENT)
-"""What the neighbours may be to blame for: such a case is tried once more, alone and afresh."""
+"""End of a try of a case that exceeds the memory even when run alone; it is not retried."""
 
 
 @dataclass(frozen=True)
 class Try:
-    """One start of a case: how it ended, and whether anything else was in the child meanwhile."""
+    """One start of a case: how it ended, and whether it was alone in the child."""
 
     end: str
     alone: bool
@@ -46,22 +42,22 @@ class Try:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """Outcome of a case.
 
     Parameters
     ----------
     record : CaseRecord or None
-        Its result or the reason why there is none; None where it was cut off by `Engine.stop`,
-        which says nothing of the case.
+        Its result, or the reason for its failure; None if `Engine.stop` aborted it, which means
+        nothing for the case.
     tries : tuple of Try
-        Each start, the last one last.
+        All starts in order.
     device : (float, float) or None
-        When it held the device, seconds of CLOCK_MONOTONIC; None where it did not get there.
+        When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.
     engine : str
-        Which engine worked on it: a word made up when the engine was made.
+        Random name of the engine.
     fault : ScanError or None
-        Why this engine can work on no case at all: models that can't be loaded, a machine that
-        lacks what all cases need. Then there is no record: it says nothing of the case.
+        Why this engine cannot process any case: models that cannot be loaded, or a machine that
+        lacks a resource all cases need. Then `record` is None.
     """
 
     record: CaseRecord | None
@@ -72,26 +68,26 @@ class Outcome:
 
 
 KILLED = f"died -{signal.SIGKILL.value}"
-"""How a try ends whose process was killed from outside: that alone is not the case's fault."""
+"""End of a try whose process was killed from outside, which need not be the case's fault."""
 
 
 class Engine:
-    """Models kept warm in a child process, for cases of several threads.
+    """Keeps models loaded in a child process, for cases of several threads.
 
-    A case that raises is a record. When the child dies or is killed for a case that takes too
-    long, every case that was in it is a suspect: each is tried again alone in a fresh child, and
-    only one that fails there is convicted (CASE_TIMEOUT, CRASHED). So a neighbour is never blamed.
+    A case that raises gives a record. When the child dies, or is killed because a case exceeded
+    the time limit, every case in it is a suspect. Each is retried alone in a new child, and only
+    a case that fails there is reported (CASE_TIMEOUT, CRASHED). A concurrent case is never blamed.
 
     Parameters
     ----------
     setup : Setup
-        For the child.
+        Settings of the child.
     time_limit : float
-        Seconds that a case may work.
+        Longest time for a case in seconds, without waiting.
     log : Path or None
-        Where the child's words go.
+        File for the output of the child.
     environment : mapping
-        Variables of the child.
+        Additional environment variables of the child.
     """
 
     def __init__(
@@ -107,59 +103,68 @@ class Engine:
         self._gate = Gate(setup.in_flight)
         self._starting = threading.Lock()
         self._child: EngineProcess | None = None
-        self._vain = 0
+        self._failed_starts = 0
         self._fault: ScanError | None = None
         self._stopped = threading.Event()
 
     def warm_up(self) -> None:
-        """Start the child, so that models are loaded before the first case comes."""
-        with suppress(NoEngineError):  # the first case tells
+        """Start the child, so that models are loaded before the first case."""
+        with suppress(NoEngineError):  # the first case reports it
             self._running()
 
     def run(self, case: Case, on_step: OnStep | None = None) -> Outcome:
-        """Work on a case until its end is sure; called by several threads at once.
+        """Process a case until its outcome is certain; several threads may call this.
 
         Parameters
         ----------
         case : Case
-            Which.
+            The case.
         on_step : callable or None
-            Is told each step that it begins.
+            Called with the name of each step that begins.
 
         Returns
         -------
         Outcome
-            Never an exception.
+            Never raises.
         """
         tries: list[Try] = []
         try:
             return self._work_on(case, tries, on_step)
-        except NoEngineError as unfit:
-            return Outcome(None, tuple(tries), None, self._name, unfit.fault)
+        except NoEngineError as error:
+            return Outcome(None, tuple(tries), None, self._name, error.fault)
 
     def _work_on(self, case: Case, tries: list[Try], on_step: OnStep | None) -> Outcome:
-        device = None
-        for pause in (*PAUSES, None):
-            with self._gate.among_others():
-                record, device = self._try(case, tries, on_step, alone=False)
-            refused = tries[-1].end == REFUSED
-            crowded = record is not None and record.reason in _CROWDED and not refused
-            if (record is None and not self._stopped.is_set()) or crowded:
-                with self._gate.alone():
-                    self._replace_child()
-                    record, device = self._try(case, tries, on_step, alone=True)
-                    if tries[-1].end == KILLED and not self._stopped.is_set():
-                        record, device = self._try(case, tries, on_step, alone=True)
-            if record is None and not self._stopped.is_set():
-                record = _verdict(case, tries[-1])
-            if record is None or record.reason not in _TRANSIENT or pause is None:
+        """Process a case, and retry it in this worker by the policy of its reason."""
+        for retries in itertools.count():
+            record, device = self._try_until_sure(case, tries, on_step)
+            pauses = policy_of(record.reason).pauses_s[retries:] if record else ()
+            if not pauses:
                 break
-            if self._stopped.wait(pause):
-                return Outcome(None, tuple(tries), device, self._name)  # another run tries again
+            if self._stopped.wait(pauses[0]):  # a later run retries it
+                return Outcome(None, tuple(tries), device, self._name)
         return Outcome(record, tuple(tries), device, self._name)
 
+    def _try_until_sure(
+        self, case: Case, tries: list[Try], on_step: OnStep | None
+    ) -> tuple[CaseRecord | None, Span | None]:
+        """Try a case among others, then alone if others may have caused its failure."""
+        with self._gate.among_others():
+            record, device = self._try(case, tries, on_step, alone=False)
+        if record is None and self._stopped.is_set():
+            return None, device
+        policy = policy_of(record.reason) if record else PROCESS_LOST
+        if policy.alone_in_new_process and tries[-1].end != REFUSED:
+            with self._gate.alone():
+                self._replace_child()
+                record, device = self._try(case, tries, on_step, alone=True)
+                if tries[-1].end == KILLED and not self._stopped.is_set():
+                    record, device = self._try(case, tries, on_step, alone=True)
+        if record is None and not self._stopped.is_set():
+            record = _record_of_death(case, tries[-1])
+        return record, device
+
     def stop(self, patience: float = 0.0) -> None:
-        """End the child; cases in flight that are not done after `patience` seconds are cut."""
+        """End the child; cases still running after `patience` seconds are aborted."""
         with self._starting:
             self._stopped.set()
             if self._child is not None:
@@ -167,8 +172,8 @@ class Engine:
 
     def _try(
         self, case: Case, tries: list[Try], on_step: OnStep | None, *, alone: bool
-    ) -> tuple[CaseRecord | None, tuple[float, float] | None]:
-        """Give the case to the child; no record where the child did not live to give one."""
+    ) -> tuple[CaseRecord | None, Span | None]:
+        """Give the case to the child; return None as record if the child died first."""
         began = time.monotonic()
         done: Done | None = None
         try:
@@ -183,7 +188,7 @@ class Engine:
         return (done.record, done.device) if done else (None, None)
 
     def _ask(self, case: Case, on_step: OnStep | None) -> Done:
-        """Give the case to a child that is ready: one that never is has not begun it."""
+        """Give the case to a child; start another one if it died before its models were loaded."""
         while True:
             child = self._running()
             try:
@@ -193,12 +198,12 @@ class Engine:
                     raise
 
     def _running(self) -> EngineProcess:
-        """Return the child; a new one where there is none that lives.
+        """Return the running child, or start one.
 
         Raises
         ------
         NoEngineError
-            If it is known that no child can work on anything.
+            If no child can process any case.
         """
         with self._starting:
             if self._stopped.is_set():
@@ -206,7 +211,7 @@ class Engine:
             if self._child is not None and self._child.alive:
                 return self._child
             if self._child is not None:
-                self._judge(self._child)
+                self._check_end(self._child)
                 self._child = None
             if self._fault is not None:
                 raise NoEngineError(self._fault)
@@ -216,15 +221,15 @@ class Engine:
                 raise NoEngineError(blame(error)) from error
             return self._child
 
-    def _judge(self, ended: EngineProcess) -> None:
-        """Learn from a child that ended whether another would do any better."""
+    def _check_end(self, ended: EngineProcess) -> None:
+        """Find from a child that ended whether starting another one makes sense."""
         ended.close(1.0)
         if ended.fault is None:
-            self._vain = 0
+            self._failed_starts = 0
             return
-        self._vain += 1
-        final = not ended.fault.reason.retry or ended.fault.reason is Reason.MODEL_CHANGED
-        if self._vain == MOST_STARTS or ended.late or final:
+        self._failed_starts += 1
+        final = ended.late or not policy_of(ended.fault.reason).new_child
+        if final or self._failed_starts == MAX_CHILD_STARTS:
             self._fault = ended.fault
 
     def _replace_child(self) -> None:
@@ -234,8 +239,8 @@ class Engine:
                 self._child = None
 
 
-def _verdict(case: Case, last: Try) -> CaseRecord:
-    """Return the record of a case that failed alone."""
+def _record_of_death(case: Case, last: Try) -> CaseRecord:
+    """Return the record of a case whose process failed while it was alone."""
     if last.end == "late":
         return CaseRecord(
             case.id, Reason.CASE_TIMEOUT, f"stopped after {last.seconds:.0f} s", (), None
@@ -248,7 +253,7 @@ def _verdict(case: Case, last: Try) -> CaseRecord:
         detail = "its process was killed twice while it was alone: by the system, for memory?"
         return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
     how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
-    if is_limited("AS"):  # native code has no other way to say that it got no memory
+    if is_limited("AS"):  # native code may crash if it gets no memory
         detail = f"its process ended with {how}, under a limit of address space (ulimit -v)"
         return CaseRecord(case.id, Reason.ENVIRONMENT, detail, (), None)
     return CaseRecord(case.id, Reason.CRASHED, f"its process ended with {how}", (), None)

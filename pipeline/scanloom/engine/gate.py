@@ -1,4 +1,4 @@
-"""A gate that many may be behind at once, within what they need, or one alone."""
+"""`Gate`: admits cases up to a capacity, or one case exclusively."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Lets cases in while there is room; who must be alone waits for all others and holds them off.
+    """Admits cases while capacity lasts, in the order of their arrival.
 
-    They come in one after another, in the order in which they came to the gate: who needs much is
-    not passed by those who need little, and its turn comes.
+    A large case is therefore not overtaken by small ones. An exclusive holder waits until the
+    gate is empty and blocks new entries meanwhile.
 
     Parameters
     ----------
     places : int
-        How many may be inside at once.
+        Maximum number of concurrent holders.
     capacity : float
-        What all inside may need together, for instance bytes. Who needs more than all of it comes
-        in when nobody else is there.
+        Limit for the sum of their needs, for instance in bytes. A case that needs more than that
+        is admitted when the gate is empty.
     """
 
     def __init__(self, places: int, capacity: float = float("inf")) -> None:
         self._places, self._capacity = places, capacity
         self._inside, self._needed = 0, 0.0
         self._alone, self._want_alone = False, 0
-        self._line: deque[object] = deque()
+        self._queue: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
     def among_others(self, need: float = 0.0) -> Iterator[None]:
-        """Hold a place that needs `need` of the capacity."""
-        mark = object()
+        """Hold a shared place that takes `need` of the capacity."""
+        ticket = object()
         with self._changed:
-            self._line.append(mark)
+            self._queue.append(ticket)
             try:
-                self._changed.wait_for(lambda: self._line[0] is mark and self._has_room(need))
+                self._changed.wait_for(lambda: self._queue[0] is ticket and self._has_room(need))
             finally:
-                self._line.remove(mark)
-                self._changed.notify_all()  # whoever is next may fit too
+                self._queue.remove(ticket)
+                self._changed.notify_all()  # the next in the queue may fit too
             self._inside += 1
             self._needed += need
         try:
@@ -53,7 +53,7 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the whole gate; comes before all who wait for a place among others."""
+        """Hold the whole gate; takes precedence over waiting shared holders."""
         with self._changed:
             self._want_alone += 1
             self._changed.wait_for(lambda: not self._inside and not self._alone)

@@ -1,18 +1,21 @@
-"""Which GPUs there are, and what each of a machine's workers sees of them."""
+"""GPUs of this machine, and their distribution among its workers."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
+from scanloom.core.processors import core_count
+from scanloom.engine.nvml import nvml_handles
 from scanloom.engine.workflow import Execution
 
 ORDINARY = ("auto", "cuda")
-"""Devices of which a worker gets one to itself; a numbered one is taken as it is."""
+"""Device options for which each worker gets a GPU of its own; a numbered one is kept as it is."""
 
 
 def local_devices(execution: Execution) -> list[str]:
-    """Return one entry a worker: the GPU that it sees, or "" for what the machine shows it."""
+    """Return the GPU of each worker; "" for a worker that sees all GPUs of the machine, or none."""
     gpus = visible_gpus() if execution.device in ORDINARY else []
     if not gpus:
         return [""] * (1 if execution.workers == "auto" else execution.workers)
@@ -21,12 +24,12 @@ def local_devices(execution: Execution) -> list[str]:
 
 
 def check_device(name: str) -> None:
-    """Refuse a CUDA device that is not here; torch is asked only where the driver shows too few.
+    """Refuse a missing CUDA device; torch is imported only if the driver reports too few.
 
     Raises
     ------
     ScanError
-        DEVICE_UNAVAILABLE.
+        DEVICE_UNAVAILABLE if there is no such device.
     """
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= len(visible_gpus()):
@@ -36,57 +39,49 @@ def check_device(name: str) -> None:
 
 
 def worker_environment(device: str, workers: int) -> dict[str, str]:
-    """Return the variables of one of `workers` on this machine: its GPU, its share of the cores.
+    """Return the environment variables of one of `workers` on this machine: GPU and core share.
 
-    A variable that the user has set is left as it is, but for CUDA_VISIBLE_DEVICES.
+    Variables set by the user are kept, except for CUDA_VISIBLE_DEVICES.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = str(max(1, (cores or 1) // workers))
+    share = str(max(1, core_count() // workers))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), share)
-    set_here = {name: os.environ.get(name, value) for name, value in threads.items()}
-    return {**set_here, "CUDA_VISIBLE_DEVICES": device} if device else set_here
+    kept = {name: os.environ.get(name, value) for name, value in threads.items()}
+    return {**kept, "CUDA_VISIBLE_DEVICES": device} if device else kept
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs and MIG slices that this process may use: UUIDs, or as the user said it."""
+    """Return the GPUs and MIG slices of this process, as UUIDs or as the user lists them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return _said(named)
+        return _listed_devices(named)
+    uuids: list[str] = []
+    with nvml_handles() as handles:
+        uuids += [uuid for handle in handles or () for uuid in _uuids(handle)]
+    return uuids
+
+
+def _listed_devices(named: str) -> list[str]:
+    """Return the devices that CUDA takes from a list: all before the first negative number."""
+    devices = [device.strip() for device in named.split(",") if device.strip()]
+    ends = [
+        n for n, device in enumerate(devices) if device.startswith("-") or device == "NoDevFiles"
+    ]
+    return devices[: ends[0]] if ends else devices
+
+
+def _uuids(handle: Any) -> list[str]:
+    """Return the UUID of a GPU, or the UUIDs of its MIG slices."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        return [uuid for n in range(pynvml.nvmlDeviceGetCount()) for uuid in _uuids(n)]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _said(named: str) -> list[str]:
-    """Return what CUDA takes of a list: all up to the first number below zero."""
-    parts = [part.strip() for part in named.split(",") if part.strip()]
-    ends = [n for n, part in enumerate(parts) if part.startswith("-") or part == "NoDevFiles"]
-    return parts[: ends[0]] if ends else parts
-
-
-def _uuids(number: int) -> list[str]:
-    """Return the UUID of a GPU, or those of the slices that it is cut into."""
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     slices: list[str] = []
-    cut = 0
-    with suppress(pynvml.NVMLError):  # a GPU that can't be cut
-        cut, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    if not cut:
+    mig_enabled = 0
+    with suppress(pynvml.NVMLError):  # a GPU without MIG
+        mig_enabled, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    if not mig_enabled:
         return [str(pynvml.nvmlDeviceGetUUID(handle))]
-    with suppress(pynvml.NVMLError):  # the slices found so far are those there are
+    with suppress(pynvml.NVMLError):  # an older driver
         for n in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(pynvml.NVMLError):  # a place for a slice that is empty
-                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n)
-                slices.append(str(pynvml.nvmlDeviceGetUUID(part)))
-    return slices  # a GPU in MIG mode without a slice can't be used at all
+            with suppress(pynvml.NVMLError):  # an empty position
+                device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n)
+                slices.append(str(pynvml.nvmlDeviceGetUUID(device)))
+    return slices  # a GPU in MIG mode without a slice cannot be used

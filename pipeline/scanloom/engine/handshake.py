@@ -1,4 +1,4 @@
-"""The handshake: each worker reads the scans, writes results, and runs the same program."""
+"""Handshake with workers: whether each reads the scans, writes results and runs this version."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from scanloom.io.work_folder import token_name
 
 @dataclass(frozen=True)
 class Question:
-    """What a worker is asked.
+    """Question to a worker.
 
     Parameters
     ----------
     token : str
-        A file in the output folder, for the word that stands in it.
+        Path of a file in the output folder, whose random content the worker returns.
     models : tuple of str
         Names from the store, or bundle folders.
     book : str or None
-        The book of the run: whether the worker sees and reads the files of its first case.
+        Path of the run's `CaseBook`, of whose first case the worker reads the files.
     """
 
     token: str
@@ -38,7 +38,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says: of plain types alone, so that other versions can read it."""
+    """Answer of a worker, of built-in types only, so that different versions can read it."""
 
     word: str | None
     version: str
@@ -54,22 +54,22 @@ _ABLE = {
     "reads_scans": "can't read the scans",
     "writes": "can't write in the output folder",
 }
-"""What a worker must be able to do if this process is, by names of `Answer`."""
+"""Fields of `Answer` that must be true for a worker if they are for this process."""
 
 
 class Handshake:
-    """A word in a file of the output folder, for as long as the run goes on.
+    """Keeps a token file in the output folder during a run, by which workers are checked.
 
     Parameters
     ----------
     out : Path
         The output folder.
     models : sequence of str
-        Which must be the same files everywhere.
+        Models, whose files must be the same everywhere.
     digests : sequence of str
         The `card_digest` of each when the recipe was made.
     book : Path or None
-        Of the run; the files of its first case must be seen and read.
+        Path of the run's `CaseBook`; workers must see and read the files of its first case.
     """
 
     def __init__(
@@ -94,27 +94,27 @@ class Handshake:
         self._token.unlink(missing_ok=True)
 
     def check(self, client: Any) -> None:
-        """Check that all workers that are there can do the work.
+        """Check that all current workers can do the work.
 
         Raises
         ------
         ScanError
-            CLUSTER if one can't.
+            CLUSTER if one cannot.
         """
         try:
             answers = client.run(answer, self.question, on_error="return")
-        except (OSError, TimeoutError, AssertionError) as exc:  # what Dask can't carry is the last
-            detail = f"a worker gives no answer ({type(exc).__name__})"
+        except (OSError, TimeoutError, AssertionError) as exc:  # the last: not serialisable
+            detail = f"a worker gave no answer ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
         if not answers:
-            raise ScanError(Reason.CLUSTER, "no worker is there")
+            raise ScanError(Reason.CLUSTER, "the cluster has no workers")
         fault = find_fault(answers, self.expected)
         if fault is not None:
             raise ScanError(Reason.CLUSTER, fault)
 
 
 def answer(question: Question) -> Answer:
-    """Say what this process sees; on a worker."""
+    """Answer a question; runs on the worker."""
     try:
         word = Path(question.token).read_text()
     except OSError:
@@ -132,36 +132,36 @@ def answer(question: Question) -> Answer:
 
 
 def find_fault(answers: Mapping[str, Any], expected: Answer) -> str | None:
-    """Return what is wrong with the workers, in words of ours; None if nothing is.
+    """Describe why the workers cannot do the work; None if they can.
 
     Parameters
     ----------
     answers : mapping
-        By address: an `Answer`, or the exception that came instead.
+        By address: an `Answer`, or the exception raised instead.
     expected : Answer
-        This process's own: what it can't do either is not a worker's fault.
+        Answer of this process: workers need not do what it cannot do either.
     """
     count = len(answers)
-    told = [a for a in answers.values() if isinstance(a, Answer)]
-    if len(told) < count:
-        return f"{count - len(told)} of {count} workers have no scanloom {expected.version}"
-    versions = sorted({a.version for a in told} - {expected.version})
+    valid = [a for a in answers.values() if isinstance(a, Answer)]
+    if len(valid) < count:
+        return f"{count - len(valid)} of {count} workers have no scanloom {expected.version}"
+    versions = sorted({a.version for a in valid} - {expected.version})
     if versions:
         return f"workers run scanloom {', '.join(versions)}, this is {expected.version}"
-    pythons = sorted({a.python for a in told} - {expected.python})
+    pythons = sorted({a.python for a in valid} - {expected.python})
     if pythons:
         theirs = ", ".join("{}.{}".format(*p) for p in pythons)
         return f"workers run Python {theirs}, this is {'{}.{}'.format(*expected.python)}"
-    blind = sum(a.word != expected.word for a in told)
+    blind = sum(a.word != expected.word for a in valid)
     if blind:
         return f"{blind} of {count} workers don't see the output folder"
-    other = sum(a.models != expected.models for a in told)
-    if other:
-        return f"{other} of {count} workers have no or other files of the models"
-    for able, words in _ABLE.items():
-        lacking = sum(not getattr(a, able) for a in told) if getattr(expected, able) else 0
+    different = sum(a.models != expected.models for a in valid)
+    if different:
+        return f"{different} of {count} workers have no or different files of the models"
+    for field, problem in _ABLE.items():
+        lacking = sum(not getattr(a, field) for a in valid) if getattr(expected, field) else 0
         if lacking:
-            return f"{lacking} of {count} workers {words}"
+            return f"{lacking} of {count} workers {problem}"
     return None
 
 
@@ -176,7 +176,7 @@ def _model_hash(name: str) -> str | None:
 
 
 def _first_case(book: str | None) -> tuple[Path, ...] | None:
-    """Return the files of the first case, of all its inputs; None where the book can't be read."""
+    """Return the files of the first case, of all its inputs; None if it cannot be read."""
     if book is None:
         return ()
     try:
@@ -187,7 +187,7 @@ def _first_case(book: str | None) -> tuple[Path, ...] | None:
 
 
 def _can_read(file: Path) -> bool:
-    """Try: permissions say little where another machine decides (NFS)."""
+    """Return whether a file can be read, by reading: a server (NFS) may ignore permissions."""
     try:
         with open_regular(file) as opened:
             opened.read(1)
@@ -197,7 +197,7 @@ def _can_read(file: Path) -> bool:
 
 
 def _can_write(work: Path) -> bool:
-    """Make a file where results are made, move it to where they go, and remove it."""
+    """Return whether results can be written: create a file, move it as a result, and remove it."""
     draft, cases = work / token_name(), work.parent / "cases"
     moved = cases / f".{draft.name}"
     try:

@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import KUBERNETES_MAX_FAILED_PODS
 from scanloom.engine.workflow import Execution
 
-ASKING = 60.0
-"""Seconds that kubectl may take."""
-PODS_MAY_FAIL = 1000
-"""Kubernetes replaces pods that end, more and more slowly; so many of them."""
+_COMMAND_TIMEOUT_S = 60.0
+"""Time limit for a call of kubectl."""
 
 
 class KubernetesJob:
-    """The Job of a run: as many pods as there are workers, each with `gpus` GPUs.
+    """Kubernetes Job of a run, with enough pods of `gpus` GPUs for its workers.
 
-    The run itself must be in the cluster (a pod with the same claims), so that pods reach it.
+    The run itself must be in the cluster, in a pod with the same claims, so that pods reach it.
 
     Parameters
     ----------
     execution : Execution
-        Workers, and image, namespace, volumes, cores, memory and gpus of the cluster.
+        Number of workers, and the image, namespace, volumes, cores, memory and gpus of the cluster.
     contact : Path
         The contact file.
     logs : Path
@@ -39,12 +38,12 @@ class KubernetesJob:
         self._started = False
 
     def manifest(self) -> dict[str, Any]:
-        """Return the Job, as `kubectl apply` takes it.
+        """Return the manifest of the Job for `kubectl apply`.
 
         Raises
         ------
         ScanError
-            CLUSTER without an image, or if a volume is not CLAIM:/PATH.
+            CLUSTER if the image is missing, or a volume is not CLAIM:/PATH.
         """
         options = self._execution.cluster
         if options.image is None:
@@ -52,12 +51,12 @@ class KubernetesJob:
         claims = [volume.partition(":") for volume in options.volumes]
         if not all(claim and path.startswith("/") for claim, _, path in claims):
             raise ScanError(Reason.CLUSTER, "a volume is CLAIM:/PATH")
-        asked = {
+        requested = {
             "cpu": str(options.cores) if options.cores else None,
             "memory": f"{math.ceil(options.memory / 2**20)}Mi" if options.memory else None,
             "nvidia.com/gpu": str(options.gpus) if options.gpus else None,
         }
-        resources = {name: amount for name, amount in asked.items() if amount is not None}
+        resources = {name: amount for name, amount in requested.items() if amount is not None}
         names = [f"claim-{n}" for n in range(len(claims))]
         container = {
             "name": "worker",
@@ -89,34 +88,42 @@ class KubernetesJob:
             "metadata": {"name": self.name, "namespace": options.namespace},
             "spec": {
                 "parallelism": pods,
-                "completions": PODS_MAY_FAIL + pods,  # a worker that ends well is replaced too
-                "backoffLimit": PODS_MAY_FAIL,
+                # workers that end regularly are replaced too
+                "completions": KUBERNETES_MAX_FAILED_PODS + pods,
+                "backoffLimit": KUBERNETES_MAX_FAILED_PODS,
                 "ttlSecondsAfterFinished": 3600,
                 "template": {"spec": pod},
             },
         }
 
     def keep(self, came: bool) -> None:
-        """Apply the manifest once; Kubernetes replaces pods by itself. See `Starter`."""
+        """Apply the manifest once; Kubernetes itself replaces pods. See `Starter`."""
         if not self._started:
-            self._ask(["apply", "-f", "-"], json.dumps(self.manifest()))
+            self._kubectl(["apply", "-f", "-"], json.dumps(self.manifest()))
             self._started = True
 
     def close(self) -> None:
         """Delete the Job with its pods."""
         if self._started:
-            self._ask(["delete", "job", self.name, "--wait=false", "--ignore-not-found"])
+            self._kubectl(["delete", "job", self.name, "--wait=false", "--ignore-not-found"])
 
-    def _ask(self, words: list[str], text: str = "") -> None:
-        command = ["kubectl", "--namespace", self._execution.cluster.namespace, *words]
+    def _kubectl(self, arguments: list[str], text: str = "") -> None:
+        command = ["kubectl", "--namespace", self._execution.cluster.namespace, *arguments]
         try:
-            done = subprocess.run(  # noqa: S603
-                command, input=text, capture_output=True, text=True, timeout=ASKING, check=False
+            result = subprocess.run(  # noqa: S603
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
-            detail = f"kubectl can't be asked ({type(exc).__name__})"
+            detail = f"kubectl cannot be run ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
-        if done.returncode:
+        if result.returncode:
             with (self._logs / "kubernetes.log").open("a", encoding="utf-8") as log:
-                log.write(f"kubectl {words[0]} ended with {done.returncode}: {done.stderr}\n")
-            raise ScanError(Reason.CLUSTER, f"kubectl {words[0]} failed: see kubernetes.log")
+                log.write(
+                    f"kubectl {arguments[0]} ended with {result.returncode}: {result.stderr}\n"
+                )
+            raise ScanError(Reason.CLUSTER, f"kubectl {arguments[0]} failed: see kubernetes.log")

@@ -1,4 +1,4 @@
-"""A process that starts quickly: what a library imports only in case it is wanted is left out."""
+"""`lean_imports`: keeps libraries from importing optional packages that are not needed here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 UNWANTED = ("matplotlib", "mpl_toolkits", "ignite", "scipy.signal", "skimage", "cffi")
-"""MONAI imports them where they are installed, for pictures, training and transforms that nobody
-here asks for: 2 s, and on a fresh machine a cache of fonts that takes longer, and says so. Numba
-reads declarations in C with cffi."""
+"""MONAI imports these if they are installed, for plots, training and transforms that are not used
+here. That takes 2 s, and on a new machine longer, for a font cache. Numba parses C declarations
+with cffi."""
 
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Let packages that are not imported yet, and not wanted, seem not to be installed."""
+    """Hide unused optional packages from imports in the block, unless already imported."""
     hidden = [name for name in UNWANTED if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None stops an import
     try:

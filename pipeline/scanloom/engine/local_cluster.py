@@ -1,4 +1,4 @@
-"""A cluster on this machine: a nanny and a worker for each device."""
+"""Cluster on this machine, with a nanny and a worker for each device."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from scanloom.engine.dask_settings import (
 from scanloom.engine.gpus import worker_environment
 from scanloom.io.scratch import private_scratch
 
-JOINING = 120.0
-"""Seconds that workers have to come."""
+JOIN_TIMEOUT_S = 120.0
+"""Time limit for all workers to join."""
 
-STARTING = 60.0
-"""Seconds that a worker's process has to start, and half of those that its nanny has to end it."""
+START_TIMEOUT_S = 60.0
+"""Time limit for a worker process to start; its nanny has twice as long to end it."""
 
-CLOSING = 30.0
-"""Seconds that workers have to end in good order."""
+CLOSE_TIMEOUT_S = 30.0
+"""Time limit for workers to end in good order."""
 
-KEEPING = 3.0
-"""Seconds between two looks at whether a nanny gave up."""
+POLL_INTERVAL_S = 3.0
+"""Time between two checks whether a nanny gave up."""
 
 
 @contextmanager
 def local_cluster(
     devices: Sequence[str], threads: int, private: Path, *, pages: bool = False
 ) -> Iterator[Any]:
-    """Start workers on this machine: loopback only, TLS with a key of this run, no dashboard.
+    """Start workers on this machine, on loopback only, with TLS and a key of this run.
 
     Parameters
     ----------
     devices : sequence of str
-        One worker each: what its CUDA_VISIBLE_DEVICES says, "" for a CPU worker.
+        CUDA_VISIBLE_DEVICES of each worker; "" for a CPU worker.
     threads : int
-        Cases at once in a worker.
+        Concurrent cases in a worker.
     private : Path
-        Of the run: for what Dask keeps in files, if the folder for temporary files is not safe.
+        The run's private folder, for Dask's files if the folder for temporary files is not safe.
     pages : bool
-        Whether Dask's pages are served on loopback.
+        Whether Dask's dashboard is served, on loopback.
 
     Yields
     ------
@@ -59,7 +59,7 @@ def local_cluster(
     Raises
     ------
     ScanError
-        CLUSTER if they don't start, or not in time; what was started of them is ended.
+        CLUSTER if workers do not start in time; those that did are ended.
     """
     import dask
     from distributed import Client, Nanny, SpecCluster
@@ -73,7 +73,7 @@ def local_cluster(
         "security": security,
         "dashboard_address": ANY_PORT,
         "preload": [PRELOAD],
-        "death_timeout": STARTING,
+        "death_timeout": START_TIMEOUT_S,
         "silence_logs": 50,
     }
     workers = {
@@ -88,8 +88,8 @@ def local_cluster(
         private_scratch(private) as scratch,
         careful_path(scratch),
         dask.config.set(quiet(scratch, pages=pages)),
-        _all_ended(),
-        _started(
+        _children_killed(),
+        _cluster_started(
             lambda: SpecCluster(workers, scheduler, security=security, silence_logs=50)
         ) as cluster,
         Client(cluster, security=security, set_as_default=False) as client,
@@ -97,40 +97,40 @@ def local_cluster(
         if not pages:
             close_pages(cluster)
         try:
-            client.wait_for_workers(len(devices), timeout=JOINING)
+            client.wait_for_workers(len(devices), timeout=JOIN_TIMEOUT_S)
         except (OSError, TimeoutError) as exc:
-            detail = f"not all of its {len(devices)} workers came within {JOINING:.0f} s"
+            detail = f"not all {len(devices)} workers joined within {JOIN_TIMEOUT_S:.0f} s"
             raise ScanError(Reason.CLUSTER, detail) from exc
-        with _kept_up(cluster):
+        with _workers_replaced(cluster):
             yield client
 
 
 @contextmanager
-def _started(make: Callable[[], Any]) -> Iterator[Any]:
-    """Give the cluster that `make` starts, and close it; neither goes on for ever."""
-    made: Future[Any] = Future()
+def _cluster_started(make: Callable[[], Any]) -> Iterator[Any]:
+    """Yield the cluster that `make` starts, and close it, both with a time limit."""
+    started: Future[Any] = Future()
 
     def start() -> None:
         try:
-            made.set_result(make())
-        except BaseException as exc:  # noqa: BLE001 told by the thread that waits
-            made.set_exception(exc)
+            started.set_result(make())
+        except BaseException as exc:  # noqa: BLE001 raised by the waiting thread
+            started.set_exception(exc)
 
     threading.Thread(target=start, name="cluster", daemon=True).start()
     try:
-        cluster = made.result(3 * STARTING)
+        cluster = started.result(3 * START_TIMEOUT_S)
     except Exception as exc:
         raise ScanError(Reason.CLUSTER, "the workers of this machine did not start") from exc
     try:
         yield cluster
     finally:
         with suppress(TimeoutError):
-            cluster.close(CLOSING)
+            cluster.close(CLOSE_TIMEOUT_S)
 
 
 @contextmanager
-def _all_ended() -> Iterator[None]:
-    """End the processes that are left of those that were started in the block."""
+def _children_killed() -> Iterator[None]:
+    """Kill the child processes that were started in the block and still run at its end."""
     before = set(multiprocessing.active_children())
     try:
         yield
@@ -140,8 +140,8 @@ def _all_ended() -> Iterator[None]:
 
 
 @contextmanager
-def _kept_up(cluster: Any) -> Iterator[None]:
-    """Start workers again whose nanny gave up: one that dies while it starts is not replaced."""
+def _workers_replaced(cluster: Any) -> Iterator[None]:
+    """Replace workers whose nanny gave up: Dask does not replace one that dies at its start."""
     from distributed.core import Status
 
     over = threading.Event()
@@ -153,12 +153,12 @@ def _kept_up(cluster: Any) -> Iterator[None]:
     async def replace(names: list[Any]) -> None:
         for name in names:
             del cluster.workers[name]
-        await cluster.scale_down([])  # makes what is there what was asked for
+        await cluster.scale_down([])  # restores the requested number
 
     def keep() -> None:
-        while not over.wait(KEEPING):
+        while not over.wait(POLL_INTERVAL_S):
             if names := gave_up():
-                with suppress(Exception):  # the next look tries again
+                with suppress(Exception):  # the next check tries again
                     cluster.sync(replace, names)
 
     keeper = threading.Thread(target=keep, daemon=True)
@@ -167,4 +167,4 @@ def _kept_up(cluster: Any) -> Iterator[None]:
         yield
     finally:
         over.set()
-        keeper.join(JOINING)
+        keeper.join(JOIN_TIMEOUT_S)

@@ -8,11 +8,14 @@ from scanloom.core import OUTCOMES
 from scanloom.engine.status import Status
 
 Sample = tuple[str, str, str, Iterable[tuple[str, float | None]]]
-"""Name, kind, help, and (labels, value) pairs; those without a value are left out."""
+"""Name, type, help text and (labels, value) pairs; values of None are left out."""
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""The characters that the text format escapes in label values."""
 
 
 def metrics_text(status: Status) -> str:
-    """Return the metrics of a run; no ids of cases, so that there are never many series."""
+    """Return the metrics of a run, without case ids, so that their number is small."""
     lines = []
     for name, kind, text, values in _samples(status):
         known = [(labels, value) for labels, value in values if value is not None]
@@ -23,7 +26,7 @@ def metrics_text(status: Status) -> str:
 
 
 def _samples(status: Status) -> list[Sample]:
-    ends = {name: getattr(status, name) for name in ("done", *OUTCOMES)}
+    counts = {name: getattr(status, name) for name in ("done", *OUTCOMES)}
     devices = [(_labels(device=str(d["device"])), d) for d in status.devices]
 
     def of_devices(key: str, scale: float = 1.0) -> list[tuple[str, float | None]]:
@@ -38,7 +41,7 @@ def _samples(status: Status) -> list[Sample]:
             "cases_finished_total",
             "counter",
             "Cases that this run finished.",
-            [(_labels(outcome=name), count) for name, count in ends.items()],
+            [(_labels(outcome=name), count) for name, count in counts.items()],
         ),
         (
             "cases_without_result_total",
@@ -60,5 +63,6 @@ def _samples(status: Status) -> list[Sample]:
 
 
 def _labels(**labels: str) -> str:
-    """Return labels; a value may hold no quote, backslash or line break: ours are slugs."""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    """Return labels in braces, their values escaped."""
+    pairs = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
+    return "{" + ",".join(pairs) + "}"

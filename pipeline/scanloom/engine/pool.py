@@ -1,10 +1,10 @@
-"""Where cases are worked on: engines of this process, or those of Dask's workers."""
+"""`Pool`: processes cases, on engines of this process or of Dask workers."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -13,40 +13,40 @@ from scanloom.engine.engine import Engine, Outcome
 
 
 class LostError(Exception):
-    """The worker is gone: killed, preempted, cut off. Nobody is to blame, the case may go on."""
+    """The worker was killed, preempted or disconnected; the case may be retried."""
 
 
 class UnfitError(LostError):
-    """The worker could never have done the work: that counts for nothing, and the case goes on."""
+    """The worker could not process any case; this does not count as a loss of the case."""
 
 
 class Pool(Protocol):
-    """Takes cases and gives outcomes."""
+    """Takes cases and returns their outcomes."""
 
     @property
     def window(self) -> int:
-        """How many cases are worth handing over at once; 0 while nobody is there to take one."""
+        """Number of cases to submit concurrently; 0 without workers."""
 
     def submit(self, case: Case) -> Future[Outcome]:
-        """Have a case worked on.
+        """Submit a case.
 
-        The future may raise `LostError`, or a `ScanError` where no case can be worked on: nothing
-        else.
+        The future may raise `LostError`, or `ScanError` if no case can be processed, but no other
+        exception.
         """
 
     def stop(self, patience: float) -> None:
-        """End all work; what is not done after `patience` seconds is cut off."""
+        """End all work; cases still running after `patience` seconds are aborted."""
 
 
 class LocalPool:
-    """Engines of this process, without Dask: the serial way, through the same functions.
+    """Pool of engines of this process, without Dask.
 
     Parameters
     ----------
     engines : sequence of Engine
-        One a device.
+        One per device.
     in_flight : int
-        Cases at once in each.
+        Concurrent cases in each.
     """
 
     def __init__(self, engines: Sequence[Engine], in_flight: int) -> None:
@@ -57,20 +57,20 @@ class LocalPool:
 
     @property
     def window(self) -> int:
-        """As many as the engines take."""
+        """Number of cases that the engines take."""
         return len(self._engines) * self._in_flight
 
     def submit(self, case: Case) -> Future[Outcome]:
-        """Have a case worked on by the engine that has least to do."""
+        """Submit a case to the least busy engine."""
         return self._threads.submit(self._run, case)
 
     def stop(self, patience: float) -> None:
         """End the engines."""
-        enders = [threading.Thread(target=e.stop, args=(patience,)) for e in self._engines]
-        for ender in enders:
-            ender.start()
-        for ender in enders:
-            ender.join()
+        threads = [threading.Thread(target=e.stop, args=(patience,)) for e in self._engines]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         self._threads.shutdown(cancel_futures=True)
 
     def _run(self, case: Case) -> Outcome:
@@ -83,8 +83,5 @@ class LocalPool:
             with self._lock:
                 self._busy[chosen] -= 1
         if outcome.fault is not None:
-            raise outcome.fault  # the other engines are on this machine, with these models
+            raise outcome.fault  # all engines share this machine and these models
         return outcome
-
-
-OnOutcome = Callable[[Case, Outcome], None]

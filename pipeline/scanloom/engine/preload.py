@@ -1,6 +1,6 @@
-"""Preloaded by Dask's workers: they die with who started them, and serve no pages unasked.
+"""Preloaded by Dask workers: they die with their parent, and serve no pages unless requested.
 
-What their memory holds is for nobody else.
+Other processes cannot read their memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from scanloom.engine.child import die_with_parent
 die_with_parent()
 keep_memory_private()
 with suppress(ValueError):  # not in the main thread
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # when a terminal goes, the run says what to do
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the run decides when its terminal closes
 
 
 def dask_setup(worker: Any) -> None:
-    """Close the HTTP server, which Dask always opens; called by Dask when the worker runs."""
+    """Close the HTTP server, which Dask always opens; Dask calls this when the worker runs."""
     import dask
 
     if not dask.config.get("distributed.worker.http.routes"):

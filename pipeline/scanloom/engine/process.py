@@ -1,4 +1,4 @@
-"""The worker's side of an engine child: starts it, gives it cases, and sees how it ends."""
+"""`EngineProcess`: starts an engine child, sends it cases, and observes how it ends."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from dataclasses import replace
 from pathlib import Path
 from socket import SHUT_WR, socketpair
 from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
 from scanloom.core.limits import limit_met
-from scanloom.engine.child import WAITING, Done, Order, Ready, Setup, Step
+from scanloom.engine.worker_messages import (
+    WAITING,
+    Done,
+    FunctionCall,
+    Order,
+    Ready,
+    Setup,
+    Step,
+)
+from scanloom.io.messages import Message, receive, send
 from scanloom.own_python import own_environment, own_python
 
 OnStep = Callable[[str], None]
-START_LIMIT = 600.0
-"""Seconds that imports and the loading of models may take."""
-_TICK = 0.25
-"""Seconds between two looks at a case's deadline."""
+_START_TIMEOUT_S = 600.0
+"""Time limit for imports and the loading of models."""
+_POLL_INTERVAL_S = 0.25
+"""Time between two checks of a case's deadline."""
 
 
 class ChildDiedError(Exception):
-    """The child ended before the case did: `code` is its exit code, negative for a signal."""
+    """The child ended before the case; `code` is its exit code, negative for a signal."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the engine child ended with {code}")
@@ -35,7 +44,7 @@ class ChildDiedError(Exception):
 
 
 class NoEngineError(Exception):
-    """No case can be worked on, whichever it is: `fault` says why."""
+    """No case can be processed, because of `fault`."""
 
     def __init__(self, fault: ScanError) -> None:
         super().__init__(fault.code)
@@ -43,11 +52,11 @@ class NoEngineError(Exception):
 
 
 class CaseLateError(Exception):
-    """The case took longer than it may; the child was killed for it."""
+    """The case exceeded the time limit, and the child was killed."""
 
 
-class _Waiting:
-    """A case that was handed over: how long it worked, and its end."""
+class _RunningCase:
+    """A case in the child: its processing time and its end."""
 
     def __init__(self, on_step: OnStep | None) -> None:
         self.ended = threading.Event()
@@ -58,7 +67,7 @@ class _Waiting:
 
     @property
     def worked(self) -> float:
-        """Seconds that it worked, without those that it waited."""
+        """Processing time in seconds, without waiting."""
         since = self._since
         return self._worked + (time.monotonic() - since if since is not None else 0.0)
 
@@ -74,107 +83,107 @@ class _Waiting:
 
 
 class EngineProcess:
-    """A running child, used by several threads until it dies.
+    """A running child process, used by several threads until it ends.
 
     Parameters
     ----------
     setup : Setup
-        What it must know.
+        Settings of the child.
     log : Path or None
-        Where its words go (for the owner alone: native code may print anything); None: nowhere.
+        File for its output, readable by its owner alone: native code may print anything. None
+        discards the output.
     environment : mapping
-        Variables beside those of this process.
+        Environment variables in addition to those of this process.
 
     Attributes
     ----------
     late : bool
-        Whether it took too long to become ready.
+        Whether the child took too long to load its models.
     """
 
     def __init__(
         self, setup: Setup, log: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        ours, theirs = socketpair()
-        with theirs, _open_log(log) as words:
-            self._process = subprocess.Popen(  # noqa: S603  # ourselves
+        first = Message(replace(setup, labellers=FunctionCall.of(setup.labellers)))
+        self._socket, theirs = socketpair()
+        with theirs, _open_log(log) as output:
+            self._process = subprocess.Popen(  # noqa: S603  # this very program
                 own_python("-m", "scanloom.engine.child", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
                 env={**own_environment(), **(environment or {})},
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a Ctrl-C at the terminal is for the worker
+                start_new_session=True,  # Ctrl-C at the terminal goes to the worker only
             )
-        self._socket = ours
-        self._connection: Connection[Any, Any] = Connection(os.dup(ours.fileno()))
         self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _RunningCase] = {}
         self._number, self._ready, self._began = 0, False, time.monotonic()
         self._code: int | None = None
         self._fault: ScanError | None = None
         self.late = False
-        with suppress(OSError):  # it died: the listener will say so
-            self._connection.send(list(setup.search_path))
-            self._connection.send(setup)
+        with suppress(OSError):  # the child died, which the listener thread finds
+            first.send(self._socket)
         threading.Thread(target=self._listen, name="engine child", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the child."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can be given a case."""
+        """Whether the child accepts cases."""
         return self._code is None and self._fault is None
 
     @property
     def ready(self) -> bool:
-        """Whether its models were loaded: before that, nothing that happens is a case's fault."""
+        """Whether its models are loaded; before that, no failure is caused by a case."""
         return self._ready
 
     @property
     def fault(self) -> ScanError | None:
-        """Why it never became ready; None where it did, or may yet."""
+        """Why its models could not be loaded; None if they were, or still may be."""
         if self._ready or self.alive:
             return None
         return self._fault or _never_ready(self._code or 0)
 
     def ask(self, case: Case, limit: float, on_step: OnStep | None = None) -> Done:
-        """Have a case worked on, and wait for its end.
+        """Process a case in the child, and wait for its end.
 
         Parameters
         ----------
         case : Case
-            Which.
+            The case.
         limit : float
-            Seconds that it may work; waiting for models and the device does not count.
+            Processing time in seconds; waiting for models and the device does not count.
         on_step : callable or None
-            Is told each step that it begins.
+            Called with the name of each step that begins.
 
         Raises
         ------
         NoEngineError
-            If it could not load the models.
+            If the child could not load the models.
         ChildDiedError
-            If the child died meanwhile, whoever's fault that was.
+            If the child died meanwhile, for whatever cause.
         CaseLateError
-            If it worked too long. The child was killed: all others in it get ChildDiedError.
+            If the case exceeded the limit. The child was killed, and its other cases get
+            ChildDiedError.
         """
-        waiting = _Waiting(on_step)
+        waiting = _RunningCase(on_step)
         with self._lock:
             self._check_alive()
             self._number += 1
             number = self._number
             self._waiting[number] = waiting
-            with suppress(OSError):  # it is dying: the listener will say so
-                self._connection.send(Order(number, case))
-        while not waiting.ended.wait(_TICK):
+            with suppress(OSError):  # the child is dying, which the listener thread finds
+                send(self._socket, Order(number, case))
+        while not waiting.ended.wait(_POLL_INTERVAL_S):
             if waiting.worked > limit:
                 self.kill()
                 raise CaseLateError
-            if not self._ready and time.monotonic() - self._began > START_LIMIT:
-                detail = f"the models were not loaded within {START_LIMIT:.0f} s"
+            if not self._ready and time.monotonic() - self._began > _START_TIMEOUT_S:
+                detail = f"the models were not loaded within {_START_TIMEOUT_S:.0f} s"
                 self._fault, self.late = ScanError(Reason.ENVIRONMENT, detail), True
                 self.kill()
         if waiting.done is None:
@@ -189,15 +198,15 @@ class EngineProcess:
             raise ChildDiedError(self._code)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the child."""
         with suppress(ProcessLookupError, PermissionError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self, patience: float = 5.0) -> None:
-        """End it when what it works on is finished, or after `patience` seconds."""
+        """End the child when its cases are finished, or after `patience` seconds."""
         with suppress(OSError):  # it has ended
-            self._socket.shutdown(SHUT_WR)  # it sees the end of its orders
+            self._socket.shutdown(SHUT_WR)  # the child reads the end of the stream
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -206,28 +215,29 @@ class EngineProcess:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._connection.recv())
+                self._take(receive(self._socket))
         except (EOFError, OSError):
             pass
+        except ValueError:  # something else wrote into the socket
+            self.kill()
         code = self._process.wait()
-        self._socket.close()
         with self._lock:
-            self._connection.close()
+            self._socket.close()
             self._code = code
-        self._give_up()
+        self._wake_all()
 
-    def _give_up(self) -> None:
-        """Let nobody wait any more."""
+    def _wake_all(self) -> None:
+        """Wake all threads that wait for a case."""
         with self._lock:
-            left, self._waiting = self._waiting, {}
-        for waiting in left.values():
+            unfinished, self._waiting = self._waiting, {}
+        for waiting in unfinished.values():
             waiting.finish(None)
 
     def _take(self, message: Ready | Step | Done) -> None:
         if isinstance(message, Ready):
             self._ready, self._fault = message.fault is None, message.fault
             if message.fault is not None:
-                self._give_up()
+                self._wake_all()
             return
         if isinstance(message, Step):
             waiting = self._waiting.get(message.number)
@@ -241,7 +251,7 @@ class EngineProcess:
 
 
 def _never_ready(code: int) -> ScanError:
-    """Return what a child's end says that came before its models were loaded."""
+    """Return the error for a child that ended before its models were loaded."""
     limit = limit_met(code)
     if limit is not None:
         return limit
@@ -258,5 +268,5 @@ def _open_log(log: Path | None) -> Any:
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-    except OSError:  # no case fails for want of a log: what is wrong shows where results go
+    except OSError:  # no case fails for lack of a log
         return Path(os.devnull).open("ab")

@@ -1,4 +1,4 @@
-"""Keeps a pool busy: never more cases handed over than its window, whatever the archive's size."""
+"""Submit cases to a pool, never more than its window, whatever the size of the archive."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from concurrent.futures import Future
 from scanloom.core import Case, CaseRecord, Reason
 from scanloom.engine.engine import Outcome
 from scanloom.engine.pool import LostError, Pool, UnfitError
-
-MOST_LOSSES = 10
-"""How often a case may lose its worker before it is given up for this run."""
+from scanloom.engine.retries import MAX_WORKER_LOSSES
 
 OnOutcome = Callable[[Case, Outcome], None]
 
@@ -27,37 +25,37 @@ def pump(
     stop: threading.Event | None = None,
     drain: float = 6.0,
 ) -> bool:
-    """Hand cases to a pool until all have an outcome.
+    """Submit cases to a pool until all have an outcome.
 
     Parameters
     ----------
     cases : iterable of Case
-        Taken one by one, as there is room.
+        Taken one by one, as the pool has room.
     pool : Pool
-        Where they are worked on.
+        Processes the cases.
     on_outcome, on_start : callable
-        Called in this thread. If `on_outcome` raises, nothing more is started, the pool is
-        stopped, and the error goes on.
+        Called in this thread. If `on_outcome` raises, no further case is started, the pool is
+        stopped, and the error propagates.
     stop : threading.Event or None
-        When it is set, nothing more is started, and what is in flight has `drain` seconds.
+        When it is set, no further case is started.
     drain : float
-        See `stop`.
+        Seconds that cases in flight may still take after `stop` was set.
 
     Returns
     -------
     bool
-        Whether all cases were worked on.
+        True if all cases were processed.
 
     Raises
     ------
     ScanError
-        Of the pool, if no case can be worked on; or what `on_outcome` raised.
+        Of the pool, if no case can be processed; or raised by `on_outcome`.
     """
     stop = stop or threading.Event()
     ended: queue.SimpleQueue[tuple[Case, Future[Outcome]]] = queue.SimpleQueue()
     losses: Counter[str] = Counter()
-    again: list[Case] = []
-    flying = 0
+    lost_cases: list[Case] = []
+    in_flight = 0
     waiting = iter(cases)
     exhausted = False
 
@@ -69,47 +67,47 @@ def pump(
 
     try:
         while True:
-            while flying < pool.window and not stop.is_set():
-                case = again.pop() if again else next(waiting, None)
+            while in_flight < pool.window and not stop.is_set():
+                case = lost_cases.pop() if lost_cases else next(waiting, None)
                 if case is None:
                     exhausted = True
                     break
                 hand_over(case)
-                flying += 1
-            if stop.is_set() or (flying == 0 and exhausted and not again):
+                in_flight += 1
+            if stop.is_set() or (in_flight == 0 and exhausted and not lost_cases):
                 break
             try:
                 case, future = ended.get(timeout=0.2)
             except queue.Empty:
                 continue
-            flying -= 1
+            in_flight -= 1
             outcome = _outcome(future)
             if outcome is None:
                 losses[case.id] += not isinstance(future.exception(), UnfitError)
-                if losses[case.id] < MOST_LOSSES:
-                    again.append(case)
+                if losses[case.id] < MAX_WORKER_LOSSES:
+                    lost_cases.append(case)
                     continue
                 outcome = _given_up(case)
             on_outcome(case, outcome)
-        if flying:
-            _drain(pool, ended, flying, drain, on_outcome)
+        if in_flight:
+            _drain(pool, ended, in_flight, drain, on_outcome)
             return False
     except BaseException:
         pool.stop(0.0)
         raise
-    return exhausted and not again
+    return exhausted and not lost_cases
 
 
 def _drain(
     pool: Pool,
     ended: queue.SimpleQueue[tuple[Case, Future[Outcome]]],
-    flying: int,
+    in_flight: int,
     patience: float,
     on_outcome: OnOutcome,
 ) -> None:
-    """Take in what still ends by itself; the rest is cut off, and is no outcome."""
+    """Collect the cases that end within `patience` seconds; the others are aborted."""
     pool.stop(patience)
-    for _ in range(flying):
+    for _ in range(in_flight):
         try:
             case, future = ended.get(timeout=1.0)
         except queue.Empty:
@@ -122,12 +120,12 @@ def _drain(
 
 
 def _outcome(future: Future[Outcome]) -> Outcome | None:
-    """Return what became of a case; None where its worker was lost, or left in the midst of it.
+    """Return the outcome of a case; None if its worker was lost, or left during it.
 
     Raises
     ------
     ScanError
-        If no case can be worked on.
+        If no case can be processed.
     """
     try:
         outcome = future.result()
@@ -137,5 +135,5 @@ def _outcome(future: Future[Outcome]) -> Outcome | None:
 
 
 def _given_up(case: Case) -> Outcome:
-    detail = f"its worker was lost {MOST_LOSSES} times"
+    detail = f"its worker was lost {MAX_WORKER_LOSSES} times"
     return Outcome(CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None), ())

@@ -1,4 +1,4 @@
-"""`Room`: how many cases fit into a process at once, by what they are estimated to take."""
+"""`Room`: admits cases to a process by the memory that they are estimated to need."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from scanloom.engine.steps import Labeller
 from scanloom.io.outline import read_outline
 
 SHARE = 0.9
-"""Of the machine's memory that cases may take; the rest is for the system and its file cache."""
+"""Fraction of the machine's memory for cases; the system and its file cache need the rest."""
 
 
 class Room:
-    """The memory of an engine child, shared out among cases before they are read.
+    """Distributes the memory of an engine child among cases before they are read.
 
     Parameters
     ----------
     labellers : sequence of Labeller
-        The models; their devices decide what is held on the host.
+        The models; their devices decide what is kept in host memory.
     limit : int or None
-        Bytes that the process may take; None for its share of what the machine has.
+        Bytes that the process may use; None for its share of the machine's memory.
     places : int
-        Cases at once, at most.
+        Maximum number of concurrent cases.
     neighbours : int
-        How many such processes share the machine.
+        Number of such processes on the machine.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class Room:
         total = machine_memory()
         most = limit if limit is not None else float("inf") if total is None else SHARE * total
         held = base_bytes(self._cards)
-        self._estimated(Grid((8, 8, 8), np.eye(4)), np.int16, Outputs())  # networks are looked at
+        self._estimated(Grid((8, 8, 8), np.eye(4)), np.int16, Outputs())  # caches network sizes
         self._gate = Gate(places, most / (1 if limit is not None else neighbours) - held)
 
     def need(self, case: Case) -> float:
-        """Return the bytes that a case takes beside what the process holds anyway.
+        """Return the bytes that a case needs in addition to the models.
 
-        Nothing is read but headers; where they can't be read it needs nothing: reading says why.
+        Only headers are read. If that fails the result is 0: reading the scan reports the error.
 
         Raises
         ------
         ScanError
-            OUT_OF_MEMORY if it would not fit alone.
+            OUT_OF_MEMORY if the case exceeds the limit even when run alone.
         """
         try:
             outline = read_outline(case.series, case.phase, case.orientation, case.gaps)
-        except Exception:  # noqa: BLE001  # of whatever kind: it is judged when the scan is read
+        except Exception:  # noqa: BLE001  # reported when the scan is read
             return 0.0
         if self._limit is not None:
             check_memory(estimate_case(*outline, self._cards, case.outputs), self._limit)
@@ -71,5 +71,5 @@ class Room:
         return float(estimate.peak - estimate.base)
 
     def hold(self, need: float) -> AbstractContextManager[None]:
-        """Wait until so many bytes are free, and hold them; who needs most waits for its turn."""
+        """Wait until `need` bytes are free, in order of arrival, and hold them."""
         return self._gate.among_others(need)

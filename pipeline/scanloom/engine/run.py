@@ -21,7 +21,6 @@ from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.engine.book import CaseBook
 from scanloom.engine.cases import first_of_each, leave_out, make_cases, workflow_recipe
-from scanloom.engine.child import Setup
 from scanloom.engine.collect import collect
 from scanloom.engine.energy import Meter
 from scanloom.engine.engine import Engine, Outcome
@@ -39,9 +38,11 @@ from scanloom.engine.run_folder import RUNS, keep_workflow, new_run, private_run
 from scanloom.engine.run_log import RunLog
 from scanloom.engine.scope import Scope
 from scanloom.engine.select import LeftOut, check_channels, select
-from scanloom.engine.status import Board, Status, closing
+from scanloom.engine.status import Status
+from scanloom.engine.status_board import Board, closing
 from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import check_bids, write_bids
 from scanloom.io.disk_errors import output_border

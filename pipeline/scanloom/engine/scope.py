@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError
+from scanloom.engine.retries import policy_of
 from scanloom.io.failures import failed_before
 from scanloom.io.published import Standing, standing_of
 
@@ -52,6 +53,6 @@ class Scope:
         except ScanError as error:
             return CaseRecord(case.id, error.reason, error.detail, (), None)
         old = failed_before(out, case.id, case.recipe, case.stamp)
-        if old is None or old.reason.retry or self.retry_failed:
+        if old is None or policy_of(old.reason).in_later_run or self.retry_failed:
             return None
         return CaseRecord(case.id, old.reason, old.detail, (), None)

@@ -1,4 +1,4 @@
-"""Workers as jobs of SLURM: submitted, looked after, replaced where they end, cancelled."""
+"""Workers as SLURM jobs: submits them, replaces those that end, and cancels them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import (
+    SLURM_FIRST_PAUSE_S,
+    SLURM_MAX_FUTILE_JOBS,
+    SLURM_MAX_PAUSE_S,
+)
 from scanloom.engine.workflow import Execution
 
-ASKING = 60.0
-"""Seconds that a command of SLURM may take: a busy controller is slow."""
-FUTILE = 3
-"""How many jobs may end in vain before no worker ever came."""
-BETWEEN, AT_MOST = 10.0, 600.0
-"""Seconds between two submissions in place of jobs that ended: doubled each time, but for jobs
-that lived longer than that."""
+_COMMAND_TIMEOUT_S = 60.0
+"""Time limit for a command of SLURM, whose controller may be busy."""
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What is submitted.
+    """Jobs to be submitted.
 
     Parameters
     ----------
     jobs : int
-        How many.
+        Number of jobs.
     arguments : tuple of str
-        Of sbatch: one job's.
+        Arguments of sbatch for each job.
     prologue : tuple of str
         Lines of the job's script before the worker.
     python : str
@@ -46,10 +46,10 @@ class Orders:
 
 
 def read_orders(execution: Execution) -> Orders:
-    """Return what a workflow orders of SLURM: as many jobs as its workers need."""
+    """Return the jobs that the workers of a workflow need."""
     options = execution.cluster
     workers = 1 if execution.workers == "auto" else execution.workers
-    asked = {
+    requested = {
         "partition": options.queue,
         "account": options.account,
         "time": math.ceil(options.walltime / 60) if options.walltime else None,
@@ -57,7 +57,7 @@ def read_orders(execution: Execution) -> Orders:
         "cpus-per-task": options.cores,
         "gres": f"gpu:{options.gpus}" if options.gpus else None,
     }
-    arguments = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    arguments = [f"--{name}={value}" for name, value in requested.items() if value is not None]
     for line in options.job_extra_directives:
         arguments += shlex.split(line.removeprefix("#SBATCH").strip())
     return Orders(
@@ -69,16 +69,16 @@ def read_orders(execution: Execution) -> Orders:
 
 
 class SlurmJobs:
-    """The jobs of a run, known by a name of their own.
+    """The jobs of a run, identified by their common name.
 
     Parameters
     ----------
     orders : Orders
-        What is submitted.
+        The jobs to be submitted.
     contact : Path
         The contact file.
     logs : Path
-        Where the words of SLURM and of each job go.
+        Folder for the output of SLURM's commands and of each job.
     """
 
     def __init__(self, orders: Orders, contact: Path, logs: Path) -> None:
@@ -89,51 +89,57 @@ class SlurmJobs:
 
     def script(self) -> str:
         """Return the script of a job."""
-        words = [self._orders.python, "-P", "-m", "scanloom.engine.worker", str(self._contact)]
-        return "\n".join(["#!/bin/sh", *self._orders.prologue, f"exec {shlex.join(words)}", ""])
+        worker = [self._orders.python, "-P", "-m", "scanloom.engine.worker", str(self._contact)]
+        return "\n".join(["#!/bin/sh", *self._orders.prologue, f"exec {shlex.join(worker)}", ""])
 
     def keep(self, came: bool) -> None:
         """Submit the jobs that are missing; see `Starter`.
 
-        A job that SLURM starts anew by itself (after preemption, after its node was lost) waits in
-        the queue under its number, and is not missing.
+        A job that SLURM itself requeues (after preemption or the loss of its node) keeps its
+        number in the queue, and is not missing.
         """
         alive = self._alive() if self._submitted else 0
         missing = self._orders.jobs - alive if alive is not None else 0
         since = time.monotonic() - self._last
         if missing <= 0 or since < self._pause:
             return
-        if not came and self._submitted >= self._orders.jobs + FUTILE:
+        if not came and self._submitted >= self._orders.jobs + SLURM_MAX_FUTILE_JOBS:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker comes: see slurm-*.log")
         for _ in range(missing):
             self._submit()
         self._last = time.monotonic()
-        self._pause = BETWEEN if since > AT_MOST else min(AT_MOST, max(BETWEEN, 2 * self._pause))
+        doubled = min(SLURM_MAX_PAUSE_S, max(SLURM_FIRST_PAUSE_S, 2 * self._pause))
+        self._pause = SLURM_FIRST_PAUSE_S if since > SLURM_MAX_PAUSE_S else doubled
 
     def close(self) -> None:
         """Cancel all jobs."""
         if self._submitted:
-            self._ask(["scancel", f"--name={self.name}", "--me"])
+            self._call(["scancel", f"--name={self.name}", "--me"])
 
     def _alive(self) -> int | None:
-        """Return how many jobs wait or run; None where SLURM does not answer."""
-        asked = self._ask(["squeue", "--me", f"--name={self.name}", "--noheader", "--format=%T"])
-        if asked.returncode:
+        """Return the number of queued and running jobs; None if SLURM does not answer."""
+        queue = self._call(["squeue", "--me", f"--name={self.name}", "--noheader", "--format=%T"])
+        if queue.returncode:
             return None
-        return sum(state not in ("", "COMPLETING") for state in asked.stdout.split("\n"))
+        return sum(state not in ("", "COMPLETING") for state in queue.stdout.split("\n"))
 
     def _submit(self) -> None:
         log = str(self._logs.absolute()).replace("%", "%%") + "/slurm-%j.log"
         command = ["sbatch", "--parsable", f"--job-name={self.name}", f"--output={log}"]
-        done = self._ask([*command, "--open-mode=append", *self._orders.arguments], self.script())
+        done = self._call([*command, "--open-mode=append", *self._orders.arguments], self.script())
         if done.returncode:
             raise ScanError(Reason.CLUSTER, "sbatch refused the job: see slurm.log")
         self._submitted += 1
 
-    def _ask(self, command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    def _call(self, command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
         try:
             done = subprocess.run(  # noqa: S603
-                command, input=text, capture_output=True, text=True, timeout=ASKING, check=False
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_TIMEOUT_S,
+                check=False,
             )
         except FileNotFoundError as exc:
             raise ScanError(Reason.CLUSTER, f"there is no {command[0]} on this machine") from exc

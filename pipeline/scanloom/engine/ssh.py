@@ -1,4 +1,4 @@
-"""Workers over ssh, by the OpenSSH client: with the user's own config, agent and known hosts."""
+"""Workers over the OpenSSH client, with the user's own configuration, agent and known hosts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import SSH_FIRST_PAUSE_S, SSH_MAX_FUTILE_ROUNDS, SSH_PAUSES_S
 from scanloom.engine.workflow import Cluster
 
-PAUSES = (0.0, 10.0, 30.0, 120.0, 300.0)
-"""Seconds before a host is tried for the first time, the second ... and each further one."""
-FUTILE = 2
-"""How often all hosts are tried before no worker ever came."""
-PATIENCE = 5.0
+_CLOSE_TIMEOUT_S = 5.0
+"""Time limit for all sessions to end after their input was closed."""
 
 
 class SshHosts:
-    """One session a host, in which its workers run.
+    """One ssh session per host, in which its workers run.
 
     Parameters
     ----------
     hosts : sequence of str
-        As the ssh client takes them: names, user@name, names of its config.
+        Hosts as the ssh client takes them: names, user@name, names of its configuration.
     options : Cluster
         ssh_options, python, job_script_prologue.
     contact : Path
         The contact file.
     logs : Path
-        Where the words of each session go.
+        Folder for the output of each session.
     """
 
     def __init__(self, hosts: Sequence[str], options: Cluster, contact: Path, logs: Path) -> None:
@@ -44,13 +42,13 @@ class SshHosts:
     def command(self, host: str) -> list[str]:
         """Return the command that starts the workers of a host."""
         python = self._options.python or sys.executable
-        words = [python, "-P", "-m", "scanloom.engine.worker", str(self._contact), "--tied"]
-        script = "\n".join([*self._options.job_script_prologue, f"exec {shlex.join(words)}"])
-        quiet = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T"]
+        worker = [python, "-P", "-m", "scanloom.engine.worker", str(self._contact), "--tied"]
+        script = "\n".join([*self._options.job_script_prologue, f"exec {shlex.join(worker)}"])
+        unattended = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T"]
         return [
             "ssh",
             *self._options.ssh_options,
-            *quiet,
+            *unattended,
             "--",
             host,
             shlex.join(["sh", "-c", script]),
@@ -65,24 +63,25 @@ class SshHosts:
                 continue
             if session is not None:
                 del self._sessions[number]
-                pause = PAUSES[min(self._tried[number], len(PAUSES) - 1)]
-                self._next[number] = now + (pause if came else 1.0)
-            if not came and min(self._tried.values()) >= FUTILE and not self._sessions:
+                pause = SSH_PAUSES_S[min(self._tried[number], len(SSH_PAUSES_S) - 1)]
+                self._next[number] = now + (pause if came else SSH_FIRST_PAUSE_S)
+            futile = min(self._tried.values()) >= SSH_MAX_FUTILE_ROUNDS
+            if not came and futile and not self._sessions:
                 raise ScanError(Reason.CLUSTER, "no host could be worked on: see ssh-*.log")
-            if now >= self._next[number] and (came or self._tried[number] < FUTILE):
+            if now >= self._next[number] and (came or self._tried[number] < SSH_MAX_FUTILE_ROUNDS):
                 self._sessions[number] = self._open(number, host)
                 self._tried[number] += 1
 
     def close(self) -> None:
-        """End all sessions: their workers see the end of their input."""
+        """End all sessions: their workers stop at the end of their input."""
         for session in self._sessions.values():
             if session.stdin is not None:
                 with suppress(OSError):  # it has ended
                     session.stdin.close()
-        until = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         for session in self._sessions.values():
             try:
-                session.wait(max(0.1, until - time.monotonic()))
+                session.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 session.kill()
                 session.wait()
@@ -95,7 +94,7 @@ class SshHosts:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # a Ctrl-C at the terminal is for the run
+                    start_new_session=True,  # Ctrl-C at the terminal goes to the run only
                 )
         except OSError as exc:
             raise ScanError(Reason.CLUSTER, f"no ssh client ({type(exc).__name__})") from exc

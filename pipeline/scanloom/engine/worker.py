@@ -1,8 +1,8 @@
 """Workers of a run on another machine: ``python -m scanloom.engine.worker CONTACT [--tied]``.
 
-A batch job, an ssh session or a pod starts this program. It reads the run's contact file, starts
-one Dask worker a GPU (or one for the CPU) and stays with them: they end with it, at a SIGTERM, when
-the run is over, and with `--tied` when its standard input ends.
+A batch job, an ssh session or a pod starts this program. It reads the run's contact file and starts
+one Dask worker per GPU, or one for the CPU. The workers end with it: at a SIGTERM, when the run is
+over, and with `--tied` at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import keep_memory_private, settle_in
-from scanloom.engine.clusters import Contact
+from scanloom.engine.cluster_contact import Contact
 from scanloom.engine.dask_settings import ANY_PORT, PRELOAD, careful_path, quiet
 from scanloom.engine.gpus import ORDINARY, visible_gpus, worker_environment
 from scanloom.io.scratch import private_scratch
 from scanloom.own_python import safe_path
 
-FAREWELL = 60
-"""Seconds that a worker waits for a scheduler that does not answer."""
+_SCHEDULER_TIMEOUT_S = 60
+"""Time that a worker waits for a scheduler that does not answer."""
 
 
 def devices_here(contact: Contact) -> list[str]:
-    """Return one entry a worker: the GPU that it sees, or "" for what the machine shows it."""
+    """Return the GPU of each worker; "" for a worker that sees all GPUs of the machine, or none."""
     gpus = visible_gpus() if contact.device in ORDINARY else []
     count = contact.workers or len(gpus) or 1
     return [gpus[n % len(gpus)] for n in range(count)] if gpus else [""] * count
 
 
 async def serve(contact: Contact, over: asyncio.Event) -> None:
-    """Run this machine's workers until they all have ended, or `over` is set."""
+    """Run this machine's workers until all of them have ended, or `over` is set."""
     from distributed import Nanny
     from distributed.security import Security
 
@@ -50,7 +50,7 @@ async def serve(contact: Contact, over: asyncio.Event) -> None:
         "security": security,
         "dashboard_address": ANY_PORT,
         "preload": [PRELOAD],
-        "death_timeout": FAREWELL,
+        "death_timeout": _SCHEDULER_TIMEOUT_S,
         "interface": contact.interface,
     }
     if contact.lifetime is not None:
@@ -63,43 +63,43 @@ async def serve(contact: Contact, over: asyncio.Event) -> None:
             nanny = Nanny(contact.address, env=environment, **options)
             nannies.append(await stack.enter_async_context(nanny))
         ended = asyncio.gather(*(nanny.finished() for nanny in nannies))
-        asked = asyncio.ensure_future(over.wait())
-        await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        stopped = asyncio.ensure_future(over.wait())
+        await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
 
 
 def main() -> None:
     """Run the workers of this machine."""
     sys.path[:] = safe_path(sys.path)
     import dask
-    import distributed  # noqa: F401  # before its options are set: leaving would take all of them away
+    import distributed  # noqa: F401  # first: leaving `config.set` would remove its defaults
 
     keep_memory_private()
     settle_in()
-    place = Path(sys.argv[1]).absolute()
-    contact = Contact.read(place)
-    with suppress(OSError):  # only what is named relative to it can't be found then
+    path = Path(sys.argv[1]).absolute()
+    contact = Contact.read(path)
+    with suppress(OSError):  # then only relative paths cannot be found
         os.chdir(contact.folder)
     with (
-        private_scratch(place.parent) as scratch,
+        private_scratch(path.parent) as scratch,
         careful_path(scratch),
         dask.config.set(quiet(scratch)),
     ):
-        asyncio.run(_until_told(contact, tied="--tied" in sys.argv[2:]))
+        asyncio.run(_serve_until_stopped(contact, tied="--tied" in sys.argv[2:]))
 
 
-async def _until_told(contact: Contact, *, tied: bool) -> None:
+async def _serve_until_stopped(contact: Contact, *, tied: bool) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, over.set)
     if tied:
 
-        def heard() -> None:
+        def on_input() -> None:
             if not os.read(sys.stdin.fileno(), 4096):
                 loop.remove_reader(sys.stdin.fileno())
                 over.set()
 
-        loop.add_reader(sys.stdin.fileno(), heard)
+        loop.add_reader(sys.stdin.fileno(), on_input)
     await serve(contact, over)
 
 

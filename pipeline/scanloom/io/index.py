@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, home
+from scanloom.core.processors import core_count
 from scanloom.io.find import FAILED, Group, group_files, look_results
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -168,7 +169,7 @@ def build_index(
         check_unclaimed(out)  # the index claims it
     path = cache_file(paths) if out is None else out / PRIVATE / INDEX
     stored = read_index(path, fingerprint)
-    with Helpers(processes or _core_count()) as workers, no_collector():
+    with Helpers(processes or core_count()) as workers, no_collector():
         start_workers = workers.start if stored is None else None
         entries = list_files(paths, MANY, start_workers, out, archives=archives)
         unchanged = None if stored is None else stored.rows_of(entries)
@@ -203,11 +204,6 @@ def cache_file(paths: Sequence[Path | str]) -> Path:
     joined = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # keeps symbolic links
     digest = hashlib.blake2b(os.fsencode(joined), digest_size=16).hexdigest()
     return folder / f"{digest}.parquet"
-
-
-def _core_count() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _build(

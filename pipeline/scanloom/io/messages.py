@@ -12,11 +12,11 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,34 +40,47 @@ _HEAD = struct.Struct("<QQI")  # bytes of JSON, bytes that follow it, number of 
 _MAX_ARRAYS = 64
 _JSON_TYPES = frozenset((type(None), bool, int, float, str))
 _ENUMS: dict[str, type[Enum]] = {"reason": Reason, "flag": Flag}
-_TYPES: dict[str, tuple[type, tuple[str, ...]]] = {}
+_TYPES: dict[str, tuple[type, Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {}
+
+Record = TypeVar("Record")
 
 
-def register(record_type: type, *names: str) -> None:
-    """Let instances of a type travel in messages, in both directions.
+def register(
+    record_type: type[Record],
+    pack: Callable[[Record], Iterable[Any]] | None = None,
+    make: Callable[..., Record] | None = None,
+) -> None:
+    """Let instances of a type, but not of its subclasses, travel in messages.
 
     Parameters
     ----------
     record_type : type
         A dataclass whose constructor takes all its fields by position, or any other type together
-        with `names`. Its subclasses are not included.
-    *names : str
-        The attributes that its constructor takes by position.
+        with `pack`.
+    pack : callable or None
+        Returns the values by which an instance travels.
+    make : callable or None
+        Takes these values by position and returns an instance; None for the type itself.
 
     Raises
     ------
     ValueError
         If another type of the same name is registered.
     """
-    names = names or tuple(field.name for field in fields(record_type))
-    known = _TYPES.setdefault(record_type.__name__, (record_type, names))
+    if pack is None:
+        names = [field.name for field in fields(cast("Any", record_type))]
+
+        def pack(record: Record) -> Iterable[Any]:
+            return [getattr(record, name) for name in names]
+
+    known = _TYPES.setdefault(record_type.__name__, (record_type, pack, make or record_type))
     if known[0] is not record_type:
         raise ValueError(f"two types are called {record_type.__name__}")
 
 
-for _type in (Case, CaseRecord, Measurement, Outputs, Series):
-    register(_type)
-register(ScanError, "reason", "detail")
+for _record_type in (Case, CaseRecord, Measurement, Outputs, Series):
+    register(_record_type)
+register(ScanError, lambda error: (error.reason, error.detail))
 
 
 class Message:
@@ -123,7 +136,7 @@ class Message:
             return [self._pack(element) for element in value]
         registered = _TYPES.get(kind.__name__)
         if registered is not None and registered[0] is kind:
-            return {kind.__name__: [self._pack(getattr(value, name)) for name in registered[1]]}
+            return {kind.__name__: [self._pack(element) for element in registered[1](value)]}
         return self._pack_other(value)
 
     def _pack_other(self, value: Any) -> Any:
@@ -222,10 +235,8 @@ class _Unpacker:
             return packed
         [(kind, content)] = packed.items()
         if kind in _TYPES:
-            record_type, names = _TYPES[kind]
-            if len(content) != len(names):
-                raise ValueError("not a message")
-            return record_type(*map(self.unpack, content))
+            make = _TYPES[kind][2]
+            return make(*map(self.unpack, content))
         return self._unpack_other(kind, content)
 
     def _unpack_other(self, kind: str, content: Any) -> Any:

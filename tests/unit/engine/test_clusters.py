@@ -137,7 +137,7 @@ def test_workers_share_the_cores_and_what_the_user_said_counts(
         (replace(GOOD, python=(3, 9)), "workers run Python 3.9, this is 3.11"),
         (replace(GOOD, word=None), "1 of 2 workers don't see the output folder"),
         (replace(GOOD, word="other"), "1 of 2 workers don't see the output folder"),
-        (replace(GOOD, models=(None,)), "1 of 2 workers have no or other files of the models"),
+        (replace(GOOD, models=(None,)), "1 of 2 workers have no or different files of the models"),
         (replace(GOOD, sees_scans=False), "1 of 2 workers don't see the scans"),
         (replace(GOOD, reads_scans=False), "1 of 2 workers can't read the scans"),
         (replace(GOOD, writes=False), "1 of 2 workers can't write in the output folder"),
@@ -250,7 +250,7 @@ class Cluster22:
     def __init__(self, folder: Path, alive: int, code: int = 0) -> None:
         self.alive, self.code, self.asked = alive, code, []
         self.jobs = SlurmJobs(read_orders(Execution(workers=3)), folder / "c.json", folder)
-        self.jobs._ask = self.ask  # type: ignore[method-assign]
+        self.jobs._call = self.ask  # type: ignore[method-assign]
 
     def ask(self, command: list[str], text: str = "") -> SimpleNamespace:
         self.asked.append(command[0])
@@ -282,10 +282,10 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
 def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> None:
     from distributed.security import Security
 
-    from scanloom.engine.clusters import Contact, _contact, _contact_file
+    from scanloom.engine.cluster_contact import Contact, contact_file, make_contact
 
-    contact = _contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
-    with _contact_file(contact, Security.temporary(), tmp_path) as path:
+    contact = make_contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
+    with contact_file(contact, Security.temporary(), tmp_path) as path:
         told = Contact.read(path)
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert modes == {0o600}

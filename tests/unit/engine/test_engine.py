@@ -19,10 +19,11 @@ import pytest
 
 import engine_models as em
 from scanloom.core import Case, Reason
-from scanloom.engine.child import Setup
-from scanloom.engine.engine import MOST_STARTS, Engine, Outcome
+from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.gate import Gate
+from scanloom.engine.retries import MAX_CHILD_STARTS
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 
 
 @pytest.fixture
@@ -247,10 +248,10 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(engine: Engine, tmp_path
     ("how", "reason", "starts"),
     [
         ("model", Reason.MODEL_DAMAGED, 1),
-        ("library", Reason.ENVIRONMENT, MOST_STARTS),
-        ("memory", Reason.OUT_OF_MEMORY, MOST_STARTS),
-        ("exit", Reason.ENVIRONMENT, MOST_STARTS),
-        ("killed", Reason.OUT_OF_MEMORY, MOST_STARTS),
+        ("library", Reason.ENVIRONMENT, MAX_CHILD_STARTS),
+        ("memory", Reason.OUT_OF_MEMORY, MAX_CHILD_STARTS),
+        ("exit", Reason.ENVIRONMENT, MAX_CHILD_STARTS),
+        ("killed", Reason.OUT_OF_MEMORY, MAX_CHILD_STARTS),
     ],
 )
 def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
@@ -271,7 +272,7 @@ def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
 def test_a_start_that_came_to_nothing_is_made_again(
     tmp_path: Path, weights: Path, how: str
 ) -> None:
-    models = partial(em.unfit_models, tmp_path / "loads", how, MOST_STARTS - 1)
+    models = partial(em.unfit_models, tmp_path / "loads", how, MAX_CHILD_STARTS - 1)
     engine = Engine(setup(tmp_path, weights, labellers=models), time_limit=60.0)
 
     [outcome] = run_all(engine, [em.make_case(tmp_path, "one")])

@@ -14,12 +14,12 @@ from commands import write_tiny_bundle
 from real_run import other_weights
 from scanloom.cards.store import find_model
 from scanloom.core import Reason, ScanError
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine
 from scanloom.engine.models import check_same, load_predictors
 from scanloom.engine.recipe import card_digest
 from scanloom.engine.segment import SegmentOptions, segment_each
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Execution
 
 

@@ -19,12 +19,13 @@ import pytest
 import engine_models as em
 from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
 from scanloom.engine.book import CaseBook
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.lock import hold_lock
 from scanloom.engine.pool import LocalPool, LostError, UnfitError
-from scanloom.engine.pump import MOST_LOSSES, pump
+from scanloom.engine.pump import pump
+from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 from scanloom.io.living import this_host
 
 
@@ -94,11 +95,11 @@ def test_who_always_loses_its_worker_is_given_up() -> None:
     assert pump(map(case, "a"), pool, lambda t, o: records.append(o.record))
 
     assert [r.reason for r in records] == [Reason.WORKER_LOST]
-    assert pool.starts["a"] == MOST_LOSSES
+    assert pool.starts["a"] == MAX_WORKER_LOSSES
 
 
 def test_workers_that_could_never_do_the_work_cost_a_case_nothing() -> None:
-    pool, records = Threads(3, lose=3 * MOST_LOSSES, error=UnfitError), []
+    pool, records = Threads(3, lose=3 * MAX_WORKER_LOSSES, error=UnfitError), []
 
     assert pump(map(case, "ab"), pool, lambda t, o: records.append(o.record))
 
@@ -327,7 +328,7 @@ def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
-    from scanloom.engine.dask_pool import MOST_FAILED, DaskPool, Terms
+    from scanloom.engine.dask_pool import DaskPool, Terms
     from scanloom.engine.dask_worker import EngineSetup
     from scanloom.engine.handshake import Handshake
     from scanloom.engine.local_cluster import local_cluster
@@ -351,8 +352,8 @@ def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path:
     assert [ended[c.id].record.reason for c in cases] == [None] * 12
     again = [o for o in ended.values() if len(o.tries) == 2]
     assert {o.tries[0].end for o in again} == {"SCRATCH_FULL"}
-    assert MOST_FAILED <= len(again) < 12
-    assert faults == [f"a worker failed {MOST_FAILED} cases that others did (SCRATCH_FULL)"]
+    assert MAX_OUTDONE_CASES <= len(again) < 12
+    assert faults == [f"a worker failed {MAX_OUTDONE_CASES} cases that succeeded elsewhere (SCRATCH_FULL)"]
 
 
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 import engine_models as em
 from scanloom.core import Case, Outputs, Reason, ScanError, Series
-from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine
 from scanloom.engine.estimate import base_bytes
 from scanloom.engine.room import Room
 from scanloom.engine.work import Place
+from scanloom.engine.worker_messages import Setup
 
 GIB = 2**30
 

@@ -15,7 +15,8 @@ import pytest
 import engine_models as em
 from commands import scanloom, write_tiny_bundle
 from scanloom.core import CaseRecord, Reason
-from scanloom.engine.status import Board, Status, closing
+from scanloom.engine.status import Status
+from scanloom.engine.status_board import Board, closing
 from scanloom.io.living import process_start, this_host
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from report_maker import id_of, make_out
 from scanloom.engine.metrics import metrics_text
-from scanloom.engine.status import Board, Status
+from scanloom.engine.status import Status
+from scanloom.engine.status_board import Board
 from scanloom.engine.totals import busy_share, write_totals
 
 STATUS = Status(
@@ -89,10 +92,14 @@ def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     assert busy_share([]) is None
 
 
-def test_prometheus_reads_the_metrics() -> None:
+def read_metrics(status: Status) -> dict[str, Any]:
+    """Return the metrics of a status by name, as Prometheus' own client reads them."""
     parser = pytest.importorskip("prometheus_client.parser")
+    return {f.name: f for f in parser.text_string_to_metric_families(metrics_text(status))}
 
-    families = {f.name: f for f in parser.text_string_to_metric_families(metrics_text(STATUS))}
+
+def test_prometheus_reads_the_metrics() -> None:
+    families = read_metrics(STATUS)
 
     ends = {s.labels["outcome"]: s.value for s in families["scanloom_cases_finished"].samples}
     assert ends == {"done": 2.0, "skipped": 0.0, "ambiguous": 0.0, "failed": 2.0}
@@ -101,6 +108,16 @@ def test_prometheus_reads_the_metrics() -> None:
     assert "scanloom_gpu_power_watts" not in families
     assert "scanloom_left_seconds" not in families
     assert families["scanloom_run_info"].samples[0].labels["state"] == "done"
+
+
+def test_prometheus_reads_any_label() -> None:
+    odd = 'a "quoted" \\ word\nand a line'
+
+    families = read_metrics(replace(STATUS, run=odd, reasons={odd: 3}))
+
+    assert families["scanloom_run_info"].samples[0].labels["run"] == odd
+    [sample] = families["scanloom_cases_without_result"].samples
+    assert (sample.labels["reason"], sample.value) == (odd, 3.0)
 
 
 def test_the_board_keeps_them_up_to_date(tmp_path: Path) -> None:

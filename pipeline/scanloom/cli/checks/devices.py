@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.cli.checks.finding import Finding
+from scanloom.core.processors import core_count
+from scanloom.engine.nvml import nvml_handles
 
 TOPIC = "devices"
 GIB = 1 << 30
@@ -89,22 +90,16 @@ def find_driver() -> Driver | None:
     """Return the NVIDIA driver (by NVML), None if there is none."""
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        return Driver(
-            version=_text(pynvml.nvmlSystemGetDriverVersion()),
-            cuda=(number // 1000, number % 1000 // 10),
-            gpus=tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
-        )
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    driver = None
+    with nvml_handles() as handles:
+        if handles is not None:
+            number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12080 is 12.8
+            driver = Driver(
+                version=_text(pynvml.nvmlSystemGetDriverVersion()),
+                cuda=(number // 1000, number % 1000 // 10),
+                gpus=tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
+            )
+    return driver
 
 
 def _text(value: str | bytes) -> str:
@@ -114,15 +109,8 @@ def _text(value: str | bytes) -> str:
 def _processor() -> Finding:
     sets = cpu_flags()
     wide = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in sets]
-    seen = f"{platform.machine()}, {cores()} cores, {' '.join(wide) or 'no wide instructions'}"
+    seen = f"{platform.machine()}, {core_count()} cores, {' '.join(wide) or 'no wide instructions'}"
     return Finding(TOPIC, "processor", "ok", seen)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

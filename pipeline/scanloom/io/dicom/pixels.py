@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, byte_words
+from scanloom.core.processors import core_count
 from scanloom.io.dicom.codecs import read_plane, tables_of
 from scanloom.io.dicom.encapsulated import SLACK, Frames
 from scanloom.io.dicom.headers import Header
@@ -167,9 +167,7 @@ def _encoding(slice_: Slice) -> tuple[object, ...]:
 
 def _thread_count() -> int:
     """Return the number of reader threads: the cores of this process, up to a maximum."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return min(cores, _MAX_THREADS)
+    return min(core_count(), _MAX_THREADS)
 
 
 def _read_as(dtype: type, frames: list[Plane | None], limit: int) -> NDArray[Any] | None:
