@@ -242,7 +242,7 @@ def test_an_offset_table_that_lists_fragments_is_not_read_as_a_fragment(tmp_path
 def test_stored_bits_keep_their_sign_and_unused_bits_are_cleared(bits, signed, big, tmp_path):
     """With overlays or garbage in the unused bits, and without sign extension."""
     if bits == 1 and signed:
-        pytest.skip("there is no such thing")
+        pytest.skip("samples of one bit cannot be signed")
     allocated = next(n for n in (8, 16, 32) if bits <= n)
     rng = np.random.default_rng(bits)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if signed else (0, 2**bits)

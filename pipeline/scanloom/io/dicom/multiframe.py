@@ -104,7 +104,7 @@ _SPATIAL_POINTERS = (
 )
 """Dimension pointers along which the slice position changes, or the orientation."""
 
-_CONCATENATION, _PART, _PARTS = (
+_CONCATENATION_UID, _CONCATENATION_NUMBER, _CONCATENATION_TOTAL = (
     tags.CONCATENATION_UID,
     tags.IN_CONCATENATION_NUMBER,
     tags.IN_CONCATENATION_TOTAL_NUMBER,
@@ -129,9 +129,12 @@ def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
         try:
             with quiet():
                 slices += _frames(header, dataset)
-                uid = _raw(dataset, _CONCATENATION).strip(b" \0")
+                uid = _raw(dataset, _CONCATENATION_UID).strip(b" \0")
                 if uid:
-                    number, total = (_integer(header, _raw(dataset, t)) for t in (_PART, _PARTS))
+                    number, total = (
+                        _integer(header, _raw(dataset, t))
+                        for t in (_CONCATENATION_NUMBER, _CONCATENATION_TOTAL)
+                    )
                     concatenations[uid][number] = total
         except (OSError, *PARSE_ERRORS) as exc:  # pydicom raises OSError for truncated data
             detail = f"the functional groups can't be parsed ({type(exc).__name__})"

@@ -78,7 +78,7 @@ def _first_geometry(
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     """Return the position (LPS mm) and orientation of the first slice.
 
-    A single detector's values override the object's; with several detectors, both are None.
+    A single detector's values override the object's; with several detectors, return two None.
     """
     detectors = dataset[_DETECTORS].value if _DETECTORS in dataset else None
     if not detectors:

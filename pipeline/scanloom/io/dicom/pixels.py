@@ -53,7 +53,7 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT) -> NDA
     Parameters
     ----------
     slices : sequence of Slice or None
-        Slices of one size. A missing slice is None: its values are 0.
+        Slices of one size; None for a missing slice, whose values are 0.
     limit : int
         Largest size of the values, in bytes.
 
@@ -324,8 +324,8 @@ def _rescale_in_place(frame: Plane, out: NDArray[Any]) -> None:
 def _crop_to_tile(frame: Plane, samples: NDArray[Any]) -> NDArray[Any]:
     if frame.tile is None:
         return samples
-    top, left, rows, columns = frame.tile
-    return samples[top : top + rows, left : left + columns]
+    first_row, first_column, rows, columns = frame.tile
+    return samples[first_row : first_row + rows, first_column : first_column + columns]
 
 
 def _check_fits(frame: Plane, stored: NDArray[Any], dtype: np.dtype[Any]) -> None:

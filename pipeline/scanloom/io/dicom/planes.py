@@ -33,8 +33,8 @@ class Plane:
     syntax : str
         Transfer syntax UID.
     offset, length : int, int or None
-        Position of the value of PixelData in the file, in bytes; `length` is None if the pixel
-        data are encapsulated.
+        Position of the value of PixelData in the file, in bytes; no `length` for encapsulated
+        pixel data.
     frames, frame : int
         Number of frames in the file, and number of this frame, from 0.
     rows, columns : int

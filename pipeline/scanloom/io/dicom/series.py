@@ -318,7 +318,7 @@ def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:
 def _padding(slices: Sequence[Slice]) -> tuple[float | None, float | None]:
     """Return PixelPaddingValue and PixelPaddingRangeLimit after rescale (PS3.3 C.7.5.1.1.2).
 
-    Both are None if they are missing or slices differ.
+    Two None if the attributes are missing or slices differ.
     """
     values = {_slice_padding(slice_) for slice_ in slices}
     return values.pop() if len(values) == 1 else (None, None)

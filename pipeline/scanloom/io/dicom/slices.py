@@ -45,7 +45,7 @@ class Slice:
     slope, intercept : float
         Rescale from stored sample to value.
     rescaled : str or None
-        Normalised RescaleType, see `rescale_kind`; None if there is no rescale.
+        Normalised RescaleType, see `rescale_kind`; None without a rescale.
     hounsfield : bool
         Whether a CT's rescale gives Hounsfield units.
     phase : mapping of str to str
@@ -140,14 +140,14 @@ def one_of_each(slices: Sequence[Slice]) -> Sequence[Slice]:
     return slices if id(None) in distinct else tuple(distinct.values())
 
 
-def rescale_kind(given: bool, kind: str) -> str | None:
+def rescale_kind(has_rescale: bool, rescale_type: str) -> str | None:
     """Return RescaleType, empty for HU and US, which some slices of a series may leave out."""
-    return ("" if kind in ("HU", "US") else kind) if given else None
+    return ("" if rescale_type in ("HU", "US") else rescale_type) if has_rescale else None
 
 
-def in_hounsfield(header: Header, given: bool, kind: str) -> bool:
+def in_hounsfield(header: Header, has_rescale: bool, rescale_type: str) -> bool:
     """Whether a rescale with this RescaleType gives HU (DICOM PS3.3 C.8.2.1.1.2)."""
-    return given and kind in ("", "HU") and not header.multi_energy
+    return has_rescale and rescale_type in ("", "HU") and not header.multi_energy
 
 
 def header_phase(header: Header) -> Mapping[str, str]:
