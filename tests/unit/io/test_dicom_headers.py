@@ -288,8 +288,12 @@ def test_a_mutated_file_never_says_other_than_pydicom(tmp_path, coding, edit):
 
 
 def test_vrs_are_those_that_pydicom_knows():
-    assert set(byte_order.SHORT_LENGTH_VRS.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_16}
-    assert set(byte_order.LONG_LENGTH_VRS.decode().split()) == {str(vr) for vr in EXPLICIT_VR_LENGTH_32}
+    assert set(byte_order.SHORT_LENGTH_VRS.decode().split()) == {
+        str(vr) for vr in EXPLICIT_VR_LENGTH_16
+    }
+    assert set(byte_order.LONG_LENGTH_VRS.decode().split()) == {
+        str(vr) for vr in EXPLICIT_VR_LENGTH_32
+    }
 
 
 def test_the_whole_data_set_is_there_for_who_asks(tmp_path):
