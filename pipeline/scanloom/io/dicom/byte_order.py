@@ -1,4 +1,4 @@
-"""How the head of an element is read in one byte order, with each tag as a single integer."""
+"""Unpack the heads of elements in one byte order, with each tag as a single integer."""
 
 from __future__ import annotations
 

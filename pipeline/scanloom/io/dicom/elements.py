@@ -146,7 +146,7 @@ STEADY = (tags.MEDIA_STORAGE_SOP_CLASS_UID, *sorted(TAGS - CHANGING))
 
 
 class PixelPlace(NamedTuple):
-    """Location of the value of PixelData in a file; `length` is None if it is encapsulated."""
+    """Location of the value of PixelData in a file; `length` is None for encapsulated pixels."""
 
     offset: int
     length: int | None

@@ -3,8 +3,7 @@
 pydicom creates an object for every element. This parser creates only the values that are kept:
 other elements are skipped by their lengths (DICOM PS3.5 7.1). Files of a series are alike: if the
 elements are at the same distances as in the previous file, they are compared all at once
-(`Layout`). For anything unusual the result is None, and pydicom reads the file. Both give the same
-`Elements`.
+(`Layout`). Unusual files give None and are read by pydicom. Both give the same `Elements`.
 """
 
 from __future__ import annotations

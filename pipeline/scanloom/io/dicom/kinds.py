@@ -1,6 +1,6 @@
-"""Which DICOM objects may be slices of a volume, and the reason why others are not.
+"""Classify DICOM objects: which may be slices of a volume, and why others are not.
 
-Classified by SOP class, ImageType and SeriesType alone, without pixels.
+The header alone decides: SOP class, ImageType, SeriesType, colour and modality.
 """
 
 from __future__ import annotations

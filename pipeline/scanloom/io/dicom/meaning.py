@@ -139,9 +139,9 @@ def _unordered(values: Collection[str]) -> dict[str, str]:
 
 def _image_content(values: Collection[str]) -> dict[str, str]:
     """Keep only the values that name the content of an image."""
-    words = {value: set(_SEPARATORS.split(value.upper())) - set(_ORIGINS) for value in values}
+    tokens = {value: set(_SEPARATORS.split(value.upper())) - set(_ORIGINS) for value in values}
     return {
-        value: "\\".join(sorted(filter(_CONTENT_WORD.fullmatch, words[value]))) or _NEUTRAL
+        value: "\\".join(sorted(filter(_CONTENT_WORD.fullmatch, tokens[value]))) or _NEUTRAL
         for value in values
     }
 

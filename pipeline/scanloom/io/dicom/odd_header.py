@@ -76,7 +76,7 @@ def read_odd(path: Path) -> Elements:
 
 
 def read_dataset(path: Path) -> Dataset:
-    """Return all elements before the pixels. They hold identity.
+    """Read all elements before the pixels. They may identify the patient.
 
     Raises
     ------

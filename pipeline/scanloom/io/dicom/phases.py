@@ -1,8 +1,8 @@
-"""Volumes that share one series: phases, time points, echoes, stacks, told apart or refused.
+"""Split a series into its volumes: phases, time points, echoes, stacks.
 
-Their order, from which `phase=` counts, is that of the first attribute in `TELLING` that tells
-them apart, ascending; within equal ones that of the next. Stacks that differ in direction, size,
-pixel spacing or frame of reference come in the order of their number of slices, the largest first.
+`phase=` counts volumes in ascending order of the first attribute in `TELLING` that distinguishes
+them; volumes with equal values are ordered by the next. Stacks that differ in direction, size,
+pixel spacing or frame of reference are ordered by their number of slices, the largest first.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ TELLING = (
     "TimeSliceVector",
     "DimensionIndexValues",
 )
-"""Attributes whose purpose it is to tell volumes of a series apart."""
-FEW_SLICES = 5
-"""As many localisers may cross a stack, if it has four times as many slices."""
-MOST_KINDS = 64
-"""Directions, sizes, spacings and frames of reference in one series; more make no volumes."""
-CUT_SHARE = 0.25
-"""Share of the slices of another volume that one may lack for a file that was lost; of more, it was
-scanned so."""
-NEARLY_PARALLEL = 0.01
-"""Largest difference of a direction cosine within a stack. Slices that differ by less, and do not
-agree, are refused: they are no volumes of their own."""
-CROSSING = 0.5
-"""Cosine of the angle between the normals of a stack and of what crosses it, at most."""
+"""Attributes whose purpose is to distinguish volumes of a series."""
+MAX_LOCALISERS = 5
+"""Localisers that may cross a stack, if it has at least four times as many slices."""
+MAX_GEOMETRIES = 64
+"""Combinations of direction, size, spacing and frame of reference in one series. If there are more,
+the series is not split."""
+MAX_CUT_SHARE = 0.25
+"""Share of the slices of another volume that may be missing because files were lost; a volume that
+lacks more was acquired so."""
+MAX_COSINE_DIFFERENCE = 0.01
+"""Largest difference of a direction cosine within a stack. Slices that differ by less but are not
+equal are refused later, rather than made a separate volume."""
+MAX_CROSSING_COSINE = 0.5
+"""Cosine of the angle between the normals of a stack and of localisers that cross it, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +75,13 @@ class Volumes:
     Parameters
     ----------
     groups : tuple of tuples of Slice
-        One for each volume, in the order that `phase=` counts.
+        Slices of each volume, in the order in which `phase=` counts.
     told_by : tuple of str
-        What tells them apart, in words of ours.
+        Names of the attributes that distinguish the volumes.
     crossing : int
-        How many slices were set aside since they cross the others, as localisers do.
+        Number of slices that were set aside because they cross the others, as localisers do.
     cut : tuple of int
-        How many slices each volume lacks at its ends that another one has; empty for none.
+        Number of slices that each volume lacks at its ends and another has; empty if none does.
     """
 
     groups: tuple[tuple[Slice, ...], ...]
@@ -89,12 +90,18 @@ class Volumes:
     cut: tuple[int, ...] = ()
 
     def choose(self, phase: int | None) -> tuple[tuple[Slice, ...], int]:
-        """Return the slices of the volume that is meant, and how many it lacks at its ends.
+        """Return the slices of the selected volume, and how many it lacks at its ends.
+
+        Parameters
+        ----------
+        phase : int or None
+            Number of the volume, from 0; None for the only one.
 
         Raises
         ------
         ScanError
-            PHASES where there are several and none was chosen, or not that one.
+            PHASES if there are several and `phase` is not one of their numbers; FOUR_D if there is
+            one and `phase` is not 0.
         """
         count = len(self.groups)
         if phase is not None and 0 <= phase < count:
@@ -102,103 +109,101 @@ class Volumes:
         if phase is None and count == 1:
             return self.groups[0], 0
         if count == 1:
-            raise ScanError(Reason.FOUR_D, f"there is one volume, number {phase} was asked for")
+            raise ScanError(Reason.FOUR_D, f"there is one volume, but number {phase} was requested")
         sizes = sorted({len(group) for group in self.groups})
         slices = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        detail = f"{count} volumes of {slices} slices, told apart by {' and '.join(self.told_by)}"
-        raise ScanError(Reason.PHASES, f"{detail}: type --phase 0 to --phase {count - 1}")
+        names = " and ".join(self.told_by)
+        detail = f"{count} volumes of {slices} slices, distinguished by {names}"
+        raise ScanError(Reason.PHASES, f"{detail}: select one by --phase 0 to --phase {count - 1}")
 
 
 def split_volumes(slices: Sequence[Slice]) -> Volumes:
-    """Tell the volumes of a series apart.
+    """Split a series into its volumes.
 
-    What can't be told apart, or what is damaged, stays one volume: `stack_slices` refuses it by
-    its code.
+    Slices that cannot be distinguished, or are damaged, stay one volume: `stack_slices` reports
+    the reason.
     """
-    if not slices or not all_placed(slices) or not all(map(_is_spaced, one_of_each(slices))):
+    if not slices or not all_placed(slices) or not all(map(_has_spacing, one_of_each(slices))):
         return Volumes((tuple(slices),))
-    parts = _unlike(slices)
+    stacks = _group_by_geometry(slices)
     crossing = 0
-    if len(parts) > 1:
-        kept = _without_localisers(parts)
-        crossing = sum(map(len, parts)) - sum(map(len, kept))
-        parts = kept
-    if len(parts) > 1 and min(len(part) for part in parts) < MIN_SLICES:
+    if len(stacks) > 1:
+        kept = _without_localisers(stacks)
+        crossing = sum(map(len, stacks)) - sum(map(len, kept))
+        stacks = kept
+    if len(stacks) > 1 and min(len(stack) for stack in stacks) < MIN_SLICES:
         return Volumes((tuple(slices),))
-    found = [_alike_volumes(part) for part in parts]
-    told = ["direction, size or frame of reference"] if len(parts) > 1 else []
-    told += [name for one in found for name in one.told_by]
-    groups = tuple(group for one in found for group in one.groups)
-    cut = tuple(count for one in found for count in one.cut or (0,) * len(one.groups))
-    return Volumes(groups, tuple(dict.fromkeys(told)), crossing, cut)
+    split = [_split_stack(stack) for stack in stacks]
+    names = ["direction, size or frame of reference"] if len(stacks) > 1 else []
+    names += [name for volumes in split for name in volumes.told_by]
+    groups = tuple(group for volumes in split for group in volumes.groups)
+    cut = tuple(n for volumes in split for n in volumes.cut or (0,) * len(volumes.groups))
+    return Volumes(groups, tuple(dict.fromkeys(names)), crossing, cut)
 
 
-def _is_spaced(one: Slice) -> bool:
-    spacing = one.spacing
+def _has_spacing(slice_: Slice) -> bool:
+    spacing = slice_.spacing
     return spacing is not None and all(map(math.isfinite, spacing)) and min(spacing) > 0
 
 
-# --- slices that can't be in one stack -----------------------------------------------------------
+# --- slices that cannot be in one stack ----------------------------------------------------------
 
 
-def _unlike(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
+def _group_by_geometry(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     """Group slices by size, frame of reference, direction and pixel spacing, the largest first."""
-    kinds: list[tuple[Slice, list[Slice]]] = []
-    for one in slices:
-        if len(kinds) > MOST_KINDS:
+    groups: list[tuple[Slice, list[Slice]]] = []
+    for slice_ in slices:
+        if len(groups) > MAX_GEOMETRIES:
             return [tuple(slices)]
-        for first, members in reversed(kinds):
-            if _fits(one, first):
-                members.append(one)
+        for first, members in reversed(groups):
+            if _has_same_geometry(slice_, first):
+                members.append(slice_)
                 break
         else:
-            kinds.append((one, [one]))
-    parts = [tuple(members) for _, members in kinds]
-    if len(parts) == 1:
-        return parts
-    return sorted(parts, key=lambda part: (-len(part), min(_corner(one) for one in part)))
+            groups.append((slice_, [slice_]))
+    stacks = [tuple(members) for _, members in groups]
+    if len(stacks) == 1:
+        return stacks
+    return sorted(stacks, key=lambda stack: (-len(stack), min(map(_geometry_key, stack))))
 
 
-def _corner(one: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, int]]:
-    return one.position or (), one.orientation or (), (one.rows, one.columns)
+def _geometry_key(slice_: Slice) -> tuple[tuple[float, ...], tuple[float, ...], tuple[int, int]]:
+    return slice_.position or (), slice_.orientation or (), (slice_.rows, slice_.columns)
 
 
-def _fits(one: Slice, other: Slice) -> bool:
-    if one.shared is other.shared and one.shared is not None:
+def _has_same_geometry(slice_: Slice, first: Slice) -> bool:
+    if slice_.shared is first.shared and slice_.shared is not None:
         return True  # as nearly always
-    sizes, theirs = ((s.rows, s.columns) for s in (one, other))
-    frames = {s.header.frame_of_reference for s in (one, other)} - {""}
-    if len(frames) > 1:
+    frames = {s.header.frame_of_reference for s in (slice_, first)} - {""}
+    if len(frames) > 1 or (slice_.rows, slice_.columns) != (first.rows, first.columns):
         return False
-    if sizes == theirs and (one.orientation, one.spacing) == (other.orientation, other.spacing):
+    if (slice_.orientation, slice_.spacing) == (first.orientation, first.spacing):
         return True
-    turn = np.subtract(one.orientation or (), other.orientation or ())
-    spacing = np.divide(one.spacing or (), other.spacing or ()) - 1
+    cosines = np.subtract(slice_.orientation or (), first.orientation or ())
+    spacing = np.divide(slice_.spacing or (), first.spacing or ()) - 1
     return bool(
-        sizes == theirs
-        and np.abs(turn).max() <= NEARLY_PARALLEL
-        and np.abs(spacing).max() <= SAME_SPACING
+        np.abs(cosines).max() <= MAX_COSINE_DIFFERENCE and np.abs(spacing).max() <= SAME_SPACING
     )
 
 
-def _without_localisers(parts: Sequence[tuple[Slice, ...]]) -> list[tuple[Slice, ...]]:
-    """Return the parts but for the few slices that cross the largest one."""
-    main = parts[0]
-    normal = _normal(main[0])
+def _without_localisers(stacks: Sequence[tuple[Slice, ...]]) -> list[tuple[Slice, ...]]:
+    """Return the stacks without the few slices that cross the largest one."""
+    largest = stacks[0]
+    normal = _normal(largest[0])
     return [
-        main,
+        largest,
         *(
-            part
-            for part in parts[1:]
-            if len(part) > FEW_SLICES
-            or 4 * len(part) > len(main)
-            or abs(float(_normal(part[0]) @ normal)) > CROSSING
+            stack
+            for stack in stacks[1:]
+            if len(stack) > MAX_LOCALISERS
+            or 4 * len(stack) > len(largest)
+            or abs(float(_normal(stack[0]) @ normal)) > MAX_CROSSING_COSINE
         ),
     ]
 
 
-def _normal(one: Slice) -> NDArray[np.float64]:
-    row, column = np.array(one.orientation).reshape(2, 3)
+def _normal(slice_: Slice) -> NDArray[np.float64]:
+    row, column = np.array(slice_.orientation).reshape(2, 3)
     normal = np.cross(row, column)
     return np.asarray(normal / max(float(np.linalg.norm(normal)), 1e-9))
 
@@ -206,50 +211,64 @@ def _normal(one: Slice) -> NDArray[np.float64]:
 # --- slices that could be in one stack -----------------------------------------------------------
 
 
-def _alike_volumes(slices: Sequence[Slice]) -> Volumes:
+def _split_stack(slices: Sequence[Slice]) -> Volumes:
+    """Split slices of one geometry."""
     try:
         row, column, _ = directions(slices)
     except ScanError:
         return Volumes((tuple(slices),))
     whole = Part(tuple(slices), places_of(slices, np.cross(row, column)))
-    parts, told = _refine(whole, TELLING)
+    groups, names = _split_by_attributes(whole, TELLING)
     volumes: list[Part] = []
-    for part in parts:
-        finer, by = split_by_the_rest(part)
-        told += by
-        volumes += finer
-    cut = tuple(_cut_off(one, volumes) for one in volumes)
-    groups = tuple(one.slices for one in volumes)
-    return Volumes(groups, tuple(dict.fromkeys(told)), cut=cut)
+    for group in groups:
+        subgroups, further_names = split_by_the_rest(group)
+        names += further_names
+        volumes += subgroups
+    cut = tuple(_count_cut(volume, volumes) for volume in volumes)
+    slices_of_volumes = tuple(volume.slices for volume in volumes)
+    return Volumes(slices_of_volumes, tuple(dict.fromkeys(names)), cut=cut)
 
 
-def _cut_off(one: Part, volumes: Sequence[Part]) -> int:
-    """Return how many slices a volume lacks at its ends, if it is another one but for a few."""
-    lost = 0
-    for other in volumes:
-        missing = other.ids - one.ids
-        if missing and one.ids < other.ids and len(missing) <= CUT_SHARE * len(other.ids):
-            lost = max(lost, sum(not min(one.ids) < place < max(one.ids) for place in missing))
-    return lost
+def _count_cut(volume: Part, volumes: Sequence[Part]) -> int:
+    """Return the number of slices at its ends that a volume lacks of another, nearly equal one."""
+    ids, count = volume.ids, 0
+    for reference in volumes:
+        missing = reference.ids - ids
+        if missing and ids < reference.ids and len(missing) <= MAX_CUT_SHARE * len(reference.ids):
+            count = max(count, sum(not min(ids) < n < max(ids) for n in missing))
+    return count
 
 
-def _refine(part: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ...]]:
-    """Split by each attribute that tells volumes apart; return them and the attributes."""
-    phases = part.phases
-    unlike = [name for name in names if len({phase.get(name) for phase in phases}) > 1]
-    if not part.repeats:
-        unlike = [name for name in unlike if not mean_the_same(name, part.slices)]
-    telling = {name: part.split(methodcaller("said", name)) for name in unlike}
+def _split_by_attributes(group: Part, names: Sequence[str]) -> tuple[list[Part], tuple[str, ...]]:
+    """Split by each attribute that distinguishes volumes.
+
+    Parameters
+    ----------
+    group : Part
+        Slices of one geometry.
+    names : sequence of str
+        Attributes to try, in this order.
+
+    Returns
+    -------
+    list of Part, tuple of str
+        The volumes, and the attributes that distinguish them.
+    """
+    phases = group.phases
+    varying = [name for name in names if len({phase.get(name) for phase in phases}) > 1]
+    if not group.repeats:
+        varying = [name for name in varying if not mean_the_same(name, group.slices)]
+    splits = {name: group.split(methodcaller("said", name)) for name in varying}
     for accept in (same_places, whole_stacks, short_stacks, nearly_same_places):
-        for name, found in telling.items():
-            if not accept(part, found):
+        for name, subgroups in splits.items():
+            if not accept(group, subgroups):
                 continue
-            n = names.index(name)
-            parts, told = [], [name]
-            for one in found.values():
-                finer, by = _refine(one, names[n + 1 :] if accept is same_places else names)
-                parts += finer
-                told += by
-            return parts, tuple(dict.fromkeys(told))
-    parts, told_by = interlocked(part)
-    return parts or [part], told_by
+            further = names[names.index(name) + 1 :] if accept is same_places else names
+            volumes, used_names = [], [name]
+            for subgroup in subgroups.values():
+                finer, finer_names = _split_by_attributes(subgroup, further)
+                volumes += finer
+                used_names += finer_names
+            return volumes, tuple(dict.fromkeys(used_names))
+    volumes, distinguishing = interlocked(group)
+    return volumes or [group], distinguishing

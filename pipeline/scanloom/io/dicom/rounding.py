@@ -93,7 +93,7 @@ def leaning_line(positions: Numbers, index: NDArray[np.intp]) -> Line | None:
 
 
 def reach_of(positions: Numbers, normal: Numbers) -> float:
-    """Return the largest shift of a slice by rounding, along the normal in mm; 0 without rounding."""
+    """Return the largest shift of a slice by rounding, along the normal in mm; 0 if not rounded."""
     grains = grains_of(positions)
     return 0.0 if grains is None else float(np.abs(normal) @ grains) / 2
 

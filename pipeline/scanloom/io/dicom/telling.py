@@ -1,4 +1,7 @@
-"""What tells volumes apart where the attributes that are meant for it don't."""
+"""Fallback rules for splitting a series into volumes.
+
+They apply if the attributes whose purpose it is (`phases.TELLING`) do not distinguish the volumes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.headers import MADE_BY
-from scanloom.io.dicom.meaning import MEANING, mean_the_same
+from scanloom.io.dicom.meaning import MEANING, Attribute, mean_the_same
 from scanloom.io.dicom.parts import (
     Part,
     members_of,
@@ -28,251 +31,280 @@ from scanloom.io.dicom.stack import MIN_SLICES
 
 _TRIGGER = "TriggerTime"
 TIMES = (_TRIGGER, "AcquisitionTime", "ContentTime", "InstanceNumber")
-"""Attributes that differ between slices of one volume too: they count only where places repeat."""
+"""Attributes that also differ within a volume: they count only if positions repeat."""
 _DATES = {
     "AcquisitionTime": (tags.ACQUISITION_DATE, tags.ACQUISITION_DATE_TIME),
     "ContentTime": (tags.CONTENT_DATE,),
 }
-"""The days of times: of those that pass midnight too."""
-_CHANGING = re.compile(
+"""Tags of the date for each time, for acquisitions that pass midnight."""
+_VARIES_IN_VOLUME = re.compile(
     "private|Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
 )
-"""Names of what differs between slices of one volume too, that were made in several passes."""
+"""Names of attributes that also differ within a volume acquired in several passes."""
 _NOISE = 1e-4
-"""Share of the largest number by which those of a volume may differ."""
-_HALF_A_DAY = 12 * 3600.0
+"""Largest difference of numbers within a volume, as a share of the largest number."""
+_HALF_A_DAY_S = 12 * 3600.0
 
 Split = tuple[list[Part], tuple[str, ...]]
-"""Parts, and what tells them apart; none where nothing does."""
-_NONE: Split = ([], ())
+"""The groups, and the attributes that distinguish them; both empty if none does."""
+_NO_SPLIT: Split = ([], ())
 
 
-def split_by_the_rest(part: Part) -> Split:
-    """Split slices of which places have several, by what the other attributes say.
+def split_by_the_rest(group: Part) -> Split:
+    """Split slices of which several share a position, by all other attributes.
 
-    Where places have unequally many, slices are missing: only what is there in all of a volume
-    tells then. One part where nothing tells, or what tells contradicts itself.
+    If the numbers of slices per position differ, slices are missing: then only values that all
+    slices of a volume share are used. The result is one group if no attribute distinguishes
+    volumes, or attributes contradict each other.
     """
-    if not part.repeats or len(part.ids) < MIN_SLICES:
-        return [part], ()
-    for way in _EVEN_WAYS if part.even else _UNEVEN_WAYS:
-        parts, told = way(part)
-        if len(parts) == 1:
+    if not group.repeats or len(group.ids) < MIN_SLICES:
+        return [group], ()
+    for rule in _RULES_IF_BALANCED if group.even else _RULES_IF_SLICES_MISSING:
+        subgroups, names = rule(group)
+        if len(subgroups) == 1:
             break
-        if parts:
-            finer = [split_by_the_rest(one) for one in parts]
-            told = (*told, *(by for _, more in finer for by in more))
-            return [one for some, _ in finer for one in some], tuple(dict.fromkeys(told))
-    return [part], ()
+        if subgroups:
+            splits = [split_by_the_rest(subgroup) for subgroup in subgroups]
+            names = (*names, *(name for _, finer_names in splits for name in finer_names))
+            volumes = [volume for finer, _ in splits for volume in finer]
+            return volumes, tuple(dict.fromkeys(names))
+    return [group], ()
 
 
-def _by_making(part: Part) -> Split:
-    """Split by how slices were made; without it times would be asked, which may be in any order."""
-    return _made_apart(part, same_places)
+def _by_acquisition(group: Part) -> Split:
+    """Split by acquisition attributes. This precedes times, whose order may be arbitrary."""
+    return _split_by_acquisition(group, same_places)
 
 
-def interlocked(part: Part) -> Split:
-    """Split stacks that lie one within the other, no slice at the place of another's."""
-    if part.repeats:
-        return _NONE
-    found = _made_apart(part, whole_stacks)
-    if found[0] or part.slices[0].group is None:
-        return found
-    return _interlocked_frames(part)
+def interlocked(group: Part) -> Split:
+    """Split interleaved stacks, in which no two slices share a position."""
+    if group.repeats:
+        return _NO_SPLIT
+    split = _split_by_acquisition(group, whole_stacks)
+    if split[0] or group.slices[0].group is None:
+        return split
+    return _interleaved_frames(group)
 
 
-def _made_apart(part: Part, accept: Callable[[Part, dict[str, Part]], bool]) -> Split:
-    if len(one_of_each(part.slices)) < 2:
-        return _NONE
+def _split_by_acquisition(group: Part, accept: Callable[[Part, dict[str, Part]], bool]) -> Split:
+    if len(one_of_each(group.slices)) < 2:
+        return _NO_SPLIT
     for name, candidates in MADE_BY.items():
-        found = part.split(partial(_made_by, candidates=candidates))
-        if len(found) < 2 or not accept(part, found):
+        subgroups = group.split(partial(_acquisition_value, candidates=candidates))
+        if len(subgroups) < 2 or not accept(group, subgroups):
             continue
-        if part.repeats or not mean_the_same(name, part.slices):
-            return list(found.values()), (name,)
-    return _NONE
+        if group.repeats or not mean_the_same(name, group.slices):
+            return list(subgroups.values()), (name,)
+    return _NO_SPLIT
 
 
-def _interlocked_frames(part: Part) -> Split:
-    """Do the same by all that functional groups say, but for what changes in a volume too."""
-    little = part.slices[0].header.elements.little
-    for at, values in _columns(part).items():
-        name = keyword(at[-1])
-        if not 1 < len(set(values)) <= len(values) // MIN_SLICES or _CHANGING.search(name):
+def _interleaved_frames(group: Part) -> Split:
+    """Split interleaved stacks of frames by any functional group, unless it varies in a volume."""
+    little = group.slices[0].header.elements.little
+    for path, values in _columns(group).items():
+        name = keyword(path[-1])
+        count = len(set(values))
+        if not 1 < count <= len(values) // MIN_SLICES or _VARIES_IN_VOLUME.search(name):
             continue
         texts = {
-            one: as_text(value, little=little)
-            for one, value in zip(part.slices, values, strict=True)
+            slice_: as_text(value, little=little)
+            for slice_, value in zip(group.slices, values, strict=True)
         }
-        found = part.split(texts.__getitem__)
-        if whole_stacks(part, found) and not _is_noise(list(found)):
-            return list(found.values()), (name,)
-    return _NONE
+        subgroups = group.split(texts.__getitem__)
+        if whole_stacks(group, subgroups) and not _is_noise(list(subgroups)):
+            return list(subgroups.values()), (name,)
+    return _NO_SPLIT
 
 
 def _is_noise(values: Sequence[str]) -> bool:
-    """Whether values are numbers that differ in late digits alone."""
-    numbers = [numbers for _, numbers, _ in map(rank, values)]
-    if not all(numbers) or len(set(map(len, numbers))) != 1:
+    """Return whether values are numbers that differ only in their last digits."""
+    vectors = [numbers for _, numbers, _ in map(rank, values)]
+    if not all(vectors) or len(set(map(len, vectors))) != 1:
         return False
-    table = np.array(numbers)
+    table = np.array(vectors)
     return bool(np.ptp(table, axis=0).max() <= _NOISE * np.abs(table).max())
 
 
-def _made_by(one: Slice, candidates: Sequence[int]) -> str:
-    little = one.header.elements.little
+def _acquisition_value(slice_: Slice, candidates: Sequence[int]) -> str:
+    """Return the value of the first of several tags that a slice has, as text."""
+    elements = slice_.header.elements
     for tag in candidates:
-        raw = one.header.elements.raw(tag)
-        if one.group is not None:
-            raw = next((v for at, v in one.attributes.items() if at[-1] == tag and v), raw)
+        raw = elements.raw(tag)
+        if slice_.group is not None:
+            in_groups = (v for path, v in slice_.attributes.items() if path[-1] == tag and v)
+            raw = next(in_groups, raw)
         if raw:
-            return as_text(raw, little=little)
+            return as_text(raw, little=elements.little)
     return ""
 
 
-def _by_times(part: Part) -> Split:
-    """Split by a time or number that all slices of a volume have, or that is later in all of one.
+def _by_times(group: Part) -> Split:
+    """Split by a time or number that the slices of a volume share, or by successive passes.
 
-    The part itself where they contradict each other. A time that slices share is one word for
-    many: there, what comes first and second by number must not contradict it either.
+    The result is the group itself if times contradict each other. A time that slices of a volume
+    share is a single witness for many slices: the order by number must not contradict it either.
     """
-    shared = [split for name in TIMES if (split := _by_one_time(part, name))[0]]
-    passes = [split for name in TIMES if (split := _by_passes(part, name))[0]]
-    volumes = {_members(parts) for parts, _ in (*shared, *passes)}
-    numbers = _Order.of(part, TIMES[-1]) if shared else None
-    if numbers is not None:
-        volumes.add(_members(numbers.parts()))
-    if len(volumes) > 1:
-        return [part], ()
-    return next(iter((*shared, *passes)), _NONE)
+    shared = [split for name in TIMES if (split := _by_shared_time(group, name))[0]]
+    passes = [split for name in TIMES if (split := _by_passes(group, name))[0]]
+    partitions = {_partition(volumes) for volumes, _ in (*shared, *passes)}
+    by_number = _OrderAtPositions.of(group, TIMES[-1]) if shared else None
+    if by_number is not None:
+        partitions.add(_partition(by_number.split()))
+    if len(partitions) > 1:
+        return [group], ()
+    return next(iter((*shared, *passes)), _NO_SPLIT)
 
 
-def _members(parts: Sequence[Part]) -> frozenset[frozenset[int]]:
-    return frozenset(frozenset(map(id, part.slices)) for part in parts)
+def _partition(groups: Sequence[Part]) -> frozenset[frozenset[int]]:
+    """Return a value that is equal for the same slices in the same groups."""
+    return frozenset(frozenset(map(id, group.slices)) for group in groups)
 
 
-def _by_one_time(part: Part, name: str) -> Split:
-    found = part.split(methodcaller("said", name))
-    if len(found) == part.most and same_places(part, found):
-        return list(found.values()), (name,)
-    return _NONE
+def _by_shared_time(group: Part, name: str) -> Split:
+    subgroups = group.split(methodcaller("said", name))
+    if len(subgroups) == group.most and same_places(group, subgroups):
+        return list(subgroups.values()), (name,)
+    return _NO_SPLIT
 
 
-def _by_passes(part: Part, name: str) -> Split:
-    order = _Order.of(part, name)
-    return (order.parts(), (name,)) if order is not None and order.in_passes else _NONE
+def _by_passes(group: Part, name: str) -> Split:
+    order = _OrderAtPositions.of(group, name)
+    return (order.split(), (name,)) if order is not None and order.in_passes else _NO_SPLIT
 
 
-def _short_by_meaning(part: Part) -> Split:
-    """Split volumes that lack slices by what their values mean."""
+def _incomplete_by_meaning(group: Part) -> Split:
+    """Split volumes with missing slices by the meaning of their values."""
     for attribute in MEANING:
-        kinds = attribute.kinds_of(part.slices)
-        if len(set(kinds.values())) > 1:
-            found = part.split(lambda one, a=attribute, k=kinds: k[a.of(one)])  # type: ignore[misc]
-            if _lack_few(part, found):
-                return list(found.values()), (attribute.name,)
-    return _NONE
+        canonical = attribute.kinds_of(group.slices)
+        if len(set(canonical.values())) > 1:
+            key = partial(_canonical_value, attribute=attribute, canonical=canonical)
+            subgroups = group.split(key)
+            if _lack_few(group, subgroups):
+                return list(subgroups.values()), (attribute.name,)
+    return _NO_SPLIT
 
 
-def _short_by_times(part: Part) -> Split:
-    """Split volumes that lack slices by a time that all slices of each have."""
+def _canonical_value(slice_: Slice, attribute: Attribute, canonical: Mapping[str, str]) -> str:
+    return canonical[attribute.of(slice_)]
+
+
+def _incomplete_by_times(group: Part) -> Split:
+    """Split volumes with missing slices by a time that the slices of a volume share."""
     for name in TIMES:
-        found = part.split(methodcaller("said", name))
-        if _lack_few(part, found):
-            return list(found.values()), (name,)
-    return _NONE
+        subgroups = group.split(methodcaller("said", name))
+        if _lack_few(group, subgroups):
+            return list(subgroups.values()), (name,)
+    return _NO_SPLIT
 
 
-def _lack_few(whole: Part, parts: dict[str, Part]) -> bool:
-    """Whether the parts are volumes that lack less than half of their slices."""
-    fewest = min(len(part.ids) for part in parts.values())
-    return 2 * fewest > len(whole.ids) and short_stacks(whole, parts)
+def _lack_few(whole: Part, groups: dict[str, Part]) -> bool:
+    """Return whether the groups are volumes that lack less than half of their slices."""
+    fewest = min(len(group.ids) for group in groups.values())
+    return 2 * fewest > len(whole.ids) and short_stacks(whole, groups)
 
 
-def _by_anything(part: Part) -> Split:
-    """Split by all attributes of which each value has every place equally often.
+def _by_any_attribute(group: Part) -> Split:
+    """Split by all attributes whose values each have every position equally often.
 
-    None of them may contradict another: then nothing is known.
+    If two of them contradict each other, the group is not split.
     """
-    little = part.slices[0].header.elements.little
-    telling = {}
-    for at, values in _columns(part).items():
-        if 1 < len(set(values)) <= part.most and _are_volumes(part, members_of(values)):
-            telling[at] = [as_text(value, little=little) for value in values]
-    keys: list[tuple[Any, ...]] = [()] * len(part.slices)
-    names, groups = [], 1
-    for at, texts in telling.items():
+    little = group.slices[0].header.elements.little
+    distinguishing = {}
+    for path, values in _columns(group).items():
+        if 1 < len(set(values)) <= group.most and _are_volumes(group, members_of(values)):
+            distinguishing[path] = [as_text(value, little=little) for value in values]
+    keys: list[tuple[Any, ...]] = [()] * len(group.slices)
+    names, count = [], 1
+    for path, texts in distinguishing.items():
         finer = [(*key, *rank(text)) for key, text in zip(keys, texts, strict=True)]
-        if len(set(finer)) > groups:
-            names.append(keyword(at[-1]))
-            keys, groups = finer, len(set(finer))
+        if len(set(finer)) > count:
+            names.append(keyword(path[-1]))
+            keys, count = finer, len(set(finer))
     members = members_of(keys)
-    if groups < 2 or not _are_volumes(part, members):
-        return _NONE
-    return [part.pick(members[key]) for key in sorted(members)], tuple(dict.fromkeys(names))
+    if count < 2 or not _are_volumes(group, members):
+        return _NO_SPLIT
+    return [group.pick(members[key]) for key in sorted(members)], tuple(dict.fromkeys(names))
 
 
-def _columns(part: Part) -> dict[tuple[int, ...], list[bytes]]:
-    """Return the values of each attribute that any slice has."""
-    places = sorted({at for one in part.slices for at in one.attributes})
-    return {at: [one.attributes.get(at, b"") for one in part.slices] for at in places}
+def _columns(group: Part) -> dict[tuple[int, ...], list[bytes]]:
+    """Return the values of all slices for each attribute that any slice has.
 
-
-def _are_volumes(part: Part, members: Mapping[Any, Sequence[int]]) -> bool:
-    """Whether each of the groups has every place equally often."""
-    found = [part.pick(some) for some in members.values()]
-    return all(one.even and one.ids == part.ids for one in found)
-
-
-def _by_turns(part: Part) -> Split:
-    """Split by the trigger times at each place, as shares of its heart beats.
-
-    Nothing else that comes first, second, third at each place tells volumes apart: their order may
-    alternate from place to place. Other times and numbers must not contradict it.
+    The key is the path of tags from the outermost sequence; a missing value is empty.
     """
-    orders = {name: order for name in TIMES if (order := _Order.of(part, name)) is not None}
-    order = orders.get(_TRIGGER)
-    if order is None or len({one.ranks for one in orders.values()}) != 1 or not order.in_beats:
-        return _NONE
-    return order.parts(), (_TRIGGER,)
+    paths = sorted({path for slice_ in group.slices for path in slice_.attributes})
+    return {path: [slice_.attributes.get(path, b"") for slice_ in group.slices] for path in paths}
+
+
+def _are_volumes(group: Part, members: Mapping[Any, Sequence[int]]) -> bool:
+    """Return whether each set of slices has every position equally often."""
+    subgroups = [group.pick(indices) for indices in members.values()]
+    return all(subgroup.even and subgroup.ids == group.ids for subgroup in subgroups)
+
+
+def _by_rank_at_position(group: Part) -> Split:
+    """Split by the rank of the trigger time at each position, as a share of its heart beats.
+
+    Other ranks at a position do not distinguish volumes: their order may alternate from position to
+    position. But other times and numbers must not contradict the trigger times.
+    """
+    orders = {}
+    for name in TIMES:
+        order = _OrderAtPositions.of(group, name)
+        if order is not None:
+            orders[name] = order
+    by_trigger = orders.get(_TRIGGER)
+    same_ranks = len({order.ranks for order in orders.values()}) == 1
+    if by_trigger is None or not same_ranks or not by_trigger.in_beats:
+        return _NO_SPLIT
+    return by_trigger.split(), (_TRIGGER,)
 
 
 @dataclass(frozen=True, eq=False)
-class _Order:
-    """Which slice of its place each is, by a time or number; and that itself, to be compared."""
+class _OrderAtPositions:
+    """Order of the slices at each position by a time or number.
 
-    part: Part
+    Parameters
+    ----------
+    group : Part
+        The slices.
+    ranks : tuple of int
+        Rank of each slice among those at its position, from 0.
+    times : tuple
+        Time or number of each slice, as `_sortable_times` returns it.
+    """
+
+    group: Part
     ranks: tuple[int, ...]
-    when: tuple[Any, ...]
+    times: tuple[Any, ...]
 
     @classmethod
-    def of(cls, part: Part, name: str) -> _Order | None:
-        """Return the order; None where the attribute does not tell."""
-        when = _when(part.slices, name)
-        if when is None:
+    def of(cls, group: Part, name: str) -> _OrderAtPositions | None:
+        """Return the order; None if the attribute is missing or equal for slices at a position."""
+        times = _sortable_times(group.slices, name)
+        if times is None:
             return None
-        ranks = [0] * len(when)
-        for members in members_of([int(n) for n in part.places.ids]).values():
-            if len({when[n] for n in members}) < len(members):
+        ranks = [0] * len(times)
+        for members in members_of([int(n) for n in group.places.ids]).values():
+            if len({times[n] for n in members}) < len(members):
                 return None
-            for turn, n in enumerate(sorted(members, key=lambda n: when[n])):
+            for turn, n in enumerate(sorted(members, key=lambda n: times[n])):
                 ranks[n] = turn
-        return cls(part, tuple(ranks), tuple(when))
+        return cls(group, tuple(ranks), tuple(times))
 
     @property
     def in_passes(self) -> bool:
-        """Whether all firsts come before all seconds, and so on."""
+        """Whether all slices of a rank precede all those of the next rank."""
         members = members_of(self.ranks)
-        times = [[self.when[n] for n in members[turn]] for turn in sorted(members)]
-        return all(max(one) < min(other) for one, other in itertools.pairwise(times))
+        times = [[self.times[n] for n in members[turn]] for turn in sorted(members)]
+        return all(max(earlier) < min(later) for earlier, later in itertools.pairwise(times))
 
     @property
     def in_beats(self) -> bool:
-        """Whether at each place they count from the beginning of a beat, in equal shares of it."""
-        members = members_of([int(n) for n in self.part.places.ids])
-        beats = [sorted(self.when[n][1][1] for n in some) for some in members.values()]
+        """Whether times at each position count from the start of a beat, in equal shares of it."""
+        members = members_of([int(n) for n in self.group.places.ids])
+        beats = [sorted(self.times[n][1][1] for n in indices) for indices in members.values()]
         if not all(time for beat in beats for time in beat):
-            return False  # no numbers
+            return False  # not numbers
         times = np.array([[time[0] for time in beat] for beat in beats])
         first, last = times[:, 0], times[:, -1]
         if first.min() < 0 or np.any(first * (times.shape[1] - 1) > last - first):
@@ -280,39 +312,42 @@ class _Order:
         shares = times / last[:, None]
         return bool(np.all(shares[:, :-1].max(axis=0) < shares[:, 1:].min(axis=0)))
 
-    def parts(self) -> list[Part]:
-        """Return the slices by their turns."""
+    def split(self) -> list[Part]:
+        """Return the slices of each rank."""
         members = members_of(self.ranks)
-        return [self.part.pick(members[turn]) for turn in sorted(members)]
+        return [self.group.pick(members[turn]) for turn in sorted(members)]
 
 
-def _when(slices: Sequence[Slice], name: str) -> list[Any] | None:
-    """Return what can be compared; None where it lacks, or where days are not known."""
-    values = [one.said(name) for one in slices]
+def _sortable_times(slices: Sequence[Slice], name: str) -> list[Any] | None:
+    """Return date and time (or number) of each slice, as keys to sort by.
+
+    None if a value is missing, or if times seem to pass midnight without different dates.
+    """
+    values = [slice_.said(name) for slice_ in slices]
     if not all(values):
         return None
-    dates = [_date(one, name) for one in slices]
+    dates = [_date(slice_, name) for slice_ in slices]
     times = [rank(value) for value in values]
-    clock = [_seconds(value) for value in values] if name in _DATES else []
-    if len(set(dates)) == 1 and clock and max(clock) - min(clock) > _HALF_A_DAY:
-        return None  # it passed midnight, or seems so
+    seconds = [_seconds(value) for value in values] if name in _DATES else []
+    if len(set(dates)) == 1 and seconds and max(seconds) - min(seconds) > _HALF_A_DAY_S:
+        return None
     return list(zip(dates, times, strict=True))
 
 
-def _date(one: Slice, name: str) -> str:
-    if one.multiframe:
-        return ""  # FrameAcquisitionDateTime has it
-    texts = (one.header.elements.text(tag)[:8] for tag in _DATES.get(name, ()))
+def _date(slice_: Slice, name: str) -> str:
+    if slice_.multiframe:
+        return ""  # part of FrameAcquisitionDateTime
+    texts = (slice_.header.elements.text(tag)[:8] for tag in _DATES.get(name, ()))
     return next((text for text in texts if text), "")
 
 
 def _seconds(value: str) -> float:
-    """Return the seconds of a day that a time is, 0 for what is none."""
+    """Return a time or date and time as seconds since midnight; 0 if it is not a time."""
     text = value[8:] if len(value.split(".")[0]) > 8 else value
     if not text[:6].isdigit():
         return 0.0
     return int(text[:2]) * 3600.0 + int(text[2:4] or 0) * 60 + int(text[4:6] or 0)
 
 
-_EVEN_WAYS = (_by_making, _by_times, _by_anything, _by_turns)
-_UNEVEN_WAYS = (_short_by_meaning, _short_by_times)
+_RULES_IF_BALANCED = (_by_acquisition, _by_times, _by_any_attribute, _by_rank_at_position)
+_RULES_IF_SLICES_MISSING = (_incomplete_by_meaning, _incomplete_by_times)
