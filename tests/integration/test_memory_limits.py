@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np, torch
 import cards_by_hand
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
-from scanloom.core import Case, Clock, Outputs, ScanError, Series, Volume
+from scanloom.core import Case, Clock, ComputeOptions, Outputs, ScanError, Series, Volume
 from scanloom.engine import steps
 from scanloom.engine.energy import Meter
 from scanloom.engine.estimate import estimate_case
@@ -39,7 +39,7 @@ card = cards_by_hand.card(
     structures=cards_by_hand.structures(classes - 1),
 )
 grid = cards_by_hand.grid((side, side, slices), (0.7, 0.7, 1.0), "LPS")
-predictor = Predictor(card, device="cpu", precision="float32")
+predictor = Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
 estimate = estimate_case(grid, np.int16, [card], Outputs())
 rng = np.random.default_rng(0)
 plane = cards_by_hand.smooth_scan((side, side, 1))

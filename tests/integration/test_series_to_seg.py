@@ -19,7 +19,7 @@ from cards_by_hand import card, structures
 from dicom_maker import Geometry, Words, write_series
 from kinds import CHOSEN, READ, REFUSED, enhanced, mosaic, plain, tilt
 from kinds_refused import KINDS as REFUSED_ONCE
-from scanloom.core import Case, Clock, Flag, Layer, Outputs, Segmentation, Volume
+from scanloom.core import Case, Clock, Flag, Layer, Outputs, ReadOptions, Segmentation, Volume
 from scanloom.engine import steps
 from scanloom.io.find import find_series
 from seg_witnesses import complaints, dcmqi_points, highdicom_frame_points, sorted_points
@@ -55,8 +55,8 @@ def segmented(
 ) -> steps.SegmentedCase:
     """Take a series through load, segment, write and read-back."""
     [series] = find_series(source)
-    seg = options.pop("seg", "binary")
-    case = Case("a" * 26, series, Outputs(seg=seg), "h", "r", **options)
+    seg, phase = options.pop("seg", "binary"), options.pop("phase", None)
+    case = Case("a" * 26, series, Outputs(seg=seg), "h", "r", ReadOptions(**options), phase)
     result = steps.segment(steps.load(case), [threshold])
     folder.mkdir()
     steps.write(result, folder)

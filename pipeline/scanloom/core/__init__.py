@@ -1,12 +1,13 @@
 """The nouns: NumPy only, no files."""
 
 from scanloom.core.blame import blame, lacks_memory
-from scanloom.core.case import Case, CaseRecord, Gaps, Nan, Outputs, Series
+from scanloom.core.case import Case, CaseRecord, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
 from scanloom.core.home import home, settle_in
 from scanloom.core.measurement import Measurement
+from scanloom.core.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.secrecy import keep_memory_private
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug
@@ -20,6 +21,7 @@ __all__ = [
     "CaseRecord",
     "Clock",
     "Code",
+    "ComputeOptions",
     "Flag",
     "Gaps",
     "Grid",
@@ -27,6 +29,7 @@ __all__ = [
     "Measurement",
     "Nan",
     "Outputs",
+    "ReadOptions",
     "Reason",
     "ScanError",
     "Seconds",

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import Case, Outputs, Series
+from scanloom.core import Case, Outputs, ReadOptions, Series
 
 
 class CaseBook:
@@ -77,8 +77,9 @@ def _plain(case: Case) -> dict[str, Any]:
 def _case(told: dict[str, Any]) -> Case:
     told["series"] = _series(told["series"])
     told["others"] = tuple(map(_series, told["others"]))
-    told["outputs"]["structures"] = tuple(told["outputs"]["structures"])
-    told["outputs"] = Outputs(**told["outputs"])
+    outputs = told["outputs"]
+    lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
+    told["outputs"], told["read"] = Outputs(**{**outputs, **lists}), ReadOptions(**told["read"])
     return Case(**told)
 
 

@@ -190,7 +190,7 @@ def make_plan(
     """
     scope = scope or Scope()
     cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.outputs.outputs())
+    check_structures(cards, workflow.output_options)
     check_networks(cards)
     check_paths(paths, out)
     key = load_key(key_file)
@@ -320,8 +320,7 @@ def rates_name(cards: Sequence[ModelCard], device: str, precision: str, workflow
         "precision": precision,
         "outputs": workflow.outputs.model_dump(mode="json"),
         "threads": execution.threads,
-        "body_box": execution.body_box,
-        "fused": execution.fused_restore,
+        "compute": asdict(workflow.compute_options),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -334,7 +333,7 @@ def _planned(
     try:
         grid, dtype = _outline(one, case)
         voxels = int(np.prod(grid.shape))
-        _check_size(voxels * dtype.itemsize, case.max_bytes)
+        _check_size(voxels * dtype.itemsize, case.read.max_size)
         least = estimate_case(grid, dtype, cards, case.outputs)
         check_memory(least, workflow.execution.memory_limit)
         need = estimate_case(grid, dtype, cards, case.outputs, site.placement)
@@ -358,7 +357,7 @@ def _outline(one: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[Any]]:
     """
     what = one.what
     if one.kind != "dicom" or not what.shape or case.phase is not None:
-        return read_outline(case.series, case.phase, case.orientation, case.gaps)
+        return read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
     affine = np.eye(4)
     affine[:3, :3] = 0.0
     axes = _AXES.get(what.plane, _AXES["axial"])

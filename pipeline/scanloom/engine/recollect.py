@@ -12,7 +12,7 @@ from scanloom.engine.cases import workflow_recipe
 from scanloom.engine.collect import Ending, collect, collect_measurements
 from scanloom.engine.models import unique_cards
 from scanloom.engine.select import Inputs, select
-from scanloom.engine.workflow import MOST_BYTES, parse_workflow
+from scanloom.engine.workflow import MOST_BYTES, parse_stored_workflow
 from scanloom.io.crosswalk import case_folders
 from scanloom.io.failures import failed_before
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
@@ -54,7 +54,7 @@ def recollect(out: Path, key: bytes | None, damaged: set[str]) -> bool:
         return False
     run = sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())[-1]
     whole = out / PRIVATE / RUNS / run.name / "workflow.json"  # with the folders of its models
-    workflow = parse_workflow(read_regular(whole, MOST_BYTES))
+    workflow = parse_stored_workflow(read_regular(whole, MOST_BYTES))
     cards = unique_cards([find_model(name) for name in workflow.models])
     recipe = workflow_recipe(workflow, cards)
     chosen, left = select(index.series, workflow, cards)

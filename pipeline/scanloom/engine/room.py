@@ -59,7 +59,7 @@ class Room:
             OUT_OF_MEMORY if it would not fit alone.
         """
         try:
-            outline = read_outline(case.series, case.phase, case.orientation, case.gaps)
+            outline = read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
         except Exception:  # noqa: BLE001  # of whatever kind: it is judged when the scan is read
             return 0.0
         if self._limit is not None:

@@ -219,7 +219,7 @@ def run(
 def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
     """Return the cards of a run's models; what can't be is refused before anything is made."""
     cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.outputs.outputs())
+    check_structures(cards, workflow.output_options)
     check_channels(workflow, cards)
     check_paths(paths, options.out)
     if options.bids:

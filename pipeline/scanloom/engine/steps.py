@@ -94,19 +94,9 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
 
     clock, meter = clock or Clock(), Meter()
     with clock.step("load"):
-        scan = read_scan(
-            case.series,
-            phase=case.phase,
-            gaps=case.gaps,
-            nan=case.nan,
-            orientation=case.orientation,
-            modality=case.modality,
-            max_bytes=case.max_bytes,
-        )
-        others = tuple(
-            read_scan(series, nan=case.nan, modality=case.modality, max_bytes=case.max_bytes).volume
-            for series in case.others
-        )
+        scan = read_scan(case.series, case.read, phase=case.phase)
+        channel = replace(case.read, gaps="refuse", orientation=None)
+        others = tuple(read_scan(series, channel).volume for series in case.others)
     return LoadedCase(case, scan, clock, meter, others)
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
-from scanloom.core.volume import MODALITIES
+from scanloom.core import Flag, Gaps, Nan, ReadOptions, ScanError, Series, Volume
+from scanloom.core.options import check_choices
 from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
 from scanloom.io.ranking import ALL, Preference, Reading, series_meant
 from scanloom.io.scan import Scan
 from scanloom.io.values import rounding_flags, without_nan
 from scanloom.io.voxels import VOXEL_LIMIT
-
-GAPS, NAN = get_args(Gaps), get_args(Nan)
 
 
 def load_volume(
@@ -70,7 +67,8 @@ def load_volume(
     ValueError
         For an option that does not exist.
     """
-    _check_options(gaps, nan, modality)
+    options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
+    check_choices(options)
     if series == ALL:
         raise ValueError('one volume is read: series must be a UID, a number, "best" or None')
     wanted = Preference(modality=modality)
@@ -80,31 +78,22 @@ def load_volume(
         wanted,
         Reading(phase, gaps, orientation),
     )
-    scan = read_scan(
-        chosen,
-        phase=phase,
-        gaps=gaps,
-        nan=nan,
-        orientation=orientation,
-        modality=modality,
-        max_bytes=max_bytes,
-    )
-    return scan.volume
+    return read_scan(chosen, options, phase=phase).volume
 
 
 def read_scan(
-    series: Series,
-    *,
-    phase: int | None = None,
-    gaps: Gaps = "refuse",
-    nan: Nan = "refuse",
-    orientation: str | None = None,
-    modality: str | None = None,
-    max_bytes: int | None = None,
+    series: Series, options: ReadOptions = ReadOptions(), *, phase: int | None = None
 ) -> Scan:
     """Read a series that was found, with what writers must know of its source.
 
-    Parameters are those of `load_volume`.
+    Parameters
+    ----------
+    series : Series
+        The scan.
+    options : ReadOptions
+        How it is read.
+    phase : int or None
+        Index of the volume, from 0, if the series holds several.
 
     Raises
     ------
@@ -113,13 +102,16 @@ def read_scan(
     ValueError
         For an option that does not exist.
     """
-    _check_options(gaps, nan, modality)
-    limit = VOXEL_LIMIT if max_bytes is None else max_bytes
+    check_choices(options)
+    modality, limit = options.modality, options.max_size
+    limit = VOXEL_LIMIT if limit is None else limit
     if series.kind == "dicom":
         from scanloom.io.dicom.series import read_dicom
 
         try:
-            scan = read_dicom(series.files, modality=modality, phase=phase, gaps=gaps, limit=limit)
+            scan = read_dicom(
+                series.files, modality=modality, phase=phase, gaps=options.gaps, limit=limit
+            )
         except ScanError as error:
             if not series.lost:
                 raise
@@ -129,8 +121,14 @@ def read_scan(
             scan = _with_flags(scan, (Flag.FILES_LOST,))
         return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
     read = FORMATS[series.kind].read
-    scan = read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
-    scan = replace(scan, volume=without_nan(scan.volume, nan))
+    scan = read(
+        series.files,
+        phase=phase,
+        orientation=options.orientation,
+        modality=modality,
+        limit=limit,
+    )
+    scan = replace(scan, volume=without_nan(scan.volume, options.nan))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 
 
@@ -138,12 +136,3 @@ def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:
     if not flags:
         return scan
     return replace(scan, volume=replace(scan.volume, flags=(*scan.volume.flags, *flags)))
-
-
-def _check_options(gaps: str, nan: str, modality: str | None) -> None:
-    if gaps not in GAPS:
-        raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
-    if nan not in NAN:
-        raise ValueError(f"nan must be one of {NAN}, got {nan!r}")
-    if modality is not None and modality not in MODALITIES:
-        raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")
