@@ -21,6 +21,7 @@ import cards_by_hand
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import Case, Clock, ComputeOptions, Outputs, ScanError, Series, Volume
 from scanloom.engine import steps
+from scanloom.engine.case_types import LoadedCase
 from scanloom.engine.energy import Meter
 from scanloom.engine.estimate import estimate_case
 from scanloom.inference.predictor import Predictor
@@ -53,7 +54,7 @@ if asked["headroom"] is not None:  # bytes beyond what the process holds as data
 told = {"estimate": estimate.peak}
 try:
     case = Case("a" * 26, Series("itk", ()), Outputs(), "h", "r")
-    loaded = steps.LoadedCase(case, Scan(volume, ItkSource()), clock, Meter())
+    loaded = LoadedCase(case, Scan(volume, ItkSource()), clock, Meter())
     segmented = steps.segment(loaded, [predictor])
     if asked["headroom"] is None:
         (folder / "case").mkdir()

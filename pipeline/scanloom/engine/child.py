@@ -26,10 +26,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, Clock, ScanError, blame, keep_memory_private, settle_in
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.lean import lean_imports
 from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
-from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.own_python import safe_path
 

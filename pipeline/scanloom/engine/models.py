@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, nearest
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.recipe import card_digest
-from scanloom.engine.steps import Labeller
 from scanloom.engine.workflow import Execution
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import resource
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scanloom.core import Flag, Grid
+from scanloom.engine.case_types import SegmentedCase
 from scanloom.engine.estimate import Placement, estimate_case
 from scanloom.engine.recipe import card_digest, outputs_document
 from scanloom.io.published import SOURCE
-
-if TYPE_CHECKING:
-    from scanloom.engine.steps import SegmentedCase
 
 LIBRARIES = ("scanloom", "torch", "monai", "numpy", "pydicom", "highdicom", "nibabel", "SimpleITK")
 """Whose versions can change a result."""

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.core import Case, Grid, Outputs
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.estimate import Placement, base_bytes, check_memory, estimate_case
 from scanloom.engine.gate import Gate
-from scanloom.engine.steps import Labeller
 from scanloom.io.outline import read_outline
 
 SHARE = 0.9

@@ -27,12 +27,12 @@ from scanloom.core import (
 from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
 from scanloom.engine.books import Books, Names
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.cases import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
 from scanloom.engine.recipe import card_digest
-from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
 from scanloom.io.casefolder import check_writable, claim_out
