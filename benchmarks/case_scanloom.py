@@ -21,10 +21,10 @@ from meter import Watch
 
 def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Segment the scan as the command line does, into a new folder."""
-    from scanloom.engine.segment import SegmentOptions, segment_paths
+    from scanloom.engine.segment import segment_options, segment_paths
 
     shutil.rmtree(out, ignore_errors=True)
-    options = SegmentOptions(
+    options = segment_options(
         models=(str(bundle),), out=out, device="cpu", precision="float32", key=out.parent / "key"
     )
     with Watch() as watch:
@@ -50,14 +50,16 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
 def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Read the scan, label it, write the label map; nothing else that a case folder has."""
     from scanloom.cards.store import find_model
-    from scanloom.core import Clock
+    from scanloom.core import Clock, ComputeOptions
     from scanloom.inference.predictor import Predictor
     from scanloom.io.find import find_series
     from scanloom.io.ranking import select_series
     from scanloom.io.read import read_scan
     from scanloom.io.write_nifti import write_label_map
 
-    predictor = Predictor(find_model(str(bundle)), device="cpu", precision="float32")
+    predictor = Predictor(
+        find_model(str(bundle)), device="cpu", compute=ComputeOptions(precision="float32")
+    )
     out.mkdir(parents=True, exist_ok=True)
     target = out / "labels.nii.gz"
     with Watch() as watch:

@@ -17,6 +17,7 @@ from scanloom.core import (
     Code,
     Layer,
     Outputs,
+    ReadOptions,
     Segmentation,
     Series,
     Structure,
@@ -87,5 +88,5 @@ def draw(folder: Path, count: int) -> list[Case]:
         path.write_bytes(image)
         series = Series("nifti", (path,))
         name = f"{n:06d}".ljust(26, "a")
-        cases.append(Case(name, series, Outputs(), "source", "recipe", modality="CT"))
+        cases.append(Case(name, series, Outputs(), "source", "recipe", ReadOptions(modality="CT")))
     return cases

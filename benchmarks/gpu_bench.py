@@ -30,7 +30,7 @@ import cards_by_hand  # noqa: E402
 from scanloom import load_volume  # noqa: E402
 from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window  # noqa: E402
 from scanloom.cards.store import find_model  # noqa: E402
-from scanloom.core import Clock, Grid, ScanError, Volume  # noqa: E402
+from scanloom.core import Clock, ComputeOptions, Grid, ScanError, Volume  # noqa: E402
 from scanloom.engine.energy import Meter  # noqa: E402
 from scanloom.inference import restore_cuda  # noqa: E402
 from scanloom.inference.device import choose_batch, same_bytes  # noqa: E402
@@ -188,7 +188,7 @@ def end_to_end(name: str, card: ModelCard, volume: Volume) -> Iterator[Row]:
     """Compare a study in memory with its network alone; say memory and energy of each precision."""
     for precision in ("half", "float32"):
         torch.cuda.empty_cache()
-        predictor = Predictor(card, device="cuda", precision=precision)
+        predictor = Predictor(card, device="cuda", compute=ComputeOptions(precision=precision))
         torch.cuda.reset_peak_memory_stats()
         whole = on_clock(lambda: predictor.predict(volume))  # noqa: B023 used at once
         peak = torch.cuda.max_memory_allocated() / 2**30
@@ -213,10 +213,15 @@ def agreement(sample: Path) -> Iterator[Row]:
     except ScanError:
         return
     volume = load_volume(sample, modality="CT")
-    theirs = Predictor(card, device="cpu", precision="float32").predict(volume).layers[0].labels
+    theirs = (
+        Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
+        .predict(volume)
+        .layers[0]
+        .labels
+    )
     least = 1000 / float(np.prod(volume.grid.spacing))
     for precision in ("half", "float32"):
-        predictor = Predictor(card, device="cuda", precision=precision)
+        predictor = Predictor(card, device="cuda", compute=ComputeOptions(precision=precision))
         ours = predictor.predict(volume).layers[0].labels
         equal = 100 * float(np.mean(ours == theirs))
         yield Row(f"sample study, {precision}: voxels as on the CPU", equal, "%", 99.9, most=False)

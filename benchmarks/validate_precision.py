@@ -17,7 +17,7 @@ from meter import table
 
 import scanloom
 from scanloom.cards.store import find_model
-from scanloom.core import Clock, ScanError, Segmentation
+from scanloom.core import Clock, ComputeOptions, ScanError, Segmentation
 from scanloom.inference.predictor import Predictor
 
 LEAST = 0.998
@@ -45,8 +45,8 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     card = find_model(given.model)
-    full = Predictor(card, device=given.device, precision="float32")
-    half = Predictor(card, device=given.device, precision="half")
+    full = Predictor(card, device=given.device, compute=ComputeOptions(precision="float32"))
+    half = Predictor(card, device=given.device, compute=ComputeOptions(precision="half"))
     rows, worst, unused = [], 1.0, 0
     for number, path in enumerate(given.scans, start=1):
         try:

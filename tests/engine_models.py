@@ -23,6 +23,7 @@ from scanloom.core import (
     Clock,
     Layer,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Segmentation,
@@ -194,4 +195,6 @@ def make_case(folder: Path, name: str, task: int = FINE) -> Case:
     path = folder / f"{name}.nii.gz"
     nib.save(nib.Nifti1Image(array, np.diag((2.0, 2.0, 2.0, 1.0))), path)
     series = Series("nifti", (path,))
-    return Case(name.ljust(26, "a"), series, Outputs(), "source", "recipe", modality="CT")
+    return Case(
+        name.ljust(26, "a"), series, Outputs(), "source", "recipe", ReadOptions(modality="CT")
+    )

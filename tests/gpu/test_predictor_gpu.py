@@ -12,7 +12,7 @@ import torch
 
 import cards_by_hand
 from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
-from scanloom.core import Flag, Volume
+from scanloom.core import ComputeOptions, Flag, Volume
 from scanloom.inference.device import choose_batch
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import Predictor
@@ -56,7 +56,9 @@ def test_labels_equal_those_of_the_cpu(
     card, volume = replace(card, **CHANGES[changes]), scan(codes=codes, tilt=tilt)
     cpu = Predictor(card, device="cpu").predict(volume)
     for precision, least in (("float32", 0.9995), ("half", 0.99)):
-        cuda = Predictor(card, device="cuda", precision=precision).predict(volume)
+        cuda = Predictor(card, device="cuda", compute=ComputeOptions(precision=precision)).predict(
+            volume
+        )
         for ours, theirs in zip(cuda.layers, cpu.layers, strict=True):
             equal = float(np.mean(ours.labels == theirs.labels))
             print(f"{changes}, {codes}, tilt {tilt}, {precision}: {equal:.4%} equal")
@@ -68,7 +70,10 @@ def test_equal_runs_give_equal_bytes(card: ModelCard, precision: str) -> None:
     volume = scan(turn=6)
 
     one, two = (
-        Predictor(card, device="cuda", precision=precision).predict(volume).layers[0].labels
+        Predictor(card, device="cuda", compute=ComputeOptions(precision=precision))
+        .predict(volume)
+        .layers[0]
+        .labels
         for _ in range(2)
     )
 
@@ -96,9 +101,11 @@ def test_half_that_overflows_gives_way_to_float32(card: ModelCard, tmp_path: Pat
     """300 x 300 is more than half can say: the labels are those of float32, and it is said."""
     path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (300.0, 300.0))
     loud = replace(card, weights=cards_by_hand.card(path).weights)
-    exact = Predictor(loud, device="cuda", precision="float32").predict(scan())
+    exact = Predictor(loud, device="cuda", compute=ComputeOptions(precision="float32")).predict(
+        scan()
+    )
 
-    made = Predictor(loud, device="cuda", precision="half").predict(scan())
+    made = Predictor(loud, device="cuda", compute=ComputeOptions(precision="half")).predict(scan())
 
     assert (made.flags, made.precision) == ((Flag.HALF_OVERFLOWED,), "float32")
     np.testing.assert_array_equal(made.layers[0].labels, exact.layers[0].labels)
@@ -108,7 +115,7 @@ def test_weights_beyond_half_are_taken_in_float32(card: ModelCard, tmp_path: Pat
     path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=1e5)
     loud = replace(card, weights=cards_by_hand.card(path).weights)
 
-    predictor = Predictor(loud, device="cuda", precision="half")
+    predictor = Predictor(loud, device="cuda", compute=ComputeOptions(precision="half"))
 
     assert predictor.precision_name == "float32"
     assert predictor.predict(scan()).flags == (Flag.HALF_OVERFLOWED,)

@@ -11,7 +11,7 @@ from nibabel.orientations import axcodes2ornt, ornt_transform
 
 import scanloom
 from cards_by_hand import card, structures
-from scanloom.core import Case, Clock, Layer, Outputs, Segmentation, Series, Volume
+from scanloom.core import Case, Clock, Layer, Outputs, ReadOptions, Segmentation, Series, Volume
 from scanloom.engine import steps
 from written_cases import ORDERS, directions, turned
 
@@ -59,7 +59,14 @@ def threshold(tmp_path_factory):
 
 def segmented(path: Path, folder: Path, threshold: Threshold, orientation=None) -> Path:
     """Take a file through load, segment and write; return the label map."""
-    case = Case("a" * 26, Series("nifti", (path,)), Outputs(), "h", "r", orientation=orientation)
+    case = Case(
+        "a" * 26,
+        Series("nifti", (path,)),
+        Outputs(),
+        "h",
+        "r",
+        ReadOptions(orientation=orientation),
+    )
     folder.mkdir()
     steps.write(steps.segment(steps.load(case), [threshold]), folder)
     return folder / "segmentation.nii.gz"

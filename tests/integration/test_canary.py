@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 @pytest.fixture(scope="module")
 def segmented(place: Place) -> Ended:
     """All scans in one run, with --json."""
-    return place.segment(*map(place.scan, SCANS), "--json", "--output", "image")
+    return place.segment(*map(place.scan, SCANS), "--json", "--also", "image")
 
 
 def told(ended: Ended) -> bytes:
@@ -114,7 +114,7 @@ def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) 
 
 @pytest.mark.slow
 def test_nothing_is_told_to_a_terminal(place: Place, segmented: Ended) -> None:
-    ended = place.segment(*map(place.scan, SCANS), "--output", "image")
+    ended = place.segment(*map(place.scan, SCANS), "--also", "image")
 
     assert ended.err.count("scans/") >= len(REFUSED) - 4  # each is told by the path that was typed
     assert not birds(told(ended)), ended.err
@@ -148,7 +148,7 @@ def test_nothing_is_told_by_a_run(place: Place, segmented: Ended, tmp_path: Path
     workflow = tmp_path / "workflow.yaml"
     workflow.write_text(f"name: birds\nmodels: [{place.folder / 'models' / 'tiny'}]\n")
     out = tmp_path / "out"
-    arguments = ["--out", out, "--cluster", "none", "--debug", "--bids", "--price", "2"]
+    arguments = ["--out", out, "--cluster", "none", "--debug", "--bids", "--price-per-hour", "2"]
     ended = place.run("run", workflow, place.folder / "scans", *arguments)
 
     assert ended.code == 1, ended.err  # some failed

@@ -21,7 +21,7 @@ import scanloom
 from scanloom.cards.store import shipped
 from scanloom.core import Outputs, Reason
 from scanloom.engine.run import RunOptions, run
-from scanloom.engine.segment import SegmentOptions, segment_paths
+from scanloom.engine.segment import SegmentOptions, segment_options, segment_paths
 
 SAMPLE = shipped("data") / "torso_ct"
 
@@ -35,7 +35,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(out: Path, key: Path, **more: object) -> SegmentOptions:
-    return SegmentOptions(models=("ct_tissue",), out=out, key=key, device="cpu", **more)  # type: ignore[arg-type]
+    return segment_options(models=("ct_tissue",), out=out, key=key, device="cpu", **more)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_second_run_finds_it_done(published: Path, key: Path) -> None:
     assert record.folder == published
     assert [m.label for m in record.measurements]
     assert digests(published) == before
-    (stale,) = segment_paths([SAMPLE], options(out, key, outputs=Outputs(split=True)))
+    (stale,) = segment_paths([SAMPLE], options(out, key, outputs=Outputs(also=("masks",))))
     assert stale.reason is Reason.STALE
     assert digests(published) == before
 
@@ -141,7 +141,7 @@ def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Pat
     out = tmp_path / "out"
     shutil.copytree(published.parents[1], out, copy_function=shutil.copy2)
     (record,) = segment_paths(
-        [SAMPLE], options(out, key, outputs=Outputs(split=True), replace=True)
+        [SAMPLE], options(out, key, outputs=Outputs(also=("masks",)), replace=True)
     )
     assert record.reason is None, record.detail
     assert record.folder is not None
@@ -226,12 +226,12 @@ def small_disk(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_full_disk_ends_with_74_and_nothing_half(small_disk: Path, key: Path) -> None:
     """A full disk is said to be one; what was begun is taken away again."""
     (record,) = segment_paths(
-        [SAMPLE], options(small_disk / "out", key, outputs=Outputs(image=True))
+        [SAMPLE], options(small_disk / "out", key, outputs=Outputs(also=("image",)))
     )
     assert record.reason is Reason.DISK_FULL
     assert not left_behind(small_disk / "out")
     arguments = [*COMMAND, str(SAMPLE), "--out", str(small_disk / "out"), "--key", str(key)]
-    done = subprocess.run([*arguments, "--output", "image"], capture_output=True, text=True)
+    done = subprocess.run([*arguments, "--also", "image"], capture_output=True, text=True)
     assert done.returncode == 74, done.stderr
     assert "DISK_FULL" in done.stderr
     assert not left_behind(small_disk / "out")

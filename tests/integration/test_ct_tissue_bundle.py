@@ -32,6 +32,7 @@ def part(tmp_path: Path) -> Path:
 def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
     import scanloom
     from scanloom.cards.bundle import read_bundle
+    from scanloom.core import ComputeOptions
     from scanloom.inference.predictor import Predictor
 
     command = [
@@ -48,7 +49,9 @@ def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = np.asarray(nib.load(tmp_path / "out" / "part_tissue.nii.gz").dataobj)
 
-    predictor = Predictor(read_bundle(BUNDLE), device="cpu", precision="float32")
+    predictor = Predictor(
+        read_bundle(BUNDLE), device="cpu", compute=ComputeOptions(precision="float32")
+    )
     ours = predictor.predict(scanloom.load_volume(part, modality="CT")).layers[0].labels
 
     assert set(np.unique(ours)) == {0, 1, 2, 3, 4, 5}

@@ -6,23 +6,21 @@ back, which is what `test_parity_monai.py` holds against MONAI's own runner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Clock, Layer, Volume
+from scanloom.core import Clock, ComputeOptions, Layer, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.predictor import Predictor
 from scanloom.io.read import load_volume
 
-HOME: Mapping[str, Any] = {"precision": "float32", "body_box": False, "fused_restore": False}
-"""What the command line calls --precision float32 --no-body-box --no-fused-restore."""
+HOME = ComputeOptions("float32", skip_air=False, compiled_restore=False)
+"""What the command line calls --precision float32 --no-skip-air --no-compiled-restore."""
 SAMPLE = Path(__file__).parents[2] / "data" / "torso_ct"
 AIR = -900.0  # HU, tried for a card that names none
 
@@ -39,7 +37,7 @@ def card() -> ModelCard:
 
 @pytest.fixture(scope="module")
 def home(card: ModelCard, volume: Volume) -> Layer:
-    return Predictor(card, device="cpu", **HOME).predict(volume).layers[0]
+    return Predictor(card, HOME, device="cpu").predict(volume).layers[0]
 
 
 def difference(what: str, found: Layer, home: Layer) -> tuple[float, float]:
@@ -56,24 +54,24 @@ def difference(what: str, found: Layer, home: Layer) -> tuple[float, float]:
     return float(unlike.mean()), min(dice.values())
 
 
-def test_fused_restore_changes_nothing_but_ties(
+def test_compiled_restore_changes_nothing_but_ties(
     card: ModelCard, volume: Volume, home: Layer
 ) -> None:
-    """--no-fused-restore turns it off."""
-    found = Predictor(card, device="cpu", **{**HOME, "fused_restore": True}).predict(volume)
+    """--no-compiled-restore turns it off."""
+    found = Predictor(card, replace(HOME, compiled_restore=True), device="cpu").predict(volume)
 
-    share, least = difference("fused restore", found.layers[0], home)
+    share, least = difference("compiled restore", found.layers[0], home)
 
     assert share <= 1e-6
     assert least >= 0.999
 
 
-def test_the_body_box_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
-    """--no-body-box turns it off. The card that ships does not ask for it: here it does."""
+def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
+    """--no-skip-air turns it off. The card that ships does not ask for it: here it does."""
     told, clock = replace(card, air_below=AIR), Clock()
-    found = Predictor(told, device="cpu", **{**HOME, "body_box": True}).predict(volume, clock)
+    found = Predictor(told, replace(HOME, skip_air=True), device="cpu").predict(volume, clock)
 
-    share, least = difference(f"body box ({clock.notes['body box'][0]})", found.layers[0], home)
+    share, least = difference(f"skip air ({clock.notes['skip air'][0]})", found.layers[0], home)
 
     assert share <= 5e-4
     assert least >= 0.999
@@ -82,7 +80,7 @@ def test_the_body_box_changes_next_to_nothing(card: ModelCard, volume: Volume, h
 @pytest.mark.skipif(bfloat16_units() is None, reason="the CPU does not multiply bfloat16")
 def test_bfloat16_changes_little(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--precision float32 turns it off. By itself it is taken only where the card lists it."""
-    found = Predictor(card, device="cpu", **{**HOME, "precision": "half"}).predict(volume)
+    found = Predictor(card, replace(HOME, precision="half"), device="cpu").predict(volume)
 
     share, least = difference("bfloat16", found.layers[0], home)
 

@@ -31,7 +31,7 @@ def test_a_full_disk_is_74_and_nothing_stays(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
 
     words = ["segment", tmp_path / "study", "--model", model, "--out", disk / "out"]
-    said = on_small_disk(FULL, [disk, *words, "--output", "image", "--quiet"])
+    said = on_small_disk(FULL, [disk, *words, "--also", "image", "--quiet"])
 
     assert said.endswith("code 74\n"), said
     assert "DISK_FULL" in said

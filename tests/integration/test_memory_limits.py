@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np, torch
 import cards_by_hand
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
-from scanloom.core import Case, Clock, Outputs, ScanError, Series, Volume
+from scanloom.core import Case, Clock, ComputeOptions, Outputs, ScanError, Series, Volume
 from scanloom.engine import steps
+from scanloom.engine.case_types import LoadedCase
 from scanloom.engine.energy import Meter
 from scanloom.engine.estimate import estimate_case
 from scanloom.inference.predictor import Predictor
@@ -39,7 +40,7 @@ card = cards_by_hand.card(
     structures=cards_by_hand.structures(classes - 1),
 )
 grid = cards_by_hand.grid((side, side, slices), (0.7, 0.7, 1.0), "LPS")
-predictor = Predictor(card, device="cpu", precision="float32")
+predictor = Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
 estimate = estimate_case(grid, np.int16, [card], Outputs())
 rng = np.random.default_rng(0)
 plane = cards_by_hand.smooth_scan((side, side, 1))
@@ -53,7 +54,7 @@ if asked["headroom"] is not None:  # bytes beyond what the process holds as data
 told = {"estimate": estimate.peak}
 try:
     case = Case("a" * 26, Series("itk", ()), Outputs(), "h", "r")
-    loaded = steps.LoadedCase(case, Scan(volume, ItkSource()), clock, Meter())
+    loaded = LoadedCase(case, Scan(volume, ItkSource()), clock, Meter())
     segmented = steps.segment(loaded, [predictor])
     if asked["headroom"] is None:
         (folder / "case").mkdir()

@@ -15,8 +15,8 @@ from commands import Ended, scanloom
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "out-1"
 OF_RUN, OF_SEGMENT = "2soihlxcagdllmhohb3xzfz5hy", "2scghii23ahvrfugqv44jzbksq"
 FAILED = "j4nmmws7gz56a6qnigfbqu7twi"
-OUTPUTS = ("--output", "image", "--output", "split", "--seg", "labelmap", "--structures", "liver")
-OPTIONS = ("--device", "cpu", "--modality", "CT", "--nan", "padding", "--no-body-box")
+OUTPUTS = ("--also", "image", "--also", "masks", "--seg", "labelmap", "--structures", "liver")
+OPTIONS = ("--device", "cpu", "--modality", "CT", "--nan", "padding", "--no-skip-air")
 
 
 @pytest.fixture

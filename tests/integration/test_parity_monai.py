@@ -26,7 +26,7 @@ from scanloom.cards.card import (
     Threshold,
     Window,
 )
-from scanloom.core import Grid, Volume
+from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.predictor import Predictor
 
 pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
@@ -304,7 +304,7 @@ def test_labels_equal_those_of_monais_runner(model: str, tmp_path: Path) -> None
 
     results = run_monai(tmp_path, tmp_path)
 
-    predictor = Predictor(card, device="cpu", precision="float32")
+    predictor = Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
     for scan, volume in scans.items():
         if volume.grid.sheared and card.grid.spacing is None:
             continue  # MONAI shows such a stack as if it did not lean; scanloom sets it upright
@@ -353,7 +353,9 @@ def test_labels_equal_those_of_the_zoos_spleen_bundle(tmp_path: Path) -> None:
         "--inferer#sw_batch_size=1",
     )
 
-    predictor = Predictor(read_bundle(bundle), device="cpu", precision="float32")
+    predictor = Predictor(
+        read_bundle(bundle), device="cpu", compute=ComputeOptions(precision="float32")
+    )
     for scan, volume in scans.items():
         theirs = np.asarray(nib.load(results / scan / f"{scan}_trans.nii.gz").dataobj)
         ours = predictor.predict(volume).layers[0].labels

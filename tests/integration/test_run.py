@@ -229,7 +229,7 @@ def test_verify_names_a_flipped_byte_a_missing_and_an_extra_file(done: Runs) -> 
 
 def test_results_of_another_recipe_are_kept_until_replace(done: Runs) -> None:
     before = done.cases()
-    done.write(THORAX, "outputs: {split: true}\n")
+    done.write(THORAX, "outputs: {also: masks}\n")
 
     stale = done()
 

@@ -75,7 +75,7 @@ def field(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Field
 @pytest.mark.parametrize("place", ["results", "."])
 def test_results_among_the_scans_are_no_scans(field: Field, place: str) -> None:
     field.out = field.archive / place
-    field.workflow.write_text(field.workflow.read_text() + "outputs: {image: true}\n")
+    field.workflow.write_text(field.workflow.read_text() + "outputs: {also: [image]}\n")
 
     first = field.run()
     tables = [field.rows(table) for table in ("manifest", "measurements")]

@@ -78,7 +78,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Write metrics to FILE for Prometheus (textfile)."),
     ] = None,
-    price: Annotated[
+    price_per_hour: Annotated[
         float | None,
         typer.Option(
             min=0.0, metavar="AMOUNT", help="Price of an hour of a worker with its device."
@@ -104,7 +104,7 @@ def run(
             scope=Scope(replace, retry_failed, parse_shard(shard)),
             take_over=take_over,
             metrics=metrics,
-            price=price,
+            price=price_per_hour,
             bids=bids,
             archives=archives,
         )

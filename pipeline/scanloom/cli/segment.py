@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
     Found = Sequence[tuple[Path, CaseRecord]]
 
 
-class Extra(StrEnum):
-    """What can be written besides the usual results."""
-
-    IMAGE = "image"
-    SPLIT = "split"
-
-
 def axis_codes(text: str) -> str:
     """Return axis codes such as RAS in capitals; refuse what is none."""
     codes = text.strip().upper()
@@ -54,6 +46,17 @@ def device_name(text: str) -> str:
     return text
 
 
+def extra_name(text: str) -> str:
+    """Return the name of an optional writer; refuse any other text."""
+    from scanloom.core import nearest
+    from scanloom.core.options import Extra
+
+    name, names = text.strip().lower(), get_args(Extra)
+    if name not in names:
+        raise typer.BadParameter(nearest(name, names))
+    return name
+
+
 def byte_count(text: str) -> int:
     """Return the bytes that 8GB or 8GiB say; refuse what is none."""
     from scanloom.engine.estimate import parse_size
@@ -64,7 +67,12 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter("a number and a unit: 8GB, 7.5GiB, 900MB") from exc
 
 
+_OF_COMMAND = ("paths", "model", "quiet", "json", "debug")
+"""Parameters of the command that are not options of a segmentation."""
+
+
 def segment(
+    context: typer.Context,
     paths: Annotated[
         list[Path],
         typer.Argument(
@@ -115,9 +123,13 @@ def segment(
     dates: Annotated[
         Literal["source", "now"], typer.Option(help="Dates in the DICOM SEG; now for a PACS.")
     ] = "source",
-    output: Annotated[
-        list[Extra] | None,
-        typer.Option(help="Also write the scan, or one mask a structure."),
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=extra_name,
+            metavar="image|masks",
+            help="Also write the scan, or a mask for each structure.",
+        ),
     ] = None,
     structures: Annotated[
         str, typer.Option(metavar="A,B", help="Keep only these; default all.")
@@ -143,11 +155,11 @@ def segment(
             parser=byte_count, metavar="SIZE", help="Largest size of a scan's voxels; default 4GiB."
         ),
     ] = None,
-    body_box: Annotated[
-        bool, typer.Option(help="Pass over windows of air, if the model says what air is.")
+    skip_air: Annotated[
+        bool, typer.Option(help="Skip windows of air, if the model says what air is.")
     ] = True,
-    fused_restore: Annotated[
-        bool, typer.Option(help="Bring labels back by compiled kernels, or by plain torch.")
+    compiled_restore: Annotated[
+        bool, typer.Option(help="Map labels back by compiled kernels, or by plain PyTorch.")
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     json: JsonOption = False,
@@ -158,36 +170,16 @@ def segment(
     For example: scanloom segment study/ --model ct_tissue --out results
     """
     with speaking(Manner(json, debug)):
-        from scanloom.core import Outputs
-        from scanloom.engine.segment import SegmentOptions
+        from scanloom.engine.segment import segment_options
 
-        outputs = Outputs(
-            seg=seg,
-            dates=dates,
-            image=Extra.IMAGE in (output or ()),
-            split=Extra.SPLIT in (output or ()),
-            structures=tuple(s.strip() for s in structures.split(",") if s.strip()),
-        )
-        options = SegmentOptions(
-            models=tuple(model),
-            out=out,
-            archives=archives,
-            series=series,
-            phase=phase,
-            gaps=gaps,
-            nan=nan,
-            orientation=orientation,
-            modality=modality,
-            device=device,
-            precision=precision,
-            outputs=outputs,
-            key=key,
-            names=names,
-            replace=replace,
-            memory_limit=memory_limit,
-            max_size=max_size,
-            body_box=body_box,
-            fused_restore=fused_restore,
+        values = {name: value for name, value in context.params.items() if name not in _OF_COMMAND}
+        options = segment_options(
+            **values
+            | {
+                "models": tuple(model),
+                "also": tuple(also or ()),
+                "structures": tuple(s.strip() for s in structures.split(",") if s.strip()),
+            }
         )
         found = run(paths, options, quiet=quiet)
         if json:

@@ -1,7 +1,7 @@
 """Data types of the domain; NumPy only, no file access."""
 
 from scanloom.core.blame import blame, lacks_memory
-from scanloom.core.case import DICOM, Case, CaseRecord, Gaps, Nan, Outputs, Series
+from scanloom.core.case import DICOM, Case, CaseRecord, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
@@ -13,6 +13,7 @@ from scanloom.core.home import (
     user_data_folder,
 )
 from scanloom.core.measurement import Measurement
+from scanloom.core.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.secrecy import keep_memory_private
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
@@ -27,6 +28,7 @@ __all__ = [
     "CaseRecord",
     "Clock",
     "Code",
+    "ComputeOptions",
     "Flag",
     "Gaps",
     "Grid",
@@ -34,6 +36,7 @@ __all__ = [
     "Measurement",
     "Nan",
     "Outputs",
+    "ReadOptions",
     "Reason",
     "ScanError",
     "Seconds",

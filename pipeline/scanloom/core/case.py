@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from scanloom.core.measurement import Measurement
+from scanloom.core.options import Outputs, ReadOptions
 from scanloom.core.reasons import Flag, Reason
 
 DICOM = "dicom"
 """`Series.kind` of a DICOM series; other kinds are formats of volume files."""
-
-SegKind = Literal["binary", "labelmap"]
-Dates = Literal["source", "now"]
-Gaps = Literal["refuse", "interpolate"]
-Nan = Literal["refuse", "padding"]
-"""What is done about missing slices of an otherwise regular stack."""
-
 
 @dataclass(frozen=True)
 class Series:
@@ -56,31 +49,6 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What a case writes.
-
-    Parameters
-    ----------
-    seg : "binary" or "labelmap"
-        SegmentationType of the DICOM SEG.
-    dates : "source" or "now"
-        Content dates of the DICOM SEG; "source" makes equal runs equal.
-    image : bool
-        Also `image.nii.gz`, the scan as it was read.
-    split : bool
-        Also one mask a structure in `split/`.
-    structures : tuple of str
-        Labels to keep; empty for all.
-    """
-
-    seg: SegKind = "binary"
-    dates: Dates = "source"
-    image: bool = False
-    split: bool = False
-    structures: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Case:
     """One scan to be segmented, and what is wanted of it.
 
@@ -101,18 +69,10 @@ class Case:
         What its folder in `OUT/cases/` is called, if not by its id.
     recipe : str
         Hash over everything that can change the result (models and options).
-    orientation : str or None
-        Axis codes, for a file that does not say; only then used.
-    modality : str or None
-        For a file that does not say.
+    read : ReadOptions
+        How the scan is read.
     phase : int or None
-        Which volume of a file or series that holds several, from 0.
-    gaps : "refuse" or "interpolate"
-        What to do about missing slices.
-    nan : "refuse" or "padding"
-        What to do about voxels that are no numbers.
-    max_bytes : int or None
-        Largest size of the scan's voxels; None for what readers take by themselves, 4 GiB.
+        Index of the volume, from 0, if a file or series holds several.
     others : tuple of Series
         The further input channels of models that take several, in their order. Results lie on
         `series`.
@@ -123,12 +83,8 @@ class Case:
     outputs: Outputs
     source_hash: str
     recipe: str
-    orientation: str | None = None
-    modality: str | None = None
+    read: ReadOptions = ReadOptions()
     phase: int | None = None
-    gaps: Gaps = "refuse"
-    nan: Nan = "refuse"
-    max_bytes: int | None = None
     others: tuple[Series, ...] = ()
     stamp: str = ""
     folder: str = ""

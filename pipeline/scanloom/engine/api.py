@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cards.store import find_model
-from scanloom.core import CaseRecord, settle_in
-from scanloom.engine.segment import SegmentOptions, segment_paths
+from scanloom.core import CaseRecord, ComputeOptions, settle_in
+from scanloom.engine.segment import segment_options, segment_paths
 
 if TYPE_CHECKING:
     from scanloom.inference.predictor import Predictor
@@ -34,7 +34,8 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> P
     from scanloom.inference.predictor import Predictor
 
     settle_in()
-    return Predictor(find_model(name), device=device, precision=precision)
+    compute = ComputeOptions(precision=precision)  # type: ignore[arg-type]
+    return Predictor(find_model(name), compute, device=device)
 
 
 def segment(
@@ -55,7 +56,8 @@ def segment(
     out : path
         The output folder.
     **options
-        Fields of `scanloom.engine.segment.SegmentOptions`, such as `series`, `device`, `outputs`.
+        Fields of `scanloom.engine.segment.SegmentOptions`, such as `series`, `device`, `outputs`,
+        and of the options objects in it, such as `gaps` or `precision`.
 
     Returns
     -------
@@ -70,6 +72,6 @@ def segment(
     """
     settle_in()
     models = (model,) if isinstance(model, str) else tuple(model)
-    wanted = SegmentOptions(models=models, out=Path(out), **options)
+    wanted = segment_options(models=models, out=Path(out), **options)
     some = [paths] if isinstance(paths, (str, Path)) else list(paths)
     return segment_paths([Path(path) for path in some], wanted)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import Case, Outputs, Series
+from scanloom.core import Case, Outputs, ReadOptions, Series
 
 
 class CaseBook:
@@ -77,8 +77,10 @@ def _plain(case: Case) -> dict[str, Any]:
 def _case(document: dict[str, Any]) -> Case:
     document["series"] = _series(document["series"])
     document["others"] = tuple(map(_series, document["others"]))
-    document["outputs"]["structures"] = tuple(document["outputs"]["structures"])
-    document["outputs"] = Outputs(**document["outputs"])
+    outputs = document["outputs"]
+    lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
+    document["outputs"] = Outputs(**{**outputs, **lists})
+    document["read"] = ReadOptions(**document["read"])
     return Case(**document)
 
 

@@ -18,19 +18,9 @@ from scanloom.io.outline import count_phases
 
 
 def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
-    """Return the hash (SHA-256, hex) over all of a workflow that can change a result."""
-    policy, execution = workflow.policy, workflow.execution
-    options = {
-        "gaps": policy.gaps,
-        "orientation": policy.orientation,
-        "modality": policy.modality,
-        "precision": execution.precision,
-        "body_box": execution.body_box,
-        "fused_restore": execution.fused_restore,
-    }
-    if policy.nan != "refuse":  # results of before there was a choice are still current
-        options["nan"] = policy.nan
-    return recipe_hash(cards, options, workflow.outputs.outputs())
+    """Return the hash (SHA-256, hex) over everything in a workflow that can change a result."""
+    options = (workflow.read_options, workflow.compute_options)
+    return recipe_hash(cards, options, workflow.output_options)
 
 
 def make_cases(
@@ -121,17 +111,12 @@ def make_case(
     phase : int or None
         Which of several volumes.
     """
-    policy = workflow.policy
     return Case(
         id=number,
         series=series,
-        outputs=workflow.outputs.outputs(),
+        outputs=workflow.output_options,
         source_hash="",  # the files are read for it when the case is worked on
         recipe=recipe,
-        orientation=policy.orientation,
-        modality=policy.modality,
+        read=workflow.read_options,
         phase=phase,
-        gaps=policy.gaps,
-        nan=policy.nan,
-        max_bytes=policy.max_size,
     )

@@ -23,10 +23,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from scanloom.core import Clock, ScanError, blame, keep_memory_private, settle_in
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.lean import lean_imports
 from scanloom.engine.models import import_heavy
 from scanloom.engine.room import Room
-from scanloom.engine.steps import Labeller
 from scanloom.engine.work import failed_record, work_on
 from scanloom.engine.worker_messages import WAITING, Done, Order, Ready, Setup, Step
 from scanloom.io.messages import Message, receive

@@ -168,7 +168,7 @@ def _written(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
         seg = plane * slices // 4 + slices * FRAME_GROUPS  # RLE
     else:
         seg = frames * (plane // 8 + FRAME_GROUPS)
-    masks = plane * slices if outputs.split else 0
+    masks = plane * slices if outputs.writes("masks") else 0
     return max(seg, masks) + (plane * slices if grid.sheared else 0)
 
 

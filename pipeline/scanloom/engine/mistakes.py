@@ -23,6 +23,13 @@ _EXPECTED = (
     ("dict_type", "keys and values"),
 )
 """What is said for pydantic's kinds of mistakes, by their beginning."""
+_RENAMED = {
+    "body_box": "skip_air",
+    "fused_restore": "compiled_restore",
+    "image": "`also: [image]`",
+    "split": "`also: [masks]`",
+}
+"""Former keys, and what stands for them now."""
 
 
 def repeated(node: yaml.Node | None) -> list[str]:
@@ -59,6 +66,8 @@ def mistake(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, 
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
     if error["type"] == "extra_forbidden" and section is not None:
+        if names[-1] in _RENAMED:
+            return f"{where} is now {_RENAMED[names[-1]]}"
         known = sorted(section.model_fields)
         return f"{where} is no key here; {nearest(names[-1], known)}"
     if error["type"] == "missing":

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Outputs, Reason, ScanError, nearest
+from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, nearest
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.recipe import card_digest
-from scanloom.engine.steps import Labeller
 from scanloom.engine.workflow import Execution
 
 
@@ -136,11 +136,9 @@ def load_predictors(
         return tuple(
             Predictor(
                 card,
+                execution.options(ComputeOptions),
                 device=execution.device,
-                precision=execution.precision,
                 memory_limit=execution.memory_limit,
-                body_box=execution.body_box,
-                fused_restore=execution.fused_restore,
             )
             for card in cards
         )

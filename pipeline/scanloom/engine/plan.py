@@ -99,7 +99,7 @@ def make_plan(
         If no case can run: because of the models, paths, key or output folder.
     """
     cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.outputs.outputs())
+    check_structures(cards, workflow.output_options)
     check_networks(cards)
     check_paths(paths, out)
     key = load_key(key_file)
@@ -272,7 +272,7 @@ def _estimated(
     try:
         grid, dtype = _grid_and_dtype(series, case)
         voxels = int(np.prod(grid.shape))
-        _check_size(voxels * dtype.itemsize, case.max_bytes)
+        _check_size(voxels * dtype.itemsize, case.read.max_size)
         smallest = estimate_case(grid, dtype, cards, case.outputs)
         check_memory(smallest, workflow.execution.memory_limit)
         estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement)
@@ -301,7 +301,7 @@ def _grid_and_dtype(series: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[A
     """
     info = series.what
     if series.kind != DICOM or not info.shape or case.phase is not None:
-        return read_outline(case.series, case.phase, case.orientation, case.gaps)
+        return read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
     affine = np.eye(4)
     affine[:3, :3] = 0.0
     axes = _AXES.get(info.plane, _AXES["axial"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from scanloom.cards.card import ModelCard
 from scanloom.engine.estimate import Placement
@@ -147,7 +147,6 @@ def rates_name(cards: Sequence[ModelCard], device: str, precision: str, workflow
         "precision": precision,
         "outputs": workflow.outputs.model_dump(mode="json"),
         "threads": execution.threads,
-        "body_box": execution.body_box,
-        "fused": execution.fused_restore,
+        "compute": asdict(workflow.compute_options),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Outputs
+from scanloom.core import ComputeOptions, Outputs, ReadOptions
 
 FIELDS_OF_SCHEMA_1: Mapping[str, tuple[str, ...]] = {
     "ModelCard": (
@@ -45,23 +45,36 @@ FIELDS_OF_SCHEMA_1: Mapping[str, tuple[str, ...]] = {
     "Argmax": (),
     "Threshold": ("value",),
     "KeepLargest": ("numbers", "together", "parts", "connectivity", "when"),
-    "Outputs": ("seg", "dates", "image", "split", "structures"),
+    "Outputs": ("seg", "dates", "structures"),
+    "ReadOptions": ("gaps", "orientation", "modality"),
+    "ComputeOptions": ("precision", "skip_air", "compiled_restore"),
 }
 """Fields of each class in recipes of schema 1. Never change this table."""
 
-_NOT_IN_RECIPE: Mapping[str, tuple[str, ...]] = {"Weights": ("file",)}
+_NOT_IN_RECIPE: Mapping[str, tuple[str, ...]] = {
+    "Weights": ("file",),
+    "ReadOptions": ("max_size",),
+    "Outputs": ("also",),  # part of `outputs_document`
+}
 """Fields that cannot change a result: weights are the same wherever their file is."""
+_KEYS_OF_SCHEMA_1 = {"skip_air": "body_box", "compiled_restore": "fused_restore"}
+"""Names of fields in recipes, if they were renamed since."""
+_EXTRAS_OF_SCHEMA_1 = {"image": "image", "masks": "split"}
+"""Optional writers that have a key of their own in recipes, true or false."""
 _STEPS = ("before", "after", "cleaning")
 """Fields of a card with steps of several classes: written as text, with the class's name."""
 
 
-def recipe_hash(cards: Sequence[ModelCard], case_options: dict[str, Any], outputs: Outputs) -> str:
+def recipe_hash(
+    cards: Sequence[ModelCard], options: Iterable[ReadOptions | ComputeOptions], outputs: Outputs
+) -> str:
     """Return the hash (SHA-256, hex) over everything requested that can change a result."""
+    documents = [recipe_document(subject) for subject in options]
     return _digest(
         {
             "models": [card_digest(card) for card in cards],
-            "options": case_options,
-            "outputs": recipe_document(outputs),
+            "options": {name: value for document in documents for name, value in document.items()},
+            "outputs": outputs_document(outputs),
         }
     )
 
@@ -81,7 +94,19 @@ def recipe_document(value: Any) -> dict[str, Any]:
 
     Nested dataclasses are treated in the same way.
     """
-    return {field.name: _plain(getattr(value, field.name)) for field in _recipe_fields(value)}
+    return {
+        _KEYS_OF_SCHEMA_1.get(field.name, field.name): _plain(getattr(value, field.name))
+        for field in _recipe_fields(value)
+    }
+
+
+def outputs_document(outputs: Outputs) -> dict[str, Any]:
+    """Return outputs as recipes and `case.json` have them."""
+    extras = {key: name in outputs.also for name, key in _EXTRAS_OF_SCHEMA_1.items()}
+    later = sorted(set(outputs.also) - set(_EXTRAS_OF_SCHEMA_1))
+    document = recipe_document(outputs)
+    first = {name: document.pop(name) for name in ("seg", "dates")}
+    return {**first, **extras, **document, **({"also": later} if later else {})}
 
 
 def _recipe_fields(value: Any) -> list[Field[Any]]:

@@ -14,7 +14,7 @@ from scanloom.engine.models import unique_cards
 from scanloom.engine.run_folder import RUNS
 from scanloom.engine.select import Inputs, select
 from scanloom.engine.totals import TOTALS
-from scanloom.engine.workflow import MOST_BYTES, parse_workflow
+from scanloom.engine.workflow import MOST_BYTES, parse_stored_workflow
 from scanloom.io.crosswalk import case_folders
 from scanloom.io.failures import failed_before
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
@@ -54,7 +54,7 @@ def recollect(out: Path, key: bytes | None, damaged: set[str]) -> bool:
         return False
     run = _run_folders(out)[-1]
     private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
-    workflow = parse_workflow(read_regular(private_copy, MOST_BYTES))
+    workflow = parse_stored_workflow(read_regular(private_copy, MOST_BYTES))
     cards = unique_cards([find_model(name) for name in workflow.models])
     recipe = workflow_recipe(workflow, cards)
     chosen, left_out = select(index.series, workflow, cards)

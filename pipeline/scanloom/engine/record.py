@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import asdict
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scanloom.core import Flag, Grid
+from scanloom.engine.case_types import SegmentedCase
 from scanloom.engine.estimate import Placement, estimate_case
-from scanloom.engine.recipe import card_digest
+from scanloom.engine.recipe import card_digest, outputs_document
 from scanloom.io.published import SOURCE
-
-if TYPE_CHECKING:
-    from scanloom.engine.steps import SegmentedCase
 
 LIBRARIES = ("scanloom", "torch", "monai", "numpy", "pydicom", "highdicom", "nibabel", "SimpleITK")
 """Whose versions can change a result."""
@@ -37,7 +34,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
         "grid": _grid(volume.grid),
         "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],
         "recipe": case.recipe,
-        "outputs": asdict(case.outputs),
+        "outputs": outputs_document(case.outputs),
         "models": [
             {
                 "name": labeller.card.name,
@@ -71,7 +68,7 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
         "estimated_memory_bytes": _estimated(segmented),
         "window_values": _window_values(segmented),
         "ladder": clock.notes.get("ladder", []),
-        "body_box": clock.notes.get("body box", []),
+        "body_box": clock.notes.get("skip air", []),
         "joules": segmented.loaded.meter.joules(),
     }
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.core import Case, Grid, Outputs
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.estimate import Placement, base_bytes, check_memory, estimate_case
 from scanloom.engine.gate import Gate
-from scanloom.engine.steps import Labeller
 from scanloom.io.outline import read_outline
 
 SHARE = 0.9
@@ -59,7 +59,7 @@ class Room:
             OUT_OF_MEMORY if the case exceeds the limit even when run alone.
         """
         try:
-            outline = read_outline(case.series, case.phase, case.orientation, case.gaps)
+            outline = read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
         except Exception:  # noqa: BLE001  # reported when the scan is read
             return 0.0
         if self._limit is not None:

@@ -201,7 +201,7 @@ def run(
 def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
     """Return the cards of a run's models; refuse impossible options before anything is written."""
     cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.outputs.outputs())
+    check_structures(cards, workflow.output_options)
     check_channels(workflow, cards)
     check_paths(paths, options.out)
     if options.bids:

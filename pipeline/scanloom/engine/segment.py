@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
     Clock,
-    Gaps,
-    Nan,
+    ComputeOptions,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Series,
     blame,
 )
+from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
 from scanloom.engine.books import Books, Names
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.cases import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
 from scanloom.engine.recipe import card_digest
-from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
 from scanloom.io.casefolder import check_writable
@@ -54,7 +56,7 @@ OnStep = Callable[[Path, str], None]
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """All that can be asked of a segmentation.
+    """Everything that can be requested of a segmentation.
 
     Parameters
     ----------
@@ -64,27 +66,22 @@ class SegmentOptions:
         The output folder.
     archives : bool
         Whether archives in a folder are looked into.
-    series, phase, gaps, nan, orientation, modality
-        Which scan, and what its file does not say: as in `scanloom.load_volume`. "all" takes each
-        series of a path.
+    series : str or None
+        Which series, as in `scanloom.load_volume`; "all" for each series of a path.
+    phase : int or None
+        Index of the volume, from 0, if a scan has several.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
-    precision : str
-        "auto", "float32" or "half".
+    read, outputs, compute
+        How scans are read, which files are written, how networks are run.
     key : Path or None
-        The file with the key of the ids; None for SCANLOOM_KEY or the user's own.
+        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
     names : "id" or "source"
-        What case folders are called; "source" puts words of headers and paths into their names.
+        How case folders are named; "source" uses words of headers and paths.
     replace : bool
         Whether a result of another recipe is replaced.
     memory_limit : int or None
-        Bytes that the whole process may take; None for what the machine has.
-    max_size : int or None
-        Bytes that the voxels of a scan may take; None for 4 GiB.
-    body_box : bool
-        Whether windows of air are passed over, for models that say what air is.
-    fused_restore : bool
-        Whether compiled kernels bring labels back, or plain torch.
+        Bytes that the whole process may take; None for the memory of the machine.
     """
 
     models: tuple[str, ...]
@@ -92,20 +89,14 @@ class SegmentOptions:
     archives: bool = False
     series: str | None = None
     phase: int | None = None
-    gaps: Gaps = "refuse"
-    nan: Nan = "refuse"
-    orientation: str | None = None
-    modality: str | None = None
     device: str = "auto"
-    precision: str = "auto"
-    outputs: Outputs = field(default_factory=Outputs)
+    read: ReadOptions = ReadOptions()
+    outputs: Outputs = Outputs()
+    compute: ComputeOptions = ComputeOptions()
     key: Path | None = None
     names: Names = "id"
     replace: bool = False
     memory_limit: int | None = None
-    max_size: int | None = None
-    body_box: bool = True
-    fused_restore: bool = True
 
     def workflow(self) -> Workflow:
         """Return the workflow that a run over an archive would need for the same results.
@@ -113,27 +104,44 @@ class SegmentOptions:
         Raises
         ------
         ScanError
-            WORKFLOW if an option has a value that it can't have.
+            WORKFLOW if an option has a value that is not allowed.
         """
         return make_workflow(
             name="segment",
             models=self.models,
-            policy={
-                "gaps": self.gaps,
-                "nan": self.nan,
-                "orientation": self.orientation,
-                "modality": self.modality,
-                "max_size": self.max_size,
-            },
+            policy=asdict(self.read),
             outputs=asdict(self.outputs),
             execution={
+                **asdict(self.compute),
                 "device": self.device,
-                "precision": self.precision,
-                "body_box": self.body_box,
-                "fused_restore": self.fused_restore,
                 "memory_limit": self.memory_limit,
             },
         )
+
+
+_SUBJECTS: Mapping[str, type] = {
+    "read": ReadOptions,
+    "outputs": Outputs,
+    "compute": ComputeOptions,
+}
+
+
+def segment_options(**values: Any) -> SegmentOptions:
+    """Return options from flat values: fields of `SegmentOptions` and of the objects in it.
+
+    Raises
+    ------
+    TypeError
+        If there is no such option.
+    """
+    made: dict[str, Any] = {
+        subject: take(kind, values)
+        for subject, kind in _SUBJECTS.items()
+        if subject not in values and values.keys() & set(names_of(kind))
+    }
+    inner = {name for subject in made for name in names_of(_SUBJECTS[subject])}
+    own = {name: value for name, value in values.items() if name not in inner}
+    return SegmentOptions(**own, **made)
 
 
 def segment_paths(
@@ -201,7 +209,7 @@ class _Session:
 
     def _meant(self, path: Path) -> tuple[Series, ...]:
         options = self.options
-        reading = Reading(options.phase, options.gaps, options.orientation)
+        reading = Reading(options.phase, options.read.gaps, options.read.orientation)
         found = find_series(path, options.out, archives=options.archives)
         return select_series(found, options.series, preference_of(self.cards), reading)
 
@@ -239,7 +247,7 @@ class _Session:
         """Refuse a scan that can't fit, before a voxel is read."""
         if self.options.memory_limit is None:
             return
-        outline = read_outline(case.series, case.phase, case.orientation, case.gaps)
+        outline = read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
         need = estimate_case(*outline, self.cards, self.options.outputs)
         check_memory(need, self.options.memory_limit)
 

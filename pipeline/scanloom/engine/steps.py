@@ -7,13 +7,11 @@ tests and a worker call the same three.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from scanloom.cards.card import ModelCard
 from scanloom.cards.check import check_scan
 from scanloom.core import (
     Case,
@@ -25,60 +23,18 @@ from scanloom.core import (
     Reason,
     ScanError,
     Segmentation,
-    Volume,
 )
+from scanloom.engine.case_types import Labeller, LoadedCase, SegmentedCase
 from scanloom.engine.energy import Meter
 from scanloom.engine.record import case_json, timing_json
 from scanloom.io.beside import run_beside
 from scanloom.io.json_file import write_json
 from scanloom.io.readback import read_back
 from scanloom.io.results import write_results
-from scanloom.io.scan import DicomSource, Scan
+from scanloom.io.scan import DicomSource
 from scanloom.io.tables import write_measurements
 from scanloom.ops.measure import measure
 from scanloom.review.preview import draw_preview
-
-
-class Labeller(Protocol):
-    """Labels a volume on its own grid: a `Predictor`, or anything that can do the same."""
-
-    @property
-    def card(self) -> ModelCard:
-        """What it needs and gives."""
-
-    @property
-    def device_name(self) -> str:
-        """Where it runs: "cpu", "cuda:0"."""
-
-    @property
-    def precision_name(self) -> str:
-        """In which numbers it computes: "float32", "float16"."""
-
-    def predict(
-        self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
-    ) -> Segmentation:
-        """Return the structures of `volume`; `others` are further input channels."""
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedCase:
-    """A case with its scan in memory, and the volumes of further input channels."""
-
-    case: Case
-    scan: Scan
-    clock: Clock
-    meter: Meter
-    others: tuple[Volume, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentedCase:
-    """A loaded case with what the models found, one segmentation a model."""
-
-    loaded: LoadedCase
-    labellers: tuple[Labeller, ...]
-    segmentations: tuple[Segmentation, ...]
-    flags: tuple[Flag, ...] = field(default=())
 
 
 def load(case: Case, clock: Clock | None = None) -> LoadedCase:
@@ -93,19 +49,9 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
 
     clock, meter = clock or Clock(), Meter()
     with clock.step("load"):
-        scan = read_scan(
-            case.series,
-            phase=case.phase,
-            gaps=case.gaps,
-            nan=case.nan,
-            orientation=case.orientation,
-            modality=case.modality,
-            max_bytes=case.max_bytes,
-        )
-        others = tuple(
-            read_scan(series, nan=case.nan, modality=case.modality, max_bytes=case.max_bytes).volume
-            for series in case.others
-        )
+        scan = read_scan(case.series, case.read, phase=case.phase)
+        channel = replace(case.read, gaps="refuse", orientation=None)
+        others = tuple(read_scan(series, channel).volume for series in case.others)
     return LoadedCase(case, scan, clock, meter, others)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Clock, Reason, ScanError, blame
 from scanloom.engine import steps
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.cases import with_source_hash
 from scanloom.io.casefolder import CaseFolder
 from scanloom.io.crosswalk import Source
@@ -46,7 +47,7 @@ class Place:
 
 def work_on(
     case: Case,
-    labellers: Callable[[], Sequence[steps.Labeller]],
+    labellers: Callable[[], Sequence[Labeller]],
     place: Place,
     clock: Clock | None = None,
     door: Callable[[], AbstractContextManager[None]] = nullcontext,

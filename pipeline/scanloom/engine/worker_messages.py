@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from scanloom.core import Case, CaseRecord, ScanError
-from scanloom.engine.steps import Labeller
+from scanloom.engine.case_types import Labeller
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Execution
 from scanloom.io.messages import register

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
 
 import yaml
 from pydantic import (
@@ -18,9 +20,12 @@ from pydantic import (
     model_validator,
 )
 
-from scanloom.core import Outputs, Reason, ScanError
+from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError
+from scanloom.core.options import Extra, Modality, take
 from scanloom.engine.mistakes import mistake, repeated
 from scanloom.io.regular import read_regular
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 20
 """A workflow is a page of text."""
@@ -80,17 +85,32 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Walltime = Annotated[float, BeforeValidator(_walltime), Field(gt=0)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
-Modality = Literal["CT", "MR", "PT", "NM"]
 Modalities = Annotated[tuple[Modality, ...], BeforeValidator(_listed)]
 
 
-class _Section(BaseModel):
-    """A part of a workflow: unknown keys are mistakes, and nothing changes once it is read."""
+class _Section(BaseModel, frozen=True):
+    """A part of a workflow: unknown keys are mistakes, and nothing changes once it is read.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+    A section that inherits from an options class of `scanloom.core.options` has its fields, with
+    the defaults and descriptions given there; a field that is named again has another type only.
+    """
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in filter(is_dataclass, cls.__bases__):
+            hints = get_type_hints(base, include_extras=True)
+            for option in fields(base):
+                cls.__annotations__.setdefault(option.name, hints[option.name])
+                setattr(cls, option.name, Field(default=option.default, **option.metadata))
+
+    def options(self, kind: type[T]) -> T:
+        """Return the fields of an options class that this section inherits from."""
+        return take(kind, dict(self))
 
 
-class Selection(_Section):
+class Selection(_Section, frozen=True):
     """Which series are segmented. What is left out decides nothing."""
 
     modality: Modalities = Field(default=(), description="CT, MR, PT, NM; one or a list")
@@ -132,52 +152,24 @@ class Selection(_Section):
         return self
 
 
-class Policy(_Section):
+class Policy(_Section, ReadOptions, frozen=True):
     """What is done about series that are not one complete volume."""
 
-    gaps: Literal["refuse", "interpolate"] = Field(
-        default="refuse", description="Missing slices: refuse the series, or fill them and say so"
-    )
-    nan: Literal["refuse", "padding"] = Field(
-        default="refuse",
-        description="Voxels that are no numbers (NaN): refuse the scan, or make them its padding "
-        "value (air in a CT, else its smallest value) and say so",
-    )
+    max_size: Bytes | None = None
     phases: Literal["refuse", "first", "all"] = Field(
         default="refuse",
         description="Several volumes in a series: refuse it, take the first, or each",
     )
-    orientation: str | None = Field(
-        default=None,
-        pattern="^[RLAPSI]{3}$",
-        examples=["RAS"],
-        description="Axis codes for files that do not say theirs",
-    )
-    modality: Modality | None = Field(
-        default=None, description="For files that do not say theirs (NIfTI)"
-    )
-    max_size: Bytes | None = Field(
-        default=None, description="Largest size of a scan's voxels: 8 GiB; 4 GiB if not given"
-    )
 
 
-class Results(_Section):
+class Results(_Section, Outputs, frozen=True):
     """What is written for each case."""
 
-    seg: Literal["binary", "labelmap"] = Field(default="binary", description="Kind of DICOM SEG")
-    dates: Literal["source", "now"] = Field(
-        default="source", description="Content dates of DICOM SEG"
-    )
-    image: bool = Field(default=False, description="Also the scan, as image.nii.gz")
-    split: bool = Field(default=False, description="Also a mask for each structure")
-    structures: Words = Field(default=(), description="Labels to keep; none named: all")
-
-    def outputs(self) -> Outputs:
-        """Return the same as the engine's noun."""
-        return Outputs(self.seg, self.dates, self.image, self.split, self.structures)
+    also: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
+    structures: Words = ()
 
 
-class Cluster(_Section):
+class Cluster(_Section, frozen=True):
     """Where `--cluster` finds its workers, in dask-jobqueue's words. See docs/clusters.md."""
 
     queue: str | None = Field(default=None, description="slurm: the partition")
@@ -220,7 +212,7 @@ class Cluster(_Section):
     )
 
 
-class Execution(_Section):
+class Execution(_Section, ComputeOptions, frozen=True):
     """How the work is done. Nothing here changes a result but `device` and `precision`."""
 
     workers: Count = Field(
@@ -237,13 +229,6 @@ class Execution(_Section):
         examples=["cuda:0"],
         description="auto, cpu, cuda, cuda:N",
     )
-    precision: Literal["auto", "float32", "half"] = Field(
-        default="auto", description="Of the networks"
-    )
-    body_box: bool = Field(default=True, description="Whether windows of air are passed over")
-    fused_restore: bool = Field(
-        default=True, description="Whether labels are brought back by the compiled kernels"
-    )
     time_limit: Seconds = Field(
         default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
     )
@@ -251,7 +236,7 @@ class Execution(_Section):
     cluster: Cluster = Field(default=Cluster(), description=Cluster.__doc__)
 
 
-class Workflow(_Section):
+class Workflow(_Section, frozen=True):
     """A run over an archive: which series, which models, what is written, and how."""
 
     name: str = Field(
@@ -269,6 +254,21 @@ class Workflow(_Section):
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)
     execution: Execution = Field(default=Execution(), description=Execution.__doc__)
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """How scans are read."""
+        return self.policy.options(ReadOptions)
+
+    @property
+    def output_options(self) -> Outputs:
+        """Files that are written for a case."""
+        return self.outputs.options(Outputs)
+
+    @property
+    def compute_options(self) -> ComputeOptions:
+        """How networks are run."""
+        return self.execution.options(ComputeOptions)
 
 
 def make_workflow(**sections: object) -> Workflow:
@@ -327,3 +327,28 @@ def parse_workflow(text: bytes | str) -> Workflow:
     if mistakes:
         raise ScanError(Reason.WORKFLOW, "; ".join(mistakes))
     return workflow
+
+
+def parse_stored_workflow(text: bytes | str) -> Workflow:
+    """Read a workflow that an earlier version may have stored beside a run: JSON.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, as `read_workflow`.
+    """
+    try:
+        document = json.loads(text)
+        sections = {name: dict(document.get(name, {})) for name in ("outputs", "execution")}
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise ScanError(Reason.WORKFLOW, "the stored workflow is not a JSON object") from exc
+    outputs, execution = sections["outputs"], sections["execution"]
+    for former, name in (("body_box", "skip_air"), ("fused_restore", "compiled_restore")):
+        if former in execution:
+            execution[name] = execution.pop(former)
+    extras = [
+        name
+        for former, name in (("image", "image"), ("split", "masks"))
+        if outputs.pop(former, False)
+    ]
+    return make_workflow(**{**document, **sections, "outputs": {"also": extras, **outputs}})

@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard
-from scanloom.core import Clock, Flag, Layer, Reason, ScanError, Segmentation, Volume
+from scanloom.core import (
+    Clock,
+    ComputeOptions,
+    Flag,
+    Layer,
+    Reason,
+    ScanError,
+    Segmentation,
+    Volume,
+)
 from scanloom.inference.device import (
     ASKED_FOR,
     PrecisionChoice,
@@ -49,16 +58,12 @@ class Predictor:
     ----------
     card : ModelCard
         The model.
+    compute : ComputeOptions
+        How the network is run. Windows of air are skipped only if the card says what air is.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
-    precision : str
-        "auto", "float32" or "half".
     memory_limit : int, optional
         Bytes that the whole process may take; None for what the machine has.
-    body_box : bool
-        Whether windows of air are passed over where the card says what air is.
-    fused_restore : bool
-        Whether compiled kernels bring labels back where they are at hand, else plain torch.
 
     Attributes
     ----------
@@ -79,19 +84,18 @@ class Predictor:
     def __init__(
         self,
         card: ModelCard,
+        compute: ComputeOptions = ComputeOptions(),
         *,
         device: str = "auto",
-        precision: str = "auto",
         memory_limit: int | None = None,
-        body_box: bool = True,
-        fused_restore: bool = True,
     ) -> None:
         _check(card)
         background = isinstance(card.decision, Argmax)
-        self.body_box = body_box and background and not card.before and len(card.channels) == 1
-        self.card, self.memory_limit, self.fused_restore = card, memory_limit, fused_restore
+        simple = background and not card.before and len(card.channels) == 1
+        self.skip_air = compute.skip_air and simple
+        self.card, self.compute, self.memory_limit = card, compute, memory_limit
         self.device = choose_device(device)
-        self.precision = choose_precision(precision, self.device.device, card.precisions)
+        self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
         self._overflows = loaded.dtype is not self.precision.dtype
         if self._overflows:
@@ -99,9 +103,8 @@ class Predictor:
             self.precision = PrecisionChoice(loaded.dtype, why)
         loaded.network.to(self.device.device)
         self._loaded = {loaded.dtype: loaded}
-        if (
-            card.restore == "scores" and fused_restore
-        ):  # compiled now, not in the midst of the first scan
+        if card.restore == "scores" and compute.compiled_restore:
+            # Compiled now, not during the first scan
             choose_way(card.decision, card.n_outputs, self.device.device)
 
     @property
@@ -223,7 +226,7 @@ class Predictor:
             slab = rung.budget.slab
             channels = [to_network(v.array, plan, rung.device, card.before, slab) for v in volumes]
             seen = None
-            if self.body_box and card.air_below is not None:
+            if self.skip_air and card.air_below is not None:
                 seen = channels[0] >= card.air_below
             channels = [apply_steps(channel, card.after) for channel in channels]
             if not all(map(all_finite, channels)):
@@ -233,7 +236,7 @@ class Predictor:
             del channels
             self._wait()
         if card.restore == "scores":
-            fused = self.fused_restore
+            fused = self.compute.compiled_restore
             scores = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused)
             self._run(self._planes((image, seen), plan, rung, clock), scores.add, clock)
             return scores.labels
@@ -283,7 +286,7 @@ class Predictor:
         yield from slider.slide(image, plan.network_axis(plan.lead), seen)
         if seen is not None:
             passed = slider.passed
-            clock.note("body box", f"{passed.skipped} of {passed.windows} windows were air")
+            clock.note("skip air", f"{passed.skipped} of {passed.windows} windows were air")
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
 

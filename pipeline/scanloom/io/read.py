@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
-from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
-from scanloom.core.volume import MODALITIES
+from scanloom.core import Flag, Gaps, Nan, ReadOptions, ScanError, Series, Volume
+from scanloom.core.options import check_choices
 from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
 from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.ranking import ALL, Preference, Reading, select_series
 from scanloom.io.scan import Scan
 from scanloom.io.values import rounding_flags
-
-GAPS, NAN = get_args(Gaps), get_args(Nan)
 
 
 def load_volume(
@@ -72,7 +69,8 @@ def load_volume(
     ValueError
         If an option has an unknown value.
     """
-    _check_options(gaps, nan, modality)
+    options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
+    check_choices(options)
     if series == ALL:
         raise ValueError('a single volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
@@ -82,31 +80,22 @@ def load_volume(
         preference,
         Reading(phase, gaps, orientation),
     )
-    scan = read_scan(
-        chosen,
-        phase=phase,
-        gaps=gaps,
-        nan=nan,
-        orientation=orientation,
-        modality=modality,
-        max_bytes=max_bytes,
-    )
-    return scan.volume
+    return read_scan(chosen, options, phase=phase).volume
 
 
 def read_scan(
-    series: Series,
-    *,
-    phase: int | None = None,
-    gaps: Gaps = "refuse",
-    nan: Nan = "refuse",
-    orientation: str | None = None,
-    modality: str | None = None,
-    max_bytes: int | None = None,
+    series: Series, options: ReadOptions = ReadOptions(), *, phase: int | None = None
 ) -> Scan:
     """Read a series, with the properties of its source that writers need.
 
-    Parameters are those of `load_volume`.
+    Parameters
+    ----------
+    series : Series
+        The scan.
+    options : ReadOptions
+        How it is read.
+    phase : int or None
+        Index of the volume, from 0, if the series holds several.
 
     Raises
     ------
@@ -115,17 +104,16 @@ def read_scan(
     ValueError
         If an option has an unknown value.
     """
-    _check_options(gaps, nan, modality)
-    limit = VOXEL_LIMIT if max_bytes is None else max_bytes
+    check_choices(options)
     try:
         scan = FORMATS[series.kind].read(
             series.files,
             phase=phase,
-            orientation=orientation,
-            modality=modality,
-            gaps=gaps,
-            nan=nan,
-            limit=limit,
+            orientation=options.orientation,
+            modality=options.modality,
+            gaps=options.gaps,
+            nan=options.nan,
+            limit=VOXEL_LIMIT if options.max_size is None else options.max_size,
         )
     except ScanError as error:
         if not series.lost:
@@ -141,12 +129,3 @@ def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:
     if not flags:
         return scan
     return replace(scan, volume=replace(scan.volume, flags=(*scan.volume.flags, *flags)))
-
-
-def _check_options(gaps: str, nan: str, modality: str | None) -> None:
-    if gaps not in GAPS:
-        raise ValueError(f"gaps must be one of {GAPS}, got {gaps!r}")
-    if nan not in NAN:
-        raise ValueError(f"nan must be one of {NAN}, got {nan!r}")
-    if modality is not None and modality not in MODALITIES:
-        raise ValueError(f"modality must be one of {MODALITIES} or None, got {modality!r}")

@@ -51,11 +51,11 @@ def read_back(folder: Path, segmentations: Sequence[Segmentation], scan: Scan, c
     counts: Counts = {}
     for segmentation in segmentations:
         counts |= _check_label_maps(folder, segmentation, scan.source, models)
-        if case.outputs.split:
+        if case.outputs.writes("masks"):
             _check_masks(folder, segmentation, scan.source, models)
     _check_legend(folder, segmentations)
     _check_measurements(folder, counts, scan.volume)
-    if case.outputs.image:
+    if case.outputs.writes("image"):
         with _decoding(names.IMAGE):
             image = planes_of(folder / names.IMAGE, scan.volume.grid, scan.source)
             deque(_same(image, scan.volume.array, names.IMAGE), maxlen=0)
@@ -68,7 +68,7 @@ def read_back(folder: Path, segmentations: Sequence[Segmentation], scan: Scan, c
 def _expected(segmentations: Sequence[Segmentation], case: Case, *, refers: bool) -> set[str]:
     """Return the names of all files with voxels."""
     models = [s.model for s in segmentations]
-    found = {names.IMAGE} if case.outputs.image else set()
+    found = {names.IMAGE} if case.outputs.writes("image") else set()
     for s in segmentations:
         stems: list[names.Stem] = ["segmentation"]
         stems += ["segmentation_rect"] if s.grid.sheared else []
@@ -77,7 +77,7 @@ def _expected(segmentations: Sequence[Segmentation], case: Case, *, refers: bool
             found |= {names.label_map_name(stem, s.model, models, n) for n in range(len(s.layers))}
             if refers:
                 found |= {names.seg_name(stem, s.model, models, n) for n in files}
-        if case.outputs.split:
+        if case.outputs.writes("masks"):
             found |= {names.split_name(x.label, s.model, models) for x in s.structures}
     return found
 

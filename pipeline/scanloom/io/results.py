@@ -42,9 +42,9 @@ def write_results(
     def label_maps() -> None:
         for segmentation in segmentations:
             _write_label_maps(folder, segmentation, scan, models)
-            if case.outputs.split:
+            if case.outputs.writes("masks"):
                 _write_masks(folder, segmentation, scan, models)
-        if case.outputs.image:
+        if case.outputs.writes("image"):
             write_image(scan.volume, scan.source, folder / names.IMAGE)
 
     def segs() -> None:

@@ -82,7 +82,7 @@ def test_python_m_scanloom_is_the_same() -> None:
         (["segment", "x", "--model", "m", "--orientation", "RAP"], "RAS"),
         (["segment", "x", "--model", "m", "--orientation", "RRS"], "RAS"),
         (["segment", "x", "--model", "m", "--device", "gpu"], "cuda"),
-        (["segment", "x", "--model", "m", "--output", "picture"], "split"),
+        (["segment", "x", "--model", "m", "--also", "picture"], "masks"),
         (["segment", "x", "--model", "m", "--seg", "fractional"], "labelmap"),
         (["segment", "x", "--model", "m", "--phase", "-1"], "phase"),
         (["models", "show"], "NAME"),

@@ -59,7 +59,7 @@ def test_the_same_command_again_in_the_study_itself_finds_the_result(
     study: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(study)
-    command = ["segment", ".", "--model", tiny_model, "--output", "image", "--json"]
+    command = ["segment", ".", "--model", tiny_model, "--also", "image", "--json"]
     [first] = scanloom(*command).document["cases"]
     again = scanloom(*command)
 
@@ -129,8 +129,8 @@ def test_quiet_says_nothing(study: Path, tiny_model: Path, tmp_path: Path) -> No
 def test_options_reach_the_results(tiny_model: Path, tmp_path: Path) -> None:
     """A file that says neither orientation nor modality; image, masks and one structure wanted."""
     scan = nifti(tmp_path / "scan.nii.gz", code=0)
-    wanted = ["--orientation", "lps", "--modality", "ct", "--output", "image"]
-    wanted += ["--output", "split", "--structures", " liver ", "--device", "cpu"]
+    wanted = ["--orientation", "lps", "--modality", "ct", "--also", "image"]
+    wanted += ["--also", "masks", "--structures", " liver ", "--device", "cpu"]
     ended = scanloom("segment", scan, "--model", tiny_model, "--out", tmp_path / "out", *wanted)
 
     assert ended.code == 0, ended.err

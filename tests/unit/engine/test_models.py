@@ -17,7 +17,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.engine import Engine
 from scanloom.engine.models import check_same, load_predictors
 from scanloom.engine.recipe import card_digest
-from scanloom.engine.segment import SegmentOptions, segment_each
+from scanloom.engine.segment import segment_each, segment_options
 from scanloom.engine.work import Place
 from scanloom.engine.worker_messages import Setup
 from scanloom.engine.workflow import Execution
@@ -72,7 +72,9 @@ def test_segment_refuses_weights_that_changed_after_the_recipe(
 ) -> None:
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
     scan = em.make_case(tmp_path, "a").series.files[0]
-    options = SegmentOptions((str(bundle),), tmp_path / "out", modality="CT", device="cpu")
+    options = segment_options(
+        models=(str(bundle),), out=tmp_path / "out", modality="CT", device="cpu"
+    )
 
     def paths():  # type: ignore[no-untyped-def]  # the session is made before the first is taken
         other_weights(bundle)

@@ -169,7 +169,7 @@ def test_a_plan_measures_the_other_device_too(
     """Here another precision stands for the other device: the flow is the same."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
-    slow = workflow.execution.model_copy(update={"precision": "float32", "fused_restore": False})
+    slow = workflow.execution.model_copy(update={"precision": "float32", "compiled_restore": False})
     other = workflow.model_copy(update={"execution": slow})
     monkeypatch.setattr(planning, "elsewhere", lambda *_: other)
     asked: list[str] = []

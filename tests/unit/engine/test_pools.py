@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import engine_models as em
-from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
+from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanError, Series
 from scanloom.engine.book import CaseBook
 from scanloom.engine.engine import Engine, Outcome
 from scanloom.engine.lock import hold_lock
@@ -168,10 +168,13 @@ def test_an_error_of_the_caller_stops_the_pool() -> None:
     assert pool.stopped == 0.0
 
 
+OPTIONS = ReadOptions(orientation="RAS", modality="CT")
+
+
 def test_the_book_gives_each_case_back_as_it_was(tmp_path: Path) -> None:
     odd = Path("b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
     series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
-    one = Case("one", series, Outputs(structures=("liver",), split=True), "s", "r", "RAS", "CT", 2)
+    one = Case("one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2)
     book = CaseBook.write(tmp_path / "book", [case("zero"), one])
 
     assert book.case("one") == one

@@ -13,13 +13,14 @@ import pytest
 from cards_by_hand import card
 from scanloom.cards import card as cards
 from scanloom.cards.card import ModelCard
-from scanloom.core import Code, Outputs
+from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
 from scanloom.engine.recipe import FIELDS_OF_SCHEMA_1, card_digest, recipe_document, recipe_hash
 
-OPTIONS = {"gaps": "refuse"}
+OPTIONS = (ReadOptions(), ComputeOptions())
 DIGEST = "2128c0958a495c055dc0236bbe67daacdd0c27aca16a4986ef8c756e78a9f1d5"
-RECIPE = "58cce9b7e2672d22e3032c905008ffaa4d270466e32a428923153bafa16148cb"
-FROZEN = "b862d19e7c6a90b68f3476f132f0a0766a100d7d7ff323e8ef2178ebdd9da13b"
+RECIPE = "25d3c5d7891e87ea599cb118eaf347e6de478d993d7d184793710624bd410fb5"
+RECIPE_OF_OPTIONS = "4fd2b24671a37467e77471ba97e3a6095ca1b26e041e1f0dd08869fe2aa7c19e"
+FROZEN = "b253d278e03ecdeab3a524e7c8e27dbf41cf17cd468c8ca8246f674dd293584c"
 
 
 @pytest.fixture
@@ -55,6 +56,10 @@ def test_hashes_are_those_of_the_first_version(full: ModelCard) -> None:
     assert card_digest(full) == DIGEST
     outputs = Outputs(seg="labelmap", structures=("part-1",))
     assert recipe_hash([full], OPTIONS, outputs) == RECIPE
+    read = ReadOptions("interpolate", "padding", "RAS", "CT", max_size=1 << 30)
+    compute = ComputeOptions("half", skip_air=False, compiled_restore=False)
+    outputs = Outputs(dates="now", also=("masks", "image"))
+    assert recipe_hash([full], (read, compute), outputs) == RECIPE_OF_OPTIONS
 
 
 def test_the_fields_of_schema_1_are_frozen() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import engine_models as em
-from scanloom.core import Case, Outputs, Reason, ScanError, Series
+from scanloom.core import Case, Outputs, ReadOptions, Reason, ScanError, Series
 from scanloom.engine.engine import Engine
 from scanloom.engine.estimate import base_bytes
 from scanloom.engine.room import Room
@@ -43,7 +43,9 @@ def only_header(folder: Path, slices: int) -> Case:
         header["magic"], header["vox_offset"] = b"n+1", 352
         header.write_to(file)
         file.truncate(352 + 2 * 512 * 512 * slices)
-    return Case(f"{slices}", Series("nifti", (path,)), Outputs(), "", "", modality="CT")
+    return Case(
+        f"{slices}", Series("nifti", (path,)), Outputs(), "", "", ReadOptions(modality="CT")
+    )
 
 
 def test_those_in_memory_fit_and_none_is_passed_over(

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.core import Outputs, Reason, ScanError
-from scanloom.engine.workflow import Workflow, parse_workflow, read_workflow
+from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError
+from scanloom.engine.workflow import (
+    Workflow,
+    parse_stored_workflow,
+    parse_workflow,
+    read_workflow,
+)
 
 ROOT = Path(__file__).parents[3]
 SMALL = "name: small\nmodels: ct_tissue\n"
@@ -19,7 +24,7 @@ def test_what_is_left_out_has_a_default() -> None:
 
     assert workflow.models == ("ct_tissue",)
     assert workflow.select.modality == ()
-    assert workflow.outputs.outputs() == Outputs()
+    assert workflow.output_options == Outputs()
     assert workflow.execution.workers == "auto"
 
 
@@ -119,3 +124,41 @@ def test_the_published_schema_is_that_of_the_code() -> None:
     published = json.loads((ROOT / "docs" / "workflow.schema.json").read_text())
 
     assert published == Workflow.model_json_schema(), "run docs/write_schema.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("execution: {body_box: false}", "line 3: execution.body_box is now skip_air"),
+        ("execution: {fused_restore: true}", "execution.fused_restore is now compiled_restore"),
+        ("outputs: {image: true}", "outputs.image is now `also: [image]`"),
+        ("outputs: {split: false}", "outputs.split is now `also: [masks]`"),
+    ],
+)
+def test_a_former_key_is_refused_by_its_new_name(text: str, message: str) -> None:
+    with pytest.raises(ScanError) as error:
+        parse_workflow(SMALL + text)
+    assert message in error.value.detail
+
+
+def test_a_stored_workflow_of_an_earlier_version_is_read() -> None:
+    stored = {
+        "name": "a",
+        "models": ["m"],
+        "outputs": {"seg": "labelmap", "image": True, "split": False, "structures": ["liver"]},
+        "execution": {"precision": "half", "body_box": False, "fused_restore": True},
+    }
+    workflow = parse_stored_workflow(json.dumps(stored))
+    assert workflow.output_options == Outputs("labelmap", "source", ("image",), ("liver",))
+    assert workflow.compute_options == ComputeOptions("half", skip_air=False)
+    assert parse_stored_workflow(workflow.model_dump_json()) == workflow
+    with pytest.raises(ScanError, match="WORKFLOW"):
+        parse_stored_workflow("[]")
+
+
+def test_sections_have_the_defaults_of_their_options() -> None:
+    workflow = parse_workflow(SMALL)
+    assert workflow.read_options == ReadOptions()
+    assert workflow.compute_options == ComputeOptions()
+    read = parse_workflow(SMALL + "policy: {gaps: interpolate, max_size: 1 GiB}").read_options
+    assert read == ReadOptions(gaps="interpolate", max_size=1 << 30)

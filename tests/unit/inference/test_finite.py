@@ -12,7 +12,7 @@ import torch
 
 import cards_by_hand
 from scanloom.cards.card import ModelCard, Normalize, ScaleMinMax, Threshold
-from scanloom.core import Clock, Flag, Reason, ScanError, Volume
+from scanloom.core import Clock, ComputeOptions, Flag, Reason, ScanError, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.finite import all_finite
 from scanloom.inference.predictor import Predictor
@@ -134,8 +134,11 @@ def test_half_precision_that_overflows_gives_way_to_float32(
 ) -> None:
     """For this scan, and it is said: the labels are those of float32."""
     loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD))
-    exact = Predictor(loud, precision="float32").predict(scan())
-    predictor, clock = Predictor(loud, device="cpu", precision="half"), Clock()
+    exact = Predictor(loud, compute=ComputeOptions(precision="float32")).predict(scan())
+    predictor, clock = (
+        Predictor(loud, device="cpu", compute=ComputeOptions(precision="half")),
+        Clock(),
+    )
     assert predictor.precision_name == "bfloat16"
 
     for _ in range(2):
@@ -150,7 +153,7 @@ def test_half_precision_that_overflows_gives_way_to_float32(
 
 @needs_units
 def test_half_precision_that_does_not_overflow_says_so(card: ModelCard) -> None:
-    made = Predictor(card, device="cpu", precision="half").predict(scan())
+    made = Predictor(card, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
 
     assert (made.flags, made.precision) == ((), "bfloat16")
 
@@ -160,7 +163,9 @@ def test_weights_that_half_precision_can_not_hold_stay_float32(
     card: ModelCard, tmp_path: Path
 ) -> None:
     weights = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=3.4e38)
-    predictor = Predictor(other(card, weights), device="cpu", precision="half")
+    predictor = Predictor(
+        other(card, weights), device="cpu", compute=ComputeOptions(precision="half")
+    )
 
     made = predictor.predict(scan())
 
@@ -173,7 +178,7 @@ def test_weights_that_half_precision_can_not_hold_stay_float32(
 def test_what_float32_can_not_say_either_is_refused(card: ModelCard, tmp_path: Path) -> None:
     loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0)))
     with pytest.raises(ScanError) as error:
-        Predictor(loud, device="cpu", precision="half").predict(scan())
+        Predictor(loud, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
     assert error.value.reason is Reason.NOT_FINITE
 
 
@@ -183,7 +188,7 @@ def test_weights_that_changed_meanwhile_are_not_fallen_back_to(
 ) -> None:
     """What is loaded for float32 is what was loaded before."""
     path = cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD)
-    predictor = Predictor(other(card, path), device="cpu", precision="half")
+    predictor = Predictor(other(card, path), device="cpu", compute=ComputeOptions(precision="half"))
     path.write_bytes(Path(card.weights.file).read_bytes())
 
     with pytest.raises(ScanError) as error:

@@ -13,7 +13,7 @@ import torch
 
 import cards_by_hand
 from scanloom.cards.card import NetworkSpec, Window
-from scanloom.core import Clock, Reason, ScanError, Volume
+from scanloom.core import Clock, ComputeOptions, Reason, ScanError, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.ladder import Room, fitting, resident, rungs
 from scanloom.inference.memory import Budget, estimate_network, network_bytes
@@ -134,10 +134,13 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
     card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
     grid = cards_by_hand.grid((90, 80, 70))
     volume = Volume(cards_by_hand.smooth_scan(grid.shape), grid, "HU", "CT")
-    free = Predictor(card, device="cpu", precision="float32")
+    free = Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
     ways, _ = free.ways(volume, plan_grid(grid, card.grid))
     need = estimate_network(card, plan_grid(grid, card.grid), CPU, budget=ways[1].budget)
-    tight, clock = Predictor(card, device="cpu", precision="float32"), Clock()
+    tight, clock = (
+        Predictor(card, device="cpu", compute=ComputeOptions(precision="float32")),
+        Clock(),
+    )
     expected = free.predict(volume).layers[0].labels
 
     tight.memory_limit = resident() + need.host_peak + 2**20

@@ -22,7 +22,7 @@ from scanloom.cards.card import (
     Weights,
     Window,
 )
-from scanloom.core import Clock, Reason, ScanError, Volume
+from scanloom.core import Clock, ComputeOptions, Reason, ScanError, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.networks import build_network
 from scanloom.inference.predictor import Predictor
@@ -217,10 +217,10 @@ def test_windows_of_air_are_passed_over_where_the_card_allows_it(
 
     clock = Clock()
     fast = Predictor(told).predict(volume, clock).layers[0].labels
-    whole = Predictor(told, body_box=False).predict(volume).layers[0].labels
+    whole = Predictor(told, ComputeOptions(skip_air=False)).predict(volume).layers[0].labels
     without = Predictor(card).predict(volume).layers[0].labels
 
-    (note,) = clock.notes["body box"]
+    (note,) = clock.notes["skip air"]
     skipped, windows = (int(word) for word in note.split() if word.isdecimal())
     body = array > -500
     differ = int((fast != whole)[body].sum())
@@ -240,7 +240,12 @@ def test_bfloat16_labels_nearly_as_float32_does(card: ModelCard) -> None:
     assert half.precision_name == "bfloat16"
 
     one = half.predict(volume).layers[0].labels
-    other = Predictor(listed, device="cpu", precision="float32").predict(volume).layers[0].labels
+    other = (
+        Predictor(listed, device="cpu", compute=ComputeOptions(precision="float32"))
+        .predict(volume)
+        .layers[0]
+        .labels
+    )
 
     print(f"{100 * (one != other).mean():.3f} % of voxels differ")
     assert (one == other).mean() > 0.98

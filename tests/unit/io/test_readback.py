@@ -48,7 +48,7 @@ def test_right_results_pass(source: str, seg: str, tmp_path: Path) -> None:
     ):
         folder = tmp_path / str(n)
         folder.mkdir()
-        Written(folder, scan, *group, seg=seg, image=True, split=True).read_back()
+        Written(folder, scan, *group, seg=seg, also=("image", "masks")).read_back()
 
 
 def test_odd_frame_sizes_start_within_a_byte(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_values_that_are_not_finite_pass(tmp_path: Path) -> None:
     array = np.array(scan.volume.array, np.float32, order="F")
     array[0, 0, :2] = np.nan, np.inf
     scan = Scan(wc.replace(scan.volume, array=array), scan.source)
-    Written(tmp_path, scan, wc.segmentation_of(scan), image=True).read_back()
+    Written(tmp_path, scan, wc.segmentation_of(scan), also=("image",)).read_back()
 
 
 # --- NIfTI --------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_wrong_header_is_caught(field: str, value: Any, tmp_path: Path) -> None:
 def test_mirrored_companions_are_caught(name: str, axis: int, tmp_path: Path) -> None:
     """Masks, the image and the rectangular copy are compared as well."""
     scan = wc.dicom_scan(tilt=18.0)
-    written = Written(tmp_path, scan, wc.segmentation_of(scan), split=True, image=True)
+    written = Written(tmp_path, scan, wc.segmentation_of(scan), also=("image", "masks"))
     written.read_back()
     image = nib.load(tmp_path / name)
     raw = np.flip(np.asarray(image.dataobj), axis)
@@ -409,7 +409,7 @@ def test_mirroring_seg_writer_is_caught(
 @pytest.mark.parametrize("how", ["missing", "cut", "cut by a byte", "rubbish"])
 def test_missing_or_damaged_files_are_caught(name: str, how: str, tmp_path: Path) -> None:
     scan = wc.dicom_scan()
-    written = Written(tmp_path, scan, wc.segmentation_of(scan), split=True)
+    written = Written(tmp_path, scan, wc.segmentation_of(scan), also=("masks",))
     path = tmp_path / name
     match how:
         case "missing":

@@ -1,0 +1,134 @@
+"""Options that change results, one frozen object for each subject.
+
+An option is written here once: name, type, default, and a description with other keywords of
+pydantic's Field. `scanloom.engine.workflow` and
+`scanloom.engine.segment` embed these objects, cases and recipes carry them. A new option must keep
+results as they are by its default: see `scanloom.engine.recipe`. Its command line parameter has the
+same name and stands in `scanloom.cli.segment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Gaps = Literal["refuse", "interpolate"]
+"""Handling of missing slices of an otherwise regular stack."""
+Nan = Literal["refuse", "padding"]
+"""Handling of voxels that are not numbers (NaN)."""
+Modality = Literal["CT", "MR", "PT", "NM"]
+Precision = Literal["auto", "float32", "half"]
+SegKind = Literal["binary", "labelmap"]
+Dates = Literal["source", "now"]
+Extra = Literal["image", "masks"]
+"""Names of the writers that run only on request: see `scanloom.engine.writers`."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a scan is read. `max_size` alone cannot change a result."""
+
+    gaps: Gaps = field(
+        default="refuse",
+        metadata={"description": "Missing slices: refuse the series, or fill them and say so"},
+    )
+    nan: Nan = field(
+        default="refuse",
+        metadata={
+            "description": "Voxels that are no numbers (NaN): refuse the scan, or make them its "
+            "padding value (air in a CT, else its smallest value) and say so"
+        },
+    )
+    orientation: str | None = field(
+        default=None,
+        metadata={
+            "description": "Axis codes for files that do not say theirs",
+            "pattern": "^[RLAPSI]{3}$",
+            "examples": ["RAS"],
+        },
+    )
+    modality: Modality | None = field(
+        default=None, metadata={"description": "For files that do not say theirs (NIfTI)"}
+    )
+    max_size: int | None = field(
+        default=None,
+        metadata={"description": "Largest size of a scan's voxels: 8 GiB; 4 GiB if not given"},
+    )
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How networks are run."""
+
+    precision: Precision = field(default="auto", metadata={"description": "Of the networks"})
+    skip_air: bool = field(
+        default=True, metadata={"description": "Whether windows of air are skipped"}
+    )
+    compiled_restore: bool = field(
+        default=True,
+        metadata={
+            "description": "Whether compiled kernels map labels back to the scan's grid, or plain "
+            "PyTorch"
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files that are written for a case."""
+
+    seg: SegKind = field(default="binary", metadata={"description": "Kind of DICOM SEG"})
+    dates: Dates = field(default="source", metadata={"description": "Content dates of DICOM SEG"})
+    also: tuple[Extra, ...] = field(
+        default=(),
+        metadata={
+            "description": "Also the scan, as image.nii.gz (image), or a mask for each structure "
+            "(masks)"
+        },
+    )
+    structures: tuple[str, ...] = field(
+        default=(), metadata={"description": "Labels to keep; none named: all"}
+    )
+
+    def writes(self, name: Extra) -> bool:
+        """Return whether an optional writer was requested."""
+        return name in self.also
+
+
+def names_of(kind: type) -> tuple[str, ...]:
+    """Return the names of the options of a class, in order."""
+    return tuple(f.name for f in fields(kind))
+
+
+def take(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return the options of a class from values by name, of which others are left alone."""
+    return kind(**{name: values[name] for name in names_of(kind) if name in values})
+
+
+def check_choices(options: Any) -> None:
+    """Refuse a value that is not one of the words of its option.
+
+    Raises
+    ------
+    ValueError
+        Naming the option and its words.
+    """
+    for name, words in _choices(type(options)).items():
+        value = getattr(options, name)
+        if value not in words:
+            raise ValueError(f"{name} must be one of {words}, got {value!r}")
+
+
+def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Return the words of each option that is one of a closed list, or None."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = get_args(hint) if get_origin(hint) is not Literal else (hint,)
+        literals = [part for part in parts if get_origin(part) is Literal]
+        if literals and get_origin(hint) is not tuple:
+            words = tuple(word for part in literals for word in get_args(part))
+            found[name] = (*words, None) if type(None) in parts else words
+    return found

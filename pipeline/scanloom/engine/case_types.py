@@ -1,0 +1,54 @@
+"""Values that the steps of a case pass on: models, the loaded and the segmented case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Case, Clock, Flag, Segmentation, Volume
+from scanloom.engine.energy import Meter
+from scanloom.io.scan import Scan
+
+
+class Labeller(Protocol):
+    """Labels a volume on its own grid: a `Predictor`, or anything that can do the same."""
+
+    @property
+    def card(self) -> ModelCard:
+        """What it needs and gives."""
+
+    @property
+    def device_name(self) -> str:
+        """Where it runs: "cpu", "cuda:0"."""
+
+    @property
+    def precision_name(self) -> str:
+        """In which numbers it computes: "float32", "float16"."""
+
+    def predict(
+        self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
+    ) -> Segmentation:
+        """Return the structures of `volume`; `others` are further input channels."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCase:
+    """A case with its scan in memory, and the volumes of further input channels."""
+
+    case: Case
+    scan: Scan
+    clock: Clock
+    meter: Meter
+    others: tuple[Volume, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentedCase:
+    """A loaded case with what the models found, one segmentation a model."""
+
+    loaded: LoadedCase
+    labellers: tuple[Labeller, ...]
+    segmentations: tuple[Segmentation, ...]
+    flags: tuple[Flag, ...] = ()
