@@ -164,7 +164,7 @@ def _slices_with_image(series: _Series, planes: NDArray[Any]) -> NDArray[Any]:
 def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
     """Return a LABELMAP with all structures of a layer."""
     planes = _slices_with_image(series, _planes(layer.labels))
-    filled = counts_by_slice(planes.T)[:, 1:].any(axis=1)
+    filled = np.asarray(counts_by_slice(planes.T)[:, 1:].any(axis=1))
     structures = sorted(layer.structures, key=lambda s: s.number)
     dataset = _headers(series, filled, structures, instance)
     templates = _groups_by_slice(dataset, series)
