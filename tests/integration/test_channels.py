@@ -130,7 +130,7 @@ def test_inputs_of_a_study_are_labelled_together(tmp_path, archive, model, expec
         ("used", "", ""),
         ("skipped", "NOT_SELECTED", "by channels"),
         ("skipped", "CHANNEL_MISSING", "FLAIR"),
-        ("failed", "CHANNELS", "FLAIR lies on another grid than the first"),
+        ("failed", "CHANNELS", "FLAIR and the first channel have different grids"),
     }
     assert sum(row["outcome"] == "used" for row in rows) == 2 * SHAPE[2]
 

@@ -1,4 +1,4 @@
-"""What torch is and which devices it can really use."""
+"""The version of torch, and the devices that it can use."""
 
 from __future__ import annotations
 

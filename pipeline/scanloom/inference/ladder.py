@@ -1,8 +1,8 @@
-"""The ladder: what is done when memory does not suffice, step by step.
+"""Out-of-memory fallback: a sequence of memory plans, each smaller than the previous one.
 
-Fewer windows at once, scores in host memory, smaller slabs, the next device. The first rung that
-fits by the estimate is taken before anything is allocated; the ones below it are for what the
-estimate did not see.
+The plans use fewer windows at once, scores in host memory, smaller slabs, then the next device. The
+first plan that fits by the estimate is chosen before anything is allocated; the plans after it are
+used if the estimate was too low.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory import Budget, MemoryEstimate, estimate_network
 
 SMALLER_SLABS = (16 * 1024**2, 4 * 1024**2)
-"""Bytes; below that a slab is one plane nearly always."""
+"""Bytes of the smaller slabs; an even smaller slab would nearly always be a single plane."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """How much may be taken.
+    """Memory that may be allocated.
 
     Parameters
     ----------
     host, device : int or None
-        Bytes beside what is held already; None for no limit.
+        Bytes in addition to those already allocated; None for no limit.
     """
 
     host: int | None = None
     device: int | None = None
 
     def holds(self, need: MemoryEstimate) -> bool:
-        """Whether an estimate fits."""
+        """Return whether an estimate fits."""
         return not (
             (self.host is not None and need.host_peak > self.host)
             or (self.device is not None and need.device_peak > self.device)
@@ -48,7 +48,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Rung:
-    """A way of doing it, and what it was that changed from the rung above; "" for the first."""
+    """A memory plan: device, numeric type and budget.
+
+    `change` describes the difference from the previous plan; empty for the first.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -62,23 +65,23 @@ def rungs(
     budget: Budget,
     others: Sequence[torch.device] = (),
 ) -> Iterator[Rung]:
-    """Yield all ways of doing it, from the one that is wanted to the one that takes least.
+    """Yield all memory plans, from the requested one to the smallest.
 
-    `others` are the devices to go to at last; none where the device was asked for by name.
+    `others` are the devices to try last; empty if the device was requested by name.
     """
     yield (rung := Rung(device, dtype, budget))
     while rung.budget.windows > 1:
         fewer = replace(rung.budget, windows=rung.budget.windows // 2)
         yield (rung := replace(rung, budget=fewer, change=f"windows {fewer.windows}"))
     yield from _less(rung)
-    for other in others:
-        last = Rung(other, torch.float32, Budget(), f"device {other}")
-        yield last
-        yield from _less(last)
+    for fallback in others:
+        first = Rung(fallback, torch.float32, Budget(), f"device {fallback}")
+        yield first
+        yield from _less(first)
 
 
 def _less(rung: Rung) -> Iterator[Rung]:
-    """Yield what takes less on the same device, one window at a time."""
+    """Yield the smaller plans on the same device, for one window at a time."""
     if rung.device.type != "cpu":
         rung = replace(rung, budget=replace(rung.budget, scores="host"), change="scores on host")
         yield rung
@@ -90,21 +93,21 @@ def _less(rung: Rung) -> Iterator[Rung]:
 def fitting(
     ways: Iterator[Rung], card: ModelCard, plan: NetworkPlan, stored: int, room: Room
 ) -> tuple[list[Rung], list[str]]:
-    """Return the first rung that fits and those below it, and what was changed to get there.
+    """Return the plans from the first that fits on, and the changes that lead to it.
 
     Parameters
     ----------
     ways : iterator of Rung
-        As `rungs` gives them.
+        Plans in the order of `rungs`.
     card, plan, stored
         As in `estimate_network`.
     room : Room
-        What may be taken.
+        Memory that may be allocated.
 
     Raises
     ------
     ScanError
-        OUT_OF_MEMORY, with the figures, if not even the last one fits.
+        OUT_OF_MEMORY, with the figures, if no plan fits.
     """
     all_ways, changes = list(ways), []
     for n, rung in enumerate(all_ways):
@@ -120,20 +123,20 @@ def fitting(
 
 
 def room(device: torch.device, limit: int | None = None) -> Room:
-    """Return what may still be taken.
+    """Return the memory that may still be allocated.
 
-    It depends on what the machine has, never on what others happen to use: the same machine must
-    give the same bytes.
+    It depends on the machine's memory, never on that of other processes: the same machine must give
+    the same bytes.
 
     Parameters
     ----------
     device : torch.device
-        Where the network runs.
+        Device of the network.
     limit : int, optional
-        Bytes that the whole process may take; None for the machine's.
+        Bytes that the whole process may use; None for the machine's memory.
     """
-    most = machine_memory() if limit is None else limit
-    host = None if most is None else max(0, most - resident())
+    total_host = machine_memory() if limit is None else limit
+    host = None if total_host is None else max(0, total_host - resident())
     if device.type != "cuda":
         return Room(host)
     total = int(torch.cuda.get_device_properties(device).total_memory)
@@ -142,7 +145,7 @@ def room(device: torch.device, limit: int | None = None) -> Room:
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process holds now (its peak where that isn't told)."""
+    """Return the resident memory of this process in bytes; its peak if only that is known."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -151,15 +154,15 @@ def resident() -> int:
 
 
 def machine_memory() -> int | None:
-    """Return the bytes that the machine, or the container, has; None where that isn't told."""
-    found = []
+    """Return the memory of the machine or the container in bytes; None if unknown."""
+    limits = []
     with suppress(ValueError, OSError, AttributeError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(ValueError, OSError):  # "max" is no number
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(found, default=None)
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(ValueError, OSError):  # "max" is not a number
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(limits, default=None)
 
 
 def gigabytes(count: int) -> str:
-    """Return bytes as people say them: "7.3 GB"."""
+    """Return a number of bytes in GB, such as "7.3 GB"."""
     return f"{count / 1e9:.1f} GB"

@@ -1,8 +1,8 @@
-"""How much memory the network's part of a case takes, known before anything is allocated.
+"""Estimates the memory of the network's part of a case before anything is allocated.
 
-The figures follow the code step by step: what a step holds at once, from the shapes of scan,
-network grid and window. What the network itself needs comes from a run on the meta device, which
-knows shapes and allocates nothing. Interpreter and libraries are not counted here.
+The estimate follows the code step by step, from the shapes of scan, network grid and window. The
+memory of the network itself is measured on the meta device, which computes shapes and allocates
+nothing. Interpreter and libraries are not included.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from scanloom.inference.windows import HEAD_SLABS, window_size
 FLOAT = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
 UNFOLDED = 20_480
-"""Inputs of so many values a plane (batch, channels, x and y) are unfolded into columns on a CPU:
-torch gives larger ones to oneDNN."""
+"""Largest number of values per plane (batch, channels, x and y) of an input that is unfolded into
+columns on a CPU: torch passes larger inputs to oneDNN."""
 BLOCK = 16
-"""oneDNN's blocks of channels: fewer are filled up."""
+"""Size of oneDNN's blocks of channels: incomplete blocks are padded."""
 CLASS_SLABS = 8
 """Slabs of one class that interpolation and the running maximum hold at once."""
 PARTS = 64 * 1024**2
-"""Of a slab whose connected parts are sought."""
+"""Bytes of a slab in which connected components are searched."""
 ALLOCATOR = 1.1
-"""What allocators hold beyond what was asked for: rounding and blocks kept for the next use."""
+"""Factor for the overhead of allocators: rounding, and blocks kept for reuse."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that are held at once, by step, on the host and on a device of its own memory.
+    """Peak memory in bytes by step, on the host and on a device with its own memory.
 
     Parameters
     ----------
     host : mapping of str to int
-        By step; without interpreter, libraries and what was held before.
+        By step; without interpreter, libraries and earlier allocations.
     device : mapping of str to int
-        By step; empty where the device is the host.
+        By step; empty if the device is the host.
     """
 
     host: Mapping[str, int]
@@ -64,31 +64,31 @@ class MemoryEstimate:
 
     def __post_init__(self) -> None:
         if any(n < 0 for n in (*self.host.values(), *self.device.values())):
-            raise ValueError("memory is not negative")
+            raise ValueError("memory must not be negative")
 
     @property
     def host_peak(self) -> int:
-        """The most that any step holds on the host."""
+        """Largest memory of any step on the host."""
         return max(self.host.values(), default=0)
 
     @property
     def device_peak(self) -> int:
-        """The most that any step holds on the device."""
+        """Largest memory of any step on the device."""
         return max(self.device.values(), default=0)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is done at once: the ladder goes down its values.
+    """Amounts of data that are processed at once; the memory fallback reduces them.
 
     Parameters
     ----------
     windows : int
-        Through the network at once.
+        Windows in a batch.
     scores : "device" or "host"
-        Where the scores of the planes that windows still touch are summed.
+        Where scores are summed.
     slab : int
-        Bytes of the slabs in which a scan is resampled and scores are handed on.
+        Bytes of the slabs in which a scan is resampled and scores are yielded.
     """
 
     windows: int = 1
@@ -97,21 +97,21 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.windows < 1 or self.slab < 1 or self.scores not in ("device", "host"):
-            raise ValueError(f"no such budget: {self}")
+            raise ValueError(f"invalid budget: {self}")
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of the arrays that several steps hold, in bytes but for the scan."""
+    """Sizes of the arrays that several steps hold, in bytes except for `scan`."""
 
-    scan: int  # voxels
-    image: int  # network-grid copy, float32
-    padded: int  # its enlarged copy, 0 where the window fits
-    open: int  # sums of scores and weights of the planes that windows touch
+    scan: int  # number of voxels
+    image: int  # the scan on the network grid, float32
+    padded: int  # its padded copy, 0 if the window fits
+    open: int  # sums of scores and weights of the planes that windows overlap
     plane: int  # scores of one plane
-    block: int  # scores that are handed on together
-    made: int  # of which a head makes so many at once
-    window: int  # values of the windows that go in together
+    block: int  # scores that are yielded together
+    head: int  # scores that a final layer computes at once
+    window: int  # values of a batch of windows
     maps: int  # label maps, all layers
 
 
@@ -123,7 +123,7 @@ def estimate_network(
     budget: Budget | None = None,
     stored: int = 2,
 ) -> MemoryEstimate:
-    """Estimate what labelling takes beside the scan itself, the weights and the libraries.
+    """Estimate the memory of labelling, without the scan itself, the weights and the libraries.
 
     Parameters
     ----------
@@ -132,13 +132,13 @@ def estimate_network(
     plan : NetworkPlan
         Scan grid and network grid.
     device : torch.device
-        Where it would run; it need not be there.
+        Device of the network; it need not be available.
     dtype : torch.dtype
-        In which the network would calculate.
+        Type in which the network calculates.
     budget : Budget, optional
-        How much would be done at once.
+        Amounts of data that are processed at once.
     stored : int
-        Bytes of a voxel of the scan.
+        Bytes per voxel of the scan.
 
     Returns
     -------
@@ -149,59 +149,62 @@ def estimate_network(
     sizes = _sizes(card, plan, dtype, budget)
     forward = network_bytes(card.network, _window(card, plan), dtype, budget.windows)
     image = sizes.image + sizes.padded
-    # planes between two blocks; what is activated at a time; bounds of the classes by blocks
-    handed = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16 + sizes.made
+    # planes between two slabs; a slab that is activated; bounds of the classes by blocks
+    yielded = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16 + sizes.head
     if budget.scores == "host":
-        handed += sizes.block
+        yielded += sizes.block
     slab = CPU_SLAB if device.type == "cpu" else GPU_SLAB
     steps = {
         "resample": max(_resampling(card, plan, budget), sizes.image * _copies(card.after)),
-        "network": image + sizes.open + forward + handed + sizes.window,
-        "restore": image + sizes.open + handed + CLASS_SLABS * slab,
+        "network": image + sizes.open + forward + yielded + sizes.window,
+        "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
     clean = _cleaning(card, sizes.maps // _maps(card))
     if card.restore == "labels":
-        steps["restore"] += sizes.image * 4  # labels as float64 while neighbours are taken
+        steps["restore"] += sizes.image * 4  # labels as float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
-    return _apart(steps, sizes, (clean, stored), budget)
+    return _on_own_memory(steps, sizes, (clean, stored), budget)
 
 
 def estimate_placed(
     card: ModelCard, grid: Grid, stored: int, where: tuple[str, str], windows: int
 ) -> MemoryEstimate:
-    """Estimate as `estimate_network` does, for those who don't know torch.
+    """Estimate as `estimate_network` does, for callers that do not import torch.
 
     Parameters
     ----------
     card, grid, stored
-        The model, the scan's grid, and the bytes of a stored voxel.
+        The model, the scan's grid, and the bytes per stored voxel.
     where : (device, precision)
         Such as ("cuda:0", "float16").
     windows : int
-        How many go through the network at once.
+        Windows in a batch.
     """
     device, precision = where
     plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
     return estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
 
 
-def _apart(
-    steps: Mapping[str, int], sizes: _Sizes, more: tuple[int, int], budget: Budget
+def _on_own_memory(
+    steps: Mapping[str, int], sizes: _Sizes, scan: tuple[int, int], budget: Budget
 ) -> MemoryEstimate:
-    """Return the estimate for a device with a memory of its own."""
+    """Return the estimate for a device with its own memory.
+
+    `scan` are the bytes of the cleaning, and per stored voxel.
+    """
     on_host = sizes.open if budget.scores == "host" else 0
-    clean, stored = more
-    moved = stored * sizes.scan
+    clean, stored = scan
+    copied = stored * sizes.scan
     host = {
-        "resample": moved,
+        "resample": copied,
         "network": sizes.maps + on_host,
         "restore": sizes.maps + on_host,
         "clean": sizes.maps + clean,
     }
     device = {step: round(n * ALLOCATOR) for step, n in steps.items()}
-    device["resample"] += moved
+    device["resample"] += copied
     for step in ("network", "restore"):
         device[step] -= on_host
     return MemoryEstimate(host, device)
@@ -210,34 +213,34 @@ def _apart(
 def network_bytes(
     spec: NetworkSpec, size: Shape, dtype: torch.dtype = torch.float32, windows: int = 1
 ) -> int:
-    """Return the most that a network's values take at once, in one forward pass.
+    """Return the peak memory of a network's values in one forward pass.
 
     Parameters
     ----------
     spec : NetworkSpec
         Class and arguments.
     size : (x, y, z)
-        Of a window.
+        Size of a window.
     dtype : torch.dtype
-        In which it calculates.
+        Type in which the network calculates.
     windows : int
-        How many at once.
+        Windows in a batch.
 
     Returns
     -------
     int
-        Bytes, the scores included, input and weights not. For a network that can't run without
-        numbers: `VALUES_PER_VOXEL` for each voxel.
+        Bytes, including the scores, without input and weights. `VALUES_PER_VOXEL` per voxel for a
+        network that cannot run on the meta device.
     """
     arguments = json.dumps(dict(spec.args), sort_keys=True)
     if dtype is torch.bfloat16:
-        return _one_window(spec.name, arguments, size, ends=True) * windows
-    one = _one_window(spec.name, arguments, size, ends=False)
-    return one * windows * dtype.itemsize // FLOAT
+        return _window_bytes(spec.name, arguments, size, ends=True) * windows
+    window_bytes = _window_bytes(spec.name, arguments, size, ends=False)
+    return window_bytes * windows * dtype.itemsize // FLOAT
 
 
 @lru_cache(maxsize=64)
-def _one_window(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
+def _window_bytes(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
     """Return the bytes of one window in float32, or in bfloat16 with `Ends`."""
     spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
     try:
@@ -248,7 +251,7 @@ def _one_window(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
                 leave_out(network, last[0])
             network = Ends(network, channels, size) if ends else network
         window = torch.empty((1, channels, *size), device="meta")
-        with torch.inference_mode(), _Live() as live:
+        with torch.inference_mode(), _LiveMemoryMode() as live:
             network(window)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return math.prod(size) * VALUES_PER_VOXEL * (FLOAT // 2 if ends else FLOAT)
@@ -256,12 +259,12 @@ def _one_window(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
 
 
 def _channels(arguments: str) -> int:
-    """Return how many channels a network takes."""
+    """Return the number of a network's input channels."""
     return int(json.loads(arguments).get("in_channels", 1))
 
 
-class _Count(Shortcuts):
-    """Counts the bytes of all tensors that are alive; `peak` is the most there were."""
+class _LiveMemory(Shortcuts):
+    """Counts the bytes of all live tensors; `peak` is their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,20 +282,20 @@ class _Count(Shortcuts):
         if key not in self._seen:
             self._seen[key] = storage.nbytes()
             self.live += self._seen[key]
-            weakref.finalize(storage, self._gone, key)
+            weakref.finalize(storage, self._forget, key)
 
-    def _gone(self, key: int) -> None:
+    def _forget(self, key: int) -> None:
         self.live -= self._seen.pop(key)
 
 
-class _Live(_Count, TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A `_Count` of all that torch does in the block."""
+class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of all operations of torch in the block."""
 
 
 def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
-    """Return what a convolution holds beside its input and output (measured on torch 2.13, CPU).
+    """Return the temporary memory of a convolution (measured with torch 2.13 on a CPU).
 
-    oneDNN turns input and output to blocks of channels; small inputs are unfolded to columns.
+    oneDNN converts input and output to blocks of channels; small inputs are unfolded to columns.
     """
     if not operation.startswith("aten.conv"):
         return 0
@@ -302,59 +305,59 @@ def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
     if math.prod(image.shape[:4]) <= UNFOLDED:
         columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
         return int(columns * out.element_size())
-    filled = out.nbytes * (-out.shape[1] % BLOCK) // out.shape[1]
-    return int(image.nbytes + filled)
+    padding = out.nbytes * (-out.shape[1] % BLOCK) // out.shape[1]
+    return int(image.nbytes + padding)
 
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, size = plan.network_axis(plan.lead), _window(card, plan)
     padded = [max(n, roi) for n, roi in zip(plan.network.shape, size, strict=True)]
     voxels, window = math.prod(plan.network.shape), math.prod(size)
-    beside = math.prod(n for x, n in enumerate(padded) if x != axis)
-    plane = FLOAT * beside * card.n_outputs
+    plane_voxels = math.prod(n for x, n in enumerate(padded) if x != axis)
+    plane = FLOAT * plane_voxels * card.n_outputs
     last = last_layer(card.network, card.window.size or PROBE)
-    summed = FLOAT * beside * (last[1] if last else card.n_outputs)
-    made = min(max(HEAD_SLABS * budget.slab, plane), size[axis] * plane)
+    summed = FLOAT * plane_voxels * (last[1] if last else card.n_outputs)
+    head = min(max(HEAD_SLABS * budget.slab, plane), size[axis] * plane)
     values = window * budget.windows
     return _Sizes(
         scan=math.prod(plan.source.shape),
         image=FLOAT * voxels,
         padded=FLOAT * math.prod(padded) if math.prod(padded) > voxels else 0,
-        open=size[axis] * (summed + FLOAT * beside),
+        open=size[axis] * (summed + FLOAT * plane_voxels),
         plane=plane,
         block=min(max(budget.slab, summed), size[axis] * summed),
-        made=made if last else 0,
+        head=head if last else 0,
         window=FLOAT * window + values * (FLOAT + dtype.itemsize),
         maps=math.prod(plan.source.shape) * _maps(card) * _label_bytes(card),
     )
 
 
 def _resampling(card: ModelCard, plan: NetworkPlan, budget: Budget) -> int:
-    """Return what the resampling holds: the result, and slabs of source and network planes."""
+    """Return the bytes of the resampling: the result, and slabs of source and network planes."""
     voxels, source = math.prod(plan.network.shape), math.prod(plan.source.shape)
     result = FLOAT * voxels
     plane = FLOAT * source // plan.source.shape[plan.lead]
     ratio = plan.source.shape[plan.lead] / plan.network.shape[plan.network_axis(plan.lead)]
     planes = 1 if any(plan.lean) else max(1, budget.slab // (2 * plane))
     slab = min(planes, plan.network.shape[plan.network_axis(plan.lead)]) * plane
-    changed = FLOAT * source * _copies(card.before) if card.before else 0
-    return result + round(slab * (3 + ratio)) + 2 * plane + changed
+    before = FLOAT * source * _copies(card.before) if card.before else 0
+    return result + round(slab * (3 + ratio)) + 2 * plane + before
 
 
 def _copies(steps: tuple[IntensityStep, ...]) -> int:
-    """Return how many float32 copies of an image the intensity steps hold at once."""
-    most = 1
+    """Return the number of float32 copies of an image that the intensity steps hold at once."""
+    copies = 1
     for n, step in enumerate(steps):
-        plain = isinstance(step, ScaleRange)  # the others make one more, and masks
-        most = max(most, (2 if plain else 4) + (n > 0) + getattr(step, "nonzero", False))
-    return most
+        simple = isinstance(step, ScaleRange)  # other steps make one more copy, and masks
+        copies = max(copies, (2 if simple else 4) + (n > 0) + getattr(step, "nonzero", False))
+    return copies
 
 
-def _cleaning(card: ModelCard, one_map: int) -> int:
-    """Return what the card's cleaning holds beside the label maps."""
+def _cleaning(card: ModelCard, map_bytes: int) -> int:
+    """Return the bytes of the card's cleaning, without the label maps themselves."""
     numbers = {s.number for s in card.structures}
-    holes = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
-    return one_map * (bool(card.cleaning) + holes) + (PARTS if card.cleaning else 0)
+    gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
+    return map_bytes * (bool(card.cleaning) + gaps) + (PARTS if card.cleaning else 0)
 
 
 def _window(card: ModelCard, plan: NetworkPlan) -> Shape:

@@ -38,13 +38,13 @@ from scanloom.inference.resample import to_network
 from scanloom.inference.restore import LabelRestorer, Labels, ScoreRestorer, choose_way
 from scanloom.inference.windows import BatchSize, ScorePlanes, Slider, window_size
 
-SAME_PLACE = 0.01
-"""mm between voxels of two channels that are taken for one."""
+_SAME_POSITION_MM = 0.01
+"""Largest distance between corresponding voxels of two channels."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Made:
-    """Label maps of all structures, in which way they were made, and what must be known of it."""
+class _Prediction:
+    """Label maps, the memory plan with which they were made, and flags of the result."""
 
     maps: list[Labels]
     rung: Rung
@@ -114,12 +114,12 @@ class Predictor:
 
     @property
     def device_name(self) -> str:
-        """Where it works: "cpu", "cuda:0"."""
+        """The device's name: "cpu", "cuda:0"."""
         return str(self.device.device)
 
     @property
     def precision_name(self) -> str:
-        """In which numbers it calculates: "float32", "float16"."""
+        """The numeric type of the network: "float32", "float16"."""
         return self.precision.name
 
     def predict(
@@ -130,37 +130,37 @@ class Predictor:
         Parameters
         ----------
         volume : Volume
-            The scan; of a model with several input channels, the first.
+            The scan; for a model with several input channels, the first of them.
         clock : Clock, optional
-            Is told of the steps "resample", "network", "restore" and "clean".
+            Times the steps "resample", "network", "restore" and "clean".
         others : sequence of Volume
             The other input channels, in the card's order, on the same grid.
 
         Returns
         -------
         Segmentation
-            On the scan's own grid: one layer, or one a structure where structures may overlap.
+            On the scan's own grid: one layer, or one per structure if structures may overlap.
 
         Raises
         ------
         ScanError
             OUT_OF_MEMORY if the device is too small; IMPLAUSIBLE if the scan is too small for the
-            card's padding; MODEL_NETWORK if the network gives fewer channels than the card names;
-            CHANNELS if there are more or fewer input channels, or they lie on another grid;
-            NOT_FINITE if the scan overflows in the card's intensity steps, or a score is NaN or
-            infinite in float32 too.
+            card's padding; MODEL_NETWORK if the network has fewer output channels than the card;
+            CHANNELS if the number of input channels is wrong, or their grids differ; NOT_FINITE if
+            the scan overflows in the card's intensity steps, or a score is NaN or infinite in
+            float32 too.
         """
         clock = clock or Clock()
         volumes = (volume, *others)
         _check_channels(volumes, self.card)
         with same_bytes(), torch.inference_mode():
-            made = self._in_finite_numbers(volumes, clock)
+            prediction = self._predict_without_overflow(volumes, clock)
         with clock.step("clean"):
-            maps = [self._clean(m, "after") for m in made.maps]
-            return self._segmentation(replace(made, maps=maps), volume)
+            maps = [self._clean(m, "after") for m in prediction.maps]
+            return self._segmentation(replace(prediction, maps=maps), volume)
 
-    def _in_finite_numbers(self, volumes: Sequence[Volume], clock: Clock) -> _Made:
-        """Return label maps; where half precision overflowed, those of float32."""
+    def _predict_without_overflow(self, volumes: Sequence[Volume], clock: Clock) -> _Prediction:
+        """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
         overflowed = self._overflows
         for dtype in dict.fromkeys((first.dtype, torch.float32)):
@@ -168,37 +168,37 @@ class Predictor:
                 clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, rung = self._down_the_ladder(volumes, dtype, clock)
+                maps, rung = self._predict_with_fallback(volumes, dtype, clock)
             except FloatingPointError:
-                continue  # the error, and all that its frames held, is gone
-            return _Made(maps, rung, (Flag.HALF_OVERFLOWED,) if overflowed else ())
-        detail = "the network gives scores that are NaN or infinite"
+                continue  # here the error, and the arrays that its frames held, are freed
+            return _Prediction(maps, rung, (Flag.HALF_OVERFLOWED,) if overflowed else ())
+        detail = "scores of the network are NaN or infinite"
         raise ScanError(Reason.NOT_FINITE, detail)
 
     def ways(
         self, volume: Volume, plan: NetworkPlan, dtype: torch.dtype | None = None
     ) -> tuple[list[Rung], list[str]]:
-        """Return the ways of labelling from the first that fits, and the steps down to it.
+        """Return the memory plans from the first that fits, and the changes that lead to it.
 
         `dtype` is the type in which the network calculates, by default that of `precision`.
 
         Raises
         ------
         ScanError
-            OUT_OF_MEMORY if none fits by the estimate.
+            OUT_OF_MEMORY if no plan fits by the estimate.
         """
         device, dtype = self.device.device, dtype or self.precision.dtype
         windows = choose_batch(window_size(self.card.window, plan.network.shape), device, dtype)
-        chosen = device.type != "cpu" and self.device.why != ASKED_FOR
-        others = [torch.device("cpu")] if chosen else []
-        asked = rungs(device, dtype, Budget(windows), others)
-        left = room(device, self.memory_limit)
-        return fitting(asked, self.card, plan, volume.array.dtype.itemsize, left)
+        automatic = device.type != "cpu" and self.device.why != ASKED_FOR
+        fallbacks = [torch.device("cpu")] if automatic else []
+        plans = rungs(device, dtype, Budget(windows), fallbacks)
+        available = room(device, self.memory_limit)
+        return fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
-    def _down_the_ladder(
+    def _predict_with_fallback(
         self, volumes: Sequence[Volume], dtype: torch.dtype, clock: Clock
     ) -> tuple[list[Labels], Rung]:
-        """Return label maps, made in the first way for which memory suffices, and that way."""
+        """Return label maps, and the first memory plan for which memory suffices."""
         plan = plan_grid(volumes[0].grid, self.card.grid)
         ways, changes = self.ways(volumes[0], plan, dtype)
         for change in changes:
@@ -211,10 +211,10 @@ class Predictor:
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
-            # here the error, and all that its frames held, is gone
+            # here the error, and the arrays that its frames held, are freed
             if rung.device.type == "cuda":
                 torch.cuda.empty_cache()
-        detail = f"{self.device.device.type} has too little for this scan"
+        detail = f"{self.device.device.type} has too little memory for this scan"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
     def _label(
@@ -230,7 +230,7 @@ class Predictor:
                 seen = channels[0] >= card.air_below
             channels = [apply_steps(channel, card.after) for channel in channels]
             if not all(map(all_finite, channels)):
-                detail = "the scan's intensities overflow in the steps before the network"
+                detail = "the scan's intensities overflow in the card's intensity steps"
                 raise ScanError(Reason.NOT_FINITE, detail)
             image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
             del channels
@@ -243,21 +243,21 @@ class Predictor:
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
         self._run(self._planes((image, seen), plan, rung, clock), labels.add, clock)
         with clock.step("restore"):
-            return labels.finish(lambda found: self._clean(found, "before"))
+            return labels.finish(lambda decided: self._clean(decided, "before"))
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: Clock
     ) -> None:
-        """Move the network over its grid and hand on its planes."""
+        """Run the network over its grid and pass the planes of scores to `take`."""
         while True:
             with clock.step("network"):
                 block = next(planes, None)
                 self._wait()
             if block is None:
                 return
-            found, named = block.scores.shape[1], self.card.n_outputs
-            if found < named:
-                detail = f"it gives {found} channels, the card names {named}"
+            channels, expected = block.scores.shape[1], self.card.n_outputs
+            if channels < expected:
+                detail = f"the network has {channels} output channels, the card {expected}"
                 raise ScanError(Reason.MODEL_NETWORK, detail)
             with clock.step("restore"):
                 take(block)
@@ -269,7 +269,7 @@ class Predictor:
         rung: Rung,
         clock: Clock,
     ) -> Iterator[ScorePlanes]:
-        """Yield the network's scores; tell if fewer windows had to do, or were passed over."""
+        """Yield the network's scores; note skipped windows, and a reduced batch."""
         image, seen = images
         budget, batch = rung.budget, BatchSize(rung.budget.windows)
         loaded = self._network_in(rung.dtype)
@@ -291,16 +291,16 @@ class Predictor:
             clock.note("ladder", f"windows {batch.count}")
 
     def _network_in(self, dtype: torch.dtype) -> LoadedNetwork:
-        """Return the network in a type of numbers; it is kept once it was needed.
+        """Return the network in a numeric type; it is loaded at the first use and kept.
 
-        Loaded from the card's file again: what was rounded to half precision does not come back.
+        It is loaded from the card's file: weights rounded to half precision cannot be restored.
         """
         if dtype not in self._loaded:
             self._loaded[dtype] = load_network(self.card, dtype)
         return self._loaded[dtype]
 
     def _wait(self) -> None:
-        """Let the device finish what it was given, so that seconds belong to their step."""
+        """Wait for the device, so that its time is attributed to the right step."""
         if self.device.device.type == "cuda":
             torch.cuda.synchronize(self.device.device)
 
@@ -313,9 +313,9 @@ class Predictor:
                 labels = keep_largest(labels, rule)
         return labels
 
-    def _segmentation(self, made: _Made, volume: Volume) -> Segmentation:
+    def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
-        structures, maps = self.card.structures, made.maps
+        structures, maps = self.card.structures, prediction.maps
         if isinstance(self.card.decision, Argmax):
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
@@ -325,35 +325,37 @@ class Predictor:
             tuple(layers),
             volume.grid,
             self.card.version,
-            device=str(made.rung.device),
-            precision=PrecisionChoice(made.rung.dtype, "").name,
-            flags=made.flags,
+            device=str(prediction.rung.device),
+            precision=PrecisionChoice(prediction.rung.dtype, "").name,
+            flags=prediction.flags,
         )
 
 
 def _only(labels: Labels, numbers: set[int]) -> Labels:
-    """Return the label map without channels that the card names no structure for."""
+    """Return the label map without the channels that have no structure in the card."""
     highest = max(numbers)
     table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
     table[list(numbers)] = list(numbers)
-    whole = numbers == set(range(1, highest + 1)) and int(labels.max()) <= highest
-    return labels if whole else table[labels]
+    unchanged = numbers == set(range(1, highest + 1)) and int(labels.max()) <= highest
+    return labels if unchanged else table[labels]
 
 
 def _check(card: ModelCard) -> None:
-    """Refuse what a card can say and this version can't do."""
+    """Refuse cards that this version does not support."""
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
-        detail = "parts can't be kept before labels are decided"
+        detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     if card.grid.mode != "linear":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "it wants its scans by nearest neighbour")
+        detail = "the model requires resampling of scans by nearest neighbour"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
     """Refuse scans that are not the card's input channels."""
     if len(volumes) != len(card.channels):
-        detail = f"{card.name} wants {len(card.channels)} input channels, there are {len(volumes)}"
+        detail = f"{card.name} has {len(card.channels)} input channels, {len(volumes)} were given"
         raise ScanError(Reason.CHANNELS, detail)
     for volume, channel in zip(volumes[1:], card.channels[1:], strict=True):
-        if not volume.grid.matches(volumes[0].grid, SAME_PLACE):
-            raise ScanError(Reason.CHANNELS, f"{channel.name} lies on another grid than the first")
+        if not volume.grid.matches(volumes[0].grid, _SAME_POSITION_MM):
+            detail = f"{channel.name} and the first channel have different grids"
+            raise ScanError(Reason.CHANNELS, detail)

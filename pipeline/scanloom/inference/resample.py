@@ -1,8 +1,8 @@
-"""A scan on the network's grid: moved to the device once, as it is stored, and resampled there.
+"""Resamples a scan to the network grid; the stored voxels move to the device once.
 
-Linear interpolation is separable, since the network's grid shares the source's axes: one pass an
-axis, slab by slab. It agrees with MONAI's float64 `grid_sample` to rounding of float32. Nearest
-neighbours are taken by MONAI's own order of operations in float64 (normalise, affine_grid,
+Linear interpolation is separable, since the network grid shares the source's axes: one pass per
+axis, slab by slab. It agrees with MONAI's float64 `grid_sample` up to float32 rounding. Nearest
+neighbours are computed in MONAI's own order of operations in float64 (normalise, affine_grid,
 grid_sample): at exact ratios, such as 2, the last bit decides which neighbour is the nearest.
 """
 
@@ -21,22 +21,22 @@ from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
 
 SLAB_BYTES = 64 * 1024**2
-"""About how much the values of a slab may take, on any device."""
+"""Approximate size of the values of a slab, on any device."""
 
 
 class Taps:
-    """Where linear interpolation along an axis takes its two neighbours, and their weights.
+    """Neighbours and weights of linear interpolation along an axis.
 
-    Coordinates beyond the ends take the end (torch's border padding).
+    Coordinates beyond the ends are clipped to them (torch's border padding).
 
     Parameters
     ----------
     at : (N,) float64 array
-        Coordinates on the axis that is read.
+        Coordinates on the input axis.
     size : int
-        Its length.
+        Length of the input axis.
     device : torch.device
-        Where the values lie.
+        Device of the values.
     """
 
     def __init__(self, at: NDArray[np.float64], size: int, device: torch.device) -> None:
@@ -50,9 +50,9 @@ class Taps:
         self._weight = torch.from_numpy(weight.astype(np.float32)).to(device)
 
     def along(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """Return `values`, interpolated along `dim`: new, and float32 of whatever type they are.
+        """Return `values` interpolated along `dim`: a new float32 tensor.
 
-        Fast where `dim` is not the last: then whole rows are taken.
+        Fast if `dim` is not the last: then whole rows are selected.
         """
         low = values.index_select(dim, self._low).to(torch.float32)
         if self.exact:
@@ -64,18 +64,18 @@ class Taps:
 
 
 class StoredPlanes:
-    """The planes of a scan along one axis, as float32, a few at a time.
+    """Access to the planes of a scan along one axis, converted to float32 in small numbers.
 
     Parameters
     ----------
     array : (I, J, K) array
         I fastest in memory; never written to.
     lead : int
-        The axis along which planes are taken.
+        Axis across the planes.
     device : torch.device
-        Where they are wanted. The array moves there once, in its own type.
+        Device of the planes. The array moves there once, in its own type.
     steps : sequence of IntensityStep
-        What is done to the scan as a whole; the scan is then held as float32.
+        Steps that are applied to the whole scan, which is then stored as float32.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class StoredPlanes:
         stored = np.moveaxis(array.T, 2 - lead, 0)
         self._host = stored if device.type == "cpu" else None
         if self._host is None:
-            whole = np.array(stored, dtype=stored.dtype.newbyteorder("="), order="C")
-            self._moved = torch.from_numpy(whole).to(device)
+            native = np.array(stored, dtype=stored.dtype.newbyteorder("="), order="C")
+            self._on_device = torch.from_numpy(native).to(device)
         if steps:
-            self._moved = apply_steps(self.take(0, array.shape[lead] - 1), steps)
+            self._on_device = apply_steps(self.take(0, array.shape[lead] - 1), steps)
             self._host = None
 
     def take(self, first: int, last: int) -> torch.Tensor:
-        """Return planes `first` to `last`, both included: a (N, ., .) copy, later axes first."""
+        """Return a copy (N, ., .) of planes `first` to `last` inclusive, later axes first."""
         if self._host is None:
-            return self._moved[first : last + 1].to(torch.float32, copy=True)
-        with np.errstate(over="ignore"):  # what overflows is refused behind the card's steps
+            return self._on_device[first : last + 1].to(torch.float32, copy=True)
+        with np.errstate(over="ignore"):  # an overflow is refused after the card's steps
             return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
 
 
 def beside(lead: int) -> tuple[int, int]:
-    """Return the two other source axes, the later one first: planes are stored that way."""
+    """Return the other two source axes, the later one first, as planes are stored."""
     b, c = (axis for axis in (2, 1, 0) if axis != lead)
     return b, c
 
@@ -113,27 +113,27 @@ def to_network(
     plan: NetworkPlan,
     device: torch.device,
     steps: Sequence[IntensityStep] = (),
-    room: int = SLAB_BYTES,
+    slab_bytes: int = SLAB_BYTES,
 ) -> torch.Tensor:
-    """Resample a scan linearly onto the network's grid.
+    """Resample a scan linearly to the network grid.
 
     Parameters
     ----------
     array : (I, J, K) array
-        The scan, of any number type; never written to.
+        The scan, of any numeric type; never written to.
     plan : NetworkPlan
-        The grids.
+        Source grid and network grid.
     device : torch.device
-        Where to work.
+        Device of the computation and of the result.
     steps : sequence of IntensityStep
-        What the card does to the intensities before.
-    room : int
-        Bytes that a slab may take, at least one plane.
+        Intensity steps of the card before resampling.
+    slab_bytes : int
+        Largest size of a slab, which has at least one plane.
 
     Returns
     -------
     (X, Y, Z) float32 tensor
-        A new one, on `device`.
+        The resampled scan.
     """
     lead, (b, c) = plan.lead, beside(plan.lead)
     planes = StoredPlanes(array, lead, device, steps)
@@ -141,15 +141,15 @@ def to_network(
     out = torch.empty([plan.network.shape[x] for x in order], device=device)
     positions = plan.to_source(lead)
     size = array.shape[lead]
-    slab = 1 if any(plan.lean) else max(1, room // (8 * array[..., 0].size))
+    slab = 1 if any(plan.lean) else max(1, slab_bytes // (8 * array[..., 0].size))
     for start in range(0, len(positions), slab):
         at = positions[start : start + slab]
-        near = Taps(at, size, device)
-        first, last = int(near.below.min()), int(near.above.max())
+        neighbours = Taps(at, size, device)
+        first, last = int(neighbours.below.min()), int(neighbours.above.max())
         values = Taps(np.clip(at, 0, size - 1) - first, last - first + 1, device).along(
             planes.take(first, last), 0
         )
-        for axis in (b, c):  # each turned to where whole rows are taken, and so back again
+        for axis in (b, c):  # two transpositions, so that whole rows are selected in each pass
             taps = Taps(plan.to_source(axis, float(at[0])), array.shape[axis], device)
             values = taps.along(values, 1).transpose(1, 2).contiguous()
         out[start : start + slab] = values
@@ -157,47 +157,47 @@ def to_network(
 
 
 def unorient(values: torch.Tensor, plan: NetworkPlan) -> torch.Tensor:
-    """Flip and permute voxels on the network's axes back to (I, J, K)."""
-    turned = values.flip([x for x in range(3) if plan.flipped[x]])
-    return turned.permute([plan.network_axis(axis) for axis in range(3)])
+    """Flip and permute voxels from the network's axes to (I, J, K)."""
+    flipped = values.flip([x for x in range(3) if plan.flipped[x]])
+    return flipped.permute([plan.network_axis(axis) for axis in range(3)])
 
 
 def nearest(values: torch.Tensor, step: NDArray[np.floating[Any]], shape: Shape) -> torch.Tensor:
-    """Take the nearest voxel by MONAI's order of operations (AffineTransform), in float64.
+    """Resample by nearest neighbour, in MONAI's order of operations (AffineTransform) in float64.
 
     Parameters
     ----------
     values : (X, Y, Z) tensor
-        What is read.
+        The input.
     step : (4, 4) array
-        Index in `values` of an index of the result.
+        Maps an index of the result to an index in `values`.
     shape : (X', Y', Z')
-        Of the result.
+        Shape of the result.
 
     Returns
     -------
     (X', Y', Z') tensor
-        Of the type of `values`. Beyond the ends, the end.
+        Same type as `values`. Indices beyond the ends are clipped to them.
     """
-    there = torch.from_numpy(np.linalg.inv(_normalizer(shape)))
-    theta = torch.from_numpy(_normalizer(values.shape)) @ torch.from_numpy(step) @ there
+    unnormalized = torch.from_numpy(np.linalg.inv(_normalizer(shape)))
+    theta = torch.from_numpy(_normalizer(values.shape)) @ torch.from_numpy(step) @ unnormalized
     theta = theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].to(values.device)
     ends = [_base(n, values.device) for n in shape]
     out = torch.empty(shape, dtype=values.dtype, device=values.device)
-    read = values.to(torch.float64)[None, None].contiguous()
+    source = values.to(torch.float64)[None, None].contiguous()
     slab = max(1, SLAB_BYTES // (64 * shape[1] * shape[2]))
     for start in range(0, shape[0], slab):
         x, y, z = torch.meshgrid(ends[0][start : start + slab], ends[1], ends[2], indexing="ij")
         base = torch.stack((z, y, x, torch.ones_like(x)), dim=-1)
         grid = (base.view(1, -1, 4) @ theta.T).view(1, *base.shape[:3], 3)
         out[start : start + slab] = functional.grid_sample(
-            read, grid, mode="nearest", padding_mode="border", align_corners=False
+            source, grid, mode="nearest", padding_mode="border", align_corners=False
         )[0, 0]
     return out
 
 
 def _normalizer(shape: Sequence[int]) -> NDArray[np.float64]:
-    """Return the map of indices to -1 .. 1 between outer edges (MONAI normalize_transform)."""
+    """Return the affine from indices to -1 .. 1 between outer edges (MONAI normalize_transform)."""
     sizes = np.array(shape, dtype=np.float64)
     matrix = np.diag(np.append(2.0 / sizes, 1.0))
     matrix[:3, 3] = 1.0 / sizes - 1.0
@@ -205,6 +205,6 @@ def _normalizer(shape: Sequence[int]) -> NDArray[np.float64]:
 
 
 def _base(size: int, device: torch.device) -> torch.Tensor:
-    """Return the centres of `size` voxels between -1 and 1, as torch's affine_grid has them."""
+    """Return the centres of `size` voxels between -1 and 1, as in torch's affine_grid."""
     ends = torch.linspace(-1, 1, size, dtype=torch.float64, device=device)
     return ends * (size - 1) / size if size > 1 else torch.zeros(1, dtype=ends.dtype, device=device)

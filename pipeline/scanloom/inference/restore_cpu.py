@@ -1,8 +1,8 @@
-"""The way back on a CPU: compiled kernels where Numba and a cache folder are at hand.
+"""Restores labels on a CPU with kernels that Numba compiles.
 
-Compiled code is kept in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`), or in a folder
-that goes with the process where others could add code to that one. Where it can't be written, or
-Numba does not work, the choice says so, and plain torch does the work.
+Compiled code is cached in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`), or in a
+temporary folder of the process if other users could add code to that folder. If no folder can be
+written, or Numba does not work, `KernelChoice` gives the reason, and plain torch is used.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.core import home
 from scanloom.own_python import is_closed, make_private_folder
 
-PARTS = 4
-"""Pieces of work a thread: some parts of a scan hold more edges than others."""
+_CHUNKS_PER_THREAD = 4
+"""Chunks of work per thread, for balance: some regions of a scan have more edges than others."""
 
 Coordinates = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 Axis = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
 
 _STORED = {torch.float32: torch.float32, torch.float16: torch.uint16, torch.bfloat16: torch.int16}
-"""How scores are handed to the kernels: NumPy knows no bfloat16, Numba no half."""
+"""Types as which the kernels view scores: NumPy has no bfloat16, Numba no half."""
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Whether the compiled kernels are taken, and why or why not."""
+    """Whether the compiled kernels can be used, and the reason."""
 
     usable: bool
     why: str
@@ -50,41 +50,41 @@ class KernelChoice:
 def available(
     overlapping: bool = False, dtype: torch.dtype = torch.float32, wide: bool = False
 ) -> KernelChoice:
-    """Return whether a kernel works here; it labels four voxels once, whose labels are known.
+    """Return whether a kernel works, which is tested once on four voxels of known labels.
 
     Parameters
     ----------
     overlapping : bool
-        Whether scores are compared with a threshold, and not with one another.
+        Compare scores with a threshold, not with each other.
     dtype : torch.dtype
-        Of the scores.
+        Type of the scores.
     wide : bool
-        Whether labels are uint16.
+        Labels are uint16.
     """
     if dtype not in _STORED:
         return KernelChoice(False, f"scores are {str(dtype).removeprefix('torch.')}")
     try:
         _kernels()
         decision = Threshold(0.5) if overlapping else Argmax()
-        right = _tried(decision, dtype, np.dtype(np.uint16 if wide else np.uint8))
+        correct = _works(decision, dtype, np.dtype(np.uint16 if wide else np.uint8))
     except OSError:
         return KernelChoice(False, "compiled code can't be kept in the user's cache folder")
     except ImportError:
-        return KernelChoice(False, "Numba is not there, or not for these versions")
+        return KernelChoice(False, "Numba is not installed, or not for these versions")
     except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
         return KernelChoice(False, f"Numba does not run here ({type(exc).__name__})")
-    if not right:
+    if not correct:
         return KernelChoice(False, "Numba's labels were wrong")
-    return KernelChoice(True, "Numba compiled and tried the kernels")
+    return KernelChoice(True, "the Numba kernels were compiled and tested")
 
 
 def cache_folder() -> Path:
-    """Return a folder for compiled code that is this user's alone; made if it isn't there.
+    """Return a folder for compiled code that only this user can write; created if missing.
 
     Raises
     ------
     OSError
-        If none can be written, or others could add code to each.
+        If no folder can be written, or other users could add code to every candidate.
     """
     base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     folder = Path(base, "scanloom", "numba").absolute()
@@ -97,7 +97,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _temporary_folder() -> Path:
-    """Return a new folder that goes with this process."""
+    """Return a new folder that is removed at the end of this process."""
     if not is_closed(Path(tempfile.gettempdir()).absolute(), sticky=True):
         raise PermissionError("others could move a temporary folder away")
     folder = Path(tempfile.mkdtemp(prefix="scanloom-numba-"))
@@ -107,7 +107,7 @@ def _temporary_folder() -> Path:
 
 @functools.cache
 def _kernels() -> ModuleType:
-    """Load the kernels: their compiled code is looked for, and kept, in the cache folder."""
+    """Import the kernels; their compiled code is loaded from and saved to the cache folder."""
     folder = cache_folder()
     from numba import config
 
@@ -120,14 +120,14 @@ def _kernels() -> ModuleType:
     return restore_numba
 
 
-def _tried(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any]) -> bool:
-    """Whether two classes that cross half way between two voxels are told apart."""
+def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any]) -> bool:
+    """Return whether a kernel separates two classes that cross between two voxels."""
     line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], dtype=dtype)[None, :, None]
     at = (np.zeros(1), np.zeros(1), np.arange(4) / 3)
-    known = [[1, 1, 0, 0]] if isinstance(decision, Argmax) else [[0, 0, 1, 1], [2, 2, 0, 0]]
-    out = [np.zeros((1, 1, 4), labels) for _ in known]
+    expected = [[1, 1, 0, 0]] if isinstance(decision, Argmax) else [[0, 0, 1, 1], [2, 2, 0, 0]]
+    out = [np.zeros((1, 1, 4), labels) for _ in expected]
     label(line, at, decision, out)
-    return [found.ravel().tolist() for found in out] == known
+    return [written.ravel().tolist() for written in out] == expected
 
 
 def label(
@@ -140,13 +140,13 @@ def label(
     scores : (P, C, B, D) float32, half or bfloat16 tensor
         Planes of the network's grid on the CPU.
     at : (along, rows, columns)
-        Where source voxels lie along planes (S), rows (J) and columns (I) of the scores, rising
-        or falling; beyond the ends they take the end. The last two may have a line a slice.
+        Coordinates of source voxels along planes (S), rows (J) and columns (I) of the scores,
+        rising or falling; clipped to the ends. The last two may have one line per slice.
     decision : Decision
         The first largest score, or each score against a threshold.
     out : sequence of (S, J, I) uint8 or uint16 arrays
-        Filled, of any strides: one with the channel of the largest score; or one a channel n,
-        all 0 before, with n + 1 where its score reaches the threshold.
+        Output, of any strides: one with the channel of the largest score; or one per channel n,
+        initially 0, with n + 1 where its score reaches the threshold.
     """
     if not all(out[0].shape):
         return
@@ -160,37 +160,37 @@ def label(
     job = (flat, shape, steps, axes)
     calls: list[Callable[[tuple[int, int]], None]] = []
     for number, labels in enumerate(out):
-        where = _flat_labels(labels)
+        target = _flat_labels(labels)
         if isinstance(decision, Threshold):
             rule = (number, np.float32(decision.value))
-            calls.append(functools.partial(_each, kernels.threshold_rows, (*job, *where), (rule,)))
+            calls.append(functools.partial(_each, kernels.threshold_rows, (*job, *target), (rule,)))
         else:
-            calls.append(functools.partial(_each, kernels.argmax_rows, (*job, *where), ()))
-    _share(calls, axes[1][2].shape[1] - 1)
+            calls.append(functools.partial(_each, kernels.argmax_rows, (*job, *target), ()))
+    _run_in_threads(calls, axes[1][2].shape[1] - 1)
 
 
-def _each(kernel: Callable[..., None], given: Any, rule: Any, part: tuple[int, int]) -> None:
-    """Call a kernel for some rows of blocks."""
-    kernel(*given, part, *rule)
+def _each(kernel: Callable[..., None], job: Any, rule: Any, rows: tuple[int, int]) -> None:
+    """Call a kernel for a range of rows of blocks."""
+    kernel(*job, rows, *rule)
 
 
-def _share(calls: Sequence[Callable[[tuple[int, int]], None]], rows: int) -> None:
+def _run_in_threads(calls: Sequence[Callable[[tuple[int, int]], None]], rows: int) -> None:
     """Make all calls for all rows of blocks, on as many threads as torch has."""
     threads = torch.get_num_threads()
-    calls[0]((0, 0))  # compiled or loaded here, once
+    calls[0]((0, 0))  # compile or load the kernel once, before the threads start
     if threads == 1:
         for call in calls:
             call((0, rows))
         return
-    ends = np.linspace(0, rows, min(rows, PARTS * threads) + 1).astype(int).tolist()
-    parts = list(itertools.pairwise(ends))
+    ends = np.linspace(0, rows, min(rows, _CHUNKS_PER_THREAD * threads) + 1).astype(int).tolist()
+    chunks = list(itertools.pairwise(ends))
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(call, part) for call in calls for part in parts]:
-            done.result()
+        for future in [pool.submit(call, chunk) for call in calls for chunk in chunks]:
+            future.result()
 
 
 def _rising(out: Sequence[NDArray[Any]], at: Coordinates) -> tuple[list[NDArray[Any]], Coordinates]:
-    """Return labels and coordinates turned round where coordinates fall."""
+    """Return labels and coordinates, flipped along the axes whose coordinates fall."""
     axes, views = list(at), list(out)
     for n in range(3):
         if axes[n].shape[-1] > 1 and axes[n].flat[0] > axes[n].flat[axes[n].shape[-1] - 1]:
@@ -202,7 +202,7 @@ def _rising(out: Sequence[NDArray[Any]], at: Coordinates) -> tuple[list[NDArray[
 
 
 def _flat_scores(scores: torch.Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
-    """Return all entries from the first to the last score, and the steps between them."""
+    """Return a flat view from the first to the last score, and the strides in elements."""
     p, c, b, _ = scores.stride()
     span = 1 + sum((n - 1) * step for n, step in zip(scores.shape, scores.stride(), strict=True))
     stored = scores.view(_STORED[scores.dtype])
@@ -210,7 +210,7 @@ def _flat_scores(scores: torch.Tensor) -> tuple[NDArray[Any], tuple[int, int, in
 
 
 def _flat_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
-    """Return all entries that labels lie among, the place of the first and the steps."""
+    """Return a flat view of the memory of labels, the offset of the first label and the strides."""
     steps = [step // labels.itemsize for step in labels.strides]
     falls = tuple(n for n, step in enumerate(steps) if step < 0)
     lowest = np.flip(labels, falls)
@@ -220,20 +220,20 @@ def _flat_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, in
 
 
 def taps(at: NDArray[np.float64], size: int) -> Axis:
-    """Return what rising coordinates read on an axis.
+    """Return the neighbours and weights of rising coordinates on an axis.
 
     Parameters
     ----------
     at : (N,) or (L, N) array
         Coordinates.
     size : int
-        The axis' length.
+        Length of the axis.
 
     Returns
     -------
     (index, weight, starts) of shapes (L, N), (L, N), (L, blocks + 1)
-        The network voxel below, the weight of the one above, and for each block of network voxels
-        the first source index in it.
+        The network voxel below, the weight of the voxel above, and the first source index in each
+        block of network voxels.
     """
     block = _kernels().BLOCK
     inside = np.clip(np.atleast_2d(at), 0.0, size - 1.0)

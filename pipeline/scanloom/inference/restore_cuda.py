@@ -1,13 +1,13 @@
-"""The way back on CUDA: labels decided tile by tile, most of them without reading a score twice.
+"""Restores labels on CUDA, tile by tile; most tiles read no score twice.
 
-The same rule as on a CPU: linear interpolation mixes its neighbours with weights that add up to 1,
-so within a block of network voxels a class can win only if its largest value there reaches the
-largest of all classes' smallest values. One kernel notes who is left in each block; another takes
-a tile of a source slice, fills it where one class is left, and else interpolates those that are,
-with the running maximum in registers. Labels are those of the plain way but for exact ties,
-decided by rounding.
+As on a CPU, linear interpolation mixes neighbours with weights that add up to 1. So within a block
+of network voxels, a class can win only if its maximum there reaches the largest of all classes'
+minima. One kernel records the remaining classes of each block. Another processes a tile of a source
+slice: it fills the tile if one class remains, else interpolates the remaining classes, with the
+running maximum in registers. Labels equal those of plain torch, except for exact ties, which
+rounding decides.
 
-Triton comes with torch's CUDA packages only; without it plain torch does the work.
+Triton comes with torch's CUDA packages only; without it, plain torch is used.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.inference.restore_cpu import Coordinates, KernelChoice
 
 BLOCK = 4
-"""Edge of a block in network voxels: larger ones leave more classes, smaller ones cost more."""
+"""Edge of a block in network voxels: larger blocks exclude fewer classes, smaller cost more."""
 TILE_ROWS, TILE_COLUMNS = 8, 32
 """Source voxels of a slice that are decided together: a warp writes whole sectors of memory."""
 MOST_CLASSES = 1024
-"""Beyond that many the values of one block overflow the registers of a program."""
+"""Maximum number of classes: beyond it, the values of one block overflow a program's registers."""
 _BLOCK_VALUES = 256
-"""Classes x blocks whose bounds one program holds: 8 values a thread; 32 spill its registers."""
+"""Classes x blocks whose bounds one program holds: 8 values per thread; 32 spill registers."""
 _BITS = 31
-"""Classes a word of survivors holds (the kernels' own number)."""
+"""Classes per word of a bit mask of remaining classes, as in the kernels."""
 
 
 @dataclass(frozen=True, eq=False)
 class AxisTaps:
-    """Which network voxels the source voxels along an axis read, on the device.
+    """Neighbours and weights of the source voxels along an axis, on the device.
 
     Parameters
     ----------
     index : (L, N) int32 tensor
-        The network voxel below. One line, or one a slice where the stack leans.
+        The network voxel below. One line, or one line per slice of a sheared stack.
     weight : (L, N) float32 tensor
-        Of the voxel above; 0 where there is none.
+        Weight of the voxel above; 0 if there is none.
     """
 
     index: torch.Tensor
@@ -54,7 +54,7 @@ class AxisTaps:
 
     @property
     def step(self) -> int:
-        """Entries from the line of one slice to that of the next."""
+        """Elements from the line of one slice to the line of the next."""
         return self.index.shape[1] if len(self.index) > 1 else 0
 
 
@@ -63,16 +63,16 @@ Where = tuple[AxisTaps, AxisTaps, AxisTaps]
 
 
 def taps(at: Coordinates, sizes: Sequence[int], device: torch.device) -> Where:
-    """Return what coordinates read; all go to the device in one piece.
+    """Return the neighbours and weights of coordinates, copied to the device in one transfer.
 
     Parameters
     ----------
     at : three (N,) or (L, N) float64 arrays
-        Coordinates on planes, rows and columns, in any order; beyond the ends they take the end.
-    sizes : three numbers
-        Planes, rows and columns there are.
+        Coordinates on planes, rows and columns, in any order; clipped to the ends.
+    sizes : three int
+        Numbers of planes, rows and columns.
     device : torch.device
-        Where the scores lie.
+        Device of the scores.
     """
     inside = [np.atleast_2d(np.clip(a, 0.0, n - 1.0)) for a, n in zip(at, sizes, strict=True)]
     below = [np.floor(a) for a in inside]
@@ -80,44 +80,44 @@ def taps(at: Coordinates, sizes: Sequence[int], device: torch.device) -> Where:
     weights = [(a - b).astype(np.float32) for a, b in zip(inside, below, strict=True)]
     lines = [v.view(np.int32).ravel() for v in (*indices, *weights)]
     ends = np.cumsum([len(line) for line in lines[:-1]]).tolist()
-    parts = torch.from_numpy(np.concatenate(lines)).to(device).tensor_split(ends)
+    tensors = torch.from_numpy(np.concatenate(lines)).to(device).tensor_split(ends)
     along, rows, columns = (
         AxisTaps(index.view(a.shape), weight.view(torch.float32).view(a.shape))
-        for index, weight, a in zip(parts[:3], parts[3:], inside, strict=True)
+        for index, weight, a in zip(tensors[:3], tensors[3:], inside, strict=True)
     )
     return along, rows, columns
 
 
 def available(device: torch.device, classes: int = 1) -> KernelChoice:
-    """Return whether the kernels take so many classes, and work on a device."""
+    """Return whether the kernels support that many classes, and work on a device."""
     if device.type != "cuda":
         return KernelChoice(False, "the device is not CUDA")
     if classes > MOST_CLASSES:
         return KernelChoice(False, f"there are more than {MOST_CLASSES} classes")
-    return _proved(device)
+    return _tested(device)
 
 
 @functools.cache
-def _proved(device: torch.device) -> KernelChoice:
-    """Return whether the kernels work: Triton needs a compiler and a cache folder.
+def _tested(device: torch.device) -> KernelChoice:
+    """Return whether the kernels work, which is tested once on four voxels of known labels.
 
-    They label four voxels once, whose labels are known.
+    Triton requires a compiler and a cache folder.
     """
     if importlib.util.find_spec("triton") is None:
         return KernelChoice(False, "Triton is not installed")
     try:
-        right = _tried(device)
+        correct = _works(device)
     except torch.OutOfMemoryError:
         raise
     except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
         return KernelChoice(False, f"Triton does not run here ({type(exc).__name__})")
-    if not right:
+    if not correct:
         return KernelChoice(False, "Triton's labels were wrong")
-    return KernelChoice(True, "Triton compiled and tried the kernels")
+    return KernelChoice(True, "the Triton kernels were compiled and tested")
 
 
-def _tried(device: torch.device) -> bool:
-    """Whether two classes that cross half way between two voxels are told apart."""
+def _works(device: torch.device) -> bool:
+    """Return whether the kernels separate two classes that cross between two voxels."""
     line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], device=device)[None, :, None]
     out = np.full((1, 1, 4), 9, np.uint8)
     label(line, (np.zeros(1), np.zeros(1), np.arange(4) / 3), Argmax(), [out])
@@ -134,35 +134,35 @@ def label(
     scores : (P, C, B, D) float32, half or bfloat16 tensor
         Planes of the network's grid, of any strides.
     at : (along, rows, columns)
-        Where source voxels lie along planes (S), rows (J) and columns (I) of the scores, in any
-        order; beyond the ends they take the end. The last two may have a line a slice.
+        Coordinates of source voxels along planes (S), rows (J) and columns (I) of the scores, in
+        any order; clipped to the ends. The last two may have one line per slice.
     decision : Decision
         The first largest score, or each score against a threshold.
     out : sequence of (S, J, I) uint8 or uint16 arrays
-        Filled, of any strides; fastest where they are slices of page-locked memory. One with the
-        channel of the largest score; or one a channel n, with n + 1 where its score reaches the
-        threshold and else 0.
+        Output, of any strides; fastest for slices of page-locked memory. One with the channel of
+        the largest score; or one per channel n, with n + 1 where its score reaches the threshold,
+        else 0.
 
     Raises
     ------
     ValueError
         If shapes don't match, or there are more than `MOST_CLASSES` classes.
     """
-    out, at = _forwards(out, at)
-    there = [torch.from_numpy(labels) for labels in out]
-    here = [torch.empty_like(labels, device=scores.device) for labels in there]
+    out, at = _in_memory_direction(out, at)
+    on_host = [torch.from_numpy(labels) for labels in out]
+    on_device = [torch.empty_like(labels, device=scores.device) for labels in on_host]
     where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
-    decide(scores, where, decision, here)
-    for labels, found in zip(there, here, strict=True):
-        labels.copy_(found, non_blocking=True)
+    decide(scores, where, decision, on_device)
+    for target, labels in zip(on_host, on_device, strict=True):
+        target.copy_(labels, non_blocking=True)
     if scores.device.type == "cuda":
         torch.cuda.current_stream(scores.device).synchronize()
 
 
-def _forwards(
+def _in_memory_direction(
     out: Sequence[NDArray[Any]], at: Coordinates
 ) -> tuple[list[NDArray[Any]], Coordinates]:
-    """Return labels and coordinates turned round where labels go backwards through memory."""
+    """Return labels and coordinates, flipped along the axes with negative strides of labels."""
     views, axes = list(out), list(at)
     for n in range(3):
         if views and views[0].strides[n] < 0:
@@ -179,14 +179,14 @@ def decide(
     decision: Decision,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Label source voxels on the device, without waiting for it.
+    """Label source voxels on the device asynchronously.
 
     Parameters
     ----------
     scores, decision
         As for `label`.
     where : (along, rows, columns)
-        What source voxels read.
+        Neighbours and weights of the source voxels.
     out : sequence of (S, J, I) uint8, uint16 or int32 tensors
         As for `label`, on the device of the scores.
 
@@ -211,21 +211,21 @@ def _check(
     decision: Decision,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Refuse what the kernels would read or write beyond its ends."""
+    """Refuse arguments with which the kernels would access memory out of bounds."""
     if scores.shape[1] > MOST_CLASSES:
         raise ValueError(f"at most {MOST_CLASSES} classes, got {scores.shape[1]}")
     maps = scores.shape[1] if isinstance(decision, Threshold) else 1
     shape = tuple(axis.index.shape[1] for axis in where)
     if len(out) != maps or any(tuple(labels.shape) != shape for labels in out):
-        found = [tuple(labels.shape) for labels in out]
-        raise ValueError(f"labels must be {maps} of {shape}, got {found}")
+        shapes = [tuple(labels.shape) for labels in out]
+        raise ValueError(f"labels must be {maps} of {shape}, got {shapes}")
     if any(len(axis.index) not in (1, shape[0]) for axis in where[1:]) or len(where[0].index) != 1:
-        raise ValueError("taps must have one line, or one a slice beside the leading axis")
+        raise ValueError("taps must have one line or, except on the leading axis, one per slice")
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How the blocks of some scores are laid out, and how the kernels go over them."""
+    """Numbers of the blocks of scores, and parameters of the kernels that process them."""
 
     planes: int
     rows: int
@@ -244,17 +244,17 @@ class _Blocks:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Programs that note survivors."""
+        """Grid of the programs that record the remaining classes."""
         return self.planes, self.rows, -(-self.columns // self.at_once)
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the kernels that note survivors are compiled for."""
+        """Compile-time constants of the kernels that record the remaining classes."""
         lanes = {"CLASSES": self.classes, "BLOCKS": self.at_once}
         return {"BLOCK": BLOCK, "WORDS": self.words, **lanes}
 
     def empty(self, halves: int, device: torch.device) -> torch.Tensor:
-        """Return room for the words of survivors."""
+        """Return an uninitialized tensor for the bit masks of remaining classes."""
         shape = (halves, self.planes, self.rows, self.columns, self.words)
         return torch.empty(shape, dtype=torch.int32, device=device)
 
@@ -269,7 +269,7 @@ def _argmax(scores: torch.Tensor, where: Where, out: torch.Tensor) -> None:
         *(scores, words, *scores.shape, *scores.stride(), blocks.columns), **blocks.constants
     )
     kernels.argmax_tile[_tiles(out)](
-        *(scores, words, *_places(scores, where, out)), **_tile_constants(blocks)
+        *(scores, words, *_tile_arguments(scores, where, out)), **_tile_constants(blocks)
     )
 
 
@@ -279,7 +279,7 @@ def _threshold(
     value: float,
     out: Sequence[torch.Tensor],
 ) -> None:
-    """Label each class where it reaches `value`."""
+    """Label the voxels of each class whose score reaches `value`."""
     from scanloom.inference import restore_triton as kernels
 
     blocks = _Blocks.of(scores)
@@ -291,27 +291,27 @@ def _threshold(
     )
     for number, labels in enumerate(out):
         kernels.threshold_tile[_tiles(labels)](
-            *(scores, words, *_places(scores, where, labels), number, value, half),
+            *(scores, words, *_tile_arguments(scores, where, labels), number, value, half),
             **_tile_constants(blocks),
         )
 
 
 def _tiles(out: torch.Tensor) -> tuple[int, int, int]:
-    """Return how many programs label a map."""
+    """Return the grid of the programs that label a map."""
     slices, rows, columns = out.shape
     return -(-columns // TILE_COLUMNS), -(-rows // TILE_ROWS), slices
 
 
 def _tile_constants(blocks: _Blocks) -> dict[str, int]:
-    """Return what the kernels that decide are compiled for."""
+    """Return the compile-time constants of the kernels that decide."""
     tile = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS}
     return {"BLOCK": BLOCK, "WORDS": blocks.words, **tile}
 
 
-def _places(
+def _tile_arguments(
     scores: torch.Tensor, where: Where, out: torch.Tensor
 ) -> tuple[torch.Tensor | int, ...]:
-    """Return labels, taps, sizes and steps as the kernels that decide take them."""
+    """Return labels, taps, sizes and strides as arguments of the kernels that decide."""
     along, rows, columns = where
     planes, _, height, width = scores.shape
     return (

@@ -1,4 +1,4 @@
-"""What a network's layers give, by shape alone: on the meta device, without torch's compiler.
+"""Computes the shapes of network layers on the meta device, without torch's compiler.
 
 torch's own way to many of these shapes imports its compiler or a library of algebra, which takes
 longer than a small scan.
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Shortcuts:
-    """What a dispatch mode of shapes does; `note` is told of each operation.
+    """Rules of a dispatch mode that computes shapes only; `note` is called for each operation.
 
     No `TorchDispatchMode` itself: what such a class defines makes torch import its compiler (1 s).
     """

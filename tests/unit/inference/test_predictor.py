@@ -172,7 +172,7 @@ def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
 def test_a_network_of_too_few_channels_is_refused(card: ModelCard) -> None:
     predictor = Predictor(replace(card, structures=cards_by_hand.structures(3)))
 
-    with pytest.raises(ScanError, match="3 channels, the card names 4") as error:
+    with pytest.raises(ScanError, match="3 output channels, the card 4") as error:
         predictor.predict(scan())
 
     assert error.value.reason is Reason.MODEL_NETWORK

@@ -184,7 +184,7 @@ def test_plain_torch_takes_over_where_numba_is_missing() -> None:
         "import numba, torch", "import torch"
     ).replace("numba.config.CACHE_DIR", "0")
 
-    assert probed(hidden).startswith("plain | plain torch: Numba is not there")
+    assert probed(hidden).startswith("plain | plain torch: Numba is not installed")
 
 
 @pytest.mark.parametrize("fault", ["open to all", "a link", "below a folder open to all"])
