@@ -14,7 +14,8 @@ from PIL import Image
 
 from scanloom.core import CaseRecord, Flag, Measurement, Reason
 from scanloom.io.failures import write_failure
-from scanloom.io.tables import write_json, write_measurements
+from scanloom.io.json_file import write_json
+from scanloom.io.tables import write_measurements
 
 BOX = ((2, 2, 2), (9, 9, 9))
 REASONS = (Reason.SLICE_GAP, Reason.DAMAGED, Reason.CASE_TIMEOUT, Reason.CRASHED)

@@ -27,10 +27,10 @@ from scanloom.core import (
     Structure,
     Volume,
 )
+from scanloom.io.dicom.decimal_strings import decimals
 from scanloom.io.readback import read_back
 from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, ItkSource, NiftiSource, Scan, SourceSlice
-from scanloom.io.seg_source import decimals
 from scanloom.io.tables import write_measurements
 
 SHAPE = (19, 14, 9)

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 import engine_models as em
-from commands import scanloom, write_tiny_bundle
+from commands import scanloom
 from dicom_maker import Words, noise, write_series
 from run_maker import GOOD, Runs
 from scanloom.core import Clock, Series
@@ -36,21 +36,6 @@ def write_slices(folder: Path, name: str = "a study", brightest: int = GOOD[0]) 
     stored = noise((12, 10, SLICES), brightest) % 900
     stored[3:6, 3:6] = brightest + 1024
     return write_series(folder, stored, words=Words(name=name, study=f"study of {name}"))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
-
-
-@pytest.fixture
-def runs(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    (tmp_path / "archive").mkdir()
-    made = Runs(tmp_path, tmp_path / "archive", model)
-    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
-        monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
-    return made
 
 
 def add(files: list[Path], folder: Path) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import engine_models as em
-from commands import scanloom, write_tiny_bundle
+from commands import scanloom
 from dicom_maker import noise
 from input_kinds import header_of, write_analyze, write_archive, write_mgh, write_nifti
 from run_maker import GOOD, Runs, write_study
@@ -68,20 +67,10 @@ KINDS: dict[str, Writer] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
-
-
 @pytest.fixture
-def runs(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    (tmp_path / "archive").mkdir()
-    made = Runs(tmp_path, tmp_path / "archive", model)
-    made.write("modality: CT", "policy: {modality: CT, orientation: RAS}\n")
-    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
-        monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
-    return made
+def runs(runs: Runs) -> Runs:
+    runs.write("modality: CT", "policy: {modality: CT, orientation: RAS}\n")
+    return runs
 
 
 def write_all(archive: Path, first: int) -> dict[int, Path]:

@@ -12,7 +12,6 @@ from scanloom.io.find import find_series
 from scanloom.io.read import read_scan
 from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.seg_source import can_refer
 from scans import scans
 from seg_witnesses import (
     LABELMAP_ERRORS,
@@ -55,7 +54,7 @@ def test_seg_lies_on_a_real_scan(
 def test_source_without_uids_has_all_but_a_seg(relative: str, tmp_path: Path) -> None:
     scan = read(relative)
     assert isinstance(scan.source, DicomSource)
-    assert not can_refer(scan.source)
+    assert not scan.source.can_refer
     segmentation = wc.segmentation_of(scan)
     write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
     assert not (tmp_path / "dicom").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum, unique
 from typing import Literal, Self, get_args
 
@@ -177,8 +178,42 @@ class Reason(Enum):
         "This output folder belongs to another key: give it with --key",
     )
     RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; take its folder away, or --replace")
+    NEWER_VERSION = (
+        "failed",
+        False,
+        "A newer scanloom wrote it: use that version, or another --out",
+    )
     STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
     INTERNAL = ("failed", True, "A fault of scanloom: run with --debug and report it")
+
+
+FORMER_CODES: Mapping[str, Reason] = {
+    "STUCK": Reason.DECODE_TIMEOUT,
+    "TOO_LONG": Reason.CASE_TIMEOUT,
+    "LOST": Reason.WORKER_LOST,
+    "OUTPUT": Reason.OUTPUT_UNWRITABLE,
+    "KEY_OTHER": Reason.KEY_MISMATCH,
+    "PACKED": Reason.NESTED_ARCHIVE,
+    "LINK": Reason.DUPLICATE_LINK,
+    "DEVICE": Reason.DEVICE_UNAVAILABLE,
+}
+"""Codes that earlier versions wrote into documents, logs and tables."""
+
+
+def reason_of(code: str) -> Reason:
+    """Return the reason of a code, which an earlier version may have written.
+
+    Raises
+    ------
+    KeyError
+        If there is no such reason.
+    """
+    return FORMER_CODES.get(code) or Reason[code]
+
+
+def current_code(code: str) -> str:
+    """Return today's code for a code that was read; an unknown one is left as it is."""
+    return FORMER_CODES[code].code if code in FORMER_CODES else code
 
 
 @unique
@@ -231,3 +266,8 @@ class Flag(Enum):
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is a part"
     EMPTY = "No voxel of it was found"
+
+
+def known_flags(codes: Iterable[str]) -> tuple[Flag, ...]:
+    """Return the flags of codes that were read; codes of a later version are left out."""
+    return tuple(Flag[code] for code in codes if code in Flag.__members__)

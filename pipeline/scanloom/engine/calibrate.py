@@ -21,7 +21,7 @@ from scanloom.engine.models import load_predictors
 from scanloom.engine.pool import LocalPool
 from scanloom.engine.pump import pump
 from scanloom.engine.rates import Rates
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import key_fingerprint

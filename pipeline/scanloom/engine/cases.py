@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Reason, ScanError, Series
-from scanloom.engine.record import recipe_hash
+from scanloom.engine.recipe import recipe_hash
 from scanloom.engine.select import Inputs, LeftOut
 from scanloom.engine.workflow import Workflow
 from scanloom.io.identity import case_id, channels_hash, source_stamp

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
+from scanloom.core.reasons import current_code
 from scanloom.engine.select import LeftOut
 from scanloom.engine.workflow import MOST_BYTES
 from scanloom.io.csv_text import escape_formula
@@ -192,7 +193,8 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
         for row in table.filter(is_unused).to_pylist():
             current = rows.get((row["file"], row["copy"]))
             if current is not None and current["outcome"] == "open":
-                rows[row["file"], row["copy"]] = row
+                reason = current_code(row["reason"])
+                rows[row["file"], row["copy"]] = {**row, "reason": reason}
     return rows.values()
 
 

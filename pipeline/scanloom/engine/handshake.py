@@ -167,7 +167,7 @@ def find_fault(answers: Mapping[str, Any], expected: Answer) -> str | None:
 
 def _model_hash(name: str) -> str | None:
     from scanloom.cards.store import find_model
-    from scanloom.engine.record import card_digest
+    from scanloom.engine.recipe import card_digest
 
     try:
         return card_digest(find_model(name))

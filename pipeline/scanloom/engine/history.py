@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.core import ScanError
 from scanloom.engine.engine import Outcome
 from scanloom.engine.gpus import local_devices
 from scanloom.engine.plan_model import PLAN, rates_name
 from scanloom.engine.rates import Measured, Rates, folder_bytes
 from scanloom.engine.workflow import Workflow
+from scanloom.io.json_file import read_json
 from scanloom.io.names import CASE, TIMING
-from scanloom.io.regular import open_regular
 
 _MAX_SAMPLES = 2000
 """Published cases of a run that are read; of more cases, this many evenly spaced ones."""
@@ -178,10 +179,9 @@ def _model_and_workers(
 
 def _newest_plan(out: Path, recipe: str) -> dict[str, Any] | None:
     try:
-        with open_regular(out / "runs" / PLAN) as file:
-            plan = json.load(file)
+        plan = read_json(out / "runs" / PLAN)
         return plan if plan["recipe"] == recipe and plan["cases"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ScanError):
         return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Outputs, Reason, ScanError, nearest
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.workflow import Execution
 

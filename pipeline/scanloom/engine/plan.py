@@ -36,9 +36,9 @@ from scanloom.io.crosswalk import case_folders
 from scanloom.io.identity import load_key
 from scanloom.io.index import Index, build_index
 from scanloom.io.index_file import IndexedSeries
+from scanloom.io.json_file import write_json
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.outline import read_outline
-from scanloom.io.tables import write_json
-from scanloom.io.voxels import VOXEL_LIMIT
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import write_whole
 

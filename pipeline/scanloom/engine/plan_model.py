@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from scanloom.cards.card import ModelCard
 from scanloom.engine.estimate import Placement
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.workflow import Workflow
 
 PLAN = "plan.json"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import resource
-from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.cards.card import ModelCard
-from scanloom.core import Flag, Grid, Outputs
+from scanloom.core import Flag, Grid
 from scanloom.engine.estimate import Placement, estimate_case
+from scanloom.engine.recipe import card_digest
 from scanloom.io.published import SOURCE
 
 if TYPE_CHECKING:
@@ -22,26 +18,6 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("scanloom", "torch", "monai", "numpy", "pydicom", "highdicom", "nibabel", "SimpleITK")
 """Whose versions can change a result."""
-
-
-def recipe_hash(cards: Sequence[ModelCard], case_options: dict[str, Any], outputs: Outputs) -> str:
-    """Return the hash (SHA-256, hex) over all that was asked for and can change a result."""
-    wanted = {
-        "models": [card_digest(card) for card in cards],
-        "options": case_options,
-        "outputs": asdict(outputs),
-    }
-    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
-
-
-def card_digest(card: ModelCard) -> str:
-    """Return the hash (SHA-256, hex) of a card with its weights, wherever the files lie."""
-    plain = asdict(card)
-    plain["weights"] = {"sha256": card.weights.sha256, "key": card.weights.key}
-    for step in ("before", "after", "cleaning"):  # asdict drops the kind of a step
-        plain[step] = [type(s).__name__ + repr(s) for s in getattr(card, step)]
-    plain["decision"] = repr(card.decision)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=_plain).encode()).hexdigest()
 
 
 def case_json(segmented: SegmentedCase) -> dict[str, Any]:
@@ -138,11 +114,3 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    if isinstance(value, Path):
-        return value.name
-    return repr(value)

@@ -33,7 +33,7 @@ from scanloom.engine.outdated import Marker
 from scanloom.engine.plan_model import PLAN
 from scanloom.engine.pool import LocalPool, Pool
 from scanloom.engine.pump import pump
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.run_cases import EarlierOutcomes, RunCases, record_sources
 from scanloom.engine.run_folder import RUNS, keep_workflow, new_run, private_run_folder
 from scanloom.engine.run_log import RunLog
@@ -44,12 +44,12 @@ from scanloom.engine.totals import write_totals
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import check_bids, write_bids
-from scanloom.io.crosswalk import remember_series
 from scanloom.io.disk_errors import output_border
 from scanloom.io.failures import forget_failure, is_failure, write_failure
 from scanloom.io.identity import key_fingerprint, load_key
 from scanloom.io.index import build_index
-from scanloom.io.tables import write_json
+from scanloom.io.index_sources import remember_series
+from scanloom.io.json_file import write_json
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import check_replaceable
 from scanloom.io.work_folder import claim_out

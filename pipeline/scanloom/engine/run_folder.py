@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.engine.record import LIBRARIES, card_digest
+from scanloom.engine.recipe import card_digest
+from scanloom.engine.record import LIBRARIES
 from scanloom.engine.workflow import Workflow
+from scanloom.io.json_file import write_json
 from scanloom.io.private import private_folder, write_private
-from scanloom.io.tables import write_json
 
 RUNS = "runs"
 WORKFLOW = "workflow.json"

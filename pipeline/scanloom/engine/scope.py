@@ -10,7 +10,7 @@ from scanloom.core import Case, CaseRecord, Reason, ScanError
 from scanloom.io.failures import failed_before
 from scanloom.io.published import Standing, standing_of
 
-OF_RESULTS = (Reason.STALE, Reason.RESULT_DAMAGED)
+OF_RESULTS = (Reason.STALE, Reason.RESULT_DAMAGED, Reason.NEWER_VERSION)
 """What keeps a case from being worked on: the result that is there."""
 
 

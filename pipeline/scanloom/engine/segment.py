@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ from scanloom.core import (
     Case,
     CaseRecord,
     Clock,
-    Flag,
     Gaps,
     Nan,
     Outputs,
@@ -25,12 +23,13 @@ from scanloom.core import (
     Series,
     blame,
 )
+from scanloom.core.reasons import known_flags
 from scanloom.engine.books import Books, Names
 from scanloom.engine.cases import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.estimate import check_memory, estimate_case
 from scanloom.engine.gpus import check_device
 from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.steps import Labeller
 from scanloom.engine.work import Place, failed_record, work_on
 from scanloom.engine.workflow import Workflow, make_workflow
@@ -38,6 +37,7 @@ from scanloom.io.casefolder import check_writable
 from scanloom.io.crosswalk import source_of
 from scanloom.io.find import find_series
 from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stamp
+from scanloom.io.json_file import read_json
 from scanloom.io.names import CASE
 from scanloom.io.outline import read_outline
 from scanloom.io.published import Standing, keep_source_stamp, standing_of
@@ -266,10 +266,10 @@ class _Session:
 def _recall(case: Case, folder: Path) -> CaseRecord:
     """Return the record of a case that was published before."""
     try:
-        told = json.loads((folder / CASE).read_text(encoding="utf-8"))
-        flags = tuple(Flag[flag["code"]] for flag in told["flags"])
+        document = read_json(folder / CASE)
+        flags = known_flags(flag["code"] for flag in document["flags"])
         rows = read_measurements(folder)
         return CaseRecord(case.id, None, "", flags, folder, rows, recalled=True)
-    except (OSError, ValueError, KeyError) as exc:
+    except (OSError, ValueError, KeyError, TypeError) as exc:
         detail = f"the result of case {case.id} can't be read"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc

@@ -9,13 +9,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
+from scanloom.core.reasons import current_code
+from scanloom.io.json_file import read_json
 from scanloom.io.living import DIED, process_start, state_seen, this_host
-from scanloom.io.regular import open_regular
 
 STATUS = "status.json"
 RECENT_SECONDS = 300.0
@@ -92,12 +93,16 @@ class Status:
         ------
         OSError, ValueError
             If it said nothing, or something else.
+        ScanError
+            NEWER_VERSION if a newer scanloom wrote it.
         """
-        with open_regular(folder / STATUS) as file:
-            told = json.load(file)
+        document = read_json(folder / STATUS)
+        known = {f.name: document[f.name] for f in fields(cls) if f.name in document}
         try:
-            return cls(**told)
-        except TypeError as exc:
+            reasons = {current_code(code): n for code, n in known.get("reasons", {}).items()}
+            reason = current_code(known.get("reason", ""))
+            return cls(**{**known, "reasons": reasons, "reason": reason})
+        except (TypeError, AttributeError) as exc:
             raise ValueError("status.json has another form") from exc
 
     @property

@@ -30,11 +30,11 @@ from scanloom.core import (
 from scanloom.engine.energy import Meter
 from scanloom.engine.record import case_json, timing_json
 from scanloom.io.beside import run_beside
+from scanloom.io.json_file import write_json
 from scanloom.io.readback import read_back
 from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.seg_source import can_refer
-from scanloom.io.tables import write_json, write_measurements
+from scanloom.io.tables import write_measurements
 from scanloom.ops.measure import measure
 from scanloom.review.preview import draw_preview
 
@@ -124,7 +124,7 @@ def segment(loaded: LoadedCase, labellers: Sequence[Labeller]) -> SegmentedCase:
         flags.append(Flag.SHEARED)
     for labeller in labellers:
         flags.extend(check_scan(volume, labeller.card, others))
-    if isinstance(loaded.scan.source, DicomSource) and not can_refer(loaded.scan.source):
+    if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
     found = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
     segmentations = tuple(keep_structures(one, outputs) for one in found)

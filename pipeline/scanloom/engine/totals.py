@@ -10,8 +10,8 @@ from typing import Any
 
 from scanloom.engine.run_log import LOG
 from scanloom.engine.status import Status
+from scanloom.io.json_file import write_json
 from scanloom.io.names import TIMING
-from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 TOTALS = "totals.json"

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import ScanError
-from scanloom.engine.collect import BATCH, MANIFEST, MEASUREMENTS, measurement_rows
+from scanloom.engine.collect import (
+    BATCH,
+    MANIFEST,
+    MEASUREMENT_COLUMNS,
+    MEASUREMENTS,
+    measurement_rows,
+)
 from scanloom.io.crosswalk import case_folders
 from scanloom.io.csv_text import escape_formula
 from scanloom.io.outfolder import CASES
@@ -20,6 +26,8 @@ from scanloom.io.regular import open_regular
 
 _Row = dict[str, str]
 """A row of a table, each cell as the CSV file has it."""
+_EMPTY: _Row = dict.fromkeys(MEASUREMENT_COLUMNS, "")
+"""A row of measurements without values; earlier versions wrote fewer columns."""
 _CaseRows = tuple[str, list[_Row]]
 """A case, and its rows."""
 
@@ -81,7 +89,7 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
                 continue
             following = next(groups[file], None)
             is_sorted = following is None or following[0] > case
-            if not is_sorted or expected not in (None, head[1]):
+            if not is_sorted or expected not in (None, [{**_EMPTY, **row} for row in head[1]]):
                 altered.add(file)
             heads[file] = following if is_sorted else None
     return altered

@@ -1,8 +1,8 @@
-"""A BIDS derivative beside the results: label maps as `dseg`, subjects named by case ids.
+"""Writes the results as a BIDS derivative: label maps as `dseg`, subjects named by case ids.
 
 The Brain Imaging Data Structure (bids-specification.readthedocs.io, 1.10, "Derivatives: imaging")
-names files, tables and sidecars so that other programs find them. It knows no CT: label maps stand
-under `anat`. Nothing in it says more of a person than `cases/` does.
+defines names of files, tables and sidecars so that other programs find them. It has no data type
+for CT: label maps are in `anat`. The derivative identifies patients no more than `cases/` does.
 """
 
 from __future__ import annotations
@@ -20,61 +20,62 @@ from typing import Any
 
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.io.failures import has_failed
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.names import SEGMENTS
 from scanloom.io.outfolder import each_case, read_case
-from scanloom.io.tables import write_json
 
 BIDS = "bids"
 BIDS_VERSION = "1.10.0"
 _DESCRIPTION = "dataset_description.json"
 _README = """# Segmentations by scanloom
 
-Label maps of scans, one subject a scan: what a subject is called is a keyed hash, which whoever
-holds the crosswalk of the run can follow to its source. Research software: not a medical device,
-not for diagnosis or treatment.
+Label maps of scans, one subject per scan. The name of a subject is a keyed hash; the crosswalk of
+the run maps it to the source. Research software: not a medical device, not for diagnosis or
+treatment.
 """
 
 
 def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path:
-    """Write `OUT/bids` anew from what was published.
+    """Rebuild `OUT/bids` from the published cases.
 
     Parameters
     ----------
     out : Path
         The output folder.
     version : str
-        Scanloom's.
+        Version of scanloom.
     damaged : set of str, optional
-        Gets the names of published cases that can't be read, and are left out.
+        Receives the names of published cases that can't be read, and are left out.
 
     Returns
     -------
     Path
-        The folder, there whole or as it was. Label maps are links to those of `cases/` where the
-        file system knows links, copies elsewhere.
+        The folder. It is replaced as a whole; if writing fails, the old one stays. Label maps are
+        hard links to the files of `cases/`, or copies if the file system has no hard links.
 
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE if a data set that is not scanloom's is there.
+        OUTPUT_UNWRITABLE if `OUT/bids` was not written by scanloom.
     OSError
         If the derivative can't be written.
     """
     check_bids(out)
-    folder, word = out / BIDS, secrets.token_hex(4)
-    draft, old = out / ".work" / f"bids-{word}", out / ".work" / f"bids-{word}-old"
+    folder, token = out / BIDS, secrets.token_hex(4)
+    new, old = out / ".work" / f"bids-{token}", out / ".work" / f"bids-{token}-old"
     try:
-        draft.mkdir(parents=True)
-        subjects = []
-        for one in each_case(out, _read_subject, set() if damaged is None else damaged):
-            subjects.append(f"sub-{_alphanumeric(one.case.name)}")
-            _write_subject(draft / subjects[-1] / "anat", subjects[-1], one)
-        _write_dataset(draft, subjects, version)
+        new.mkdir(parents=True)
+        names = []
+        for subject in each_case(out, _read_subject, set() if damaged is None else damaged):
+            name = f"sub-{_alphanumeric(subject.case.name)}"
+            _write_subject(new / name / "anat", name, subject)
+            names.append(name)
+        _write_dataset(new, names, version)
         if folder.exists():
             folder.rename(old)
-        draft.rename(folder)
+        new.rename(folder)
     finally:
-        for leftover in (draft, old):
+        for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
     return folder
 
@@ -88,15 +89,15 @@ def check_bids(out: Path) -> None:
         OUTPUT_UNWRITABLE.
     """
     if os.path.lexists(out / BIDS) and not has_bids(out):
-        detail = f"{BIDS} is there already, and scanloom did not write it: name another --out"
+        detail = f"{BIDS} already exists and was not written by scanloom: use another --out"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def has_bids(out: Path) -> bool:
-    """Whether `OUT/bids` is there, and says that scanloom wrote it."""
+    """Return whether `OUT/bids` exists and its description names scanloom as its generator."""
     try:
-        told = json.loads((out / BIDS / _DESCRIPTION).read_text(encoding="utf-8"))
-        return any(maker["Name"] == "scanloom" for maker in told["GeneratedBy"])
+        description = json.loads((out / BIDS / _DESCRIPTION).read_text(encoding="utf-8"))
+        return any(generator["Name"] == "scanloom" for generator in description["GeneratedBy"])
     except (OSError, ValueError, LookupError, TypeError):
         return False
 
@@ -111,42 +112,54 @@ def _write_dataset(folder: Path, subjects: Sequence[str], version: str) -> None:
     write_json(folder / _DESCRIPTION, description)
     (folder / "README.md").write_text(_README, encoding="utf-8")
     _write_tsv(folder / "participants.tsv", ("participant_id",), [(s,) for s in subjects])
-    told = {"participant_id": {"Description": "A scan, by its case id"}}
-    write_json(folder / "participants.json", told)
+    columns = {"participant_id": {"Description": "A scan, by its case id"}}
+    write_json(folder / "participants.json", columns)
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A published case: what it says of itself, and which label maps it has."""
+    """A published case.
+
+    Parameters
+    ----------
+    case : Path
+        The case folder.
+    document : dict
+        Its `case.json`.
+    models : dict of str to dict
+        Its models by name, from the document.
+    files : list of dict
+        Its label maps, from `segments.json`.
+    """
 
     case: Path
-    told: dict[str, Any]
+    document: dict[str, Any]
     models: dict[str, dict[str, Any]]
     files: list[dict[str, Any]]
 
 
 def _read_subject(case: Path) -> _Subject:
-    told = read_case(case)
-    files = json.loads((case / SEGMENTS).read_text(encoding="utf-8"))["files"]
+    document = read_case(case)
+    files = read_json(case / SEGMENTS)["files"]
     for file in files:
         (case / file["file"]).stat()
-    return _Subject(case, told, {model["name"]: model for model in told["models"]}, files)
+    return _Subject(case, document, {model["name"]: model for model in document["models"]}, files)
 
 
-def _write_subject(folder: Path, subject: str, one: _Subject) -> None:
+def _write_subject(folder: Path, name: str, subject: _Subject) -> None:
     folder.mkdir(parents=True)
     taken: set[str] = set()
-    later = has_failed(one.case.parent.parent, str(one.told["case"]))
-    outdated = [Flag.OUTDATED.code] if later else []
-    for file in one.files:
+    failed_later = has_failed(subject.case.parent.parent, str(subject.document["case"]))
+    outdated = [Flag.OUTDATED.code] if failed_later else []
+    for file in subject.files:
         layer = re.search(r"segmentation-(\d+)\.nii\.gz$", file["file"])
-        name = _alphanumeric(file["model"]) + (f"layer{layer[1]}" if layer else "")
-        while name in taken:
-            name += "x"  # two models whose names differ by a dash
-        taken.add(name)
-        stem = folder / f"{subject}_seg-{name}_dseg"
-        _link(one.case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
-        sidecar = _sidecar(one.models[file["model"]], one.told, outdated)
+        label = _alphanumeric(file["model"]) + (f"layer{layer[1]}" if layer else "")
+        while label in taken:
+            label += "x"  # two models whose names differ by a dash
+        taken.add(label)
+        stem = folder / f"{name}_seg-{label}_dseg"
+        _link(subject.case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
+        sidecar = _sidecar(subject.models[file["model"]], subject.document, outdated)
         write_json(stem.with_name(f"{stem.name}.json"), sidecar)
         _write_tsv(
             stem.with_name(f"{stem.name}.tsv"),
@@ -156,23 +169,24 @@ def _write_subject(folder: Path, subject: str, one: _Subject) -> None:
 
 
 def _sidecar(
-    model: dict[str, Any], told: dict[str, Any], outdated: Sequence[str]
+    model: dict[str, Any], document: dict[str, Any], outdated: Sequence[str]
 ) -> dict[str, Any]:
+    """Return the JSON sidecar of a label map."""
     return {
         "Description": f"Segmentation by {model['name']} {model['version']}",
         "Manual": False,
         "ModelWeightsSHA256": model["weights_sha256"],
-        "SourceModality": told["source"]["modality"] or "unknown",
-        "Flags": [*(flag["code"] for flag in told["flags"]), *outdated],
+        "SourceModality": document["source"]["modality"] or "unknown",
+        "Flags": [*(flag["code"] for flag in document["flags"]), *outdated],
     }
 
 
 def _rows(structures: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the lookup table, with what is no structure; colours as #rrggbb."""
-    known = [
+    """Return the rows of the lookup table, background first; colours as #rrggbb."""
+    rows = [
         (s["number"], s["label"], "#{:02x}{:02x}{:02x}".format(*s["color"])) for s in structures
     ]
-    return [("0", "background", "#000000"), *((str(n), name, c) for n, name, c in sorted(known))]
+    return [("0", "background", "#000000"), *((str(n), name, c) for n, name, c in sorted(rows))]
 
 
 def _write_tsv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -183,6 +197,7 @@ def _write_tsv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def _link(source: Path, target: Path) -> None:
+    """Create a hard link, or a copy if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -190,5 +205,5 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _alphanumeric(text: str) -> str:
-    """Return what may stand in a BIDS label."""
+    """Return the letters and digits of a text, which a BIDS label consists of."""
     return re.sub(r"[^A-Za-z0-9]", "", text)

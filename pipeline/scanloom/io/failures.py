@@ -1,4 +1,4 @@
-"""`OUT/failed/<case id>.json`: why a case gave no result, without a word of its source."""
+"""Failure records `OUT/failed/<case id>.json`, which do not identify the source of a case."""
 
 from __future__ import annotations
 
@@ -7,52 +7,54 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import CaseRecord, Reason
+from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.core.reasons import reason_of
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.regular import read_regular
-from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 FAILED = "failed"
-MOST = 1 << 20
-"""Bytes of a record: more is none of ours."""
+_MAX_RECORD_BYTES = 1 << 20
+"""Size limit of a record; a larger file was not written by scanloom."""
 
-_OF_THE_OUTPUT = (
+_OUTPUT_REASONS = (
     Reason.DISK_FULL,
     Reason.OUTPUT_UNWRITABLE,
     Reason.STALE,
     Reason.RESULT_DAMAGED,
+    Reason.NEWER_VERSION,
     Reason.KEY_MISMATCH,
 )
-"""These say something of OUT, nothing of the case."""
+"""Reasons that concern OUT and not the case."""
 
 
 def is_failure(record: CaseRecord) -> bool:
-    """Whether a case failed by itself or waits for a choice, and is to be found in `failed/`."""
+    """Return whether a case belongs in `failed/`: it failed by itself, or awaits a choice."""
     reason = record.reason
-    return reason is not None and reason.wanted and reason not in _OF_THE_OUTPUT
+    return reason is not None and reason.wanted and reason not in _OUTPUT_REASONS
 
 
 def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:
-    """Write why a case failed; an older record of it is replaced.
+    """Write the failure record of a case, in place of an older one.
 
     Parameters
     ----------
     out : Path
         The output folder.
     record : CaseRecord
-        With an id and a reason.
+        Record with an id and a reason.
     recipe : str
-        What was asked for, as in `case.json`.
+        Hash of the recipe, as in `case.json`.
     stamp : str
-        Of its source, as in `Case`.
+        Stamp of the source's files, as in `Case`.
 
     Raises
     ------
     OSError
-        If it can't be written.
+        If the record can't be written.
     """
     if record.reason is None or not record.id:
-        raise ValueError("only a case that is known, and failed, has a failure")
+        raise ValueError("a failure record requires a case id and a reason")
     document = {
         "schema": 1,
         "case": record.id,
@@ -67,7 +69,7 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
     }
     path = out / FAILED / f"{record.id}.json"
     with suppress(OSError, ValueError, RecursionError):
-        if json.loads(read_regular(path, MOST)) == document:
+        if json.loads(read_regular(path, _MAX_RECORD_BYTES)) == document:
             return path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda draft: write_json(draft, document))
@@ -76,14 +78,14 @@ def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a case failed in an earlier run."""
+    """Reason and detail of a failure in an earlier run."""
 
     reason: Reason
     detail: str
 
 
 def has_failed(out: Path, case_id: str) -> bool:
-    """Whether the last attempt at a case failed."""
+    """Return whether the last attempt at a case failed."""
     return (out / FAILED / f"{case_id}.json").exists()
 
 
@@ -93,23 +95,24 @@ def failed_cases(out: Path) -> set[str]:
 
 
 def failed_before(out: Path, case_id: str, recipe: str, stamp: str) -> Failure | None:
-    """Return how a case failed when the same was asked of the same files; None if it did not."""
+    """Return the recorded failure of the same recipe on the same files, or None."""
+    path = out / FAILED / f"{case_id}.json"
     try:
-        told = json.loads(read_regular(out / FAILED / f"{case_id}.json", MOST))
-        if told["recipe"] != recipe or told.get("source_stamp", "") != stamp:
+        document = read_json(path, _MAX_RECORD_BYTES)
+        if document["recipe"] != recipe or document.get("source_stamp", "") != stamp:
             return None
-        reason = Reason[told["reason"]]
-        return Failure(reason, str(told["detail"])) if reason.wanted else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # not there, or not ours: it is tried again
+        reason = reason_of(document["reason"])
+        return Failure(reason, str(document["detail"])) if reason.wanted else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
+        return None  # missing or not written by scanloom: the case is tried again
 
 
 def forget_failure(out: Path, case_id: str) -> None:
-    """Take away the record of a case that has a result now.
+    """Remove the failure record of a case that has a result now.
 
     Raises
     ------
     OSError
-        If it is there and can't be taken away.
+        If the record exists and can't be removed.
     """
     (out / FAILED / f"{case_id}.json").unlink(missing_ok=True)

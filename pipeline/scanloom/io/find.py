@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
 
-from scanloom.core import MODALITIES, Reason, ScanError, Series
+from scanloom.core import DICOM, MODALITIES, Reason, ScanError, Series
 from scanloom.io.archives import IN_ARCHIVE, is_archive
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import SHELF, make_header, quiet
 from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.formats import FORMATS, VolumeKind
+from scanloom.io.formats import FORMATS
 from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.sandbox import warm_up
 from scanloom.io.survey import Look, look_at, series_description
@@ -26,8 +25,6 @@ FAILED = frozenset(reason.code for reason in Reason if reason.outcome == "failed
 SHOWN_DIGITS = 8
 """How much of a UID is shown where a person has to choose."""
 
-Kind = Literal["dicom"] | VolumeKind
-
 
 @dataclass
 class Group:
@@ -35,7 +32,8 @@ class Group:
 
     Parameters
     ----------
-    kind : "dicom" or one of `scanloom.io.formats`
+    kind : str
+        Its format: a name of `scanloom.io.formats.FORMATS`.
     study, series : str
         UIDs; empty where there are none.
     members : list of int
@@ -46,7 +44,7 @@ class Group:
         Whether these are DICOM files that can't be read.
     """
 
-    kind: Kind
+    kind: str
     study: str = ""
     series: str = ""
     members: list[int] = field(default_factory=list)
@@ -86,7 +84,7 @@ def find_series(
     wanted = ""
     if _is_one_file(path) and looks[0].kind and not looks[0].reason:
         wanted = entries[0].path
-        dicom = looks[0].kind == "dicom"
+        dicom = looks[0].kind == DICOM
         parts = _beside(wanted) if dicom else _parts(entries[0], looks[0])
         entries = list_files([part for part in parts if os.path.lexists(part)])
         looks = _looks(entries)
@@ -99,13 +97,13 @@ def find_series(
                 group.study or group.series, group.members or group.skipped, bool(group.members)
             )
             for group in groups
-            if group.kind == "dicom" and not group.damaged
+            if group.kind == DICOM and not group.damaged
         ),
     )
     found = [
         replace(
             make_series(group, entries, looks),
-            lost=lost.of(group.study or group.series, (entries[n].path for n in group.members)),
+            lost=_lost_beside(group, entries, lost),
         )
         for group in groups
         if group.members and (not wanted or _holds(group, entries, wanted))
@@ -127,15 +125,15 @@ def group_files(entries: Sequence[Entry], looks: Sequence[Look]) -> list[Group]:
     for n, (entry, look) in enumerate(zip(entries, looks, strict=True)):
         if not look.kind or n in voxels:
             continue
-        if look.kind != "dicom":
-            group = groups.setdefault((look.kind, str(n)), Group(cast("Kind", look.kind)))
+        if look.kind != DICOM:
+            group = groups.setdefault((look.kind, str(n)), Group(look.kind))
             group.members.extend([n, *partners.get(n, ())])
             continue
         place = "" if look.series else os.path.dirname(entry.path)  # noqa: PTH120
         damaged = "damaged" if look.reason and not look.packed else ""
-        key = ("dicom", look.study, look.series, place, damaged)
+        key = (DICOM, look.study, look.series, place, damaged)
         if key not in groups:
-            groups[key] = Group("dicom", look.study, look.series, damaged=bool(damaged))
+            groups[key] = Group(DICOM, look.study, look.series, damaged=bool(damaged))
         group = groups[key]
         (group.skipped if look.packed and look.reason else group.members).append(n)
     return list(groups.values())
@@ -151,21 +149,21 @@ def make_series(group: Group, entries: Sequence[Entry], looks: Sequence[Look]) -
     except ScanError:  # who reads the series says so; others are not stopped
         packed = tuple(Path(SCRATCH.place(entries[n].path)) for n in group.members)
         return Series(group.kind, packed, group.study, group.series, stamp=stamp)
-    if group.kind != "dicom":
+    if group.kind != DICOM:
         return Series(group.kind, files, stamp=stamp)
     pairs = zip(files, (looks[n] for n in group.members), strict=True)
     headers = [
         make_header(file, unpack_elements(look.packed)) for file, look in pairs if look.packed
     ]
     if len(headers) < len(files):
-        return Series("dicom", files, stamp=stamp)
+        return Series(DICOM, files, stamp=stamp)
     SHELF.put(headers)
     if not all(header.syntax in NATIVE for header in headers):
         warm_up()  # the helper that decodes, beside what comes before
     modality = headers[0].modality
     with quiet():
         return Series(
-            kind="dicom",
+            kind=DICOM,
             files=files,
             study_uid=group.study,
             series_uid=group.series,
@@ -271,6 +269,13 @@ def _beside(path: str) -> list[str]:
     return [path, *(b for b in beside if b != path and not is_archive(b) and b[-8:] != "DICOMDIR")]
 
 
+def _lost_beside(group: Group, entries: Sequence[Entry], lost: LostFiles) -> int:
+    """Return how many files that can't be read may be slices of a series."""
+    if group.kind != DICOM:
+        return 0
+    return lost.of(group.study or group.series, (entries[n].path for n in group.members))
+
+
 def _holds(group: Group, entries: Sequence[Entry], path: str) -> bool:
     return any(entries[n].path == path for n in group.members)
 
@@ -278,7 +283,9 @@ def _holds(group: Group, entries: Sequence[Entry], path: str) -> bool:
 def _partners(entries: Sequence[Entry], looks: Sequence[Look]) -> dict[int, list[int]]:
     """Return which header of a volume belongs to which files of voxels."""
     parts = {
-        n: _parts(entries[n], look)[1:] for n, look in enumerate(looks) if look.kind in FORMATS
+        n: _parts(entries[n], look)[1:]
+        for n, look in enumerate(looks)
+        if look.kind and look.kind != DICOM
     }
     parts = {n: some for n, some in parts.items() if some}
     if not parts:
@@ -289,16 +296,14 @@ def _partners(entries: Sequence[Entry], looks: Sequence[Look]) -> dict[int, list
 
 def _parts(entry: Entry, look: Look) -> list[str]:
     """Return the files of a volume: itself, and what holds the voxels if that is another one."""
-    if look.kind in ("", "dicom"):
-        return [entry.path]
-    form = FORMATS[cast("VolumeKind", look.kind)]
-    if not entry.path.lower().endswith(form.parted):
+    volume_format = FORMATS[look.kind]
+    if not entry.path.lower().endswith(volume_format.detached_suffixes):
         return [entry.path]
     try:
         file = SCRATCH.plain(entry.path)
     except ScanError:  # its archive can't be unpacked any more: who reads the series says so
         return [entry.path]
-    parts = (os.path.relpath(part, file.parent) for part in form.files(file)[1:])
+    parts = (os.path.relpath(part, file.parent) for part in volume_format.companions(file)[1:])
     return [entry.path, *(_join(entry.path, part) for part in parts)]
 
 

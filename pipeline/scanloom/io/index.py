@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scanloom.core import OUTCOMES, Reason, ScanError, Series, home
+from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, home
 from scanloom.io.find import FAILED, Group, group_files, look_results
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -89,7 +89,7 @@ class Index:
     def _lost(self) -> LostFiles:
         """Files that may be slices and can't be read."""
         rows = self.rows
-        dicom = {n: one for n, one in enumerate(rows.series) if one.kind == "dicom"}
+        dicom = {n: one for n, one in enumerate(rows.series) if one.kind == DICOM}
         damaged = {n for n, one in dicom.items() if not one.series_uid and one.reason in _LOST}
         return LostFiles(
             rows.entries,
@@ -100,6 +100,13 @@ class Index:
                 if n not in damaged
             ),
         )
+
+    def _lost_beside(self, one: IndexedSeries) -> int:
+        """Return how many files that can't be read may be slices of a series."""
+        if one.kind != DICOM:
+            return 0
+        paths = (self.rows.entries[n].path for n in one.files)
+        return self._lost.of(one.study_uid or one.series_uid, paths)
 
     def stamp(self, one: IndexedSeries) -> str:
         """Return the stamp of a series' files; see `Series`."""
@@ -117,9 +124,7 @@ class Index:
             series_uid=one.series_uid,
             modality=one.what.modality or None,
             description=one.what.description,
-            lost=self._lost.of(
-                one.study_uid or one.series_uid, (self.rows.entries[n].path for n in one.files)
-            ),
+            lost=self._lost_beside(one),
             stamp=self.stamp(one),
         )
 
@@ -278,13 +283,13 @@ def _to_describe(
         paths = [SCRATCH.place(entries[n].path) for n in files]
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
-    if group.kind != "dicom":
+    if group.kind != DICOM:
         return ToDescribe(group.kind, paths, [])
     packed = [one for n in files if (one := looks[n].packed)]
     lost = [looks[n] for n in files if not looks[n].packed]
     if lost:
         return Description(reason=lost[0].reason, detail=lost[0].detail)
-    return ToDescribe("dicom", paths, packed)
+    return ToDescribe(DICOM, paths, packed)
 
 
 def _described(

@@ -14,7 +14,7 @@ import numpy as np
 
 from scanloom.core import Reason
 from scanloom.io.dicom.elements import Packed
-from scanloom.io.find import Group, Kind
+from scanloom.io.find import Group
 from scanloom.io.survey import Description, Look
 from scanloom.io.walk import Entry
 
@@ -39,7 +39,8 @@ class IndexedSeries(NamedTuple):
         Its case id; empty where its files can't be read.
     study : str
         Keyed id of the study; empty where there is none.
-    kind : "dicom", or one of `scanloom.io.formats`
+    kind : str
+        Its format: a name of `scanloom.io.formats.FORMATS`.
     study_uid, series_uid : str
     files : tuple of int
         Its slices, by their rows in the index; of a series that is skipped, all its files.
@@ -51,7 +52,7 @@ class IndexedSeries(NamedTuple):
 
     id: str
     study: str
-    kind: Kind
+    kind: str
     study_uid: str
     series_uid: str
     files: tuple[int, ...]

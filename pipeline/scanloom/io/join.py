@@ -1,4 +1,4 @@
-"""Tables of ours with the sources behind the ids, for those who may know them."""
+"""Joins tables of results with the sources of their case ids, for the holders of the key."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_COLUMNS = ("case", "case_id", "id")
-"""Columns that are looked for, the first of them that is there."""
+"""Names of the id column; the first that the table has is used."""
 SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
-"""What is added, with `source_` before it."""
+"""Columns of the crosswalk that are added, with the prefix `source_`."""
 
 _MAX_CELL = 1 << 24
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a joined table: where the ids stand, and which of its own it keeps."""
+    """Columns of a joined table.
+
+    Parameters
+    ----------
+    ids : str
+        Name of the column of ids.
+    kept : tuple of str
+        Columns of the original table that are kept.
+    """
 
     ids: str
     kept: tuple[str, ...]
@@ -39,19 +47,19 @@ class Columns:
 
 
 def ids_of(path: Path, column: str | None = None) -> set[str]:
-    """Return the case ids that stand in a table.
+    """Return the case ids of a table.
 
     Parameters
     ----------
     path : Path
-        CSV (UTF-8, commas) or Parquet, as its first bytes say.
+        CSV (UTF-8, commas) or Parquet; recognized by the first bytes.
     column : str or None
-        Which column has them; None for the first of `ID_COLUMNS` that is there.
+        Column of the ids; None for the first of `ID_COLUMNS` that the table has.
 
     Raises
     ------
     ScanError
-        NOT_FOUND, UNREADABLE or DAMAGED; COLUMN_UNKNOWN where it has no such column.
+        NOT_FOUND, UNREADABLE or DAMAGED; COLUMN_UNKNOWN if the table has no such column.
     """
     if _is_parquet(path):
         table = _read_parquet(path)
@@ -64,12 +72,12 @@ def ids_of(path: Path, column: str | None = None) -> set[str]:
 def join_csv(
     path: Path, sources: Mapping[str, Source], file: TextIO, column: str | None = None
 ) -> int:
-    """Write a table as CSV, each row with its source; return how many ids have none.
+    """Write a table as CSV with the source of each row; return the count of unknown ids.
 
-    A row without an id, such as that of a file of no series, stays as it is.
+    A row without an id, such as that of a file that belongs to no series, is left unchanged.
 
-    Cells that a spreadsheet would take for a formula get an apostrophe before them; numbers are
-    left as they are.
+    Cells that a spreadsheet would interpret as a formula get a leading apostrophe; numbers are left
+    unchanged.
 
     Raises
     ------
@@ -78,15 +86,15 @@ def join_csv(
     """
     if _is_parquet(path):
         table = _read_parquet(path)
-        return _write_csv(table.column_names, _plain_rows(table), sources, file, column)
+        return _write_csv(table.column_names, _text_rows(table), sources, file, column)
     with _csv_rows(path) as (names, rows):
         return _write_csv(names, rows, sources, file, column)
 
 
 def join_parquet(
-    path: Path, sources: Mapping[str, Source], draft: Path, column: str | None = None
+    path: Path, sources: Mapping[str, Source], target: Path, column: str | None = None
 ) -> int:
-    """Write a table as Parquet, each row with its source; return how many ids have none.
+    """Write a table as Parquet with the source of each row; return the count of unknown ids.
 
     Formulas are not escaped: no spreadsheet opens Parquet.
 
@@ -100,14 +108,15 @@ def join_parquet(
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
     columns = _columns(table.column_names, column)
-    ids = [_plain(value) for value in table.column(columns.ids).to_pylist()]
-    found = [sources.get(text) for text in ids]
+    ids = [_text(value) for value in table.column(columns.ids).to_pylist()]
+    row_sources = [sources.get(case_id) for case_id in ids]
     joined = table.select(list(columns.kept))
     for name in SOURCE_COLUMNS:
-        values = [None if source is None else getattr(source, name) for source in found]
+        values = [None if source is None else getattr(source, name) for source in row_sources]
         joined = joined.append_column(f"source_{name}", pa.array(values, pa.string()))
-    parquet.write_table(joined, draft)
-    return sum(text != "" and source is None for text, source in zip(ids, found, strict=True))
+    parquet.write_table(joined, target)
+    pairs = zip(ids, row_sources, strict=True)
+    return sum(case_id != "" and source is None for case_id, source in pairs)
 
 
 def _write_csv(
@@ -130,22 +139,22 @@ def _write_csv(
     return unknown
 
 
-def _columns(names: Sequence[str], wanted: str | None) -> Columns:
-    """Find the ids, and leave out what a join before this one added."""
+def _columns(names: Sequence[str], column: str | None) -> Columns:
+    """Find the column of ids, and leave out the columns that an earlier join added."""
     if len(set(names)) != len(names):
         raise ScanError(Reason.DAMAGED, "two columns of the table have the same name")
-    looked_for = (wanted,) if wanted is not None else ID_COLUMNS
-    found = next((name for name in looked_for if name in names), None)
-    if found is None:
-        detail = f"the table has no column {' or '.join(looked_for)}"
+    candidates = (column,) if column is not None else ID_COLUMNS
+    ids = next((name for name in candidates if name in names), None)
+    if ids is None:
+        detail = f"the table has no column {' or '.join(candidates)}"
         raise ScanError(Reason.COLUMN_UNKNOWN, detail)
     added = {f"source_{name}" for name in SOURCE_COLUMNS}
-    return Columns(found, tuple(name for name in names if name not in added or name == found))
+    return Columns(ids, tuple(name for name in names if name not in added or name == ids))
 
 
 def _is_parquet(path: Path) -> bool:
     if not path.exists():
-        raise ScanError(Reason.NOT_FOUND, "there is no such table")
+        raise ScanError(Reason.NOT_FOUND, "the table does not exist")
     try:
         with open_regular(path) as file:
             return file.read(4) == b"PAR1"
@@ -167,7 +176,7 @@ def _read_parquet(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    """Read a CSV with numbers as numbers; ids are text, also where they look like a number."""
+    """Read a CSV with typed columns; ids are text, even if they look like numbers."""
     import pyarrow as pa
     from pyarrow import csv as arrow
 
@@ -179,13 +188,14 @@ def _read_csv(path: Path) -> pa.Table:
         raise ScanError(Reason.DAMAGED, detail) from exc
 
 
-def _plain_rows(table: pa.Table) -> Iterator[dict[str, str]]:
+def _text_rows(table: pa.Table) -> Iterator[dict[str, str]]:
     for batch in table.to_batches():
         for row in batch.to_pylist():
-            yield {name: _plain(value) for name, value in row.items()}
+            yield {name: _text(value) for name, value in row.items()}
 
 
-def _plain(value: Any) -> str:
+def _text(value: Any) -> str:
+    """Return a value as the text of a CSV cell; elements of a list are separated by spaces."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "" if value is None else str(value)
@@ -193,7 +203,7 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[dict[str, str]]]]:
-    """Give the names of the columns, and the rows as they are written."""
+    """Yield the column names of a CSV, and an iterator over its rows as text."""
     csv.field_size_limit(_MAX_CELL)
     try:
         file = path.open(encoding="utf-8-sig", newline="")
@@ -207,16 +217,16 @@ def _csv_rows(path: Path) -> Iterator[tuple[list[str], Iterator[dict[str, str]]]
 
 
 def _lines(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Give the lines that are not empty; errors become ours."""
+    """Yield the lines that are not empty; errors are converted to ScanError."""
     try:
         yield from filter(None, reader)
     except (OSError, csv.Error, UnicodeDecodeError) as exc:
-        detail = f"the table is no CSV of UTF-8 ({type(exc).__name__})"
+        detail = f"the table is not a CSV in UTF-8 ({type(exc).__name__})"
         raise ScanError(Reason.DAMAGED, detail) from exc
 
 
 def _row(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     if len(cells) != len(names):
-        detail = f"the table has {len(names)} columns, and a row of {len(cells)}"
+        detail = f"a row of the table has {len(cells)} cells instead of {len(names)}"
         raise ScanError(Reason.DAMAGED, detail)
     return dict(zip(names, cells, strict=True))

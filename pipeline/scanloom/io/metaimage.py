@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
+from scanloom.core.world import LPS_TO_RAS
 from scanloom.io.text_header import (
-    LPS_TO_RAS,
     TextHeader,
     affine_of,
     check_even,

@@ -1,14 +1,14 @@
-"""What the files of a case folder are called: one place for writers, read-back and docs.
+"""File names of a case folder, shared by writers and read-back.
 
 ========================================  ==================================================
 `segmentation.nii.gz`                     the label map of the first layer
-`segmentation-2.nii.gz`                   of a further layer (structures that overlap)
+`segmentation-2.nii.gz`                   the label map of the second layer (overlaps)
 `segmentation_rect.nii.gz`                a sheared scan's labels on a rectangular grid
-`<model>-segmentation.nii.gz`             where a case has several models
-`segments.json`                           which number is what, in which file
+`<model>-segmentation.nii.gz`             prefixed if the case has several models
+`segments.json`                           the structures: their files and numbers
 `dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
 `dicom/segmentation_rect.dcm`             the same on the rectangular grid
-`split/<structure>.nii.gz`                one mask a structure; `<model>-` as above
+`split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
 `image.nii.gz`                            the scan as it was read
 ========================================  ==================================================
 """
@@ -30,23 +30,23 @@ Stem = Literal["segmentation", "segmentation_rect"]
 
 
 def label_map_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
-    """Return the name of a label map; `layer` counts from 0, `models` are all of the case."""
+    """Return the name of a label map; `layer` counts from 0; `models` lists the case's models."""
     return f"{_prefix(model, models)}{stem}{_number(layer)}.nii.gz"
 
 
 def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
-    """Return the name of a DICOM SEG; `layer` counts from 0, `models` are all of the case."""
+    """Return the name of a DICOM SEG; `layer` counts from 0; `models` lists the case's models."""
     return f"dicom/{_prefix(model, models)}{stem}{_number(layer)}.dcm"
 
 
 def split_name(label: str, model: str, models: Sequence[str]) -> str:
-    """Return the name of the mask of one structure."""
+    """Return the name of the mask of one structure; `models` lists the case's models."""
     return f"split/{_prefix(model, models)}{label}.nii.gz"
 
 
 def _prefix(model: str, models: Sequence[str]) -> str:
     if model not in models or len(set(models)) != len(models):
-        raise ValueError(f"{model!r} must be one of {list(models)}, each with a name of its own")
+        raise ValueError(f"{model!r} must be one of {list(models)}, and these must be unique")
     return f"{model}-" if len(models) > 1 else ""
 
 

@@ -1,8 +1,7 @@
-"""An output folder as others meet it: what tells it from any folder, and what is ours in it."""
+"""Layout of an output folder: its recognition, its entries and its published cases."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import unicodedata
@@ -12,14 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.json_file import read_json
 from scanloom.io.names import CASE
 from scanloom.io.private import CROSSWALK, KEY_FINGERPRINT, MOST_BYTES, PRIVATE
-from scanloom.io.published import MOST, check_files
+from scanloom.io.published import check_files
 from scanloom.io.regular import read_regular
 
 CASES = "cases"
 FIRST_WRITTEN = frozenset({".work", "runs", PRIVATE})
-"""What a run makes before an output folder is known as one."""
+"""Entries that a run creates before the folder is recognizable as an output folder."""
 WRITTEN = FIRST_WRITTEN | {
     CASES,
     "failed",
@@ -27,26 +27,27 @@ WRITTEN = FIRST_WRITTEN | {
     "bids",
     *(f"{table}.{kind}" for table in ("manifest", "measurements") for kind in ("csv", "parquet")),
 }
-"""All that scanloom writes into an output folder."""
-_OFTEN_EMPTY = frozenset({CASES, "failed"})
-"""What may be left of a run that died before it had a result."""
+"""All entries that scanloom writes to an output folder."""
+_MAY_BE_EMPTY = frozenset({CASES, "failed"})
+"""Folders that a run may leave if it dies before its first result."""
 
-_CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and what `scanloom.io.source_names` makes
+_CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and the names of `scanloom.io.source_names`
 _FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading a file that is not as it was published ends with."""
+"""Exceptions when reading a file that was changed after its publication."""
 
 T = TypeVar("T")
 
 
 def is_output(folder: str, inside: list[str]) -> bool:
-    """Whether a folder is an output folder.
+    """Return whether a folder is an output folder.
 
     Parameters
     ----------
     folder : str
+        Path of the folder.
     inside : list of str
-        The names in it.
+        Names of its entries.
     """
     if PRIVATE not in inside:
         return False
@@ -56,106 +57,103 @@ def is_output(folder: str, inside: list[str]) -> bool:
             return True
     try:
         file.lstat()
-    except PermissionError:  # somebody else's
+    except PermissionError:  # the folder of another user
         pass
     except OSError:
         return False
-    return CASES in inside and _holds_a_case(Path(folder, CASES))  # or its fingerprint is damaged
+    # The fingerprint is damaged or unreadable: a published case identifies the folder too
+    return CASES in inside and _contains_a_case(Path(folder, CASES))
 
 
-def _holds_a_case(cases: Path) -> bool:
-    """Whether a folder of a folder is a published case."""
+def _contains_a_case(cases: Path) -> bool:
+    """Return whether a folder in `cases` has a `case.json`."""
     try:
-        with os.scandir(cases) as items:
-            return any(os.path.lexists(os.path.join(item.path, CASE)) for item in items)  # noqa: PTH118
+        with os.scandir(cases) as entries:
+            return any(os.path.lexists(os.path.join(entry.path, CASE)) for entry in entries)  # noqa: PTH118
     except OSError:
         return False
 
 
 def check_unclaimed(out: Path) -> None:
-    """Refuse a folder of somebody's own files where scanloom would write over some of them.
+    """Refuse a folder with foreign files that scanloom would overwrite.
 
     Parameters
     ----------
     out : Path
-        The output folder, which need not be there. One that was claimed for a key passes; so does
-        one that lost its fingerprint and has its crosswalk.
+        The output folder, which need not exist. A folder that was claimed for a key is accepted;
+        so is a folder that lost its fingerprint but has its crosswalk.
 
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE if something has a name that scanloom writes to, or the folder can't be
-        read.
+        OUTPUT_UNWRITABLE if a foreign entry has a name that scanloom writes to, or the folder can't
+        be read.
     """
     try:
         foreign = _foreign(out)
     except OSError as exc:
-        raise ScanError(
-            Reason.OUTPUT_UNWRITABLE, f"it can't be read ({type(exc).__name__})"
-        ) from exc
+        detail = f"the output folder can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
     if foreign is not None:
-        detail = f"it holds {foreign} that scanloom did not write: name another --out"
+        detail = f"{foreign} in the output folder was not written by scanloom: use another --out"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def _foreign(out: Path) -> str | None:
-    """Return what stands under a name of ours in a folder that no key was claimed for."""
+    """Return the name of a foreign entry that scanloom would overwrite; None for a claimed OUT."""
     if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
         return None
     for name in sorted(WRITTEN - FIRST_WRITTEN):
         path = out / name
-        empty = name in _OFTEN_EMPTY and path.is_dir() and not any(path.iterdir())
+        empty = name in _MAY_BE_EMPTY and path.is_dir() and not any(path.iterdir())
         if os.path.lexists(path) and not empty:
             return name
     return None
 
 
 def published_cases(out: Path) -> list[Path]:
-    """Return the folders of the published cases, by name; what others put beside them is none."""
+    """Return the folders of the published cases, sorted by name; foreign entries are ignored."""
     try:
-        with os.scandir(out / CASES) as items:
-            names = [item.name for item in items if is_case_name(item.name) and item.is_dir()]
+        with os.scandir(out / CASES) as entries:
+            names = [entry.name for entry in entries if is_case_name(entry.name) and entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [out / CASES / name for name in sorted(names)]
 
 
 def each_case(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Iterator[T]:
-    """Give what `read` makes of the folder of each published case.
+    """Yield the result of `read` for the folder of each published case.
 
     Parameters
     ----------
     out : Path
         The output folder.
-    read : function of a case's folder
-        Opens files of it and no others.
+    read : callable
+        Function of a case folder, which opens no files outside it.
     damaged : set of str
-        Gets the names of the cases whose files are not as they were published.
+        Receives the names of the cases whose files are missing, unreadable or changed.
     """
     for folder in published_cases(out):
         try:
             check_files(folder)
-            made = read(folder)
+            case = read(folder)
         except _DAMAGE:
             damaged.add(folder.name)
         else:
-            yield made
+            yield case
 
 
 def read_case(folder: Path) -> dict[str, Any]:
-    """Return what `case.json` of a published case says.
+    """Return the document `case.json` of a published case.
 
     Raises
     ------
     OSError, ValueError
-        If it is not there, or not ours.
+        If the document is missing or damaged.
     """
-    told = json.loads(read_regular(folder / CASE, MOST))
-    if not isinstance(told, dict):
-        raise ValueError("case.json has another form")  # noqa: TRY004
-    return told
+    return read_json(folder / CASE)
 
 
 def is_case_name(name: str) -> bool:
-    """Whether a folder in `cases/` may be called so."""
+    """Return whether a folder in `cases/` with that name is a case folder."""
     return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None

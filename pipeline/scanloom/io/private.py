@@ -1,11 +1,11 @@
-"""`OUT/private/`: what names sources and the key, for the owner alone.
+"""`OUT/private/`: files that identify sources and the key, readable by their owner alone.
 
-The folder has mode 0700, its files 0600. A file is written whole beside its place, brought to the
-disk and renamed, so that who reads sees the old one or the new one. Who changes a file holds the
-lock, so that of two processes neither loses what the other one added.
+The folder has mode 0700, its files 0600. A file is written to a temporary file, synced to the disk
+and renamed, so that a reader sees either the old or the new one. A process that changes a file
+holds the lock, so that no change of a concurrent process is lost.
 
-Locks of flock(2) end with their process. Where a file system has none, the lock is left out: one
-run at a time per OUT is the rule, and a rename still keeps every file whole.
+If the file system does not support flock, no lock is taken: one run at a time per OUT is the rule,
+and the atomic rename still keeps every file intact.
 """
 
 from __future__ import annotations
@@ -26,101 +26,101 @@ KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
 NEVER_LINKS = (".work", PRIVATE, "report", "report/thumbs", "bids")
-"""Parts of OUT in which files are taken away or closed to others."""
+"""Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
 
 MOST_BYTES = 1 << 10
-"""Of a fingerprint."""
+"""Size limit of a fingerprint file."""
 
-DEAD_AFTER = 3600
-"""Seconds after which a draft is no longer being written: it takes a moment."""
+_STALE_AFTER_S = 3600
+"""Age at which a temporary file is no longer being written: a write takes moments."""
 
-_NO_FINGERPRINT = (
-    f"{PRIVATE}/{KEY_FINGERPRINT} is damaged: if you are sure of the key, take it away, and the "
+_DAMAGED_FINGERPRINT = (
+    f"{PRIVATE}/{KEY_FINGERPRINT} is damaged: if you are sure of the key, remove the file, and the "
     "next run with that key writes it anew"
 )
-_LOCKING = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-"""A link to nothing in the lock's place would seem to be taken away for ever."""
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+"""Links are not followed: a dangling link would look like a lock file that was just removed."""
 
 
 def known_fingerprint(out: Path) -> str | None:
-    """Return the fingerprint of the key that OUT's ids were made with, None where it has none.
+    """Return the fingerprint of the key that made OUT's ids, or None if OUT is not claimed.
 
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE if it can't be read.
+        OUTPUT_UNWRITABLE if the fingerprint can't be read.
     """
     try:
         text = read_regular(out / PRIVATE / KEY_FINGERPRINT, MOST_BYTES).decode("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as exc:
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, "its private folder can't be read") from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, f"{PRIVATE}/ can't be read") from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, _NO_FINGERPRINT) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _DAMAGED_FINGERPRINT) from exc
     if not text or not text.isalnum():
-        raise ScanError(Reason.OUTPUT_UNWRITABLE, _NO_FINGERPRINT)
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _DAMAGED_FINGERPRINT)
     return text
 
 
 def check_links(out: Path) -> None:
-    """Refuse an OUT of which a part is a link: what it leads to is not ours to clear or to close.
+    """Refuse an OUT with linked subfolders: their targets must not be cleared or restricted.
 
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE, which names the part.
+        OUTPUT_UNWRITABLE, with the name of the subfolder.
     """
-    for part in NEVER_LINKS:
-        if (out / part).is_symlink():
-            raise ScanError(
-                Reason.OUTPUT_UNWRITABLE, f"its {part} is a link: a folder has to be there"
-            )
+    for name in NEVER_LINKS:
+        if (out / name).is_symlink():
+            detail = f"{name} in the output folder is a link: a folder is required"
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def check_key(out: Path, fingerprint: str) -> None:
-    """Refuse a key that is not OUT's; an OUT that is not claimed yet takes any.
+    """Refuse a key other than OUT's; an OUT that is not claimed yet accepts any key.
 
     Raises
     ------
     ScanError
-        KEY_MISMATCH; OUTPUT_UNWRITABLE if its private folder can't be read, or a part of it is a
-        link.
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if the private folder can't be read, or a subfolder of OUT
+        is a link.
     """
     check_links(out)
     if known_fingerprint(out) not in (None, fingerprint):
-        raise ScanError(Reason.KEY_MISMATCH, "the ids in it were made with another key")
+        detail = "the ids in the output folder were made with another key"
+        raise ScanError(Reason.KEY_MISMATCH, detail)
 
 
 @contextmanager
 def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
-    """Give `OUT/private/`, claimed for a key and locked; it is made where it is not there.
+    """Yield `OUT/private/`, locked and claimed for a key; it is created if missing.
 
-    Where the block fails, OUT is left as unclaimed as it was.
+    If the block fails, an OUT that was not claimed before is not claimed after.
 
     Parameters
     ----------
     out : Path
-        The output folder, made if it is not there.
+        The output folder, created if missing.
     fingerprint : str
-        Of the key, as `scanloom.io.identity.key_fingerprint` gives it.
+        Fingerprint of the key, as `scanloom.io.identity.key_fingerprint` returns it.
 
     Raises
     ------
     ScanError
-        KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE if a part of it is a link.
+        KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE if a subfolder is a link.
     OSError
-        If it can't be written.
+        If the folder can't be written.
     """
     check_links(out)
     folder = out / PRIVATE
     with _locked(folder):
         new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]
         try:
-            _clear_drafts(folder)
+            _remove_stale_temporaries(folder)
             if KEY_FINGERPRINT in new:
                 line = f"{fingerprint}\n"
-                write_private(folder / KEY_FINGERPRINT, lambda draft: draft.write_text(line))
+                write_private(folder / KEY_FINGERPRINT, lambda path: path.write_text(line))
             check_key(out, fingerprint)
             yield folder
         except BaseException:
@@ -130,21 +130,21 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
 
 
 def write_private(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file for its owner alone, as `scanloom.io.whole.write_whole` does."""
+    """Write a file that only its owner can read, as `scanloom.io.whole.write_whole` does."""
     write_whole(path, write, 0o600)
 
 
-def _clear_drafts(folder: Path) -> None:
-    """Take away what died half-written; by its age, since there may be no lock."""
+def _remove_stale_temporaries(folder: Path) -> None:
+    """Remove old temporary files; age decides, since there may be no lock."""
     for name in (KEY_FINGERPRINT, CROSSWALK):
-        for draft in folder.glob(f".{name}.*"):
-            with suppress(FileNotFoundError):  # somebody took it away
-                if time.time() - draft.stat().st_mtime > DEAD_AFTER:
-                    draft.unlink()
+        for path in folder.glob(f".{name}.*"):
+            with suppress(FileNotFoundError):  # removed by another process
+                if time.time() - path.stat().st_mtime > _STALE_AFTER_S:
+                    path.unlink()
 
 
 def _unclaim(folder: Path, new: Sequence[str]) -> None:
-    """Take away the files that were not there before, and the folder if nothing else is in it."""
+    """Remove the files `new`, and the folder if it contains nothing else."""
     with suppress(OSError):
         for name in new:
             (folder / name).unlink(missing_ok=True)
@@ -155,9 +155,9 @@ def _unclaim(folder: Path, new: Sequence[str]) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is not there."""
+    """Hold the lock of a folder, which is created if missing."""
     handle = _open_lock(folder)
-    while not _is_current(folder, handle):  # who held it before took the folder away
+    while not _is_current(folder, handle):  # the previous holder removed the folder
         os.close(handle)
         handle = _open_lock(folder)
     try:
@@ -167,12 +167,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _open_lock(folder: Path) -> int:
+    """Return the descriptor of the folder's lock file, locked."""
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         try:
-            handle = os.open(folder / LOCK, _LOCKING, 0o600)
-        except FileNotFoundError:  # taken away between the two lines
+            handle = os.open(folder / LOCK, _LOCK_FLAGS, 0o600)
+        except FileNotFoundError:  # the folder was removed in between
             continue
         try:
             lock_file(handle)
@@ -183,6 +184,7 @@ def _open_lock(folder: Path) -> int:
 
 
 def _is_current(folder: Path, handle: int) -> bool:
+    """Return whether the open lock file is still the folder's."""
     try:
         return os.path.samestat((folder / LOCK).stat(), os.fstat(handle))
     except FileNotFoundError:

@@ -1,15 +1,14 @@
-"""What a published case folder says of how it was made, and whether its files are still the same.
+"""Provenance of a published case, and the check that its files are unchanged.
 
-`case.json` names the recipe and the hash of the source's content. `timing.json`, the one file that
-differs between two equal runs, names two stamps, which are compared at the price of a stat: that of
-the source's files, and size and time of change of each file of the folder. Where a stamp differs,
-content is compared instead; where that is the same, as after a copy, the new stamp is kept.
+`case.json` records the recipe and the hash of the source's content. `timing.json`, the one file
+that differs between two equal runs, records two stamps, which cost only a `stat` to compare: the
+stamp of the source's files, and size and modification time of each file of the folder. If a stamp
+differs, the contents are compared; if they are equal, as after a copy, the new stamp is stored.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,35 +18,45 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Case, Reason, ScanError
+from scanloom.io.json_file import read_json, write_json
 from scanloom.io.names import CASE, SUMS, TIMING
 from scanloom.io.regular import open_regular, read_regular
-from scanloom.io.tables import write_json
 from scanloom.io.whole import write_whole
 
 MOST = 1 << 26
-"""Bytes of a document of a case: more is none of ours."""
+"""Size limit of a document of a case; a larger file was not written by scanloom."""
 FILES, SOURCE = "files", "source_stamp"
-"""Entries of `timing.json`: size and time of change of each other file; stamp of the source."""
+"""Keys of `timing.json`: size and modification time of each other file; stamp of the source."""
 
 
 class Standing(Enum):
-    """How a result that may be there stands to the case that is wanted."""
+    """State of a published result, compared with the requested case."""
 
     ABSENT = auto()
-    """There is none."""
+    """No result exists."""
     CURRENT = auto()
-    """It was made of the same content by the same recipe."""
+    """Made from the same content by the same recipe."""
     UNSURE = auto()
-    """By the same recipe; the source's files may have changed: their content has to be compared."""
+    """Made by the same recipe; the source may have changed, so its content must be compared."""
     CHANGED = auto()
-    """By the same recipe, of other content."""
+    """Made by the same recipe from different content."""
     REPLACEABLE = auto()
-    """By another recipe, or damaged, and it may be replaced."""
+    """Made by another recipe, or damaged, and it may be replaced."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """How a published case was made; `recipe` and `source` are empty where it does not say."""
+    """Provenance of a published case.
+
+    Parameters
+    ----------
+    recipe : str
+        Hash of the recipe.
+    source : str
+        Hash of the source's content.
+    stamp : str
+        Stamp of the source's files; empty if not recorded.
+    """
 
     recipe: str
     source: str
@@ -55,94 +64,100 @@ class Made:
 
 
 def standing_of(out: Path, name: str, case: Case, *, replace: bool) -> Standing:
-    """Return how the result of a case stands to what is wanted now.
+    """Compare the published result of a case, if any, with the requested case.
 
     Parameters
     ----------
     out : Path
         The output folder, which need not exist.
     name : str
-        Of the case's folder.
+        Name of the case folder.
     case : Case
-        Recipe and stamp count, and its hash of the source where it has one.
+        The requested case. Its recipe and stamp are compared, and its source hash if it has one.
     replace : bool
-        Whether a result of another recipe, or a damaged one, may be replaced.
+        Whether a result that is damaged, or of another recipe, may be replaced.
 
     Raises
     ------
     ScanError
-        STALE or RESULT_DAMAGED if such a result is there and may not be replaced; STALE also where
-        its source has other content, and files that scanloom did not write lie in its folder.
+        STALE, RESULT_DAMAGED or NEWER_VERSION if such a result exists and may not be replaced;
+        STALE also if its source has changed and its folder contains foreign files.
     """
     folder = out / "cases" / name
     if not folder.is_dir():
         return Standing.ABSENT
     try:
-        made = read_made(folder)
+        provenance = read_made(folder)
     except (OSError, ValueError) as exc:
         if replace:
             return Standing.REPLACEABLE
-        raise ScanError(Reason.RESULT_DAMAGED, "a file of its result is not as published") from exc
-    if made.recipe != case.recipe:
+        detail = "a file of the published result was changed or is missing"
+        raise ScanError(Reason.RESULT_DAMAGED, detail) from exc
+    except ScanError:  # NEWER_VERSION
         if replace:
             return Standing.REPLACEABLE
-        raise ScanError(Reason.STALE, "its result was made by another recipe")
-    if case.source_hash and made.source != case.source_hash:
-        if not replace and _has_strangers(folder):
-            detail = "its folder holds files of somebody else, such as a correction"
+        raise
+    if provenance.recipe != case.recipe:
+        if replace:
+            return Standing.REPLACEABLE
+        raise ScanError(Reason.STALE, "the existing result was made by another recipe")
+    if case.source_hash and provenance.source != case.source_hash:
+        if not replace and _has_foreign_files(folder):
+            detail = "the case folder contains foreign files, such as a correction"
             raise ScanError(Reason.STALE, detail)
         return Standing.CHANGED
     if case.source_hash:
         return Standing.CURRENT
-    return Standing.CURRENT if case.stamp and made.stamp == case.stamp else Standing.UNSURE
+    return Standing.CURRENT if case.stamp and provenance.stamp == case.stamp else Standing.UNSURE
 
 
 def read_made(folder: Path) -> Made:
-    """Return how a published case was made, after its files were looked at.
+    """Return the provenance of a published case after checking its files.
 
     Raises
     ------
     OSError, ValueError
-        If it is damaged: a file is missing, unreadable, or not as it was published.
+        If the case is damaged: a file is missing, unreadable or changed.
     """
     case, timing = _read(folder / CASE), _read(folder / TIMING)
     _check_files(folder, timing)
     source = case.get("source")
     recipe, content = case.get("recipe"), source.get("hash") if isinstance(source, dict) else None
     if not isinstance(recipe, str) or not isinstance(content, str):
-        raise ValueError("case.json has another form")  # noqa: TRY004
+        raise ValueError("case.json is malformed")  # noqa: TRY004
     return Made(recipe, content, str(timing.get(SOURCE, "")))
 
 
 def check_files(folder: Path) -> None:
-    """Compare size and time of change of each file of a published case with those it had.
+    """Check size and modification time of each file of a published case.
 
-    Where only the time differs, the content is compared with `SHA256SUMS`.
+    If only the time differs, the content is compared with `SHA256SUMS`.
 
     Raises
     ------
     OSError, ValueError
-        If a file is not as it was published.
+        If a file is missing, unreadable or changed.
     """
     _check_files(folder, _read(folder / TIMING))
 
 
 def keep_source_stamp(folder: Path, stamp: str) -> None:
-    """Keep another stamp of a source whose content was compared and is the same."""
-    with suppress(OSError, ValueError):  # it is compared again next time
+    """Store the new stamp of a source whose content was compared and is unchanged."""
+    with suppress(OSError, ValueError, ScanError):  # the content is compared again next time
         timing = _read(folder / TIMING)
         if stamp and timing.get(SOURCE) != stamp:
             _write_timing(folder, {**timing, SOURCE: stamp})
 
 
 def keep_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write size and time of change of a case folder's files into its `timing.json`.
+    """Store size and modification time of a case folder's files in its `timing.json`.
 
     Parameters
     ----------
     folder : Path
+        The case folder.
     names : iterable of str, optional
-        Relative to the folder; all other files by default.
+        Paths relative to the folder; by default, all files but `timing.json`.
 
     Raises
     ------
@@ -150,8 +165,9 @@ def keep_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
         If `timing.json` can't be read or written.
     """
     timing = _read(folder / TIMING)
-    wanted = [name for name in _names(folder) if name != TIMING] if names is None else names
-    states = {name: (folder / name).stat() for name in wanted}
+    if names is None:
+        names = [name for name in _names(folder) if name != TIMING]
+    states = {name: (folder / name).stat() for name in names}
     stamps = {name: [s.st_size, s.st_mtime_ns] for name, s in states.items()}
     _write_timing(folder, {**timing, FILES: stamps})
 
@@ -161,27 +177,27 @@ def _names(folder: Path) -> Iterator[str]:
     yield from (path.relative_to(folder).as_posix() for path in files)
 
 
-def _has_strangers(folder: Path) -> bool:
-    """Whether a case folder holds files that were not published, but for what systems leave."""
+def _has_foreign_files(folder: Path) -> bool:
+    """Return whether a case folder contains unpublished files, except those of file managers."""
     stamps = _read(folder / TIMING).get(FILES, {})
-    strange = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
-    return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in strange)
+    foreign = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
+    return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in foreign)
 
 
 def _check_files(folder: Path, timing: dict[str, Any]) -> None:
     stamps = timing.get(FILES, {})  # earlier versions had none
     if not isinstance(stamps, dict):
-        raise ValueError("timing.json has another form")  # noqa: TRY004
+        raise ValueError("timing.json is malformed")  # noqa: TRY004
     touched = []
     for name, stamp in stamps.items():
         state = os.stat(folder / name)  # noqa: PTH116
         if not isinstance(stamp, list) or state.st_size != stamp[0]:
-            raise ValueError(f"{name} has another size")
+            raise ValueError(f"{name} has a different size")
         if state.st_mtime_ns != stamp[1]:
             touched.append(name)
     if touched:
         _compare_sums(folder, touched)
-        with suppress(OSError, ValueError):  # they are compared again next time
+        with suppress(OSError, ValueError):  # the contents are compared again next time
             keep_file_stamps(folder, stamps)
 
 
@@ -201,7 +217,4 @@ def _write_timing(folder: Path, timing: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    told = json.loads(read_regular(path, MOST))
-    if not isinstance(told, dict):
-        raise ValueError(f"{path.name} has another form")  # noqa: TRY004
-    return told
+    return read_json(path, MOST)

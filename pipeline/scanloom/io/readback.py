@@ -26,7 +26,6 @@ from scanloom.io.readback_nifti import Planes, itk_affine, itk_array, planes_of
 from scanloom.io.readback_seg import check_segs
 from scanloom.io.readback_slices import check_slices, histogram, mismatch
 from scanloom.io.scan import DicomSource, Scan, Source
-from scanloom.io.seg_source import can_refer
 
 Counts = dict[tuple[str, str], int]
 
@@ -47,7 +46,7 @@ def read_back(folder: Path, segmentations: Sequence[Segmentation], scan: Scan, c
         WRITE_MISMATCH at the first difference.
     """
     models = [s.model for s in segmentations]
-    refers = isinstance(scan.source, DicomSource) and can_refer(scan.source)
+    refers = isinstance(scan.source, DicomSource) and scan.source.can_refer
     _check_names(folder, _expected(segmentations, case, refers=refers))
     counts: Counts = {}
     for segmentation in segmentations:

@@ -1,22 +1,22 @@
-"""DICOM elements by the bytes, for reading back what we wrote ourselves.
+"""Parses DICOM elements from bytes, to read back the files that scanloom wrote.
 
 The frames of a DICOM SEG have some twenty elements each; as objects of a library they cost more
-than all voxels. Explicit little endian with explicit lengths only (PS3.5 7.1.2, 7.5.1): in a file
-of ours there is nothing else.
+than all voxels. Only explicit little endian with explicit lengths is parsed (PS3.5 7.1.2, 7.5.1):
+scanloom's own files use no other encoding.
 """
 
 from __future__ import annotations
 
 import struct
 
-_ITEM = b"\xfe\xff\x00\xe0"
-_LONG = frozenset((b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR"))
-_LONG |= {b"UT", b"UV"}
-_SHORT_HEAD = struct.Struct("<HH2sH")
+_ITEM_TAG = b"\xfe\xff\x00\xe0"
+_LONG_VRS = frozenset((b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR"))
+_LONG_VRS |= {b"UT", b"UV"}
+_SHORT_HEADER = struct.Struct("<HH2sH")
 _LONG_LENGTH = struct.Struct("<I")
 
 Elements = dict[int, memoryview]
-"""Values by tag."""
+"""Encoded values by tag."""
 
 
 def items_of(sequence: memoryview) -> list[Elements]:
@@ -25,33 +25,34 @@ def items_of(sequence: memoryview) -> list[Elements]:
     Raises
     ------
     ValueError, struct.error
-        If it is laid out otherwise, or cut.
+        If the sequence has another encoding or is truncated.
     """
-    found, at = [], 0
-    while at < len(sequence):
-        (length,) = _LONG_LENGTH.unpack_from(sequence, at + 4)
-        if sequence[at : at + 4] != _ITEM or at + 8 + length > len(sequence):
-            raise ValueError("no item where one should be")
-        found.append(_elements(sequence[at + 8 : at + 8 + length]))
-        at += 8 + length
-    return found
+    items, offset = [], 0
+    while offset < len(sequence):
+        (length,) = _LONG_LENGTH.unpack_from(sequence, offset + 4)
+        start = offset + 8
+        if sequence[offset : offset + 4] != _ITEM_TAG or start + length > len(sequence):
+            raise ValueError("an item is missing or truncated")
+        items.append(_elements(sequence[start : start + length]))
+        offset = start + length
+    return items
 
 
 def item_of(sequence: memoryview) -> Elements:
-    """Return the elements of a sequence's one item.
+    """Return the elements of the only item of a sequence.
 
     Raises
     ------
     ValueError, struct.error
-        If there is another number of them, or they are laid out otherwise.
+        If the sequence does not have exactly one item, has another encoding or is truncated.
     """
     [item] = items_of(sequence)
     return item
 
 
 def numbers_of(value: memoryview) -> list[float]:
-    """Return the numbers of decimal strings (DS)."""
-    return [float(part) for part in bytes(value).split(b"\\")]
+    """Parse decimal strings (DS)."""
+    return [float(text) for text in bytes(value).split(b"\\")]
 
 
 def text_of(value: memoryview) -> str:
@@ -60,15 +61,15 @@ def text_of(value: memoryview) -> str:
 
 
 def _elements(item: memoryview) -> Elements:
-    found, at = {}, 0
-    while at < len(item):
-        group, element, vr, length = _SHORT_HEAD.unpack_from(item, at)
-        at += 8
-        if vr in _LONG:
-            (length,) = _LONG_LENGTH.unpack_from(item, at)
-            at += 4
-        if at + length > len(item):
-            raise ValueError("an element ends after its item")
-        found[group << 16 | element] = item[at : at + length]
-        at += length
-    return found
+    elements, offset = {}, 0
+    while offset < len(item):
+        group, element, vr, length = _SHORT_HEADER.unpack_from(item, offset)
+        offset += 8
+        if vr in _LONG_VRS:
+            (length,) = _LONG_LENGTH.unpack_from(item, offset)
+            offset += 4
+        if offset + length > len(item):
+            raise ValueError("an element exceeds its item")
+        elements[group << 16 | element] = item[offset : offset + length]
+        offset += length
+    return elements

@@ -1,6 +1,7 @@
-"""NIfTI, inflated by zlib and laid out by its header, byte by byte, plane by plane.
+"""Reads back NIfTI files: decompressed by zlib, parsed byte by byte, one plane at a time.
 
-Where it lies is compared with what float32 can say of the grid, and with where SimpleITK puts it.
+The geometry is compared with the grid, within the precision of float32, and with the geometry that
+SimpleITK reads from the file.
 """
 
 from __future__ import annotations
@@ -18,26 +19,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid
+from scanloom.core.world import LPS_TO_RAS_AFFINE
 from scanloom.io.forms import forms_for, has_own_forms
 from scanloom.io.readback_slices import mismatch
 from scanloom.io.scan import NiftiSource, Source
 
-ROUNDED = 2 * float(np.finfo(np.float32).eps)
-"""Share of its parts by which a place may move: direction, its length, spacing and offset are
-rounded to float32, each by a quarter of this at most."""
+_FLOAT32_TOLERANCE = 2 * float(np.finfo(np.float32).eps)
+"""Largest relative error of a position. Direction, its length, spacing and offset are rounded to
+float32, each with an error of at most a quarter of this."""
 
-APART = 0.01
-"""mm between a corner by a qform and by the affine that it was made of."""
+_QFORM_TOLERANCE_MM = 0.01
+"""Largest distance of a corner by a qform from the same corner by the qform's affine."""
 
-LEANING = 9e-5
-"""Cosine of axes above which ITK may take no sform: its limit is 1e-4, in float32."""
+_MAX_AXIS_COSINE = 9e-5
+"""Cosine between two axes above which ITK may refuse an sform: its limit is 1e-4, in float32."""
 
 Planes = Iterator[NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """The geometry of a NIfTI-1 header, as the standard lays its bytes out."""
+    """Decoded geometry and layout of a NIfTI-1 header.
+
+    Parameters
+    ----------
+    shape : (I, J, K)
+        Shape of the grid.
+    dtype : dtype
+        Type of the stored voxels.
+    offset : int
+        Offset of the voxels in the decompressed file, in bytes.
+    sform, qform : (4, 4) array
+        Voxel index to RAS mm.
+    sform_code, qform_code : int
+        0 if the form is not set.
+    """
 
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
@@ -53,29 +69,29 @@ _TYPES |= {1024: "<i8", 1280: "<u8"}
 
 
 def planes_of(path: Path, grid: Grid, source: Source) -> Planes:
-    """Yield a NIfTI's planes (J, I) after its geometry was compared with the grid's.
+    """Yield the planes (J, I) of a NIfTI after checking its geometry against the grid.
 
-    Never all at once: the labels themselves are the most that is held.
+    Planes are decoded one at a time, to limit memory.
 
     Raises
     ------
     ScanError
-        WRITE_MISMATCH. What else is raised for a damaged file is the caller's to take.
+        WRITE_MISMATCH. A damaged file may raise other exceptions, which the caller handles.
     """
     forms = check_place(path, grid, source)
-    _check_whole(path, forms)
+    _check_length(path, forms)
     i, j, k = grid.shape
     size = i * j * forms.dtype.itemsize
     with gzip.open(path) as file:
         file.read(forms.offset)
         for _ in range(k):
             yield np.frombuffer(file.read(size), forms.dtype).reshape(j, i)
-        if file.read(1):  # to the end, where the check sum is
+        if file.read(1):  # reading to the end verifies the checksum
             raise mismatch(f"{path.name} is too long")
 
 
 def check_place(path: Path, grid: Grid, source: Source) -> Forms:
-    """Compare the header of a NIfTI, and SimpleITK's reading of it, with where the voxels lie.
+    """Compare the geometry of a NIfTI, by its header and by SimpleITK, with the grid.
 
     Raises
     ------
@@ -84,53 +100,54 @@ def check_place(path: Path, grid: Grid, source: Source) -> Forms:
     """
     forms = _forms(path)
     if forms.shape != grid.shape:
-        raise mismatch(f"{path.name} has another shape")
+        raise mismatch(f"{path.name} has a different shape")
     sform, qform = grid.affine, grid.affine
-    itk_takes_it = not grid.sheared
+    itk_accepts = not grid.sheared
     if isinstance(source, NiftiSource) and has_own_forms(source):
-        sform, qform = _both(source)
-        itk_takes_it = not _leans(sform)
+        sform, qform = _source_forms(source)
+        itk_accepts = not _is_sheared_for_itk(sform)
     _check_forms(forms, sform, qform, forms_for(grid, source), path.name)
-    if itk_takes_it:
+    if itk_accepts:
         _check_itk(path, forms)
     return forms
 
 
 def _check_itk(path: Path, forms: Forms) -> None:
-    """Compare SimpleITK's reading with what was decoded."""
+    """Compare the geometry that SimpleITK reads with the decoded geometry."""
     form = forms.sform if forms.sform_code else forms.qform
-    differ = _apart(form, forms.qform, forms) if forms.qform_code else 0.0
-    if differ > APART + _rounding(form, forms):
-        return  # the source's own forms; readers differ
-    # ITK mixes: directions and offset of one form, the spacing of the other
-    if not _apart(itk_affine(path), form, forms) <= _rounding(form, forms) + 6 * differ:
-        raise mismatch(f"{path.name} lies elsewhere for ITK")
+    forms_distance = _corner_distance(form, forms.qform, forms) if forms.qform_code else 0.0
+    if forms_distance > _QFORM_TOLERANCE_MM + _rounding(form, forms):
+        return  # the source's own forms differ, and so do their readers
+    # ITK takes directions and offset from one form, the spacing from the other
+    tolerance = _rounding(form, forms) + 6 * forms_distance
+    if not _corner_distance(itk_affine(path), form, forms) <= tolerance:
+        raise mismatch(f"{path.name} has a different position in ITK")
 
 
-def _both(source: NiftiSource) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return sform and qform, one for the other where it is missing."""
+def _source_forms(source: NiftiSource) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return sform and qform of the source; if one is missing, the other in its place."""
     forms = [form for form in (source.sform, source.qform) if form is not None]
     return forms[0], forms[-1]
 
 
-def _check_whole(path: Path, forms: Forms) -> None:
-    """Compare the length that the gzip says at its end: ITK reads a file that was cut as zeros."""
+def _check_length(path: Path, forms: Forms) -> None:
+    """Check the decompressed length in the gzip trailer: ITK reads a truncated file as zeros."""
     with path.open("rb") as file:
         file.seek(-4, os.SEEK_END)
         length = struct.unpack("<I", file.read())[0]  # RFC 1952: ISIZE, modulo 2^32
     if length != (forms.offset + math.prod(forms.shape) * forms.dtype.itemsize) % 2**32:
-        raise mismatch(f"{path.name} is cut")
+        raise mismatch(f"{path.name} is truncated")
 
 
 def itk_array(path: Path) -> NDArray[Any]:
-    """Return voxels (I, J, K) as SimpleITK reads them."""
+    """Return the voxels (I, J, K) that SimpleITK reads."""
     import SimpleITK as sitk  # noqa: N813
 
     return np.asarray(sitk.GetArrayFromImage(sitk.ReadImage(path)).T)
 
 
 def itk_affine(path: Path) -> NDArray[np.float64]:
-    """Return voxel index to RAS mm as SimpleITK reads it."""
+    """Return the affine, voxel index to RAS mm, that SimpleITK reads."""
     import SimpleITK as sitk  # noqa: N813
 
     reader = sitk.ImageFileReader()
@@ -139,36 +156,36 @@ def itk_affine(path: Path) -> NDArray[np.float64]:
     affine = np.eye(4)
     affine[:3, :3] = np.reshape(reader.GetDirection(), (3, 3)) * reader.GetSpacing()
     affine[:3, 3] = reader.GetOrigin()
-    return np.asarray(np.diag((-1.0, -1.0, 1.0, 1.0)) @ affine)
+    return np.asarray(LPS_TO_RAS_AFFINE @ affine)
 
 
 def _check_forms(
     forms: Forms,
     sform: NDArray[np.float64],
     qform: NDArray[np.float64],
-    wanted: NiftiSource,
+    expected: NiftiSource,
     name: str,
 ) -> None:
-    """Compare what was decoded with what the forms should say; `wanted` says only which are due."""
-    if (forms.sform_code, forms.qform_code) != (wanted.sform_code, wanted.qform_code):
-        raise mismatch(f"{name} has other form codes")
+    """Compare the decoded forms with `sform` and `qform`; `expected` gives their codes."""
+    if (forms.sform_code, forms.qform_code) != (expected.sform_code, expected.qform_code):
+        raise mismatch(f"{name} has different form codes")
     if forms.sform_code and not np.array_equal(forms.sform, np.float32(sform)):
-        raise mismatch(f"{name} lies elsewhere")
-    if forms.qform_code and not _apart(forms.qform, qform, forms) <= APART + _rounding(
-        qform, forms
-    ):
-        raise mismatch(f"{name} lies elsewhere by its qform")
+        raise mismatch(f"{name} has a different position")
+    if forms.qform_code:
+        tolerance = _QFORM_TOLERANCE_MM + _rounding(qform, forms)
+        if not _corner_distance(forms.qform, qform, forms) <= tolerance:
+            raise mismatch(f"{name} has a different position by its qform")
 
 
 def _forms(path: Path) -> Forms:
-    """Read a NIfTI-1 header (nifti1.h), and refuse what we never write in it."""
+    """Parse a NIfTI-1 header (nifti1.h); refuse contents that scanloom never writes."""
     with gzip.open(path) as file:
         raw = file.read(352)
     size, magic = struct.unpack_from("<i", raw)[0], raw[344:348]
     dim, pixdim = struct.unpack_from("<8h", raw, 40), struct.unpack_from("<8f", raw, 76)
     slope, intercept = struct.unpack_from("<2f", raw, 112)
     if (size, magic, dim[0], raw[123]) != (348, b"n+1\0", 3, 2) or (slope, intercept) != (1, 0):
-        raise mismatch(f"{path.name} is no unscaled NIfTI-1 in mm")
+        raise mismatch(f"{path.name} is not an unscaled NIfTI-1 in mm")
     if any(raw[148:252]) or any(raw[328:344]):
         raise mismatch(f"{path.name} has text in its header")
     sform = np.eye(4)
@@ -185,9 +202,9 @@ def _forms(path: Path) -> Forms:
 
 
 def _qform(quaternion: tuple[float, ...], pixdim: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return method 2 of nifti1.h: a rotation (b, c, d), an offset, and pixdim with its sign.
+    """Return the affine by method 2 of nifti1.h: rotation (b, c, d), offset, signed pixdim.
 
-    As nifti1_io does it: half a turn where a would be nearly 0.
+    As in nifti1_io, the rotation is by 180 degrees if a is nearly 0.
     """
     b, c, d, *offset = quaternion
     rest = 1.0 - (b * b + c * c + d * d)
@@ -206,20 +223,20 @@ def _qform(quaternion: tuple[float, ...], pixdim: tuple[float, ...]) -> NDArray[
     return form
 
 
-def _apart(one: NDArray[Any], other: NDArray[Any], grid: Grid | Forms) -> float:
-    """Return the largest distance, mm, that two affines put between one corner of the grid."""
+def _corner_distance(first: NDArray[Any], second: NDArray[Any], grid: Grid | Forms) -> float:
+    """Return the largest distance in mm between the corners of the grid by two affines."""
     corners = np.array([[i, j, k, 1] for i in (0, 1) for j in (0, 1) for k in (0, 1)])
     corners = corners * (*(n - 1 for n in grid.shape), 1)
-    return float(np.linalg.norm((corners @ (one - other).T)[:, :3], axis=1).max())
+    return float(np.linalg.norm((corners @ (first - second).T)[:, :3], axis=1).max())
 
 
 def _rounding(affine: NDArray[np.float64], grid: Grid | Forms) -> float:
-    """Return by how many mm float32 may move a corner of the grid."""
-    parts = np.abs(affine[:3]) @ (*(n - 1 for n in grid.shape), 1)
-    return ROUNDED * float(np.linalg.norm(parts))
+    """Return the largest shift of a corner of the grid by rounding to float32, in mm."""
+    magnitudes = np.abs(affine[:3]) @ (*(n - 1 for n in grid.shape), 1)
+    return _FLOAT32_TOLERANCE * float(np.linalg.norm(magnitudes))
 
 
-def _leans(affine: NDArray[np.float64]) -> bool:
-    """Whether ITK may find that an sform's axes are not at right angles."""
+def _is_sheared_for_itk(affine: NDArray[np.float64]) -> bool:
+    """Return whether ITK may refuse an sform because its axes are not orthogonal."""
     directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
-    return bool(np.abs(directions @ directions.T - np.eye(3)).max() > LEANING)
+    return bool(np.abs(directions @ directions.T - np.eye(3)).max() > _MAX_AXIS_COSINE)

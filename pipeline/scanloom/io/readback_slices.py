@@ -1,4 +1,4 @@
-"""Whether slices that were written lie, in the patient, where the labels say."""
+"""Compares the slices of a decoded file with label maps, by their position in patient space."""
 
 from __future__ import annotations
 
@@ -12,38 +12,37 @@ from numpy.typing import NDArray
 from scanloom.core import Grid, Reason, ScanError
 
 HALF = 0.5 + 1e-3
-"""Voxels by which nearest neighbour may move a label, and rounding."""
+"""Largest shift of a label by nearest-neighbour resampling, in voxels, with rounding."""
 
-
-ROUNDED = 1e-6
-"""Share of a step by which float32, and what ITK makes of it, may turn it."""
+_STEP_TOLERANCE = 1e-6
+"""Largest relative error of a voxel step: rounding to float32, and ITK's conversion of it."""
 
 
 def mismatch(detail: str) -> ScanError:
-    """Return the error for what was written and differs."""
+    """Return the error for a written file that differs from the segmentation."""
     return ScanError(Reason.WRITE_MISMATCH, detail)
 
 
 def check_slices(
     written: NDArray[Any], affine: NDArray[Any], labels: NDArray[Any], grid: Grid, name: str
 ) -> None:
-    """Compare a rectangular copy with the sheared labels that it was made of.
+    """Compare labels on the rectangular grid with the sheared labels that they were made from.
 
-    Every slice of the labels must be found again whole, in its own plane, at most half a voxel
-    from its place; elsewhere there must be nothing.
+    Each slice of `labels` must reappear completely, in its own plane and at most half a voxel from
+    its position; all other voxels must be 0.
 
     Parameters
     ----------
     written : (I', J', K') array
-        The copy, as decoded.
+        The decoded rectangular labels.
     affine : (4, 4) array
-        Its voxel index to RAS mm, as decoded.
+        Their decoded voxel index to RAS mm.
     labels : (I, J, K) array
-        On `grid`.
+        The labels on `grid`.
     grid : Grid
-        Sheared.
+        A sheared grid.
     name : str
-        Of the file, for the message.
+        Name of the file, for the message.
 
     Raises
     ------
@@ -53,48 +52,54 @@ def check_slices(
     axis = grid.shear_axis
     if axis is None:
         raise ValueError("the grid is not sheared")
-    upright = [n for n in range(3) if n != axis]
-    turned = np.abs(affine - grid.affine)[:3, upright].max()
-    if not turned <= ROUNDED * max(grid.spacing):
-        raise mismatch(f"{name} has other directions or spacing")
+    in_plane = [n for n in range(3) if n != axis]
+    deviation = np.abs(affine - grid.affine)[:3, in_plane].max()
+    if not deviation <= _STEP_TOLERANCE * max(grid.spacing):
+        raise mismatch(f"{name} has different directions or spacing")
     starts = np.zeros((grid.shape[axis], 3))
     starts[:, axis] = np.arange(grid.shape[axis])
-    places = np.linalg.solve(affine[:3, :3], (grid.world(starts) - affine[:3, 3]).T).T
-    if written.shape[axis] != grid.shape[axis] or np.abs(places - starts)[:, axis].max() > 0.01:
-        raise mismatch(f"{name} has other slices")
+    indices = np.linalg.solve(affine[:3, :3], (grid.world(starts) - affine[:3, 3]).T).T
+    if written.shape[axis] != grid.shape[axis] or np.abs(indices - starts)[:, axis].max() > 0.01:
+        raise mismatch(f"{name} has different slices")
     copy, source = np.moveaxis(written, axis, 0), np.moveaxis(labels, axis, 0)
-    for plane, meant, place in zip(copy, source, places[:, upright], strict=True):
-        if not holds(plane, meant, place, HALF):
-            raise mismatch(f"{name} holds other voxels")
+    for plane, expected, origin in zip(copy, source, indices[:, in_plane], strict=True):
+        if not holds(plane, expected, origin, HALF):
+            raise mismatch(f"{name} contains different voxels")
 
 
 def holds(
-    plane: NDArray[Any], meant: NDArray[Any], place: NDArray[np.float64], slack: float
+    plane: NDArray[Any], expected: NDArray[Any], origin: NDArray[np.float64], tolerance: float
 ) -> bool:
-    """Whether `meant` stands in `plane` at `place`, and nothing else does.
+    """Return whether `plane` contains `expected` at `origin`, and is 0 elsewhere.
 
     Parameters
     ----------
     plane : (R', C') array
-        As written.
-    meant : (R, C) array
-        As it should be.
-    place : (2,) array
-        Where in `plane` the first element of `meant` belongs, pixels, may be a fraction.
-    slack : float
-        By how many pixels it may stand elsewhere.
+        Pixels as written.
+    expected : (R, C) array
+        Pixels as they should be.
+    origin : (2,) array
+        Index in `plane` of the first element of `expected`; may be fractional.
+    tolerance : float
+        Largest allowed distance from `origin` in pixels.
     """
-    near = [[int(n) for n in (np.floor(p), np.ceil(p)) if abs(n - p) <= slack] for p in place]
-    for row, column in itertools.product(*(sorted(set(n)) for n in near)):
-        part = plane[max(row, 0) : row + meant.shape[0], max(column, 0) : column + meant.shape[1]]
-        if np.array_equal(part, meant):
-            outside = plane.size > part.size and np.count_nonzero(plane) - np.count_nonzero(part)
-            return not outside
+    nearest = [
+        [int(n) for n in (np.floor(p), np.ceil(p)) if abs(n - p) <= tolerance] for p in origin
+    ]
+    rows, columns = expected.shape
+    for row, column in itertools.product(*(sorted(set(n)) for n in nearest)):
+        section = plane[max(row, 0) : row + rows, max(column, 0) : column + columns]
+        if np.array_equal(section, expected):
+            outside = plane.size > section.size
+            return not (outside and np.count_nonzero(plane) - np.count_nonzero(section))
     return False
 
 
 def histogram(planes: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    """Count each number by other means than what measured it: slice by slice, voxel by voxel."""
+    """Count the voxels of each label number, slice by slice.
+
+    This is independent of the code that measures structures.
+    """
     size = int(np.iinfo(dtype).max) + 1
     total = np.zeros(size, np.int64)
     for plane in planes:

@@ -9,8 +9,8 @@ from typing import Any
 from scanloom.core import Case, Code, Flag, Layer, Segmentation, Structure
 from scanloom.io import names
 from scanloom.io.beside import run_beside
+from scanloom.io.json_file import write_json
 from scanloom.io.scan import DicomSource, ItkSource, Scan
-from scanloom.io.tables import write_json
 from scanloom.io.write_nifti import write_image, write_label_map, write_mask
 from scanloom.ops.rectangular import rectangular, rectangular_labels
 

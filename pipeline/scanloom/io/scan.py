@@ -9,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Volume
+from scanloom.io.dataset_text import UID, valid_uid
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+
+SHARED_UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID")
+"""Keywords of the UIDs that a DICOM SEG shares with its source series."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,19 @@ class DicomSource:
     slices: tuple[SourceSlice | None, ...]
     spacing: tuple[str, ...]
     orientation: tuple[str, ...]
+
+    @property
+    def can_refer(self) -> bool:
+        """Whether a DICOM SEG can refer to these images.
+
+        It must name study, series, frame of reference and each image (PS3.3 C.8.20, C.7.6.16.2.1).
+        """
+        existing = [image for image in self.slices if image is not None]
+        uids = [uid for image in existing for uid in (image.sop_class, image.sop_instance)]
+        distinct = {(image.sop_instance, image.frame) for image in existing}
+        shared = [valid_uid(self.first, keyword) for keyword in SHARED_UIDS]
+        valid = all(shared) and all(map(UID.fullmatch, uids))
+        return valid and len(distinct) == len(existing) > 0
 
 
 @dataclass(frozen=True, eq=False)

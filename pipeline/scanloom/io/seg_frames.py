@@ -1,8 +1,8 @@
-"""The frames of a DICOM SEG, encoded straight from label maps.
+"""Encodes the frames of a DICOM SEG directly from label maps.
 
-highdicom would make a mask of every frame and an object of every element beside it. Here it makes
-one frame a slice, of a single pixel; what stands beside a frame (its functional groups) is written
-out once a slice and differs between the segments of a slice in two numbers only.
+highdicom would create a mask for every frame and an object for every element of its functional
+groups. Here it creates one frame of a single pixel per slice. The functional groups are encoded
+once per slice; those of the segments of a slice differ in two numbers only.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_TOGETHER = 8
-"""Frames packed at a time: so many end with a whole byte, whatever their size."""
+_FRAMES_PER_PACK = 8
+"""Frames that are packed at a time: the bits of eight frames of any size fill whole bytes."""
 _ITEM = b"\xfe\xff\x00\xe0"
 _UNDEFINED = b"\xff\xff\xff\xff"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
 _INDEX_VALUES = struct.pack("<HH2s", 0x0020, 0x9157, b"UL")
-"""How DimensionIndexValues begin: nothing before them, UIDs and codes, can hold these bytes."""
+"""Tag and VR of DimensionIndexValues. The UIDs and codes before it cannot contain these bytes."""
 
 Planes = NDArray[Any]
-"""Labels as slices of rows and columns: (K, J, I)."""
+"""Labels (K, J, I): slices of rows and columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One frame to be.
+    """One frame to be encoded.
 
     Parameters
     ----------
     planes : (K, J, I) array
-        Labels.
+        Labels of all slices.
     number : int
-        Of the structure in them; 0 in a LABELMAP, whose frames hold all.
+        Number of the frame's structure in `planes`; 0 in a LABELMAP, whose frames contain all
+        structures.
     segment : int
-        SegmentNumber in the file.
+        SegmentNumber in the file; 0 in a LABELMAP.
     slice : int
-        Which slice of the scan.
+        Index of the frame's slice in `planes`.
     """
 
     planes: Planes
@@ -54,12 +55,12 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class SegFile:
-    """A DICOM SEG: everything up to the frames, and these as the bytes that stand in the file.
+    """A DICOM SEG: a dataset without frames, and the frames as encoded bytes.
 
     Parameters
     ----------
     dataset : Dataset
-        All elements but the two below.
+        All elements but PerFrameFunctionalGroupsSequence and PixelData.
     groups : bytes
         The items of PerFrameFunctionalGroupsSequence, explicit little endian.
     pixels : bytes or memoryview
@@ -72,7 +73,7 @@ class SegFile:
 
     @property
     def tail(self) -> Iterator[bytes | memoryview]:
-        """The two elements as they stand at the end of the file (PS3.5 7.1.2, A.4)."""
+        """The two encoded elements at the end of the file (PS3.5 7.1.2, A.4)."""
         yield struct.pack("<HH2s2xI", 0x5200, 0x9230, b"SQ", len(self.groups))
         yield self.groups
         encapsulated = self.dataset.file_meta.TransferSyntaxUID.is_encapsulated
@@ -83,28 +84,28 @@ class SegFile:
             yield _SEQUENCE_END
 
     def save(self, file: BinaryIO) -> None:
-        """Write the whole file."""
+        """Write the file."""
         from pydicom import dcmwrite
 
         dcmwrite(file, self.dataset, enforce_file_format=True)
-        for part in self.tail:
-            file.write(part)
+        for chunk in self.tail:
+            file.write(chunk)
 
 
 def packed_bits(frames: Sequence[Frame]) -> memoryview:
-    """Return the frames of a BINARY, a bit a pixel (PS3.5 8.1.1), of an even number of bytes."""
+    """Return the frames of a BINARY, one bit per pixel (PS3.5 8.1.1), padded to an even length."""
     rows, columns = frames[0].planes.shape[1:]
     length = -(-rows * columns * len(frames) // 8)
     packed = np.zeros(length + length % 2, np.uint8)
-    masks = np.empty((_TOGETHER, rows, columns), np.bool_)
-    at = 0
-    for first in range(0, len(frames), _TOGETHER):
-        some = frames[first : first + _TOGETHER]
-        for frame, mask in zip(some, masks, strict=False):
+    masks = np.empty((_FRAMES_PER_PACK, rows, columns), np.bool_)
+    offset = 0
+    for first in range(0, len(frames), _FRAMES_PER_PACK):
+        batch = frames[first : first + _FRAMES_PER_PACK]
+        for frame, mask in zip(batch, masks, strict=False):
             np.equal(frame.planes[frame.slice], frame.number, out=mask)
-        bits = np.packbits(masks[: len(some)], bitorder="little")
-        packed[at : at + bits.size] = bits
-        at += bits.size
+        bits = np.packbits(masks[: len(batch)], bitorder="little")
+        packed[offset : offset + bits.size] = bits
+        offset += bits.size
     return memoryview(packed)
 
 
@@ -129,7 +130,7 @@ def encoded_runs(frames: Sequence[Frame]) -> bytes:
 
 
 def functional_groups(frames: Sequence[Frame], templates: dict[int, Dataset]) -> bytes:
-    """Return the items of PerFrameFunctionalGroupsSequence, one a frame.
+    """Return the items of PerFrameFunctionalGroupsSequence, one per frame.
 
     Parameters
     ----------
@@ -138,16 +139,22 @@ def functional_groups(frames: Sequence[Frame], templates: dict[int, Dataset]) ->
     templates : dict of int to Dataset
         For each slice, the item of its frame of segment 1.
     """
-    written = {k: _Template.of(item) for k, item in templates.items()}
-    return b"".join(written[frame.slice].item(frame.segment) for frame in frames)
+    encoded = {k: _Template.from_item(item) for k, item in templates.items()}
+    return b"".join(encoded[frame.slice].item(frame.segment) for frame in frames)
 
 
 @dataclass(frozen=True)
 class _Template:
-    """The item of a slice, written out.
+    """The encoded item of a slice, in which the segment number can be replaced.
 
-    The segment's number stands in it twice: as the first dimension index, at `index`, and at the
-    very end, where segments are `identified` (not in a LABELMAP).
+    Parameters
+    ----------
+    content : bytes
+        The item's elements, explicit little endian.
+    index : int
+        Offset of the first dimension index, which is the segment number (uint32).
+    identified : bool
+        Whether the item ends with a ReferencedSegmentNumber (uint16); false in a LABELMAP.
     """
 
     content: bytes
@@ -155,12 +162,13 @@ class _Template:
     identified: bool
 
     @classmethod
-    def of(cls, item: Dataset) -> _Template:
+    def from_item(cls, item: Dataset) -> _Template:
         content = written_out(item)
-        index = content.index(_INDEX_VALUES) + len(_INDEX_VALUES) + 2  # two bytes of length
+        index = content.index(_INDEX_VALUES) + len(_INDEX_VALUES) + 2  # 2-byte length
         return cls(content, index, "SegmentIdentificationSequence" in item)
 
     def item(self, segment: int) -> bytes:
+        """Return the item for that segment number."""
         content = bytearray(self.content)
         if self.identified:
             struct.pack_into("<I", content, self.index, segment)
@@ -169,7 +177,7 @@ class _Template:
 
 
 def written_out(dataset: Dataset) -> bytes:
-    """Return the elements of a dataset in explicit little endian."""
+    """Encode the elements of a dataset in explicit little endian."""
     from pydicom import dcmwrite
     from pydicom.filebase import DicomBytesIO
 

@@ -1,4 +1,4 @@
-"""Case folders that are called as their sources are: only where somebody wants that."""
+"""Names of case folders that are derived from their sources; used only on request."""
 
 from __future__ import annotations
 
@@ -7,53 +7,61 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from scanloom.io.archives import SUFFIXES as ARCHIVE_SUFFIXES
 from scanloom.io.crosswalk import Source
+from scanloom.io.formats import SUFFIXES as VOLUME_SUFFIXES
 
 LONGEST = 80
-"""Bytes of a name in UTF-8: file systems take 255, and others want to add to it."""
-TAIL = 6
-"""Characters of the id that tell cases of one name apart."""
+"""Maximum length of a name in bytes of UTF-8: file systems allow 255, and other programs append to
+names."""
+_ID_CHARACTERS = 6
+"""Characters of the id that distinguish cases of the same name."""
 
-_SUFFIXES = re.compile(
-    r"(\.(nii|hdr|img|nrrd|nhdr|mha|mhd|mgh|mgz|dcm|zip|tar|tgz|tbz2|txz|gz|bz2|xz|zst))+$",
-    re.IGNORECASE,
-)
-_DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)\d", re.IGNORECASE)  # no file names on Windows
+_EXTENSIONS = {
+    "dcm",
+    "img",
+    *(name for suffix in (*VOLUME_SUFFIXES, *ARCHIVE_SUFFIXES) for name in suffix[1:].split(".")),
+}
+_SUFFIXES = re.compile(rf"(\.({'|'.join(sorted(_EXTENSIONS))}))+$", re.IGNORECASE)
+_DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)\d", re.IGNORECASE)  # reserved on Windows
 
 
 def folder_name(source: Source, taken: Iterable[str]) -> str:
-    """Return a name for a case's folder that says where the case comes from.
+    """Return a name for a case folder that identifies the source of the case.
 
     Parameters
     ----------
     source : Source
-        A DICOM series gives its PatientID and series number, anything else, and a series without
-        a PatientID, the name of its file or folder.
+        The name is made of PatientID and series number of a DICOM series; of the file or folder
+        name for other formats, or if PatientID is empty.
     taken : iterable of str
-        The names of other cases; capitals make no difference, as on some file systems.
+        The names of other cases. Case is ignored, as on some file systems.
 
     Returns
     -------
     str
-        Letters and digits of any script, "-" and "_"; with the end of the id behind it where the
-        name is taken; the id where nothing is left of the name.
+        Letters and digits of any script, "-" and "_". The end of the id is appended if the name is
+        taken. If no valid character remains, the id is the name.
     """
-    words = [source.patient_id, source.series_number] if source.patient_id else [_place(source)]
-    name = clean(" ".join(words))
-    used = {other.casefold() for other in taken}
-    for candidate in (name, f"{name}-{source.id[-TAIL:]}"):
+    if source.patient_id:
+        name = clean(f"{source.patient_id} {source.series_number}")
+    else:
+        name = clean(_file_name(source))
+    used = {folder.casefold() for folder in taken}
+    for candidate in (name, f"{name}-{source.id[-_ID_CHARACTERS:]}"):
         if name and candidate.casefold() not in used:
             return candidate
     return source.id
 
 
 def clean(text: str) -> str:
-    """Return a text as a file name that is safe on any system; it may be empty."""
+    """Return a text as a file name that is safe on any system; may be empty."""
     text = unicodedata.normalize("NFC", text)
     name = re.sub(r"[^\w-]+", "_", text).strip("_-")
     short = name.encode()[:LONGEST].decode("utf-8", "ignore").strip("_-")
     return f"{short}_" if _DEVICES.fullmatch(short) else short
 
 
-def _place(source: Source) -> str:
-    return _SUFFIXES.sub("", os.path.basename(source.path))  # noqa: PTH119 a text, no path
+def _file_name(source: Source) -> str:
+    """Return the name of the source's file or folder, without suffixes."""
+    return _SUFFIXES.sub("", os.path.basename(source.path))  # noqa: PTH119 escaped, not a path

@@ -13,17 +13,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
+from scanloom.core import DICOM, MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
 from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.formats import VolumeKind, format_of
+from scanloom.io.formats import FORMATS, format_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Look(NamedTuple):
     Parameters
     ----------
     kind : str
-        "dicom" or one of `scanloom.io.formats`; empty for what is no image at all.
+        A name of `scanloom.io.formats.FORMATS`; empty for what is no image at all.
     gzipped : bool
         Whether gzip packed a DICOM file.
     study, series : str
@@ -62,7 +62,7 @@ class Look(NamedTuple):
 
 
 _NO_IMAGE = Look("", reason=Reason.NOT_AN_IMAGE.code)
-_CUT = Look("dicom", reason=Reason.TRUNCATED.code, detail="a file ends before its header does")
+_CUT = Look(DICOM, reason=Reason.TRUNCATED.code, detail="a file ends before its header does")
 
 
 class Description(NamedTuple):
@@ -179,7 +179,7 @@ def _look(path: str) -> tuple[Look, Header | None]:
         detail = f"a file can't be read ({type(exc).__name__})"
         return Look("", reason=Reason.UNREADABLE.code, detail=detail), None
     except ScanError as error:
-        return Look("dicom", reason=error.code, detail=error.detail), None
+        return Look(DICOM, reason=error.code, detail=error.detail), None
     if elements is None:
         return _NO_IMAGE, None
     header = make_header(path, elements)
@@ -187,7 +187,7 @@ def _look(path: str) -> tuple[Look, Header | None]:
         return _CUT, None
     reason = skip_reason(header)
     look = Look(
-        kind="dicom",
+        kind=DICOM,
         gzipped=elements.gzipped,
         study=header.study_uid,
         series=header.series_uid,
@@ -203,7 +203,7 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     Parameters
     ----------
     kind : str
-        "dicom" or one of `scanloom.io.formats`.
+        A name of `scanloom.io.formats.FORMATS`.
     paths : sequence of str
         Its files.
     packed : sequence of Packed
@@ -211,10 +211,10 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     """
     try:
         with quiet():
-            if kind == "dicom":
+            if kind == DICOM:
                 pairs = zip(paths, packed, strict=True)
                 return _describe_headers([make_header(f, unpack_elements(p)) for f, p in pairs])
-            return _described(Description(), _volume_grid(kind, tuple(map(Path, paths))))
+            return _described(Description(), FORMATS[kind].probe(tuple(map(Path, paths)))[0])
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
 
@@ -230,19 +230,13 @@ def describe_series(
 
     words, headers = Description(modality=series.modality or ""), []
     try:
-        if series.kind == "dicom":
+        if series.kind == DICOM:
             headers = [h for h in read_headers(series.files) if isinstance(h, Header)]
             with quiet():
                 words = _words(headers[0]) if headers else words
         return _judged(words, headers, read_outline(series, phase, orientation, gaps)[0])
     except ScanError as error:
         return words._replace(reason=error.code, detail=error.detail)
-
-
-def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
-    from scanloom.io.outline import read_outline
-
-    return read_outline(Series(cast("VolumeKind", kind), files))[0]
 
 
 def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> Description:

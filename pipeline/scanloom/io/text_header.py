@@ -18,9 +18,6 @@ HEADER_LIMIT = 1 << 20
 MOST_FILES = 1 << 17
 """With the data of one header."""
 
-LPS_TO_RAS = np.array([-1.0, -1.0, 1.0])
-"""Signs of the patient axes."""
-
 EVEN_MM = 0.05
 """How far slices may have been off their places, as in a DICOM series."""
 _UNEVEN = re.compile(

@@ -1,11 +1,12 @@
-"""NIfTI out: label maps, masks and the scan itself, on the source's grid, byte-identical.
+"""Writes NIfTI: label maps, masks and the scan itself, on the source's grid.
 
-Headers come from nibabel and hold geometry only: no text of the source, no scaling, mm.
+The same content gives the same bytes. Headers come from nibabel and contain geometry only: no text
+of the source, no scaling, mm.
 
-- DICOM and ITK sources: sform and qform say the same, codes 1 (scanner).
-- A sheared grid: sform only; a quaternion can't say a shear, and readers that prefer the qform
-  would drop it silently. So too where float32 has no quaternion near enough (`io.quaternion`).
-- NIfTI sources: their own forms and codes, so that result and scan lie alike in every tool.
+- DICOM and ITK sources: sform and qform are equal, with codes 1 (scanner).
+- Sheared grids: sform only. A quaternion cannot represent a shear, and readers that prefer the
+  qform would drop it silently. The same if no float32 quaternion is close enough (`io.quaternion`).
+- NIfTI sources: their own forms and codes, so that result and scan are aligned in every tool.
 """
 
 from __future__ import annotations
@@ -20,39 +21,39 @@ from scanloom.core import Grid, Layer, Reason, ScanError, Volume
 from scanloom.io.forms import forms_for
 from scanloom.io.scan import NiftiSource, Source
 
-LEVEL = 1
-"""Of igzip: 6 times faster than zlib's, and a label map is small at any level."""
+_COMPRESSION_LEVEL = 1
+"""igzip level: 6 times faster than zlib, and a label map is small at any level."""
 
-LARGEST = 32767
-"""Voxels along an axis that a NIfTI-1 header can say (int16)."""
+_MAX_AXIS_LENGTH = 32767
+"""Largest number of voxels along an axis in a NIfTI-1 header (int16)."""
 
 
 def write_label_map(layer: Layer, grid: Grid, source: Source, path: Path) -> None:
-    """Write one layer's numbers, uint8 or uint16.
+    """Write one layer's labels as uint8 or uint16.
 
     Parameters
     ----------
     layer : Layer
-        On `grid`.
+        Labels on `grid`.
     grid : Grid
-        The scan's own, or the rectangular one of a sheared scan.
+        The scan's own grid, or the rectangular grid of a sheared scan.
     source : Source
-        Of which kind the scan is; decides the forms.
+        Format of the scan, on which sform and qform depend.
     path : Path
-        Ends in `.nii.gz`.
+        Path that ends in `.nii.gz`.
     """
     _write(layer.labels, grid, source, path)
 
 
 def write_mask(layer: Layer, number: int, grid: Grid, source: Source, path: Path) -> None:
-    """Write 1 where the structure of that number is, 0 elsewhere (uint8)."""
+    """Write the mask of the structure with that number: 1 inside, 0 outside (uint8)."""
     _write((layer.labels == number).view(np.uint8), grid, source, path)
 
 
 def write_image(volume: Volume, source: Source, path: Path) -> None:
-    """Write the scan's values after rescale, in their own type, without scaling."""
+    """Write the scan's rescaled values in their own type, without further scaling."""
     array = volume.array
-    if array.dtype == np.float16:  # NIfTI has no code for it; float32 holds each value
+    if array.dtype == np.float16:  # not a NIfTI type; float32 represents every value
         array = array.astype(np.float32)
     _write(array, volume.grid, source, path)
 
@@ -61,22 +62,23 @@ def _write(array: NDArray[Any], grid: Grid, source: Source, path: Path) -> None:
     from isal import igzip
 
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    # NIfTI's first index runs fastest, as ours does in memory: the transpose is a plain view
+    # NIfTI's first index varies fastest, as in memory: the transpose is a contiguous view
     voxels = np.ascontiguousarray(array.T)
     with (
         path.open("wb") as file,
-        igzip.GzipFile("", "wb", compresslevel=LEVEL, fileobj=file, mtime=0) as zipped,
+        igzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped,
     ):
         zipped.write(_header(array, grid, source))
         zipped.write(voxels)
 
 
 def _header(array: NDArray[Any], grid: Grid, source: Source) -> bytes:
-    """Return the 352 bytes before the voxels."""
+    """Return the header and the extension flag: the 352 bytes before the voxels."""
     import nibabel as nib
 
-    if max(grid.shape) > LARGEST:
-        raise ScanError(Reason.TOO_LARGE, f"NIfTI-1 holds {LARGEST} voxels along an axis")
+    if max(grid.shape) > _MAX_AXIS_LENGTH:
+        detail = f"NIfTI-1 allows at most {_MAX_AXIS_LENGTH} voxels along an axis"
+        raise ScanError(Reason.TOO_LARGE, detail)
     header = nib.Nifti1Header(endianness="<")
     header.set_data_dtype(array.dtype)
     header.set_data_shape(grid.shape)
@@ -86,7 +88,7 @@ def _header(array: NDArray[Any], grid: Grid, source: Source) -> bytes:
     _set_forms(header, forms_for(grid, source))
     header["magic"] = header.single_magic
     header["vox_offset"] = header.single_vox_offset
-    return bytes(header.binaryblock) + bytes(4)  # four zeros: no extension follows
+    return bytes(header.binaryblock) + bytes(4)  # no extension follows
 
 
 def _set_forms(header: Any, forms: NiftiSource) -> None:  # nibabel has no types

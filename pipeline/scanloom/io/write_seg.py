@@ -1,17 +1,17 @@
-"""DICOM SEG out, by highdicom: BINARY (one file a model) or LABELMAP (one file a layer).
+"""Writes DICOM SEG with highdicom: BINARY (one file per model) or LABELMAP (one file per layer).
 
 Segment numbers. LABELMAP keeps `Structure.number`. BINARY must count from 1 without a gap (PS3.3
-C.8.20.2): where the structures' numbers do not, they are counted anew in the order of their
-numbers. In both, SegmentLabel is the structure's label, which never changes and is the key to
-`segments.json`; SegmentDescription is its name for people.
+C.8.20.2): if the structures' numbers have gaps, segments are numbered anew in the same order. In
+both, SegmentLabel is the structure's label, which never changes and is the key to `segments.json`;
+SegmentDescription is its human-readable name.
 
-Frames. Only slices with something in them are stored. A segmentation without a single voxel keeps
-one empty frame a segment, of the first slice, since a SEG without frames is not allowed.
+Frames. Only slices with labelled voxels are stored. An empty segmentation keeps one empty frame per
+segment, of the first slice, since a SEG without frames is not allowed.
 
-UIDs and dates. highdicom makes new ones at each write; here the same content gives the same bytes.
-UIDs are hashed from everything in the file (the UIDs of the source images, the segments, the
-geometry, the encoded frames, the transfer syntax, the dates) and from the recipe, so that other
-content never has the same UID.
+UIDs and dates. highdicom generates new UIDs at each write; here the same content gives the same
+bytes. UIDs are hashes of everything in the file (the UIDs of the source images, the segments, the
+geometry, the encoded frames, the transfer syntax, the dates) and of the recipe, so that different
+contents never share a UID.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
+from scanloom.core.world import LPS_TO_RAS
 from scanloom.io import names
+from scanloom.io.dicom.decimal_strings import decimals
 from scanloom.io.scan import DicomSource
 from scanloom.io.seg_frames import (
     Frame,
@@ -39,7 +41,6 @@ from scanloom.io.seg_frames import (
     written_out,
 )
 from scanloom.io.seg_source import (
-    decimals,
     patient_name,
     refer_to_frames,
     reference_headers,
@@ -52,14 +53,12 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 SERIES_NUMBER = 900
-"""Of the first model's series; two for each model (its own grid, the rectangular one)."""
-
-_LPS = np.array((-1.0, -1.0, 1.0))
+"""SeriesNumber of the first model; each model has two (its own grid, the rectangular grid)."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Series:
-    """What all files of one series share."""
+    """Properties that all files of one SEG series share."""
 
     segmentation: Segmentation
     source: DicomSource
@@ -84,25 +83,25 @@ def write_segs(
     case: Case,
     models: Sequence[str],
 ) -> tuple[Path, ...]:
-    """Write a model's DICOM SEG, for a sheared scan also on the rectangular grid.
+    """Write a model's DICOM SEG; for a sheared scan, also on the rectangular grid.
 
     Parameters
     ----------
     folder : Path
-        The case folder; files go to `dicom/` in it.
+        The case folder; files are written to its subfolder `dicom/`.
     segmentation : Segmentation
-        On the grid of the source: I along the rows' pixels, J down the columns, K by slice.
+        On the grid of the source: I along a row of pixels, J down a column, K across slices.
     source : DicomSource
-        For which `can_refer` holds.
+        Images that the SEG can refer to (its `can_refer` is true).
     case : Case
-        What is wanted, and the recipe that goes into the UIDs.
+        Its outputs select the type of SEG; its recipe enters the UIDs.
     models : sequence of str
-        All models of the case, for the names of the files.
+        All models of the case, which the file names depend on.
 
     Returns
     -------
     tuple of Path
-        The files.
+        The written files.
     """
     (folder / "dicom").mkdir(exist_ok=True)
     headers = reference_headers(source, _slice_distance(segmentation.grid))
@@ -111,27 +110,29 @@ def write_segs(
     if segmentation.grid.sheared:
         upright = _rectangular(segmentation)
         series.append(_Series(upright, source, headers, case, "segmentation_rect", number + 1))
-    moment = _now() if case.outputs.dates == "now" else source_moment(source)
+    date_time = _now() if case.outputs.dates == "now" else source_moment(source)
     paths = []
-    for one in series:
-        files = _encode(one)
+    for seg_series in series:
+        files = _encode(seg_series)
         for file in files:
             file.dataset.PatientName = patient_name(source)
-        _settle(files, moment, case.recipe)
+        _assign_stable_uids(files, date_time, case.recipe)
         for n, file in enumerate(files):
-            paths.append(folder / names.seg_name(one.stem, segmentation.model, models, n))
-            with paths[-1].open("wb") as out:
+            path = folder / names.seg_name(seg_series.stem, segmentation.model, models, n)
+            with path.open("wb") as out:
                 file.save(out)
+            paths.append(path)
     return tuple(paths)
 
 
 def _slice_distance(grid: Grid) -> float:
-    """Return the distance of neighbouring slices along their normal, mm."""
+    """Return the distance between neighbouring slices along their normal in mm."""
     normal = np.cross(grid.affine[:3, 0], grid.affine[:3, 1])
     return float(abs(normal @ grid.affine[:3, 2]) / np.linalg.norm(normal))
 
 
 def _rectangular(segmentation: Segmentation) -> Segmentation:
+    """Return a sheared segmentation on the rectangular grid."""
     grid = segmentation.grid
     layers = tuple(
         Layer(rectangular_labels(layer.labels, grid), layer.structures)
@@ -141,64 +142,86 @@ def _rectangular(segmentation: Segmentation) -> Segmentation:
 
 
 def _encode(series: _Series) -> list[SegFile]:
-    """Return the files of a series, their UIDs and dates still highdicom's."""
+    """Return the files of a series, with the UIDs and dates of highdicom."""
     layers = series.segmentation.layers
     if series.labelmap:
-        return [_file(series, (layer,), n) for n, layer in enumerate(layers, 1)]
-    return [_file(series, layers, 1)]
+        return [_labelmap_file(series, layer, n) for n, layer in enumerate(layers, 1)]
+    return [_binary_file(series)]
 
 
 def _planes(labels: NDArray[Any]) -> NDArray[Any]:
-    """Return (I, J, K) as slices of rows and columns (K, J, I), a view."""
+    """Return labels (I, J, K) as slices of rows and columns (K, J, I), a view."""
     return np.asarray(labels.transpose(2, 1, 0))
 
 
-def _sourced(series: _Series, planes: NDArray[Any]) -> NDArray[Any]:
-    """Return the slices that have a source image; all of them where there is no reference."""
+def _slices_with_image(series: _Series, planes: NDArray[Any]) -> NDArray[Any]:
+    """Return the slices that have a source image; on the rectangular grid, all slices."""
     if series.rectangular or len(series.headers) == len(planes):
         return planes
-    return np.asarray(planes[[one is not None for one in series.source.slices]])
+    return np.asarray(planes[[image is not None for image in series.source.slices]])
 
 
-def _file(series: _Series, layers: Sequence[Layer], instance: int) -> SegFile:
-    """Return one file with all structures of some layers."""
-    stacks = [_sourced(series, _planes(layer.labels)) for layer in layers]
+def _labelmap_file(series: _Series, layer: Layer, instance: int) -> SegFile:
+    """Return a LABELMAP with all structures of a layer."""
+    planes = _slices_with_image(series, _planes(layer.labels))
+    filled = counts_by_slice(planes.T)[:, 1:].any(axis=1)
+    structures = sorted(layer.structures, key=lambda s: s.number)
+    dataset = _headers(series, filled, structures, instance)
+    templates = _groups_by_slice(dataset, series)
+    frames = [Frame(planes, 0, 0, k) for k in templates]
+    return _seg_file(dataset, frames, templates, encoded_runs(frames))
+
+
+def _binary_file(series: _Series) -> SegFile:
+    """Return a BINARY with all structures of all layers, segment by segment."""
+    layers = series.segmentation.layers
+    stacks = [_slices_with_image(series, _planes(layer.labels)) for layer in layers]
     counts = [counts_by_slice(planes.T) for planes in stacks]
     filled = np.any([c[:, 1:].any(axis=1) for c in counts], axis=0)
     structures = sorted((s for layer in layers for s in layer.structures), key=lambda s: s.number)
-    dataset = _headers(series, filled, structures, instance)
-    templates = _by_slice(dataset, series)
-    if series.labelmap:
-        frames = [Frame(stacks[0], 0, 0, k) for k in templates]
-    else:
-        holder = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
-        frames = [
-            Frame(stacks[n], s.number, segment, k)
-            for segment, s in enumerate(structures, 1)
-            for n in (holder[s.number],)
-            for k in templates
-            if not filled.any() or (s.number < counts[n].shape[1] and counts[n][k, s.number])
-        ]
-        dataset.SegmentsOverlap = "YES" if _overlap(stacks) else "NO"
+    layer_of = {s.number: n for n, layer in enumerate(layers) for s in layer.structures}
+    dataset = _headers(series, filled, structures, 1)
+    dataset.SegmentsOverlap = "YES" if _overlap(stacks) else "NO"
+    templates = _groups_by_slice(dataset, series)
+    frames = [
+        Frame(stacks[n], s.number, segment, k)
+        for segment, s in enumerate(structures, 1)
+        for n in (layer_of[s.number],)
+        for k in templates
+        if not filled.any() or (s.number < counts[n].shape[1] and counts[n][k, s.number])
+    ]
+    return _seg_file(dataset, frames, templates, packed_bits(frames))
+
+
+def _seg_file(
+    dataset: Dataset,
+    frames: Sequence[Frame],
+    templates: dict[int, Dataset],
+    pixels: bytes | memoryview,
+) -> SegFile:
+    """Return a file with these frames in place of the single pixels of `dataset`."""
     dataset.NumberOfFrames = len(frames)
-    dataset.Rows, dataset.Columns = stacks[0].shape[1:]
-    pixels = encoded_runs(frames) if series.labelmap else packed_bits(frames)
+    dataset.Rows, dataset.Columns = frames[0].planes.shape[1:]
     groups = functional_groups(frames, templates)
     del dataset.PixelData, dataset.PerFrameFunctionalGroupsSequence
     return SegFile(dataset, groups, pixels)
 
 
-def _by_slice(dataset: Dataset, series: _Series) -> dict[int, Dataset]:
-    """Return what stands beside highdicom's one frame a slice, by slice, in highdicom's order."""
-    place = {tuple(map(float, p)): k for k, p in enumerate(_positions(series))}
-    items = dataset.PerFrameFunctionalGroupsSequence
-    return {
-        place[tuple(map(float, i.PlanePositionSequence[0].ImagePositionPatient))]: i for i in items
-    }
+def _groups_by_slice(dataset: Dataset, series: _Series) -> dict[int, Dataset]:
+    """Return the functional groups of highdicom's frames by slice index, in highdicom's order.
+
+    There is one frame per stored slice.
+    """
+    slice_at = {tuple(map(float, p)): k for k, p in enumerate(_positions(series))}
+    templates = {}
+    for item in dataset.PerFrameFunctionalGroupsSequence:
+        position = item.PlanePositionSequence[0].ImagePositionPatient
+        templates[slice_at[tuple(map(float, position))]] = item
+    return templates
 
 
 def _overlap(stacks: Sequence[NDArray[Any]]) -> bool:
-    """Whether a voxel stands in two of several label maps, slice by slice."""
+    """Return whether a voxel is labelled in more than one of several stacks (K, J, I)."""
     if len(stacks) == 1:
         return False
     return any(
@@ -210,23 +233,23 @@ def _overlap(stacks: Sequence[NDArray[Any]]) -> bool:
 def _headers(
     series: _Series, filled: NDArray[np.bool_], structures: Sequence[Structure], instance: int
 ) -> Dataset:
-    """Return highdicom's dataset: one frame of a single pixel for each slice that holds something.
+    """Return highdicom's dataset, with a frame of a single pixel for each slice that is not empty.
 
-    The frames themselves, and what they need, are put in by `_file`.
+    `_seg_file` replaces the frames and their functional groups.
     """
     import highdicom as hd
     from pydicom.uid import ExplicitVRLittleEndian, RLELossless
 
     model, labelmap = series.segmentation.model, series.labelmap
     numbers = [s.number for s in structures] if labelmap else range(1, len(structures) + 1)
-    kind = np.uint8 if max(numbers) < 256 else np.uint16
-    # A wider frame than the source's tells highdicom that locations are not preserved
+    dtype = np.uint8 if max(numbers) < 256 else np.uint16
+    # A frame wider than the source's tells highdicom that locations are not preserved
     width = 2 if series.rectangular else 1
-    marks = np.where(filled, numbers[0], 0).astype(kind)[:, None, None].repeat(width, axis=2)
-    marks = marks if filled.any() else marks[:1]
+    pixels = np.where(filled, numbers[0], 0).astype(dtype)[:, None, None].repeat(width, axis=2)
+    pixels = pixels if filled.any() else pixels[:1]
     dataset = hd.seg.Segmentation(
         source_images=series.headers,
-        pixel_array=marks,
+        pixel_array=pixels,
         segmentation_type="LABELMAP" if labelmap else "BINARY",
         segment_descriptions=[
             _description(series, s, n) for s, n in zip(structures, numbers, strict=True)
@@ -245,25 +268,28 @@ def _headers(
         series_description=_long_string(
             f"scanloom {model}{', rectangular' if series.rectangular else ''}"
         ),
-        **_placement(series, len(marks)),
+        **_placement(series, len(pixels)),
     )
     refer_to_frames(dataset, series.source)
     return dataset
 
 
-def _placement(series: _Series, planes: int) -> dict[str, Any]:
-    """Return where the slices lie, for highdicom: nothing for those of the source itself."""
+def _placement(series: _Series, slices: int) -> dict[str, Any]:
+    """Return highdicom's arguments for the geometry of the first `slices` slices.
+
+    Empty if highdicom takes the geometry from the source images.
+    """
     import highdicom as hd
 
     grid, headers = series.segmentation.grid, series.headers
-    if not series.rectangular and planes == len(headers):
+    if not series.rectangular and slices == len(headers):
         return {}
     orientation = headers[0].ImageOrientationPatient
     if series.rectangular:
-        columns = grid.affine[:3, :2] * _LPS[:, None]  # DICOM's frame is LPS, ours RAS
+        columns = grid.affine[:3, :2] * LPS_TO_RAS[:, None]  # RAS to LPS
         cosines = columns / np.linalg.norm(columns, axis=0)
         orientation = decimals([*cosines[:, 0], *cosines[:, 1]])
-    positions = _positions(series)[:planes]
+    positions = _positions(series)[:slices]
     return {
         "plane_positions": [hd.PlanePositionSequence("PATIENT", p) for p in positions],
         "plane_orientation": hd.PlaneOrientationSequence("PATIENT", orientation),
@@ -276,11 +302,11 @@ def _placement(series: _Series, planes: int) -> dict[str, Any]:
 
 
 def _positions(series: _Series) -> list[Any]:
-    """Return ImagePositionPatient of each slice."""
+    """Return ImagePositionPatient of each slice, LPS mm."""
     if not series.rectangular:
         return [h.ImagePositionPatient for h in series.headers]
     grid = series.segmentation.grid
-    world = grid.world([(0, 0, k) for k in range(grid.shape[2])]) * _LPS
+    world = grid.world([(0, 0, k) for k in range(grid.shape[2])]) * LPS_TO_RAS
     return [decimals(p) for p in world]
 
 
@@ -320,15 +346,15 @@ def _coded(code: Code) -> Any:
     return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
 
 
-def _settle(files: Sequence[SegFile], moment: tuple[str, str], recipe: str) -> None:
-    """Give the files of one series dates and UIDs that depend on their content alone."""
+def _assign_stable_uids(files: Sequence[SegFile], date_time: tuple[str, str], recipe: str) -> None:
+    """Set the dates of the files of one series, and UIDs that depend on their content alone."""
     for dataset in (file.dataset for file in files):
         for kind in ("Content", "Series", "InstanceCreation"):
-            setattr(dataset, f"{kind}Date", moment[0])
-            setattr(dataset, f"{kind}Time", moment[1])
+            setattr(dataset, f"{kind}Date", date_time[0])
+            setattr(dataset, f"{kind}Time", date_time[1])
         for item in dataset.get("ContributingEquipmentSequence") or []:
-            item.ContributionDateTime = "".join(moment)
-        dataset.ContentCreatorName = ""  # type 2: present, and nobody drew it
+            item.ContributionDateTime = "".join(date_time)
+        dataset.ContentCreatorName = ""  # type 2: must be present; no person drew the segments
         _set_uids(dataset, _uid("series"), _uid("instance"), _uid("dimensions"))
     contents = [_digest(file) for file in files]
     series = _uid("series", recipe, *contents)
@@ -345,25 +371,26 @@ def _set_uids(dataset: Dataset, series: str, instance: str, dimensions: str) -> 
 
 
 def _digest(file: SegFile) -> str:
-    """Return the hash over a file's content."""
+    """Return the SHA-256 of a file's content."""
     syntax = file.dataset.file_meta.TransferSyntaxUID
     digest = hashlib.sha256(syntax.encode() + written_out(file.dataset))
-    for part in file.tail:
-        digest.update(part)
+    for chunk in file.tail:
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def _uid(*parts: str) -> str:
-    """Return a UID made of a 128-bit hash (PS3.5 B.2: 2.25 and a whole number)."""
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16, person=b"scanloom")
+def _uid(*texts: str) -> str:
+    """Return a UID made of a 128-bit hash of texts (PS3.5 B.2: 2.25 and an integer)."""
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=16, person=b"scanloom")
     return f"2.25.{int.from_bytes(digest.digest(), 'big')}"
 
 
 def _now() -> tuple[str, str]:
+    """Return the current local date and time (DA, TM)."""
     now = datetime.now().astimezone()
     return now.strftime("%Y%m%d"), now.strftime("%H%M%S.%f")
 
 
 def _long_string(text: str) -> str:
-    """Return what fits an LO of 64 characters."""
+    """Truncate a text to the 64 characters of an LO."""
     return text[:64]

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from report_maker import add_case, id_of, measured
 from scanloom.engine.collect import MANIFEST_COLUMNS, collect_shards
-from scanloom.io.tables import write_json
+from scanloom.io.json_file import write_json
 
 USED, OPEN, FAILED = ("used", ""), ("open", ""), ("failed", "CRASHED")
 

@@ -17,7 +17,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.engine.child import Setup
 from scanloom.engine.engine import Engine
 from scanloom.engine.models import check_same, load_predictors
-from scanloom.engine.record import card_digest
+from scanloom.engine.recipe import card_digest
 from scanloom.engine.segment import SegmentOptions, segment_each
 from scanloom.engine.work import Place
 from scanloom.engine.workflow import Execution

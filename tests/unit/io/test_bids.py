@@ -119,7 +119,7 @@ def test_a_data_set_of_the_users_own_is_left_as_it_is(out: Path, description: st
         (mine / "dataset_description.json").write_text(description)
     before = files(out)
 
-    with pytest.raises(ScanError, match="scanloom did not write it") as caught:
+    with pytest.raises(ScanError, match="was not written by scanloom") as caught:
         write_bids(out, "1")
 
     assert caught.value.code == "OUTPUT_UNWRITABLE"
@@ -133,7 +133,7 @@ def test_a_run_refuses_such_a_data_set_before_it_begins(tmp_path: Path) -> None:
     mine.write_text("mine")
     options = RunOptions(tmp_path / "study", tmp_path / "key", "none", bids=True)
 
-    with pytest.raises(ScanError, match="scanloom did not write it"):
+    with pytest.raises(ScanError, match="was not written by scanloom"):
         run(Workflow(name="any", models=[str(model)]), [mine.parent], options)
 
     assert files(tmp_path / "study") == ["bids/scan.nii.gz"]

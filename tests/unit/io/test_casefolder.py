@@ -16,9 +16,9 @@ from scanloom.core import Case, Outputs, ScanError, Series
 from scanloom.engine.lock import hold_lock
 from scanloom.io.casefolder import CaseFolder
 from scanloom.io.index import build_index
+from scanloom.io.json_file import write_json
 from scanloom.io.private import private_folder
 from scanloom.io.published import Standing, standing_of
-from scanloom.io.tables import write_json
 from scanloom.io.work_folder import HANDSHAKE, claim_out, tidy, token_name
 from scanloom.review.report.page import write_report
 
@@ -202,7 +202,7 @@ KILLED = """
     from pathlib import Path
     from scanloom.io import casefolder
     from scanloom.io.casefolder import CaseFolder
-    from scanloom.io.tables import write_json
+    from scanloom.io.json_file import write_json
 
     renames = 0
     rename = Path.rename
@@ -340,10 +340,10 @@ def test_a_folder_of_the_users_own_files_is_not_claimed(name: str, tmp_path: Pat
     mine = tmp_path / name
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(ScanError, match="name another --out") as caught:
+    with pytest.raises(ScanError, match="use another --out") as caught:
         claim_out(tmp_path, KEY)
     assert caught.value.code == "OUTPUT_UNWRITABLE"
-    with pytest.raises(ScanError, match="name another --out"):
+    with pytest.raises(ScanError, match="use another --out"):
         build_index([tmp_path], bytes(32), tmp_path)
     assert files(tmp_path) == {name}
 

@@ -21,13 +21,12 @@ from scanloom.io.crosswalk import (
     case_folders,
     find_sources,
     newest,
-    remember_series,
     source_of,
-    source_of_indexed,
 )
 from scanloom.io.find import find_series
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import build_index
+from scanloom.io.index_sources import remember_series, source_of_indexed
 from scanloom.io.private import private_folder
 
 KEY = "abc"
@@ -110,7 +109,7 @@ def test_series_of_an_index_are_remembered_once(
     key, out = b"k" * 32, tmp_path / "out"
     index = build_index([tmp_path / "scans"], key, out)
     ids = [one.id for one in index.series]
-    monkeypatch.setattr("scanloom.io.crosswalk.AT_ONCE", 2)
+    monkeypatch.setattr("scanloom.io.index_sources.BATCH_ROWS", 2)
 
     remember_series(out, key_fingerprint(key), index, ids[:1])
     assert [s.id for s in find_sources(out, ids)] == ids[:1]

@@ -59,7 +59,7 @@ def test_what_a_failure_is(reason: Reason | None, counts: bool) -> None:
 
 
 def test_only_a_known_case_has_a_record(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="known"):
+    with pytest.raises(ValueError, match="requires a case id"):
         write_failure(tmp_path, record(None), "recipe")
 
 

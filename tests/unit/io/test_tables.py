@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Flag, Measurement
-from scanloom.io.tables import COLUMNS, read_measurements, write_json, write_measurements
+from scanloom.io.json_file import write_json
+from scanloom.io.tables import COLUMNS, read_measurements, write_measurements
 
 FULL = Measurement(
     model="organs",
@@ -71,7 +72,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 
 def test_another_document_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "measurements.json", {"measurements": [{"label": "liver"}]})
-    with pytest.raises(ValueError, match="another form"):
+    with pytest.raises(ValueError, match="malformed"):
         read_measurements(tmp_path)
 
 

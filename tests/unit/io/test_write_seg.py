@@ -19,7 +19,7 @@ import written_cases as wc
 from scanloom.core import Case, Segmentation
 from scanloom.io.readback_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.seg_source import can_refer, reference_headers, source_moment
+from scanloom.io.seg_source import reference_headers, source_moment
 from scanloom.io.write_seg import write_segs
 
 ENHANCED_CT = "1.2.840.10008.5.1.4.1.1.2.1"
@@ -211,13 +211,13 @@ def test_moment_of_a_source(kept: dict[str, str], expected: tuple[str, str]) -> 
 def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) -> None:
     source = wc.dicom_scan().source
     assert isinstance(source, DicomSource)
-    assert can_refer(source)
+    assert source.can_refer
     header = source.first
     if value is None:
         delattr(header, name)
     else:
         put(header, name, value)
-    assert not can_refer(source)
+    assert not source.can_refer
 
 
 @pytest.mark.parametrize("name", ["sop_class", "sop_instance"])
@@ -228,15 +228,15 @@ def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None
     one = source.slices[3]
     assert one is not None
     other = replace(one, **{name: value})  # type: ignore[arg-type]
-    assert not can_refer(replace(source, slices=(*source.slices[:3], other, *source.slices[4:])))
+    assert not replace(source, slices=(*source.slices[:3], other, *source.slices[4:])).can_refer
 
 
 def test_images_with_one_uid_can_t_be_referred_to_unless_they_are_frames_of_it() -> None:
     source = wc.with_slices(wc.dicom_scan(), sop_instance="1.2.3").source
     assert isinstance(source, DicomSource)
-    assert not can_refer(source)
+    assert not source.can_refer
     slices = tuple(replace(one, frame=k + 1) for k, one in enumerate(source.slices) if one)
-    assert can_refer(replace(source, slices=slices))
+    assert replace(source, slices=slices).can_refer
 
 
 def frames_of(scan: Scan, gap: int | None = None) -> Scan:
@@ -357,7 +357,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
         pydicom.dcmwrite(path, header, implicit_vr=True, little_endian=True, force_encoding=True)
     caplog.clear()
     source = replace(scan.source, first=pydicom.dcmread(path, force=True))  # type: ignore[arg-type]
-    assert not can_refer(source)
+    assert not source.can_refer
     assert source_moment(source) == ("20240102", "101114")
     assert not reference_headers(source, 2.5)[0].StudyDate
     assert not caplog.records

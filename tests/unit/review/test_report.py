@@ -26,7 +26,7 @@ from report_maker import (
     write_manifest,
 )
 from scanloom.core import Flag, Reason
-from scanloom.io.tables import write_json
+from scanloom.io.json_file import write_json
 from scanloom.review.report.page import write_report
 from scanloom.review.report.thumbs import MOST_BYTES
 

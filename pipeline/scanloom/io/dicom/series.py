@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
+from scanloom.io.dicom.decimal_strings import decimals
 from scanloom.io.dicom.doubled import groups_contradict
 from scanloom.io.dicom.elements import FLOATS, TWICE
 from scanloom.io.dicom.fast_header import read_start
@@ -25,11 +26,10 @@ from scanloom.io.dicom.phases import Volumes, split_volumes
 from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
-from scanloom.io.seg_source import decimals
 from scanloom.io.unpack import SCRATCH, starts_gzip
 from scanloom.io.values import rounding_flags
-from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = 0x00280121
 _SHORT = 24  # bits that float32 holds

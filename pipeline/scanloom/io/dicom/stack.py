@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Gaps, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
+from scanloom.core.world import LPS_TO_RAS_AFFINE
 from scanloom.io.dicom.agreement import contradicts
 from scanloom.io.dicom.meaning import Attribute, differing
 from scanloom.io.dicom.places import JITTER_MM, SAME_PLACE_MM, Places, places_of, steps_off
@@ -42,8 +43,6 @@ MOST_STRETCHED = 300
 """Distance of slices over that of pixels: more is PixelSpacing in another unit than mm."""
 _FLOAT = 1e-9
 """mm that float64 may leave of the same sum in another order."""
-
-LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     affine[:3, 3] = line.origin
     kept, twins = _split_twins(slices, places, index)
     shape = (slices[0].columns, slices[0].rows, len(kept))
-    affine, upright = _upright(LPS_TO_RAS @ affine, shape)
+    affine, upright = _upright(LPS_TO_RAS_AFFINE @ affine, shape)
     flags = [Flag.AFFINE_ROUNDED] if rounded or upright else []
     flags += [flag] if flag and flag not in flags else []
     flags += [Flag.GAPS_INTERPOLATED] if None in kept else []

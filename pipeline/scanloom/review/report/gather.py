@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
+from scanloom.core.reasons import current_code
 from scanloom.io.failures import FAILED
+from scanloom.io.json_file import read_json
 from scanloom.io.living import state_seen
 from scanloom.io.names import TIMING
 from scanloom.io.outfolder import each_case, read_case
-from scanloom.io.published import MOST
-from scanloom.io.regular import open_regular, read_regular
+from scanloom.io.regular import open_regular
 from scanloom.io.tables import read_measurements
 
 PREVIEW = "preview.png"
@@ -164,7 +164,7 @@ class _Published:
 
 def _published(folder: Path) -> _Published:
     document = read_case(folder)
-    timing = json.loads(read_regular(folder / TIMING, MOST))
+    timing = read_json(folder / TIMING)
     preview = folder / PREVIEW
     shown = Shown(
         id=folder.name,
@@ -192,7 +192,7 @@ def _failures(out: Path) -> Iterator[Shown]:
         with suppress(LookupError, TypeError):  # not written by scanloom: ignored
             if document is not None:
                 flags = tuple(flag["code"] for flag in document["flags"])
-                code = document["reason"]
+                code = current_code(document["reason"])
                 status = Reason[code].outcome if code in Reason.__members__ else "failed"
                 yield Shown(document["case"], status, code, document["detail"], flags=flags)
 
@@ -207,7 +207,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
             for row in csv.DictReader(file):
                 files[row["outcome"]] += 1
                 if row["reason"]:
-                    key = row["reason"], row["outcome"]
+                    key = current_code(row["reason"]), row["outcome"]
                     by_reason[key] += 1
                     series[key] |= {row["case"]} - {""}
     except FileNotFoundError:
@@ -230,8 +230,6 @@ def advice(code: str) -> str:
 def _json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if it is missing, unreadable or not an object."""
     try:
-        with open_regular(path) as file:
-            document = json.load(file)
+        return read_json(path)
     except (OSError, ValueError):
         return None
-    return document if isinstance(document, dict) else None

@@ -1,0 +1,28 @@
+"""Fixtures that several modules of runs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import engine_models as em
+from commands import write_tiny_bundle
+from run_maker import Runs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny MONAI bundle."""
+    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
+
+
+@pytest.fixture
+def runs(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Runs in this process, by formula, over an archive that is empty at first."""
+    (tmp_path / "archive").mkdir()
+    made = Runs(tmp_path, tmp_path / "archive", model)
+    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
+        monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+    return made
