@@ -74,7 +74,7 @@ def load_volume(
     """
     _check_options(gaps, nan, modality)
     if series == ALL:
-        raise ValueError('load_volume reads one volume: series must be a UID, a number, "best" or None')
+        raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
     [chosen] = series_meant(
         find_series(Path(path), archives=archives),
