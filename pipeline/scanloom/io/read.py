@@ -72,7 +72,7 @@ def load_volume(
     options = ReadOptions(gaps, nan, orientation, modality, max_bytes)  # type: ignore[arg-type]
     check_choices(options)
     if series == ALL:
-        raise ValueError('a single volume is read: series must be a UID, a number, "best" or None')
+        raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
     [chosen] = select_series(
         find_series(Path(path), archives=archives),
