@@ -72,7 +72,7 @@ def _packed(root: Path) -> Outcomes:
         path.unlink()
         outcomes[str(packed)] = USED
     write_zip(folder / "inside.zip")
-    outcomes[str(folder / "inside.zip")] = ("skipped", "PACKED")
+    outcomes[str(folder / "inside.zip")] = ("skipped", "NESTED_ARCHIVE")
     text = folder / "notes.txt.gz"
     text.write_bytes(gzip.compress(b"no image " * 100))
     return outcomes | {str(text): ("skipped", "NOT_AN_IMAGE")}
@@ -204,7 +204,7 @@ def _links(root: Path) -> Outcomes:
     (folder / "nowhere").symlink_to("absent")
     os.mkfifo(folder / "pipe")  # opening it would wait for ever
     return {
-        str(folder / "again"): ("skipped", "LINK"),
+        str(folder / "again"): ("skipped", "DUPLICATE_LINK"),
         str(folder / "nowhere"): ("failed", "UNREADABLE"),
         str(folder / "self"): ("failed", "UNREADABLE"),
         str(folder / "pipe"): ("skipped", "NOT_AN_IMAGE"),

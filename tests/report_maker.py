@@ -17,7 +17,7 @@ from scanloom.io.failures import write_failure
 from scanloom.io.tables import write_json, write_measurements
 
 BOX = ((2, 2, 2), (9, 9, 9))
-REASONS = (Reason.SLICE_GAP, Reason.DAMAGED, Reason.TOO_LONG, Reason.CRASHED)
+REASONS = (Reason.SLICE_GAP, Reason.DAMAGED, Reason.CASE_TIMEOUT, Reason.CRASHED)
 STRUCTURES = ("liver", "spleen", "kidney_left", "kidney_right", "lung")
 
 

@@ -269,5 +269,5 @@ def test_another_key_gets_nothing(place: Place, segmented: Ended, tmp_path: Path
         arguments = [*command, "--out", place.out, "--key", tmp_path / "key", "--debug"]
         ended = scanloom_process(*arguments)
         assert ended.code == 65
-        assert "KEY_OTHER" in ended.err
+        assert "KEY_MISMATCH" in ended.err
         assert not birds(told(ended))

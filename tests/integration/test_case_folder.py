@@ -175,7 +175,7 @@ def test_another_key_is_refused(published: Path, tmp_path: Path) -> None:
     other.chmod(0o600)
     with pytest.raises(scanloom.ScanError) as caught:
         segment_paths([SAMPLE], options(published.parents[1], other))
-    assert caught.value.code == "KEY_OTHER"
+    assert caught.value.code == "KEY_MISMATCH"
 
 
 COMMAND = [sys.executable, "-m", "scanloom", "segment", "--model", "ct_tissue", "--device", "cpu"]

@@ -96,10 +96,10 @@ def test_what_is_in_the_way_of_tables_and_report_is_74_and_status_says_failed(
     ended = scanloom(*quick.words())
 
     assert ended.code == 74, ended.err
-    assert "(OUTPUT)" in ended.err
+    assert "(OUTPUT_UNWRITABLE)" in ended.err
     status = scanloom("status", quick.out, "--json")
     assert (status.code, status.document["status"]["state"]) == (1, "failed")
-    assert status.document["status"]["reason"] == "OUTPUT"
+    assert status.document["status"]["reason"] == "OUTPUT_UNWRITABLE"
 
 
 # --- the folder for temporary files --------------------------------------------------------------

@@ -146,7 +146,7 @@ def test_each_command_looks_into_archives_where_it_is_told_to(
     words["segment"] += ["--modality", "CT", "--device", "cpu"]
     without, looked = scanloom(*words[command]), scanloom(*words[command], "--archives")
     if command == "index":
-        assert (without.code, without.document["reasons"]) == (65, {"PACKED": 1})
+        assert (without.code, without.document["reasons"]) == (65, {"NESTED_ARCHIVE": 1})
         assert (looked.code, looked.document["files"]["used"]) == (0, 1)
     elif command == "plan":
         used = [ended.document["plan"]["files"]["used"] for ended in (without, looked)]

@@ -97,7 +97,7 @@ def test_a_workflow_key_table_or_out_that_never_ends_is_refused(
     assert (workflow.code, key.code, out.code, join.code) == (65, 65, 74, 65)
     assert "(WORKFLOW)" in workflow.err
     assert "(UNREADABLE)" in key.err
-    assert "(OUTPUT)" in out.err
+    assert "(OUTPUT_UNWRITABLE)" in out.err
 
 
 # --- locks ---------------------------------------------------------------------------------------

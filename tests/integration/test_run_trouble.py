@@ -94,7 +94,7 @@ class Runs:
         ends = [
             datetime.strptime(line["at"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
             for line in self.lines()
-            if line["reason"] == "TOO_LONG"
+            if line["reason"] == "CASE_TIMEOUT"
         ]
         return [end - max(s for s in starts if s < end) for end in ends]
 
@@ -134,7 +134,7 @@ def test_the_guilty_fail_and_their_neighbours_are_published_once(runs: Runs, wor
     failed = [json.loads(p.read_text()) for p in (runs.out / "failed").iterdir()]
     assert Counter(f["reason"] for f in failed) == {
         "CRASHED": 3,
-        "TOO_LONG": 2,
+        "CASE_TIMEOUT": 2,
         "OUT_OF_MEMORY": 1,
     }
     told = {line["case"]: line for line in runs.lines()}

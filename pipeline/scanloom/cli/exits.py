@@ -25,7 +25,7 @@ def exit_of_reason(reason: Reason) -> Exit:
     """Return the code for a command that ends because of `reason`."""
     from scanloom.core import Reason
 
-    if reason in (Reason.DISK_FULL, Reason.OUTPUT, Reason.SCRATCH_FULL):
+    if reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE, Reason.SCRATCH_FULL):
         return Exit.INPUT_OUTPUT
     blameless = reason in (Reason.INTERNAL, Reason.ENVIRONMENT)
     return Exit.SOME_FAILED if blameless else Exit.UNUSABLE
@@ -44,7 +44,7 @@ def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
         return Exit.OK
     if len(records) == 1:
         return exit_of_reason(reasons[0])
-    if any(reason in (Reason.DISK_FULL, Reason.OUTPUT) for reason in reasons):
+    if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
         return Exit.INPUT_OUTPUT
     failed = any(reason.wanted for reason in reasons)
     return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK

@@ -43,7 +43,7 @@ def status(
                 console().print(status_table(now))
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
-            raise ScanError(Reason.OUTPUT, _damage(damaged[0]))
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
         made = "; its results are of segment" if (out / "cases").is_dir() else ""
         raise ScanError(Reason.NOT_FOUND, f"no run has said anything in this folder{made}")
 

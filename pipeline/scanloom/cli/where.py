@@ -80,7 +80,7 @@ def check_holder(out: Path, key: Path | None) -> None:
     Raises
     ------
     ScanError
-        NOT_FOUND if no ids were given out there; KEY_OTHER.
+        NOT_FOUND if no ids were given out there; KEY_MISMATCH.
     """
     from scanloom.core import Reason, ScanError
     from scanloom.io.identity import key_fingerprint, read_key

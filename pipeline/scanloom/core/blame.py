@@ -31,7 +31,8 @@ _ASKED = {
 def blame(error: BaseException) -> ScanError:
     """Return what may be said of an error: our own words, or else no more than whose fault it is.
 
-    OUT_OF_MEMORY, DEVICE and ENVIRONMENT say nothing of the scan, INTERNAL nothing at all.
+    OUT_OF_MEMORY, DEVICE_UNAVAILABLE and ENVIRONMENT say nothing of the scan, INTERNAL nothing at
+    all.
     """
     if isinstance(error, ScanError):
         return error
@@ -40,7 +41,7 @@ def blame(error: BaseException) -> ScanError:
         detail = "the device has too little memory for the models or this scan"
         return ScanError(Reason.OUT_OF_MEMORY, detail)
     if kind == "AcceleratorError":  # nothing runs on the device in this process
-        return ScanError(Reason.DEVICE, "the device reported a fault")
+        return ScanError(Reason.DEVICE_UNAVAILABLE, "the device reported a fault")
     if lacks_memory(error):
         detail = "the models, the scan and its result do not fit into memory"
         return ScanError(Reason.OUT_OF_MEMORY, detail)

@@ -53,9 +53,13 @@ class Reason(Enum):
     SERIES_AMBIGUOUS = ("ambiguous", False, "Choose one with --series")
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
     NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
-    LINK = ("skipped", False, "A link to a file that is counted already")
+    DUPLICATE_LINK = ("skipped", False, "A link to a file that is counted already")
     LEFT_OUT = ("skipped", False, "Not among a BIDS dataset's scans: name its folder to use it")
-    PACKED = ("skipped", False, "An archive inside another or a folder: use --archives, or name it")
+    NESTED_ARCHIVE = (
+        "skipped",
+        False,
+        "An archive inside another or a folder: use --archives, or name it",
+    )
     LOCALIZER = ("skipped", False, "A localiser is no volume: choose the scan itself")
     SECONDARY_CAPTURE = ("skipped", False, "A secondary capture has no geometry: use the original")
     PROJECTION = ("skipped", False, "A projection is no volume: use a CT or MR series")
@@ -105,7 +109,11 @@ class Reason(Enum):
     TRUNCATED = ("failed", False, "The file ends too early: copy or export it again")
     DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
     ENCRYPTED = ("failed", False, "It needs a password: unpack it, and name the folder")
-    STUCK = ("failed", True, "Its data are damaged, or the machine is too busy: run it again")
+    DECODE_TIMEOUT = (
+        "failed",
+        True,
+        "Its data are damaged, or the machine is too busy: run it again",
+    )
     DECODER = ("failed", False, "No decoder for its compression: see `scanloom doctor`")
     PIXEL_TYPE = ("failed", False, "Its voxels are no plain numbers: convert it to a grey image")
     ORIENTATION_UNKNOWN = ("failed", False, "Say it with --orientation, for example RAS")
@@ -136,20 +144,24 @@ class Reason(Enum):
     NOT_SELECTED = ("skipped", False, "The workflow's selection leaves it out")
     LOCKED = ("failed", True, "Another run holds this output folder: wait for it")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
-    LOST = ("failed", True, "Its workers were lost again and again: see the cluster's own log")
+    WORKER_LOST = (
+        "failed",
+        True,
+        "Its workers were lost again and again: see the cluster's own log",
+    )
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
         "failed",
         True,
         "Raise the limit, use more memory, or crop the scan",
     )
-    DEVICE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
+    DEVICE_UNAVAILABLE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
     ENVIRONMENT = (
         "failed",
         True,
         "The machine or its settings are at fault, no scan: see `scanloom doctor`",
     )
-    TOO_LONG = ("failed", False, "Give a case more time, or leave this scan out")
+    CASE_TIMEOUT = ("failed", False, "Give a case more time, or leave this scan out")
     CRASHED = ("failed", False, "It brings its process down, even alone: please report it")
     WRITE_MISMATCH = ("failed", True, "What was written differs from the result: please report it")
     SCRATCH_FULL = (
@@ -158,8 +170,12 @@ class Reason(Enum):
         "Make room in the folder for temporary files, or name another one by TMPDIR",
     )
     DISK_FULL = ("failed", True, "Make room on the output disk, then run it again")
-    OUTPUT = ("failed", True, "Check that the folder is there and can be written")
-    KEY_OTHER = ("failed", False, "This output folder belongs to another key: give it with --key")
+    OUTPUT_UNWRITABLE = ("failed", True, "Check that the folder is there and can be written")
+    KEY_MISMATCH = (
+        "failed",
+        False,
+        "This output folder belongs to another key: give it with --key",
+    )
     RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; take its folder away, or --replace")
     STALE = ("failed", False, "A result of another recipe is there: use --replace or another --out")
     INTERNAL = ("failed", True, "A fault of scanloom: run with --debug and report it")

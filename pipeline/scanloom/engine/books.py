@@ -32,7 +32,7 @@ class Books:
     Raises
     ------
     ScanError
-        OUTPUT if the crosswalk can't be read.
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
 
     def __init__(self, out: Path, fingerprint: str, names: Names) -> None:

@@ -165,7 +165,7 @@ def _read_manifest(path: Path) -> pa.Table:
             raise
         name = f"runs/{path.parent.name}/{path.name}"
         detail = f"{name} is damaged: take it away, and run that shard again"
-        raise ScanError(Reason.OUTPUT, detail) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
 
 
 def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:

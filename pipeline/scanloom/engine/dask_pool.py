@@ -42,10 +42,16 @@ ENDING = 10.0
 """Seconds that workers have to end their engines, beside the patience with what they work on."""
 GONE = "its scheduler is gone"
 OF_PLACE = frozenset(
-    (Reason.UNREADABLE, Reason.OUTPUT, Reason.SCRATCH_FULL, Reason.ENVIRONMENT, Reason.DEVICE)
+    (
+        Reason.UNREADABLE,
+        Reason.OUTPUT_UNWRITABLE,
+        Reason.SCRATCH_FULL,
+        Reason.ENVIRONMENT,
+        Reason.DEVICE_UNAVAILABLE,
+    )
 )
 """What a case ends with that may go well on another machine."""
-OF_DEVICE = frozenset((Reason.DEVICE,))
+OF_DEVICE = frozenset((Reason.DEVICE_UNAVAILABLE,))
 """What may go well on another worker of the same machine."""
 MOST_FAILED = 3
 """Cases that a worker fails and another does: then it is sent away."""

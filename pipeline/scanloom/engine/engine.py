@@ -28,10 +28,10 @@ PAUSES = (1.0, 4.0, 15.0)
 """Seconds before another try where the disk or the network may have been at fault."""
 REFUSED = "refused"
 """How a try ends for a case that would not fit into memory alone: no other try is made."""
-_TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT)
+_TRANSIENT = (Reason.UNREADABLE, Reason.OUTPUT_UNWRITABLE)
 MOST_STARTS = 3
 """Children in a row that never became ready, after which no other is started."""
-_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE, Reason.ENVIRONMENT)
+_CROWDED = (Reason.OUT_OF_MEMORY, Reason.DEVICE_UNAVAILABLE, Reason.ENVIRONMENT)
 """What the neighbours may be to blame for: such a case is tried once more, alone and afresh."""
 
 
@@ -80,7 +80,7 @@ class Engine:
 
     A case that raises is a record. When the child dies or is killed for a case that takes too
     long, every case that was in it is a suspect: each is tried again alone in a fresh child, and
-    only one that fails there is convicted (TOO_LONG, CRASHED). So a neighbour is never blamed.
+    only one that fails there is convicted (CASE_TIMEOUT, CRASHED). So a neighbour is never blamed.
 
     Parameters
     ----------
@@ -237,7 +237,9 @@ class Engine:
 def _verdict(case: Case, last: Try) -> CaseRecord:
     """Return the record of a case that failed alone."""
     if last.end == "late":
-        return CaseRecord(case.id, Reason.TOO_LONG, f"stopped after {last.seconds:.0f} s", (), None)
+        return CaseRecord(
+            case.id, Reason.CASE_TIMEOUT, f"stopped after {last.seconds:.0f} s", (), None
+        )
     code = last.end.removeprefix("died ")
     limit = limit_met(int(code))
     if limit is not None:

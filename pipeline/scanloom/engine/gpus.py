@@ -26,7 +26,7 @@ def check_device(name: str) -> None:
     Raises
     ------
     ScanError
-        DEVICE.
+        DEVICE_UNAVAILABLE.
     """
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= len(visible_gpus()):

@@ -46,7 +46,7 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
     Raises
     ------
     ScanError
-        LOCKED, naming host, process and start time; DISK_FULL or OUTPUT.
+        LOCKED, naming host, process and start time; DISK_FULL or OUTPUT_UNWRITABLE.
     """
     check_links(out)
     began = time.time()

@@ -282,14 +282,14 @@ def keep_plan(plan: Plan, out: Path) -> None:
     Raises
     ------
     ScanError
-        DISK_FULL or OUTPUT if it can't be written.
+        DISK_FULL or OUTPUT_UNWRITABLE if it can't be written.
     """
     folder = out / "runs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / PLAN, lambda draft: write_json(draft, {"schema": 1, **asdict(plan)}))
     except OSError as exc:
-        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT
+        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
         raise ScanError(reason, f"the plan can't be kept ({type(exc).__name__})") from exc
 
 

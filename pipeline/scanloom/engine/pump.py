@@ -138,4 +138,4 @@ def _outcome(future: Future[Outcome]) -> Outcome | None:
 
 def _given_up(case: Case) -> Outcome:
     detail = f"its worker was lost {MOST_LOSSES} times"
-    return Outcome(CaseRecord(case.id, Reason.LOST, detail, (), None), ())
+    return Outcome(CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None), ())

@@ -69,7 +69,7 @@ NO_CLUSTER, LOCAL = "none", "local"
 HERE = ("local", NO_CLUSTER)
 """Clusters whose energy this machine's counters count."""
 
-OF_ALL = (Reason.DISK_FULL, Reason.KEY_OTHER, Reason.MODEL_CHANGED)
+OF_ALL = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
 """What ends a run, since it is no single case's."""
 
 

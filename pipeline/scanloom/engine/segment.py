@@ -276,4 +276,4 @@ def _recall(case: Case, folder: Path) -> CaseRecord:
         return CaseRecord(case.id, None, "", flags, folder, rows, recalled=True)
     except (OSError, ValueError, KeyError) as exc:
         detail = f"the result of case {case.id} can't be read"
-        raise ScanError(Reason.OUTPUT, detail) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc

@@ -62,7 +62,7 @@ def choose_device(wanted: str = "auto") -> DeviceChoice:
     Raises
     ------
     ScanError
-        DEVICE if there is no such device here.
+        DEVICE_UNAVAILABLE if there is no such device here.
     """
     if wanted == "cpu":
         return DeviceChoice(torch.device("cpu"), ASKED_FOR)
@@ -73,10 +73,12 @@ def choose_device(wanted: str = "auto") -> DeviceChoice:
         return DeviceChoice(torch.device("cpu"), built)
     kind, _, number = wanted.partition(":")
     if kind != "cuda" or (number and not number.isdecimal()):
-        raise ScanError(Reason.DEVICE, 'a device is "auto", "cpu", "cuda" or "cuda:N"')
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, 'a device is "auto", "cpu", "cuda" or "cuda:N"')
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(number or 0) >= count:
-        raise ScanError(Reason.DEVICE, f"{wanted} was asked for, {count} CUDA devices are here")
+        raise ScanError(
+            Reason.DEVICE_UNAVAILABLE, f"{wanted} was asked for, {count} CUDA devices are here"
+        )
     return DeviceChoice(torch.device("cuda", int(number or 0)), ASKED_FOR)
 
 
@@ -98,19 +100,19 @@ def choose_precision(
     Raises
     ------
     ScanError
-        DEVICE for half on a CPU that gains nothing by it, or another word.
+        DEVICE_UNAVAILABLE for half on a CPU that gains nothing by it, or another word.
     """
     if wanted == "float32":
         return PrecisionChoice(torch.float32, "asked for; TF32 is off")
     if wanted not in ("auto", "half"):
-        raise ScanError(Reason.DEVICE, 'a precision is "auto", "float32" or "half"')
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, 'a precision is "auto", "float32" or "half"')
     if device.type == "cuda":
         why = "asked for" if wanted == "half" else "half the memory and the time on CUDA"
         return PrecisionChoice(torch.float16, why)
     units = bfloat16_units()
     if wanted == "half":
         if units is None:
-            raise ScanError(Reason.DEVICE, "half precision needs CUDA or AVX512-BF16")
+            raise ScanError(Reason.DEVICE_UNAVAILABLE, "half precision needs CUDA or AVX512-BF16")
         return PrecisionChoice(torch.bfloat16, "asked for")
     if units is None:
         return PrecisionChoice(torch.float32, "the CPU has no AVX512-BF16")

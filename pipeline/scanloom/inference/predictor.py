@@ -71,9 +71,9 @@ class Predictor:
     Raises
     ------
     ScanError
-        DEVICE if the device is not there; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS, MODEL_UNSAFE,
-        MODEL_DAMAGED or NOT_FINITE if network and weights don't make a model; MODEL_UNSUPPORTED or
-        CHANNELS if the card asks for what this version can't do.
+        DEVICE_UNAVAILABLE if the device is not there; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS,
+        MODEL_UNSAFE, MODEL_DAMAGED or NOT_FINITE if network and weights don't make a model;
+        MODEL_UNSUPPORTED or CHANNELS if the card asks for what this version can't do.
     """
 
     def __init__(

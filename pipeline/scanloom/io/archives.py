@@ -88,7 +88,7 @@ def _zip_contents(file: BinaryIO) -> Contents:
             raise ScanError(Reason.DECODER, "a zip archive with an unusual compression method")
         for info in infos:
             mode = info.external_attr >> 16 if info.create_system == _UNIX else 0
-            reason = Reason.LINK if stat.S_ISLNK(mode) else None
+            reason = Reason.DUPLICATE_LINK if stat.S_ISLNK(mode) else None
             yield Member(info.filename, info.file_size, reason), partial(archive.open, info)
 
 
@@ -115,7 +115,9 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
     name = info.name.removeprefix("./").replace(IN_ARCHIVE, "_")
     if info.isreg():
         return Member(name, info.size)
-    return Member(name, 0, Reason.LINK if info.islnk() or info.issym() else Reason.NOT_AN_IMAGE)
+    return Member(
+        name, 0, Reason.DUPLICATE_LINK if info.islnk() or info.issym() else Reason.NOT_AN_IMAGE
+    )
 
 
 def _open_tar_member(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
@@ -274,7 +276,7 @@ def _with_unique_names(contents: Contents) -> Contents:
         occurrences[name] += 1
         if occurrences[name] > 1:
             name = f"{IN_ARCHIVE}{occurrences[name]}/{name}"
-        reason = member.reason or (Reason.PACKED if kind_of(name) else None)
+        reason = member.reason or (Reason.NESTED_ARCHIVE if kind_of(name) else None)
         yield Member(name, member.size, reason), open_member
 
 

@@ -56,7 +56,7 @@ def write_bids(out: Path, version: str, damaged: set[str] | None = None) -> Path
     Raises
     ------
     ScanError
-        OUTPUT if a data set that is not scanloom's is there.
+        OUTPUT_UNWRITABLE if a data set that is not scanloom's is there.
     OSError
         If the derivative can't be written.
     """
@@ -85,11 +85,11 @@ def check_bids(out: Path) -> None:
     Raises
     ------
     ScanError
-        OUTPUT.
+        OUTPUT_UNWRITABLE.
     """
     if os.path.lexists(out / BIDS) and not has_bids(out):
         detail = f"{BIDS} is there already, and scanloom did not write it: name another --out"
-        raise ScanError(Reason.OUTPUT, detail)
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def has_bids(out: Path) -> bool:

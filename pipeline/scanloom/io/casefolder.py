@@ -79,8 +79,8 @@ def claim_out(out: Path, fingerprint: str) -> None:
     Raises
     ------
     ScanError
-        KEY_OTHER if the cases there have ids of another key; OUTPUT if it can't be read, or holds
-        somebody's own files under names that scanloom writes to.
+        KEY_MISMATCH if the cases there have ids of another key; OUTPUT_UNWRITABLE if it can't be
+        read, or holds somebody's own files under names that scanloom writes to.
     """
     check_key(out, fingerprint)
     check_unclaimed(out)
@@ -96,7 +96,7 @@ def check_writable(out: Path) -> None:
     Raises
     ------
     ScanError
-        DISK_FULL or OUTPUT.
+        DISK_FULL or OUTPUT_UNWRITABLE.
     """
     with CaseFolder(out, "check"):
         pass
@@ -115,7 +115,7 @@ def tidy(out: Path, since: float) -> None:
     Raises
     ------
     ScanError
-        OUTPUT if a part of it is a link.
+        OUTPUT_UNWRITABLE if a part of it is a link.
     OSError
         If something can't be taken away.
     """
@@ -159,7 +159,7 @@ class CaseFolder:
     Raises
     ------
     ScanError
-        DISK_FULL or OUTPUT, for every OSError between entering and leaving the block.
+        DISK_FULL or OUTPUT_UNWRITABLE, for every OSError between entering and leaving the block.
     """
 
     def __init__(self, out: Path, name: str, fingerprint: str | None = None) -> None:
@@ -204,8 +204,8 @@ class CaseFolder:
         Raises
         ------
         ScanError
-            STALE if a result of another recipe is there and is not to be replaced; KEY_OTHER if OUT
-            was meanwhile claimed for another key.
+            STALE if a result of another recipe is there and is not to be replaced; KEY_MISMATCH if
+            OUT was meanwhile claimed for another key.
         OSError
             Which leaving the block maps.
         """
@@ -267,7 +267,7 @@ def output_error(exc: OSError, what: str = "the results") -> ScanError:
     if exc.errno in FULL:
         return ScanError(Reason.DISK_FULL, f"no space left for {what}")
     name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    return ScanError(Reason.OUTPUT, f"{what} can't be written ({name})")
+    return ScanError(Reason.OUTPUT_UNWRITABLE, f"{what} can't be written ({name})")
 
 
 def disk_error(error: Exception) -> ScanError | None:
@@ -291,7 +291,7 @@ def output_border() -> Iterator[None]:
     Raises
     ------
     ScanError
-        DISK_FULL or OUTPUT.
+        DISK_FULL or OUTPUT_UNWRITABLE.
     """
     try:
         yield

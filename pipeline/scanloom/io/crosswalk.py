@@ -143,7 +143,7 @@ def remember_series(out: Path, fingerprint: str, index: Index, those: Iterable[s
     Raises
     ------
     ScanError
-        KEY_OTHER; OUTPUT if the crosswalk can't be read.
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if the crosswalk can't be read.
     OSError
         If it can't be written.
     """
@@ -164,7 +164,7 @@ def add_sources(private: Path, sources: Sequence[Source]) -> None:
     Raises
     ------
     ScanError
-        OUTPUT if the crosswalk that is there can't be read: it is never written over.
+        OUTPUT_UNWRITABLE if the crosswalk that is there can't be read: it is never written over.
     OSError
         If it can't be written.
     """
@@ -192,7 +192,7 @@ def find_sources(out: Path, ids: Sequence[str]) -> tuple[Source, ...]:
     Raises
     ------
     ScanError
-        OUTPUT if it can't be read.
+        OUTPUT_UNWRITABLE if it can't be read.
     """
     path = out / PRIVATE / CROSSWALK
     if not path.exists():
@@ -207,7 +207,7 @@ def known_ids(out: Path) -> set[str]:
     Raises
     ------
     ScanError
-        OUTPUT if it can't be read.
+        OUTPUT_UNWRITABLE if it can't be read.
     """
     path = out / PRIVATE / CROSSWALK
     return set(_read(path).column("id").to_pylist()) if path.exists() else set()
@@ -219,7 +219,7 @@ def case_folders(out: Path) -> dict[str, str]:
     Raises
     ------
     ScanError
-        OUTPUT if the crosswalk can't be read.
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
     path = out / PRIVATE / CROSSWALK
     if not path.exists():
@@ -235,7 +235,7 @@ def volume_files(out: Path) -> dict[str, set[str]]:
     Raises
     ------
     ScanError
-        OUTPUT if the crosswalk can't be read.
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
     """
     path = out / PRIVATE / CROSSWALK
     found: dict[str, set[str]] = {}
@@ -269,7 +269,7 @@ def _read(path: Path) -> pa.Table:
             f"{PRIVATE}/{CROSSWALK} can't be read ({type(exc).__name__}). It is not written over: "
             "move it aside, and the next run makes a new one of the scans that it finds"
         )
-        raise ScanError(Reason.OUTPUT, detail) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
 
 
 def _with_ids(table: pa.Table, ids: Sequence[str]) -> pa.ChunkedArray:

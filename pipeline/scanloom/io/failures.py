@@ -18,10 +18,10 @@ MOST = 1 << 20
 
 _OF_THE_OUTPUT = (
     Reason.DISK_FULL,
-    Reason.OUTPUT,
+    Reason.OUTPUT_UNWRITABLE,
     Reason.STALE,
     Reason.RESULT_DAMAGED,
-    Reason.KEY_OTHER,
+    Reason.KEY_MISMATCH,
 )
 """These say something of OUT, nothing of the case."""
 

@@ -73,11 +73,11 @@ def read_key(file: Path | None = None) -> bytes:
     Raises
     ------
     ScanError
-        KEY_OTHER if there is none; UNREADABLE or DAMAGED as in `load_key`.
+        KEY_MISMATCH if there is none; UNREADABLE or DAMAGED as in `load_key`.
     """
     path = file or usual_key_file()
     if not path.exists():
-        raise ScanError(Reason.KEY_OTHER, "there is no key here yet")
+        raise ScanError(Reason.KEY_MISMATCH, "there is no key here yet")
     return load_key(file)
 
 

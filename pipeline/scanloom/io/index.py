@@ -155,8 +155,8 @@ def build_index(
     Raises
     ------
     ScanError
-        NOT_FOUND; KEY_OTHER if OUT belongs to another key; OUTPUT or DISK_FULL if its index can't
-        be written.
+        NOT_FOUND; KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE or DISK_FULL if its
+        index can't be written.
     """
     fingerprint = key_fingerprint(key)
     if out is not None:
@@ -377,7 +377,7 @@ def _store_in_output(rows: Rows, out: Path, fingerprint: str) -> None:
                 draft.unlink(missing_ok=True)
             write_private(folder / INDEX, lambda draft: write_index(rows, draft, fingerprint))
     except OSError as exc:
-        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT
+        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
         raise ScanError(reason, f"the index can't be written ({type(exc).__name__})") from exc
 
 

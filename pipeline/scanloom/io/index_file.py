@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-FORM = "6"
+FORM = "7"
 """File format version; stored with scanloom's own, as another release may classify differently."""
 
 _VERSION_FIELD = b"scanloom.index"

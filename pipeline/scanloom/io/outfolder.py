@@ -84,15 +84,18 @@ def check_unclaimed(out: Path) -> None:
     Raises
     ------
     ScanError
-        OUTPUT if something has a name that scanloom writes to, or the folder can't be read.
+        OUTPUT_UNWRITABLE if something has a name that scanloom writes to, or the folder can't be
+        read.
     """
     try:
         foreign = _foreign(out)
     except OSError as exc:
-        raise ScanError(Reason.OUTPUT, f"it can't be read ({type(exc).__name__})") from exc
+        raise ScanError(
+            Reason.OUTPUT_UNWRITABLE, f"it can't be read ({type(exc).__name__})"
+        ) from exc
     if foreign is not None:
         detail = f"it holds {foreign} that scanloom did not write: name another --out"
-        raise ScanError(Reason.OUTPUT, detail)
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def _foreign(out: Path) -> str | None:

@@ -49,18 +49,18 @@ def known_fingerprint(out: Path) -> str | None:
     Raises
     ------
     ScanError
-        OUTPUT if it can't be read.
+        OUTPUT_UNWRITABLE if it can't be read.
     """
     try:
         text = read_regular(out / PRIVATE / KEY_FINGERPRINT, MOST_BYTES).decode("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as exc:
-        raise ScanError(Reason.OUTPUT, "its private folder can't be read") from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, "its private folder can't be read") from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise ScanError(Reason.OUTPUT, _NO_FINGERPRINT) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _NO_FINGERPRINT) from exc
     if not text or not text.isalnum():
-        raise ScanError(Reason.OUTPUT, _NO_FINGERPRINT)
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _NO_FINGERPRINT)
     return text
 
 
@@ -70,11 +70,13 @@ def check_links(out: Path) -> None:
     Raises
     ------
     ScanError
-        OUTPUT, which names the part.
+        OUTPUT_UNWRITABLE, which names the part.
     """
     for part in NEVER_LINKS:
         if (out / part).is_symlink():
-            raise ScanError(Reason.OUTPUT, f"its {part} is a link: a folder has to be there")
+            raise ScanError(
+                Reason.OUTPUT_UNWRITABLE, f"its {part} is a link: a folder has to be there"
+            )
 
 
 def check_key(out: Path, fingerprint: str) -> None:
@@ -83,11 +85,12 @@ def check_key(out: Path, fingerprint: str) -> None:
     Raises
     ------
     ScanError
-        KEY_OTHER; OUTPUT if its private folder can't be read, or a part of it is a link.
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if its private folder can't be read, or a part of it is a
+        link.
     """
     check_links(out)
     if known_fingerprint(out) not in (None, fingerprint):
-        raise ScanError(Reason.KEY_OTHER, "the ids in it were made with another key")
+        raise ScanError(Reason.KEY_MISMATCH, "the ids in it were made with another key")
 
 
 @contextmanager
@@ -106,7 +109,7 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     Raises
     ------
     ScanError
-        KEY_OTHER if OUT belongs to another key; OUTPUT if a part of it is a link.
+        KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE if a part of it is a link.
     OSError
         If it can't be written.
     """

@@ -84,9 +84,9 @@ def run_limited(
     Raises
     ------
     ScanError
-        The error raised by `target`; DAMAGED if it crashed, STUCK if it took too long, TOO_LARGE
-        if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL for any
-        other exception.
+        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long,
+        TOO_LARGE if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL
+        for any other exception.
     """
     if not AVAILABLE:
         return target(*arguments)
@@ -102,7 +102,7 @@ def run_limited(
         with connection:
             reply = _run_job(connection, job, limits)
     except TimeoutError as exc:
-        raise ScanError(Reason.STUCK, "the decoder exceeded its deadline") from exc
+        raise ScanError(Reason.DECODE_TIMEOUT, "the decoder exceeded its deadline") from exc
     except ValueError as exc:
         raise ScanError(Reason.DAMAGED, "the decoder sent an invalid reply") from exc
     except (EOFError, OSError):

@@ -228,7 +228,7 @@ def read_voxels(layout: Layout) -> NDArray[Any]:
     ------
     ScanError
         TRUNCATED or DAMAGED if the file holds less or more than its header says; UNREADABLE,
-        OUT_OF_MEMORY; STUCK if it takes too long.
+        OUT_OF_MEMORY; DECODE_TIMEOUT if it takes too long.
     """
     with foreign_errors("the file"):
         if layout.coding == "raw":

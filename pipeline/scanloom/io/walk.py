@@ -95,7 +95,7 @@ def list_files(
     walker = _Walk(explicit, out, archives=archives)
     for root in sorted(roots, key=len, reverse=True):  # a given path is never excluded
         for entry in _list_root(root, walker):
-            if entry.reason is Reason.PACKED and entry.path in listed_below:
+            if entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below:
                 continue
             entries.setdefault(entry.path, entry)
             if on_many and len(entries) > many:
@@ -240,7 +240,7 @@ class _Walk:
                     entry = Entry(child.path, 0, 0, 0, Reason.UNREADABLE)
                 if entry is None:
                     continue
-                if entry.reason is Reason.PACKED and self._archives:
+                if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
                     yield from _list_archive(entry.path)
                 else:
                     yield entry
@@ -275,7 +275,7 @@ class _Walk:
         elif child.is_symlink():
             self.links.add(child.path)
         elif reason is None and child.name.lower().endswith(SUFFIXES):
-            reason = Reason.PACKED
+            reason = Reason.NESTED_ARCHIVE
         return _entry_of_state(child.path, child.stat(), reason)
 
 
@@ -300,11 +300,11 @@ def _mark_duplicate_links(entries: list[Entry], links: set[str]) -> list[Entry]:
         if entry.path in links:
             target = os.path.realpath(entry.path)
             if target in real:
-                marked.append(entry._replace(reason=entry.reason or Reason.LINK))
+                marked.append(entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK))
                 continue
             real.add(target)
             if target.lower().endswith(SUFFIXES):
-                entry = entry._replace(reason=entry.reason or Reason.PACKED)
+                entry = entry._replace(reason=entry.reason or Reason.NESTED_ARCHIVE)
         marked.append(entry)
     return marked
 

@@ -49,12 +49,12 @@ def check_replaceable(path: Path, description: str) -> None:
     Raises
     ------
     ScanError
-        OUTPUT, with the `description` of the new file.
+        OUTPUT_UNWRITABLE, with the `description` of the new file.
     """
     with suppress(OSError):  # missing, or not accessible: writing will report it
         if not stat.S_ISREG(path.lstat().st_mode):
             detail = f"{description} would replace a path that is not a regular file"
-            raise ScanError(Reason.OUTPUT, detail)
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
 
 
 def draft_of(path: Path) -> Path:

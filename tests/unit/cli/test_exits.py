@@ -20,7 +20,7 @@ def records(*reasons: Reason | None) -> list[CaseRecord]:
         ((Reason.SLICE_GAP,), 65),
         ((Reason.MODALITY,), 65),
         ((Reason.DISK_FULL,), 74),
-        ((Reason.OUTPUT,), 74),
+        ((Reason.OUTPUT_UNWRITABLE,), 74),
         ((Reason.INTERNAL,), 1),
         ((None, Reason.SLICE_GAP), 1),
         ((None, Reason.MODALITY), 0),

@@ -101,7 +101,7 @@ def test_with_out_the_index_lies_in_its_private_folder(tmp_path: Path) -> None:
     other = tmp_path / "key"
     ended = scanloom("index", tmp_path / "scan", "--out", tmp_path / "out", "--key", other)
     assert ended.code != 0
-    assert "KEY_OTHER" in ended.err
+    assert "KEY_MISMATCH" in ended.err
 
 
 def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:

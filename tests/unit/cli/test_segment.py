@@ -314,7 +314,7 @@ def test_another_key_is_refused(study: Path, tiny_model: Path, tmp_path: Path) -
     ended = scanloom(*command, "--key", tmp_path / "other")
 
     assert ended.code == 65
-    assert "KEY_OTHER" in ended.err
+    assert "KEY_MISMATCH" in ended.err
 
 
 def test_an_output_folder_that_cannot_be_written_is_74(
@@ -325,7 +325,7 @@ def test_an_output_folder_that_cannot_be_written_is_74(
     ended = scanloom("segment", study, "--model", tiny_model, "--out", out)
 
     assert ended.code == 74, ended.err
-    assert "OUTPUT" in ended.err
+    assert "OUTPUT_UNWRITABLE" in ended.err
 
 
 def test_interrupted_is_130_and_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_what_cannot_work_is_told_before_a_voxel_is_read(
     no_gpu = scanloom(*command, tmp_path / "out", "--device", "cuda")
 
     assert (nowhere.code, no_gpu.code) == (74, 65)
-    assert "(DEVICE)" in no_gpu.err
+    assert "(DEVICE_UNAVAILABLE)" in no_gpu.err
     assert ": reading" not in nowhere.err + no_gpu.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "study"]
 

@@ -71,7 +71,7 @@ def test_another_key_is_refused(case: tuple[Path, str], tmp_path: Path) -> None:
         for command in (["where", case_id], ["join", str(tmp_path / "t.csv")]):
             ended = scanloom(*command, "--out", out, "--key", tmp_path / key)
             assert ended.code == 65
-            assert "KEY_OTHER" in ended.err
+            assert "KEY_MISMATCH" in ended.err
             assert "4711" not in ended.out + ended.err
     assert not (tmp_path / "none").exists()
 

@@ -87,7 +87,7 @@ def test_the_guilty_are_convicted_and_nobody_else(tmp_path: Path, weights: Path)
     outcomes = run_all(engine, cases)
     engine.stop()
 
-    expected = {em.ABORT: Reason.CRASHED, em.HANG: Reason.TOO_LONG, em.WRONG: Reason.INTERNAL}
+    expected = {em.ABORT: Reason.CRASHED, em.HANG: Reason.CASE_TIMEOUT, em.WRONG: Reason.INTERNAL}
     assert reasons(outcomes) == [expected.get(task) for task in tasks]
     assert all(
         o.tries[-1].alone for o in outcomes if o.record and o.record.reason is Reason.CRASHED

@@ -93,7 +93,7 @@ def test_who_always_loses_its_worker_is_given_up() -> None:
 
     assert pump(map(case, "a"), pool, lambda t, o: records.append(o.record))
 
-    assert [r.reason for r in records] == [Reason.LOST]
+    assert [r.reason for r in records] == [Reason.WORKER_LOST]
     assert pool.starts["a"] == MOST_LOSSES
 
 

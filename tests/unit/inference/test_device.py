@@ -29,7 +29,7 @@ def test_without_cuda_the_cpu_is_taken_and_the_reason_said() -> None:
     for wanted in ("cuda", "cuda:0"):
         with pytest.raises(ScanError) as error:
             choose_device(wanted)
-        assert error.value.reason is Reason.DEVICE
+        assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:x", "cuda:-1", "cuda:99", "mps", ""])
@@ -37,7 +37,7 @@ def test_unknown_devices_are_refused(wanted: str) -> None:
     with pytest.raises(ScanError) as error:
         choose_device(wanted)
 
-    assert error.value.reason is Reason.DEVICE
+    assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
 
 FLAGS = {"amx_bf16 avx512_bf16": "AVX512-BF16", "avx512_bf16": "AVX512-BF16", "avx2 amx_bf16": None}
@@ -65,12 +65,12 @@ def test_precision_on_a_cpu(units: str | None, monkeypatch: pytest.MonkeyPatch) 
     if units is None:
         with pytest.raises(ScanError) as error:
             choose_precision("half", CPU)
-        assert error.value.reason is Reason.DEVICE
+        assert error.value.reason is Reason.DEVICE_UNAVAILABLE
     else:
         assert choose_precision("half", CPU).dtype is torch.bfloat16
     with pytest.raises(ScanError) as error:
         choose_precision("double", CPU)
-    assert error.value.reason is Reason.DEVICE
+    assert error.value.reason is Reason.DEVICE_UNAVAILABLE
 
 
 def test_precision_on_cuda_is_half_unless_asked_otherwise() -> None:

@@ -251,7 +251,7 @@ def test_an_archive_of_folders_alone_is_counted(tmp_path: Path, volume: bytes, s
 def test_an_archive_in_an_archive_is_packed(tmp_path: Path, volume: bytes, suffix: str) -> None:
     inner = write_zip(tmp_path / "inner.zip", {"a.nii": volume}).read_bytes()
     path = write_archive(tmp_path / f"a{suffix}", {"b.nii": volume, "inner.zip": inner})
-    assert codes(build_index([path], KEY)) == ["", "PACKED"]
+    assert codes(build_index([path], KEY)) == ["", "NESTED_ARCHIVE"]
 
 
 def test_links_in_a_zip_archive_are_links(tmp_path: Path, volume: bytes) -> None:
@@ -260,7 +260,7 @@ def test_links_in_a_zip_archive_are_links(tmp_path: Path, volume: bytes) -> None
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as pack:
         pack.writestr("a.nii", volume)
         pack.writestr(link, "/etc/passwd")
-    assert codes(build_index([tmp_path / "a.zip"], KEY)) == ["", "LINK"]
+    assert codes(build_index([tmp_path / "a.zip"], KEY)) == ["", "DUPLICATE_LINK"]
 
 
 def test_a_zip64_archive_is_read(tmp_path: Path, volume: bytes) -> None:
@@ -283,7 +283,7 @@ def test_archives_in_folders_are_looked_into_where_that_is_asked_for(
     (tmp_path / "plain.nii").write_bytes(volume)
 
     without = build_index([tmp_path], KEY)
-    assert sorted(codes(without)) == ["", *["PACKED"] * len(ARCHIVES)]
+    assert sorted(codes(without)) == ["", *["NESTED_ARCHIVE"] * len(ARCHIVES)]
     found = build_index([tmp_path], KEY, archives=True)
     check_sum(found, 1 + 2 * len(ARCHIVES))
     assert codes(found).count("") == 1 + len(ARCHIVES)
@@ -309,7 +309,7 @@ def test_an_archive_that_is_named_beside_its_folder_is_counted_once(
     path = write_zip(tmp_path / "scans" / "a.zip", {"a.nii": volume})
     (tmp_path / "scans" / "link.zip").symlink_to("a.zip")
     found = build_index([tmp_path / "scans", path], KEY, archives=archives_too)
-    assert sorted(codes(found)) == ["", "LINK"]
+    assert sorted(codes(found)) == ["", "DUPLICATE_LINK"]
 
 
 # --- hostile tars ---------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_only_regular_files_come_out_of_a_tar_and_none_leaves_the_scratch_folder
 
     reasons = {e.path.split("\0")[-1]: e.reason.code for e in entries if e.reason}
     assert reasons == {
-        **dict.fromkeys(("to.nii", "hard.nii"), "LINK"),
+        **dict.fromkeys(("to.nii", "hard.nii"), "DUPLICATE_LINK"),
         **dict.fromkeys(("fifo.nii", "disk.nii", "zero.nii"), "NOT_AN_IMAGE"),
     }
     files = [current_session().scratch.plain(e.path) for e in entries if not e.reason]

@@ -122,7 +122,7 @@ def test_a_data_set_of_the_users_own_is_left_as_it_is(out: Path, description: st
     with pytest.raises(ScanError, match="scanloom did not write it") as caught:
         write_bids(out, "1")
 
-    assert caught.value.code == "OUTPUT"
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
     assert files(out) == before
 
 

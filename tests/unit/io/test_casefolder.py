@@ -80,8 +80,8 @@ def test_a_failed_case_leaves_others_alone(tmp_path: Path) -> None:
     [
         (errno.ENOSPC, "DISK_FULL"),
         (errno.EDQUOT, "DISK_FULL"),
-        (errno.EIO, "OUTPUT"),
-        (errno.EACCES, "OUTPUT"),
+        (errno.EIO, "OUTPUT_UNWRITABLE"),
+        (errno.EACCES, "OUTPUT_UNWRITABLE"),
     ],
 )
 def test_system_errors_get_their_code(number: int, code: str, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
     with pytest.raises(ScanError) as caught, CaseFolder(tmp_path / "out", CASE):
         pass
-    assert caught.value.code == "OUTPUT"
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
     assert (tmp_path / "out").read_text() == "x"
 
 
@@ -125,7 +125,7 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
     claim_out(out, KEY)
     with pytest.raises(ScanError) as caught:
         claim_out(out, "another")
-    assert caught.value.code == "KEY_OTHER"
+    assert caught.value.code == "KEY_MISMATCH"
 
 
 def test_done_stale_and_replaced(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_failed_last_rename_gives_the_old_result_back(
     monkeypatch.setattr(Path, "rename", failing)
     with pytest.raises(ScanError) as caught:
         publish(out, "two", replace=True)
-    assert caught.value.code == "OUTPUT"
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
     assert (folder / "dicom" / "a b.dcm").read_text() == "x"
     assert not list((out / ".work").iterdir())
 
@@ -341,7 +341,7 @@ def test_a_folder_of_the_users_own_files_is_not_claimed(name: str, tmp_path: Pat
     mine.write_text("mine")
     with pytest.raises(ScanError, match="name another --out") as caught:
         claim_out(tmp_path, KEY)
-    assert caught.value.code == "OUTPUT"
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
     with pytest.raises(ScanError, match="name another --out"):
         build_index([tmp_path], bytes(32), tmp_path)
     assert files(tmp_path) == {name}
@@ -384,7 +384,7 @@ def test_a_part_of_out_that_is_a_link_is_refused(part: str, tmp_path: Path) -> N
     for attempt in (*tried, lambda: write_report(out), lambda: build_index([mine], bytes(32), out)):
         with pytest.raises(ScanError, match="is a link") as caught:
             attempt()
-        assert caught.value.code == "OUTPUT"
+        assert caught.value.code == "OUTPUT_UNWRITABLE"
         assert part in caught.value.detail
     assert files(mine) == {f"{HANDSHAKE}.0"}
     assert stat.S_IMODE(mine.stat().st_mode) == 0o755

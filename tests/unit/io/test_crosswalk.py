@@ -169,7 +169,7 @@ def test_a_damaged_crosswalk_is_never_written_over(content: bytes, tmp_path: Pat
     for attempt in (lambda: add(tmp_path, row("b")), lambda: find_sources(tmp_path, ["a"])):
         with pytest.raises(ScanError) as caught:
             attempt()
-        assert caught.value.code == "OUTPUT"
+        assert caught.value.code == "OUTPUT_UNWRITABLE"
     assert file.read_bytes() == content
 
 
@@ -180,7 +180,7 @@ def test_a_foreign_parquet_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ScanError) as caught:
         find_sources(tmp_path, ["a"])
-    assert caught.value.code == "OUTPUT"
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
 
 
 MORE = {

@@ -172,7 +172,7 @@ def test_a_file_without_uid_is_known_by_what_it_holds(tmp_path):
 def test_asking_makes_no_key(tmp_path):
     with pytest.raises(ScanError) as caught:
         read_key(tmp_path / "key")
-    assert caught.value.code == "KEY_OTHER"
+    assert caught.value.code == "KEY_MISMATCH"
     assert not (tmp_path / "key").exists()
     assert load_key(tmp_path / "key") == read_key(tmp_path / "key")
 

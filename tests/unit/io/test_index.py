@@ -279,7 +279,7 @@ def test_another_key_gives_other_ids_and_is_refused_in_an_output_folder(
     before = (tmp_path / "out" / PRIVATE / INDEX).read_bytes()
     with pytest.raises(ScanError) as caught:
         build_index([archive], OTHER_KEY, tmp_path / "out")
-    assert caught.value.code == "KEY_OTHER"
+    assert caught.value.code == "KEY_MISMATCH"
     assert (tmp_path / "out" / PRIVATE / INDEX).read_bytes() == before
 
 

@@ -38,10 +38,10 @@ def test_another_key_is_refused(tmp_path: Path) -> None:
     check_key(tmp_path, KEY)
     with pytest.raises(ScanError) as caught, private_folder(tmp_path, OTHER):
         pass
-    assert caught.value.code == "KEY_OTHER"
+    assert caught.value.code == "KEY_MISMATCH"
     with pytest.raises(ScanError) as caught:
         check_key(tmp_path, OTHER)
-    assert caught.value.code == "KEY_OTHER"
+    assert caught.value.code == "KEY_MISMATCH"
     assert known_fingerprint(tmp_path) == KEY
 
 
@@ -96,4 +96,4 @@ def test_a_private_folder_that_cannot_be_read_is_said_so(tmp_path: Path) -> None
     (tmp_path / "private" / "key.fingerprint").mkdir(parents=True)
     with pytest.raises(ScanError) as caught:
         known_fingerprint(tmp_path)
-    assert caught.value.code == "OUTPUT"
+    assert caught.value.code == "OUTPUT_UNWRITABLE"

@@ -122,7 +122,7 @@ def test_an_error_does_not_tell_what_an_exception_said():
 
 def test_a_hanging_child_is_given_up():
     start = time.monotonic()
-    assert code_of(jobs.hang, limits=SHORT) == "STUCK"
+    assert code_of(jobs.hang, limits=SHORT) == "DECODE_TIMEOUT"
     assert time.monotonic() - start < 20
     assert len(workers()) == 1
 
@@ -131,7 +131,7 @@ def test_progress_prolongs_the_silence_but_not_the_whole():
     slow = Limits(memory=64 << 20, silence=5, seconds=30)
     assert run_limited(jobs.dawdle, 20, 0.05, limits=slow) == 20
     hurried = Limits(memory=64 << 20, silence=5, seconds=0.5)
-    assert code_of(jobs.dawdle, 1000, 0.05, limits=hurried) == "STUCK"
+    assert code_of(jobs.dawdle, 1000, 0.05, limits=hurried) == "DECODE_TIMEOUT"
 
 
 def test_memory_beyond_the_limit_is_refused():
@@ -152,7 +152,7 @@ def test_a_crash_does_not_touch_the_neighbours():
 
     with ThreadPoolExecutor(4) as pool:
         told = list(pool.map(one, range(12)))
-    assert told == ["DAMAGED", "good", "good", "STUCK", "good", "good"] * 2
+    assert told == ["DAMAGED", "good", "good", "DECODE_TIMEOUT", "good", "good"] * 2
     for n, array in enumerate(arrays):
         assert (array == (n if n % 3 else 0)).all()
 

@@ -40,7 +40,7 @@ def test_a_link_never_hides_the_real_file_and_loops_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "z" / "loop").symlink_to(tmp_path, target_is_directory=True)
     found = names(list_files([tmp_path]), tmp_path)
-    assert found == {"a": "LINK", "b": "LINK", "z/real": "", "other/x": ""}
+    assert found == {"a": "DUPLICATE_LINK", "b": "DUPLICATE_LINK", "z/real": "", "other/x": ""}
     inside = names(list_files([tmp_path / "z"]), tmp_path)
     assert inside["z/real"] == ""
     assert sorted(inside.values()).count("") == 2  # what the loop leads to is found too, once

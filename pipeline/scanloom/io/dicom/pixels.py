@@ -66,7 +66,7 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT) -> NDA
     Raises
     ------
     ScanError
-        RESCALE, PIXEL_TYPE, TOO_LARGE, TRUNCATED, DAMAGED, STUCK, DECODER, UNREADABLE or
+        RESCALE, PIXEL_TYPE, TOO_LARGE, TRUNCATED, DAMAGED, DECODE_TIMEOUT, DECODER, UNREADABLE or
         OUT_OF_MEMORY.
     """
     check_values([s for s in slices if s])

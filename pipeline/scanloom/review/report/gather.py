@@ -113,7 +113,7 @@ def gather(out: Path, damaged: set[str]) -> Gathered:
     Raises
     ------
     ScanError
-        OUTPUT if the manifest can't be read.
+        OUTPUT_UNWRITABLE if the manifest can't be read.
     """
     models: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
@@ -211,7 +211,7 @@ def _manifest(out: Path) -> tuple[tuple[LeftOut, ...], dict[str, int]]:
         return (), {}
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
         detail = "manifest.csv is damaged: take it away, and the next run writes it anew"
-        raise ScanError(Reason.OUTPUT, detail) from exc
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
     left_out = (LeftOut(*key, len(series[key]), by_reason[key]) for key in order)
     return tuple(left_out), {name: files[name] for name in FILES if files[name]}

@@ -48,7 +48,7 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     Raises
     ------
     ScanError
-        OUTPUT if the manifest can't be read, or a part of the folder is a link.
+        OUTPUT_UNWRITABLE if the manifest can't be read, or a part of the folder is a link.
     OSError
         If the report can't be written.
     """
