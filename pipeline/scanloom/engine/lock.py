@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.casefolder import output_error, tidy
+from scanloom.io.file_lock import lock_file
 from scanloom.io.living import process_space, process_start
 from scanloom.io.private import check_links
 from scanloom.io.regular import read_regular
@@ -79,22 +79,12 @@ def hold_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterato
 def _one_at_a_time(out: Path) -> Iterator[None]:
     """Let one process look at locks at once, where the file system knows how (flock)."""
     folder = os.open(out, os.O_RDONLY)
-    until = time.monotonic() + PATIENCE
     try:
         with suppress(OSError):  # linking and renaming are all that is left then
-            while not _flocked(folder) and time.monotonic() < until:
-                time.sleep(0.05)
+            lock_file(folder, timeout_s=PATIENCE)
         yield
     finally:
         os.close(folder)
-
-
-def _flocked(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _acquire(path: Path, mine: str, *, take_over: bool) -> None:

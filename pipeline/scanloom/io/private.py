@@ -10,7 +10,6 @@ run at a time per OUT is the rule, and a rename still keeps every file whole.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.file_lock import lock_file
 from scanloom.io.regular import read_regular
 from scanloom.io.whole import write_whole
 
@@ -40,7 +40,6 @@ _NO_FINGERPRINT = (
 )
 _LOCKING = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 """A link to nothing in the lock's place would seem to be taken away for ever."""
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def known_fingerprint(out: Path) -> str | None:
@@ -176,23 +175,11 @@ def _open_lock(folder: Path) -> int:
         except FileNotFoundError:  # taken away between the two lines
             continue
         try:
-            _lock(handle)
+            lock_file(handle)
         except BaseException:
             os.close(handle)
             raise
         return handle
-
-
-def _lock(handle: int) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no POSIX
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as exc:
-        if exc.errno not in _NO_LOCKS:
-            raise
 
 
 def _is_current(folder: Path, handle: int) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from scanloom.io.file_lock import lock_file
 from scanloom.own_python import is_closed
 
 PREFIX = "scanloom-"
@@ -50,17 +51,12 @@ def locked(folder: Path) -> BinaryIO | None:
 
     None if another process holds the lock, or if the system has no flock(2).
     """
-    try:
-        import fcntl
-    except ImportError:  # not POSIX
-        return None
     file = (folder / LOCK).open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
+    with suppress(OSError):
+        if lock_file(file.fileno(), timeout_s=0):
+            return file
+    file.close()
+    return None
 
 
 def clear_dead(parent: Path) -> None:
