@@ -22,12 +22,12 @@ with atheris.instrument_imports(include=["scanloom", "nibabel.nifti1", "nibabel.
     from scanloom.io.dicom import fast_header
     from scanloom.io.dicom.elements import Elements
     from scanloom.io.dicom.headers import read_headers
-    from scanloom.io.itk import itk_outline, read_itk
+    from scanloom.io.formats import FORMATS
     from scanloom.io.metaimage import parse_metaimage
-    from scanloom.io.nifti import nifti_outline, read_nifti
     from scanloom.io.nrrd import parse_nrrd
     from scanloom.io.session import read_session
 
+NIFTI, ITK = FORMATS["nifti"], FORMATS["itk"]
 LIMIT = 1 << 24  # bytes of voxels: what is asked here is whether headers are judged right
 FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-"))
 
@@ -42,10 +42,10 @@ def fuzz_nifti(data: bytes) -> None:
     path = _written("a.nii", data)
     for options in ({}, {"phase": 0, "orientation": "RAS"}):
         try:
-            grid, dtype = nifti_outline((path,), **options)
+            grid, dtype = NIFTI.probe((path,), **options)
         except ScanError:
             continue
-        volume = read_nifti((path,), limit=LIMIT, **options).volume
+        volume = NIFTI.read((path,), nan="padding", limit=LIMIT, **options).volume
         assert (volume.grid.shape, volume.array.dtype) == (grid.shape, dtype)
 
 
@@ -57,10 +57,10 @@ def _fuzz_text(data: bytes, name: str, parse: Callable[..., object]) -> None:
     path = _written(name, data)
     for options in ({}, {"phase": 0, "orientation": "RAS"}):
         try:
-            grid, dtype = itk_outline((path,), **options)
+            grid, dtype = ITK.probe((path,), **options)
         except ScanError:
             continue
-        volume = read_itk((path,), limit=LIMIT, **options).volume
+        volume = ITK.read((path,), nan="padding", limit=LIMIT, **options).volume
         assert (volume.grid.shape, volume.array.dtype) == (grid.shape, dtype)
 
 

@@ -1,7 +1,7 @@
 """The nouns: NumPy only, no files."""
 
 from scanloom.core.blame import blame, lacks_memory
-from scanloom.core.case import Case, CaseRecord, Gaps, Nan, Outputs, Series
+from scanloom.core.case import DICOM, Case, CaseRecord, Gaps, Nan, Outputs, Series
 from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
@@ -14,6 +14,7 @@ from scanloom.core.volume import MODALITIES, Volume
 from scanloom.core.words import byte_words, nearest, printable
 
 __all__ = [
+    "DICOM",
     "MODALITIES",
     "OUTCOMES",
     "Case",

@@ -9,6 +9,9 @@ from typing import Literal
 from scanloom.core.measurement import Measurement
 from scanloom.core.reasons import Flag, Reason
 
+DICOM = "dicom"
+"""`Series.kind` of a DICOM series; other kinds are formats of volume files."""
+
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 Gaps = Literal["refuse", "interpolate"]
@@ -22,8 +25,8 @@ class Series:
 
     Parameters
     ----------
-    kind : "dicom", "nifti", "itk" or "mgh"
-        Which reader it is for.
+    kind : str
+        Its format: a name of `scanloom.io.formats.FORMATS`.
     files : tuple of Path
         All its files, in no particular order.
     study_uid, series_uid : str
@@ -41,7 +44,7 @@ class Series:
         means the same content without a look at it. Empty where it is not known.
     """
 
-    kind: Literal["dicom", "nifti", "itk", "mgh"]
+    kind: str
     files: tuple[Path, ...]
     study_uid: str = ""
     series_uid: str = ""

@@ -21,7 +21,7 @@ import numpy as np
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Case, Grid, Reason, ScanError
+from scanloom.core import DICOM, Case, Grid, Reason, ScanError
 from scanloom.engine.cases import first_of_each, leave_out, make_cases
 from scanloom.engine.estimate import Placement, check_memory, estimate_case
 from scanloom.engine.models import check_networks, check_structures, unique_cards
@@ -36,10 +36,10 @@ from scanloom.io.crosswalk import case_folders
 from scanloom.io.identity import load_key
 from scanloom.io.index import build_index
 from scanloom.io.index_file import IndexedSeries
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.outline import read_outline
 from scanloom.io.session import read_session
 from scanloom.io.tables import write_json
-from scanloom.io.voxels import VOXEL_LIMIT
 from scanloom.io.walk import check_paths
 from scanloom.io.whole import write_whole
 
@@ -359,7 +359,7 @@ def _outline(one: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[Any]]:
     The planes stand for its orientation: what a scan takes depends on spacing, not on angles.
     """
     what = one.what
-    if one.kind != "dicom" or not what.shape or case.phase is not None:
+    if one.kind != DICOM or not what.shape or case.phase is not None:
         return read_outline(case.series, case.phase, case.orientation, case.gaps)
     affine = np.eye(4)
     affine[:3, :3] = 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Reason, ScanError, Series
+from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.archives import IN_ARCHIVE
 from scanloom.io.private import CROSSWALK, PRIVATE, private_folder, write_private
 from scanloom.io.regular import open_regular
@@ -50,7 +50,7 @@ class Source:
     id : str
         The case id.
     kind : str
-        "dicom", or one of `scanloom.io.formats`.
+        A name of `scanloom.io.formats.FORMATS`.
     path : str
         The file, or the folder that holds all files; absolute. Bytes that are no UTF-8 stand as
         `\xNN`.
@@ -83,7 +83,7 @@ COLUMNS = tuple(field.name for field in fields(Source))
 
 def source_of(series: Series, case_id: str) -> Source:
     """Return where a series comes from; the header of one readable file is read for it."""
-    words = _words(series.files) if series.kind == "dicom" else {}
+    words = _words(series.files) if series.kind == DICOM else {}
     return Source(
         id=case_id,
         kind=series.kind,
@@ -112,7 +112,7 @@ def source_of_indexed(index: Index, one: IndexedSeries) -> Source:
     paths = {index.rows.entries[n].path.split(IN_ARCHIVE)[0] for n in one.files}
     try:
         series = index.as_series(one._replace(files=one.files[:LOOKED_AT]))
-        words = _words(series.files) if one.kind == "dicom" else {}
+        words = _words(series.files) if one.kind == DICOM else {}
     except ScanError:  # it can't be unpacked, which is its reason
         words = {}
     return Source(
@@ -243,7 +243,7 @@ def volume_files(out: Path) -> dict[str, set[str]]:
         from pyarrow import compute
 
         table = _read(path)
-        volumes = table.filter(compute.not_equal(table.column("kind"), "dicom"))
+        volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
         for row in newest(_rows(volumes)).values():
             if row.files == 1:
                 found.setdefault(row.path, set()).add(row.id)

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
 
-from scanloom.core import MODALITIES, Reason, ScanError, Series
+from scanloom.core import DICOM, MODALITIES, Reason, ScanError, Series
 from scanloom.io.archives import IN_ARCHIVE, is_archive
 from scanloom.io.dicom.elements import unpack_elements
 from scanloom.io.dicom.headers import make_header, quiet
 from scanloom.io.dicom.kinds import is_derived
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.formats import FORMATS, VolumeKind
+from scanloom.io.formats import FORMATS
 from scanloom.io.lost import DicomFiles, LostFiles
 from scanloom.io.sandbox import warm_up
 from scanloom.io.session import current_session
@@ -25,8 +24,6 @@ from scanloom.io.walk import Entry, list_files, stamp_of
 FAILED = frozenset(reason.code for reason in Reason if reason.outcome == "failed")
 """Codes of the reasons that count as failures."""
 
-Kind = Literal["dicom"] | VolumeKind
-
 
 @dataclass
 class Group:
@@ -34,7 +31,8 @@ class Group:
 
     Parameters
     ----------
-    kind : "dicom" or one of `scanloom.io.formats`
+    kind : str
+        Name of the format in `scanloom.io.formats.FORMATS`.
     study, series : str
         UIDs; empty if absent.
     members : list of int
@@ -45,7 +43,7 @@ class Group:
         Whether these are DICOM files that can't be read.
     """
 
-    kind: Kind
+    kind: str
     study: str = ""
     series: str = ""
     members: list[int] = field(default_factory=list)
@@ -85,7 +83,7 @@ def find_series(
     requested = ""
     if _is_single_file(path) and infos[0].kind and not infos[0].reason:
         requested = entries[0].path
-        if infos[0].kind == "dicom":
+        if infos[0].kind == DICOM:
             candidates = _with_folder(requested)
         else:
             candidates = _volume_files(entries[0], infos[0])
@@ -100,15 +98,13 @@ def find_series(
                 group.study or group.series, group.members or group.skipped, bool(group.members)
             )
             for group in groups
-            if group.kind == "dicom" and not group.damaged
+            if group.kind == DICOM and not group.damaged
         ),
     )
     scans = [
         replace(
             make_series(group, entries, infos),
-            lost=unreadable.of(
-                group.study or group.series, (entries[n].path for n in group.members)
-            ),
+            lost=_count_unreadable(group, entries, unreadable),
         )
         for group in groups
         if group.members and (not requested or _contains(group, entries, requested))
@@ -130,15 +126,15 @@ def group_files(entries: Sequence[Entry], infos: Sequence[Look]) -> list[Group]:
     for n, (entry, info) in enumerate(zip(entries, infos, strict=True)):
         if not info.kind or n in detached:
             continue
-        if info.kind != "dicom":
-            group = groups.setdefault((info.kind, str(n)), Group(cast("Kind", info.kind)))
+        if info.kind != DICOM:
+            group = groups.setdefault((info.kind, str(n)), Group(info.kind))
             group.members.extend([n, *voxel_files.get(n, ())])
             continue
         folder = "" if info.series else os.path.dirname(entry.path)
         damaged = "damaged" if info.reason and not info.packed else ""
-        key = ("dicom", info.study, info.series, folder, damaged)
+        key = (DICOM, info.study, info.series, folder, damaged)
         if key not in groups:
-            groups[key] = Group("dicom", info.study, info.series, damaged=bool(damaged))
+            groups[key] = Group(DICOM, info.study, info.series, damaged=bool(damaged))
         group = groups[key]
         (group.skipped if info.packed and info.reason else group.members).append(n)
     return list(groups.values())
@@ -155,21 +151,21 @@ def make_series(group: Group, entries: Sequence[Entry], infos: Sequence[Look]) -
     except ScanError:  # reading this series will raise it; the other series are not affected
         compressed = tuple(Path(session.scratch.place(entries[n].path)) for n in group.members)
         return Series(group.kind, compressed, group.study, group.series, stamp=stamp)
-    if group.kind != "dicom":
+    if group.kind != DICOM:
         return Series(group.kind, files, stamp=stamp)
     pairs = zip(files, (infos[n] for n in group.members), strict=True)
     headers = [
         make_header(file, unpack_elements(info.packed)) for file, info in pairs if info.packed
     ]
     if len(headers) < len(files):
-        return Series("dicom", files, stamp=stamp)
+        return Series(DICOM, files, stamp=stamp)
     session.headers.put(headers)
     if not all(header.syntax in NATIVE for header in headers):
         warm_up()  # the decoder process starts while this one goes on
     modality = headers[0].modality
     with quiet():
         return Series(
-            kind="dicom",
+            kind=DICOM,
             files=files,
             study_uid=group.study,
             series_uid=group.series,
@@ -240,6 +236,13 @@ def _with_folder(path: str) -> list[str]:
     return [path, *(f for f in files if f != path and not is_archive(f) and f[-8:] != "DICOMDIR")]
 
 
+def _count_unreadable(group: Group, entries: Sequence[Entry], unreadable: LostFiles) -> int:
+    """Return how many unreadable files may be slices of a series."""
+    if group.kind != DICOM:
+        return 0
+    return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))
+
+
 def _contains(group: Group, entries: Sequence[Entry], path: str) -> bool:
     return any(entries[n].path == path for n in group.members)
 
@@ -249,7 +252,7 @@ def _voxel_files(entries: Sequence[Entry], infos: Sequence[Look]) -> dict[int, l
     detached = {
         n: files
         for n, info in enumerate(infos)
-        if info.kind in FORMATS and (files := _volume_files(entries[n], info)[1:])
+        if info.kind not in ("", DICOM) and (files := _volume_files(entries[n], info)[1:])
     }
     if not detached:
         return {}
@@ -261,16 +264,14 @@ def _voxel_files(entries: Sequence[Entry], infos: Sequence[Look]) -> dict[int, l
 
 def _volume_files(entry: Entry, info: Look) -> list[str]:
     """Return the files of a volume: the header, then the files of detached voxels."""
-    if info.kind in ("", "dicom"):
-        return [entry.path]
-    form = FORMATS[cast("VolumeKind", info.kind)]
-    if not entry.path.lower().endswith(form.parted):
+    volume_format = FORMATS[info.kind]
+    if not entry.path.lower().endswith(volume_format.detached_suffixes):
         return [entry.path]
     try:
         header = current_session().scratch.plain(entry.path)
     except ScanError:  # the archive can't be unpacked any more: reading the series will raise it
         return [entry.path]
-    names = (os.path.relpath(file, header.parent) for file in form.files(header)[1:])
+    names = (os.path.relpath(file, header.parent) for file in volume_format.companions(header)[1:])
     return [entry.path, *(_relative_to(entry.path, name) for name in names)]
 
 

@@ -1,55 +1,185 @@
-"""The formats of volume files: how each is known, and what reads it."""
+"""The table of formats in which scans are stored: how each is recognised, probed and read.
+
+A further format needs a reader and an entry in `FORMATS`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
-from scanloom.core import Grid
-from scanloom.io.itk import ITK_SUFFIXES, itk_files, itk_outline, read_itk
-from scanloom.io.mgh import MGH_SUFFIXES, mgh_files, mgh_outline, read_mgh
-from scanloom.io.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_files, nifti_outline, read_nifti
+from scanloom.core import DICOM, Gaps, Grid, Nan
+from scanloom.io.itk import ITK_SUFFIXES, itk_files, parse_itk
+from scanloom.io.limits import VOXEL_LIMIT
+from scanloom.io.mgh import MGH_SUFFIXES, parse_mgh
+from scanloom.io.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_files, parse_nifti
+from scanloom.io.raw_volume import ParseHeader, read_raw_volume
 from scanloom.io.scan import Scan
 
-VolumeKind = Literal["nifti", "itk", "mgh"]
+
+class Probe(Protocol):
+    """Return the grid and the voxel type of a series from its headers; errors as for `Read`."""
+
+    def __call__(
+        self,
+        files: Sequence[Path],
+        *,
+        phase: int | None = None,
+        orientation: str | None = None,
+        gaps: Gaps = "refuse",
+        limit: int = VOXEL_LIMIT,
+    ) -> tuple[Grid, np.dtype[Any]]:
+        """Return grid and voxel type after rescale; parameters are those of `Read`."""
 
 
-class Format(NamedTuple):
-    """A format of volume files.
+class Read(Protocol):
+    """Read one volume of a series. A format ignores the options that do not apply to it."""
+
+    def __call__(
+        self,
+        files: Sequence[Path],
+        *,
+        phase: int | None = None,
+        orientation: str | None = None,
+        modality: str | None = None,
+        gaps: Gaps = "refuse",
+        nan: Nan = "refuse",
+        limit: int = VOXEL_LIMIT,
+    ) -> Scan:
+        """Return the volume and its source.
+
+        Parameters
+        ----------
+        files : sequence of Path
+            The files of the series; of a volume file, the header first.
+        phase, orientation, modality, gaps, nan
+            As in `scanloom.load_volume`.
+        limit : int
+            Largest size of the decoded voxels in bytes.
+
+        Raises
+        ------
+        ScanError
+            If the scan cannot be read with certainty; its `code` is the reason.
+        """
+
+
+def _only_itself(path: Path) -> tuple[Path, ...]:
+    return (path,)
+
+
+@dataclass(frozen=True)
+class VolumeFormat:
+    """A format in which scans are stored.
 
     Parameters
     ----------
+    name : str
+        The `kind` of its series, also in the index and the crosswalk.
     suffixes : tuple of str
-        Of the files that stand for a volume.
-    parted : tuple of str
-        Those of files whose voxels may lie in further files.
-    files : callable
-        Returns the files of a volume, itself first.
-    read, outline : callable
-        Return the scan; grid and type, from the header alone.
+        Lower-case suffixes of the files that stand for a volume; empty for DICOM, which is
+        recognised by content.
+    probe : Probe
+    read : Read
+    companions : callable
+        Returns all files of a volume, the header first.
+    detached_suffixes : tuple of str
+        Those of `suffixes` whose voxels may be in other files: only for them `companions` is
+        called.
     """
 
+    name: str
     suffixes: tuple[str, ...]
-    parted: tuple[str, ...]
-    files: Callable[[Path], tuple[Path, ...]]
-    read: Callable[..., Scan]
-    outline: Callable[[Sequence[Path], int | None, str | None], tuple[Grid, np.dtype[Any]]]
+    probe: Probe
+    read: Read
+    companions: Callable[[Path], tuple[Path, ...]] = _only_itself
+    detached_suffixes: tuple[str, ...] = ()
 
 
-FORMATS: dict[VolumeKind, Format] = {
-    "nifti": Format(NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_files, read_nifti, nifti_outline),
-    "itk": Format(ITK_SUFFIXES, ITK_SUFFIXES, itk_files, read_itk, itk_outline),
-    "mgh": Format(MGH_SUFFIXES, (), mgh_files, read_mgh, mgh_outline),
+def raw_format(
+    name: str,
+    suffixes: tuple[str, ...],
+    parse: ParseHeader,
+    companions: Callable[[Path], tuple[Path, ...]] = _only_itself,
+    detached_suffixes: tuple[str, ...] = (),
+) -> VolumeFormat:
+    """Return the format of volume files with plain numbers for voxels.
+
+    Parameters are those of `VolumeFormat`; `parse` replaces `probe` and `read`.
+    """
+
+    def probe(
+        files: Sequence[Path],
+        *,
+        phase: int | None = None,
+        orientation: str | None = None,
+        limit: int = VOXEL_LIMIT,
+        **_: object,
+    ) -> tuple[Grid, np.dtype[Any]]:
+        return parse(files, phase, orientation, limit).outline
+
+    def read(
+        files: Sequence[Path],
+        *,
+        phase: int | None = None,
+        orientation: str | None = None,
+        modality: str | None = None,
+        nan: Nan = "refuse",
+        limit: int = VOXEL_LIMIT,
+        **_: object,
+    ) -> Scan:
+        return read_raw_volume(parse, files, phase, orientation, modality, nan, limit)
+
+    return VolumeFormat(name, suffixes, probe, read, companions, detached_suffixes)
+
+
+def _probe_dicom(
+    files: Sequence[Path],
+    *,
+    phase: int | None = None,
+    gaps: Gaps = "refuse",
+    **_: object,
+) -> tuple[Grid, np.dtype[Any]]:
+    from scanloom.io.dicom.series import dicom_outline
+
+    return dicom_outline(files, phase, gaps)
+
+
+def _read_dicom(
+    files: Sequence[Path],
+    *,
+    phase: int | None = None,
+    modality: str | None = None,
+    gaps: Gaps = "refuse",
+    limit: int = VOXEL_LIMIT,
+    **_: object,
+) -> Scan:
+    from scanloom.io.dicom.series import read_dicom
+
+    return read_dicom(files, modality=modality, phase=phase, gaps=gaps, limit=limit)
+
+
+VOLUME_FORMATS = (
+    raw_format("nifti", NIFTI_SUFFIXES, parse_nifti, nifti_files, PAIR_SUFFIXES),
+    raw_format("itk", ITK_SUFFIXES, parse_itk, itk_files, ITK_SUFFIXES),
+    raw_format("mgh", MGH_SUFFIXES, parse_mgh),
+)
+"""Formats of volume files, recognised by suffix."""
+FORMATS = {
+    entry.name: entry
+    for entry in (VolumeFormat(DICOM, (), _probe_dicom, _read_dicom), *VOLUME_FORMATS)
 }
-SUFFIXES = tuple(suffix for one in FORMATS.values() for suffix in one.suffixes)
+"""All formats by the `kind` of their series."""
+SUFFIXES = tuple(suffix for entry in VOLUME_FORMATS for suffix in entry.suffixes)
 
 
-def format_of(name: str) -> VolumeKind | None:
-    """Return the format of the volume file with this name, None where it is none."""
+def format_of(name: str) -> str | None:
+    """Return the name of the format of a volume file by its suffix, None for other files."""
     lower = name.lower()
     if not lower.endswith(SUFFIXES):
         return None
-    return next(kind for kind, one in FORMATS.items() if lower.endswith(one.suffixes))
+    return next(entry.name for entry in VOLUME_FORMATS if lower.endswith(entry.suffixes))

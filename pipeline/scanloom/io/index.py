@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scanloom.core import OUTCOMES, Reason, ScanError, Series, home
+from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, home
 from scanloom.io.find import FAILED, Group, group_files, look_results
 from scanloom.io.helpers import Helpers, ToDescribe
 from scanloom.io.identity import case_id, key_fingerprint, study_id
@@ -88,7 +88,7 @@ class Index:
     def _unreadable(self) -> LostFiles:
         """Files that may be slices but can't be read."""
         rows = self.rows
-        dicom = {n: series for n, series in enumerate(rows.series) if series.kind == "dicom"}
+        dicom = {n: series for n, series in enumerate(rows.series) if series.kind == DICOM}
         damaged = {
             n
             for n, series in dicom.items()
@@ -103,6 +103,13 @@ class Index:
                 if n not in damaged
             ),
         )
+
+    def _count_unreadable(self, series: IndexedSeries) -> int:
+        """Return how many unreadable files may be slices of a series."""
+        if series.kind != DICOM:
+            return 0
+        paths = (self.rows.entries[n].path for n in series.files)
+        return self._unreadable.of(series.study_uid or series.series_uid, paths)
 
     def stamp(self, series: IndexedSeries) -> str:
         """Return the stamp of the files of a series; see `Series`."""
@@ -121,10 +128,7 @@ class Index:
             series_uid=series.series_uid,
             modality=series.what.modality or None,
             description=series.what.description,
-            lost=self._unreadable.of(
-                series.study_uid or series.series_uid,
-                (self.rows.entries[n].path for n in series.files),
-            ),
+            lost=self._count_unreadable(series),
             stamp=self.stamp(series),
         )
 
@@ -307,13 +311,13 @@ def _to_describe(
         paths = [scratch.place(entries[n].path) for n in files]
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
-    if group.kind != "dicom":
+    if group.kind != DICOM:
         return ToDescribe(group.kind, paths, [])
     headers = [packed for n in files if (packed := infos[n].packed)]
     damaged = [infos[n] for n in files if not infos[n].packed]
     if damaged:
         return Description(reason=damaged[0].reason, detail=damaged[0].detail)
-    return ToDescribe("dicom", paths, headers)
+    return ToDescribe(DICOM, paths, headers)
 
 
 def _describe(tasks: Sequence[ToDescribe | Description], workers: Helpers) -> Iterator[Description]:

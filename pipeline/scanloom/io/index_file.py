@@ -14,7 +14,7 @@ import numpy as np
 
 from scanloom.core import Reason
 from scanloom.io.dicom.elements import Packed
-from scanloom.io.find import Group, Kind
+from scanloom.io.find import Group
 from scanloom.io.survey import Description, Look
 from scanloom.io.walk import Entry
 
@@ -48,7 +48,8 @@ class IndexedSeries(NamedTuple):
         Its case ID; empty if its files can't be read.
     study : str
         Keyed ID of the study; empty if absent.
-    kind : "dicom", or one of `scanloom.io.formats`
+    kind : str
+        Name of the format in `scanloom.io.formats.FORMATS`.
     study_uid, series_uid : str
     files : tuple of int
         Its slices, by their rows in the index; for a skipped series, all its files.
@@ -62,7 +63,7 @@ class IndexedSeries(NamedTuple):
 
     id: str
     study: str
-    kind: Kind
+    kind: str
     study_uid: str
     series_uid: str
     files: tuple[int, ...]

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Reason, ScanError
 from scanloom.io.metaimage import parse_metaimage
 from scanloom.io.nrrd import MAGIC, parse_nrrd
 from scanloom.io.packing import packing_of
@@ -26,18 +24,15 @@ from scanloom.io.plain import (
     affine_from_codes,
     check_size,
     straighten,
-    unit_of,
 )
+from scanloom.io.raw_volume import RawVolume
 from scanloom.io.regular import open_regular
-from scanloom.io.scan import ItkSource, Scan
 from scanloom.io.text_header import HEADER_LIMIT, TextHeader, damaged
 from scanloom.io.voxels import (
-    VOXEL_LIMIT,
     Coding,
     Layout,
     check_layout,
     foreign_errors,
-    read_voxels,
     size_of,
 )
 
@@ -46,19 +41,10 @@ ITK_SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
 _LINES_LIMIT = 1 << 24  # bytes in which the lines to be skipped must end
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a header says, judged."""
-
-    layout: Layout
-    grid: Grid
-    flags: tuple[Flag, ...]
-
-
 def itk_files(path: Path) -> tuple[Path, ...]:
     """Return the files of an image: itself, and the data files that its header names.
 
-    A header that can't be used names none; `read_itk` says why.
+    A header that can't be used names none; `parse_itk` says why.
     """
     try:
         return (path, *_data_paths(path, _read_header(path)))
@@ -66,23 +52,10 @@ def itk_files(path: Path) -> tuple[Path, ...]:
         return (path,)
 
 
-def read_itk(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    modality: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> Scan:
-    """Read one volume of a NRRD or MetaImage.
-
-    Parameters
-    ----------
-    files : sequence of Path
-        As `itk_files` gives them.
-    phase, orientation, modality
-        As in `scanloom.load_volume`.
-    limit : int
-        Bytes of decoded voxels that the volume may have.
+def parse_itk(
+    files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
+) -> RawVolume:
+    """Parse the header of a NRRD or MetaImage; see `ParseHeader`.
 
     Raises
     ------
@@ -91,25 +64,6 @@ def read_itk(
         TOO_LARGE, TRUNCATED, DAMAGED, DECODER, NOT_FOUND, NOT_AN_IMAGE, UNREADABLE or
         OUT_OF_MEMORY.
     """
-    plan = _plan(files, phase, orientation, limit)
-    values = read_voxels(plan.layout)
-    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=plan.flags)
-    return Scan(volume, ItkSource())
-
-
-def itk_outline(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_itk` would give, from the header alone; same errors."""
-    plan = _plan(files, phase, orientation, limit)
-    return plan.grid, plan.layout.result
-
-
-def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, limit: int) -> _Plan:
-    """Judge a header; nothing of the size of a volume is allocated."""
     header = _read_header(files[0])
     volumes = _check_kind(header, phase)
     shape = (
@@ -125,7 +79,7 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
     with foreign_errors("the image"):
         layout = _layout(header, data or (files[0],), shape, volumes, phase or 0)
         check_layout(layout, limit)
-    return _Plan(layout, Grid(shape, affine), flags)
+    return RawVolume(layout, Grid(shape, affine), flags)
 
 
 def _read_header(path: Path) -> TextHeader:

@@ -13,11 +13,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.io.packing import packing_of, unpacked_start
-from scanloom.io.plain import MIN_VOXELS, check_size, straighten, unit_of
-from scanloom.io.scan import ItkSource, Scan
-from scanloom.io.voxels import VOXEL_LIMIT, Layout, check_layout, foreign_errors, read_voxels
+from scanloom.io.plain import MIN_VOXELS, check_size, straighten
+from scanloom.io.raw_volume import RawVolume
+from scanloom.io.voxels import Layout, check_layout, foreign_errors
 
 Header = Mapping[str, Any]
 """By the names of nibabel's MGHHeader."""
@@ -29,30 +29,12 @@ _REST = 1 << 26  # bytes behind them: what was done to the volume, and tables of
 _TYPES = {0: ">u1", 1: ">i4", 3: ">f4", 4: ">i2", 10: ">u2"}
 
 
-def mgh_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of a volume: itself."""
-    return (path,)
+def parse_mgh(
+    files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
+) -> RawVolume:
+    """Parse the header of a .mgh or .mgz file; see `ParseHeader`.
 
-
-def read_mgh(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    modality: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> Scan:
-    """Read one volume of a .mgh or .mgz file.
-
-    Parameters
-    ----------
-    files : sequence of Path
-        The one file.
-    phase, modality
-        As in `scanloom.load_volume`.
-    orientation
-        Not used: a file that does not say how its axes lie does not say its voxel size either.
-    limit : int
-        Bytes of decoded voxels that the volume may have.
+    `orientation` is not used: a file without directions has no voxel size either.
 
     Raises
     ------
@@ -60,31 +42,14 @@ def read_mgh(
         FOUR_D, PIXEL_TYPE, BAD_GEOMETRY, TOO_FEW_SLICES, TOO_LARGE, TRUNCATED, DAMAGED, UNREADABLE
         or OUT_OF_MEMORY.
     """
-    layout, grid, flags = _plan(files[0], phase, limit)
-    values = read_voxels(layout)
-    return Scan(Volume(values, grid, unit_of(modality), modality, flags=flags), ItkSource())
-
-
-def mgh_outline(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_mgh` would give, from the header alone; same errors."""
-    layout, grid, _ = _plan(files[0], phase, limit)
-    return grid, layout.result
-
-
-def _plan(path: Path, phase: int | None, limit: int) -> tuple[Layout, Grid, tuple[Flag, ...]]:
-    """Judge a header; nothing of the size of a volume is allocated."""
+    path = files[0]
     with foreign_errors("the MGH file"):
         header = _read_header(path)
         layout = _layout(header, path, phase)
         check_layout(layout, limit)
     affine, flags = straighten(_affine(header), layout.shape)
     check_size(affine, layout.shape)
-    return layout, Grid(layout.shape, affine), flags
+    return RawVolume(layout, Grid(layout.shape, affine), flags)
 
 
 def _read_header(path: Path) -> Header:

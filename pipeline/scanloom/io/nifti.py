@@ -11,14 +11,13 @@ import io
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Grid, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Reason, ScanError
 from scanloom.io.analyze import analyze_as_nifti, is_analyze
 from scanloom.io.packing import packing_of, unpacked_start
 from scanloom.io.plain import (
@@ -26,20 +25,11 @@ from scanloom.io.plain import (
     affine_from_codes,
     check_size,
     straighten,
-    unit_of,
 )
 from scanloom.io.quaternion import HALF_TURN, HALF_TURN_DOUBLE, rotations
-from scanloom.io.sandbox import warm_up
-from scanloom.io.scan import NiftiSource, Scan
-from scanloom.io.values import rounding_flags
-from scanloom.io.voxels import (
-    VOXEL_LIMIT,
-    Coding,
-    Layout,
-    check_layout,
-    foreign_errors,
-    read_voxels,
-)
+from scanloom.io.raw_volume import RawVolume
+from scanloom.io.scan import NiftiSource
+from scanloom.io.voxels import Coding, Layout, check_layout, foreign_errors
 
 if TYPE_CHECKING:
     from nibabel.nifti1 import Nifti1Header
@@ -61,16 +51,6 @@ _CIFTI = range(3000, 3100)  # intent codes of surfaces and connectivity (CIFTI-2
 _VECTORS = (*range(1004, 1011), 2003, 2004)  # matrices, vectors, quaternions, RGB(A) vectors
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """What a header says, judged."""
-
-    layout: Layout
-    grid: Grid
-    flags: tuple[Flag, ...]
-    source: NiftiSource
-
-
 def nifti_files(path: Path) -> tuple[Path, ...]:
     """Return the files of a NIfTI image: itself, and the .img of a .hdr."""
     name = path.name
@@ -83,24 +63,12 @@ def nifti_files(path: Path) -> tuple[Path, ...]:
     return (path,)
 
 
-def read_nifti(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    modality: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> Scan:
-    """Read one volume of a NIfTI image.
+def parse_nifti(
+    files: Sequence[Path], phase: int | None, orientation: str | None, limit: int
+) -> RawVolume:
+    """Parse the header of a NIfTI or Analyze image; see `ParseHeader`.
 
-    Parameters
-    ----------
-    files : sequence of Path
-        As `nifti_files` gives them.
-    phase, orientation, modality
-        As in `scanloom.load_volume`. Volumes of a file with 5 dimensions are numbered in the
-        order in which it holds them.
-    limit : int
-        Bytes of decoded voxels that the volume may have.
+    The volumes of a file with 5 dimensions are numbered in the order in which they are stored.
 
     Raises
     ------
@@ -108,30 +76,6 @@ def read_nifti(
         FOUR_D, PIXEL_TYPE, ORIENTATION_UNKNOWN, BAD_GEOMETRY, TOO_FEW_SLICES, RESCALE, TOO_LARGE,
         TRUNCATED, DAMAGED, NOT_AN_IMAGE, NOT_FOUND, UNREADABLE or OUT_OF_MEMORY.
     """
-    if files[-1].suffix in (".gz", ".bz2", ".xz", ".zst"):
-        warm_up()  # of the process that will inflate it, while the header is read
-    plan = _plan(files, phase, orientation, limit)
-    values, layout = read_voxels(plan.layout), plan.layout
-    flags = plan.flags
-    if values.dtype != layout.dtype.newbyteorder("="):
-        flags += rounding_flags(values, layout.dtype, layout.slope, layout.intercept)
-    volume = Volume(values, plan.grid, unit_of(modality), modality, flags=flags)
-    return Scan(volume, plan.source)
-
-
-def nifti_outline(
-    files: Sequence[Path],
-    phase: int | None = None,
-    orientation: str | None = None,
-    limit: int = VOXEL_LIMIT,
-) -> tuple[Grid, np.dtype[Any]]:
-    """Return grid and type that `read_nifti` would give, from the header alone; same errors."""
-    plan = _plan(files, phase, orientation, limit)
-    return plan.grid, plan.layout.result
-
-
-def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, limit: int) -> _Plan:
-    """Judge a header; nothing of the size of a volume is allocated."""
     with foreign_errors("the NIfTI"):
         header = _read_header(files[0])
         layout = _layout(header, files, phase)
@@ -139,9 +83,8 @@ def _plan(files: Sequence[Path], phase: int | None, orientation: str | None, lim
     source, broken = _forms(header)
     affine, flags = _affine(header, source, layout.shape, orientation)
     check_size(affine, layout.shape)
-    grid = Grid(layout.shape, affine)
     flags = (Flag.FORMS_DISAGREE, *flags) if broken else flags
-    return _Plan(layout, grid, flags, source)
+    return RawVolume(layout, Grid(layout.shape, affine), flags, source)
 
 
 def _read_header(path: Path) -> Nifti1Header:

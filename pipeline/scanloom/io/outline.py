@@ -56,8 +56,5 @@ def read_outline(
     ScanError
         What reading the scan would raise for its headers.
     """
-    if series.kind != "dicom":
-        return FORMATS[series.kind].outline(series.files, phase, orientation)
-    from scanloom.io.dicom.series import dicom_outline
-
-    return dicom_outline(series.files, phase, gaps)
+    probe = FORMATS[series.kind].probe
+    return probe(series.files, phase=phase, orientation=orientation, gaps=gaps)

@@ -10,10 +10,10 @@ from scanloom.core import Flag, Gaps, Nan, ScanError, Series, Volume
 from scanloom.core.volume import MODALITIES
 from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.ranking import ALL, Preference, Reading, select_series
 from scanloom.io.scan import Scan
-from scanloom.io.values import rounding_flags, without_nan
-from scanloom.io.voxels import VOXEL_LIMIT
+from scanloom.io.values import rounding_flags
 
 GAPS, NAN = get_args(Gaps), get_args(Nan)
 
@@ -115,22 +115,23 @@ def read_scan(
     """
     _check_options(gaps, nan, modality)
     limit = VOXEL_LIMIT if max_bytes is None else max_bytes
-    if series.kind == "dicom":
-        from scanloom.io.dicom.series import read_dicom
-
-        try:
-            scan = read_dicom(series.files, modality=modality, phase=phase, gaps=gaps, limit=limit)
-        except ScanError as error:
-            if not series.lost:
-                raise
-            detail = f"{error.detail}; {series.lost} files beside its slices can't be read"
-            raise ScanError(error.reason, detail) from error
-        if series.lost:
-            scan = _with_flags(scan, (Flag.FILES_LOST,))
-        return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
-    read = FORMATS[series.kind].read
-    scan = read(series.files, phase=phase, orientation=orientation, modality=modality, limit=limit)
-    scan = replace(scan, volume=without_nan(scan.volume, nan))
+    try:
+        scan = FORMATS[series.kind].read(
+            series.files,
+            phase=phase,
+            orientation=orientation,
+            modality=modality,
+            gaps=gaps,
+            nan=nan,
+            limit=limit,
+        )
+    except ScanError as error:
+        if not series.lost:
+            raise
+        detail = f"{error.detail}; {series.lost} files beside its slices can't be read"
+        raise ScanError(error.reason, detail) from error
+    if series.lost:
+        scan = _with_flags(scan, (Flag.FILES_LOST,))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 
 

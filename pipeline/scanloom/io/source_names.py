@@ -7,17 +7,21 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
+from scanloom.io.archives import SUFFIXES as ARCHIVE_SUFFIXES
 from scanloom.io.crosswalk import Source
+from scanloom.io.formats import SUFFIXES as VOLUME_SUFFIXES
 
 LONGEST = 80
 """Bytes of a name in UTF-8: file systems take 255, and others want to add to it."""
 TAIL = 6
 """Characters of the id that tell cases of one name apart."""
 
-_SUFFIXES = re.compile(
-    r"(\.(nii|hdr|img|nrrd|nhdr|mha|mhd|mgh|mgz|dcm|zip|tar|tgz|tbz2|txz|gz|bz2|xz|zst))+$",
-    re.IGNORECASE,
-)
+_EXTENSIONS = {
+    "dcm",
+    "img",
+    *(part for suffix in (*VOLUME_SUFFIXES, *ARCHIVE_SUFFIXES) for part in suffix[1:].split(".")),
+}
+_SUFFIXES = re.compile(rf"(\.({'|'.join(sorted(_EXTENSIONS))}))+$", re.IGNORECASE)
 _DEVICES = re.compile(r"con|prn|aux|nul|(com|lpt)\d", re.IGNORECASE)  # no file names on Windows
 
 

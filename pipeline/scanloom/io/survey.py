@@ -13,17 +13,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from scanloom.core import MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
+from scanloom.core import DICOM, MODALITIES, Gaps, Grid, Reason, ScanError, Series, blame
 from scanloom.io.bodyparts import body_part
 from scanloom.io.dicom.elements import Packed, unpack_elements
 from scanloom.io.dicom.headers import Header, make_header, quiet, read_elements, read_headers
 from scanloom.io.dicom.kinds import ends_early, is_derived, skip_reason
 from scanloom.io.dicom.planes import NATIVE
-from scanloom.io.formats import VolumeKind, format_of
+from scanloom.io.formats import FORMATS, format_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Look(NamedTuple):
     Parameters
     ----------
     kind : str
-        "dicom" or one of `scanloom.io.formats`; empty if the file is not an image.
+        Name of the format in `scanloom.io.formats.FORMATS`; empty if the file is not an image.
     gzipped : bool
         Whether the file is a gzip-compressed DICOM file.
     study, series : str
@@ -62,9 +62,7 @@ class Look(NamedTuple):
 
 
 _NO_IMAGE = Look("", reason=Reason.NOT_AN_IMAGE.code)
-_TRUNCATED = Look(
-    "dicom", reason=Reason.TRUNCATED.code, detail="a file ends before its header does"
-)
+_TRUNCATED = Look(DICOM, reason=Reason.TRUNCATED.code, detail="a file ends before its header does")
 
 
 class Description(NamedTuple):
@@ -181,7 +179,7 @@ def _inspect(path: str) -> tuple[Look, Header | None]:
         detail = f"a file can't be read ({type(exc).__name__})"
         return Look("", reason=Reason.UNREADABLE.code, detail=detail), None
     except ScanError as error:
-        return Look("dicom", reason=error.code, detail=error.detail), None
+        return Look(DICOM, reason=error.code, detail=error.detail), None
     if elements is None:
         return _NO_IMAGE, None
     header = make_header(path, elements)
@@ -189,7 +187,7 @@ def _inspect(path: str) -> tuple[Look, Header | None]:
         return _TRUNCATED, None
     reason = skip_reason(header)
     info = Look(
-        kind="dicom",
+        kind=DICOM,
         gzipped=elements.gzipped,
         study=header.study_uid,
         series=header.series_uid,
@@ -205,7 +203,7 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     Parameters
     ----------
     kind : str
-        "dicom" or one of `scanloom.io.formats`.
+        Name of the format in `scanloom.io.formats.FORMATS`.
     paths : sequence of str
         Its files.
     packed : sequence of Packed
@@ -213,10 +211,10 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     """
     try:
         with quiet():
-            if kind == "dicom":
+            if kind == DICOM:
                 pairs = zip(paths, packed, strict=True)
                 return _describe_headers([make_header(f, unpack_elements(p)) for f, p in pairs])
-            return _with_grid(Description(), _volume_grid(kind, tuple(map(Path, paths))))
+            return _with_grid(Description(), FORMATS[kind].probe(tuple(map(Path, paths)))[0])
     except ScanError as error:
         return Description(reason=error.code, detail=error.detail)
 
@@ -232,19 +230,13 @@ def describe_series(
 
     info, headers = Description(modality=series.modality or ""), []
     try:
-        if series.kind == "dicom":
+        if series.kind == DICOM:
             headers = [h for h in read_headers(series.files) if isinstance(h, Header)]
             with quiet():
                 info = _attributes(headers[0]) if headers else info
         return _checked(info, headers, read_outline(series, phase, orientation, gaps)[0])
     except ScanError as error:
         return info._replace(reason=error.code, detail=error.detail)
-
-
-def _volume_grid(kind: str, files: tuple[Path, ...]) -> Grid:
-    from scanloom.io.outline import read_outline
-
-    return read_outline(Series(cast("VolumeKind", kind), files))[0]
 
 
 def _describe_headers(headers: Sequence[Header], sizes: Sequence[int] = ()) -> Description:

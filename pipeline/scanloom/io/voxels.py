@@ -15,25 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError, byte_words
+from scanloom.io.limits import DEFLATE_LIMIT, FILE_LIMIT, SKIP_LIMIT, VOXEL_LIMIT
 from scanloom.io.numbers import parse_numbers, read_words
 from scanloom.io.packing import Packing, opened_packed, unpacking_errors
 from scanloom.io.regular import open_regular
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
 
 Coding = Literal["raw", "text"] | Packing
-
-VOXEL_LIMIT = 4 << 30
-"""Bytes of decoded voxels that a volume may have, unless the caller says otherwise."""
-
-DEFLATE_LIMIT = 1032
-"""Deflate makes nothing smaller than by this: a header that says more was cut or damaged."""
-
-FILE_LIMIT = 8
-"""A compressed file of several volumes may hold this many times the limit of one: to reach the
-last volume, all before it are inflated."""
-
-SKIP_LIMIT = 1 << 30
-"""Bytes before the first voxel: extensions of headers are a few kB."""
 
 SPARE = 256 << 20
 """Bytes that decoding may take beside the values."""

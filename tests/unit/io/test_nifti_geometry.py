@@ -10,7 +10,7 @@ import SimpleITK
 import scanloom
 from dicom_maker import noise
 from scanloom.core import Flag, ScanError
-from scanloom.io.nifti import read_nifti
+from scanloom.io.formats import FORMATS
 from written_cases import ORDERS, directions, turned
 
 SPACING = (0.8, 0.9, 2.5)
@@ -97,7 +97,7 @@ def test_a_qform_that_can_not_be_is_left_out_if_there_is_a_sform(tmp_path, name)
     volume = scanloom.load_volume(path)
     np.testing.assert_allclose(volume.grid.affine, affine, atol=1e-5)
     assert volume.flags == (Flag.FORMS_DISAGREE,)
-    source = read_nifti((path,)).source
+    source = FORMATS["nifti"].read((path,)).source
     assert (source.qform, source.qform_code, source.sform_code) == (None, 0, 1)
     alone = patched(save(tmp_path / "b.nii", None, None, affine), BROKEN[name])
     assert code_of(alone) == "BAD_GEOMETRY"
@@ -131,7 +131,7 @@ def test_lengths_in_other_units_become_mm(tmp_path, unit, scale, form):
     np.testing.assert_allclose(volume.grid.affine[:3, :3], affine[:3, :3], atol=1e-5)
     if form != "neither":
         np.testing.assert_allclose(volume.grid.affine, affine, atol=1e-4)
-        source = read_nifti((path,)).source  # what a result is written with, in mm
+        source = FORMATS["nifti"].read((path,)).source  # what a result is written with, in mm
         np.testing.assert_allclose(getattr(source, form), affine, atol=1e-4)
 
 
@@ -243,7 +243,7 @@ def test_text_of_the_header_comes_nowhere(tmp_path):
     canary = b"Canary^Bird"
     edit = {"descrip": canary, "aux_file": canary, "db_name": canary, "intent_name": canary}
     path = save(tmp_path / "a.nii", sform=affine_of(), edit=edit)
-    scan = read_nifti((path,))
+    scan = FORMATS["nifti"].read((path,))
     assert b"Canary" not in repr(scan.source).encode() + repr(scan.volume.flags).encode()
     with pytest.raises(ScanError) as caught:
         scanloom.load_volume(save(tmp_path / "b.nii", edit=edit))

@@ -17,10 +17,10 @@ import pytest
 import scanloom
 from dicom_maker import noise
 from scanloom.core import ScanError
-from scanloom.io.itk import itk_outline, read_itk
-from scanloom.io.nifti import nifti_outline, read_nifti
+from scanloom.io.formats import FORMATS
 
 GIB = 1 << 30
+NIFTI, ITK = FORMATS["nifti"], FORMATS["itk"]
 
 
 def nifti_header(shape, code=4, bits=16, offset=352):
@@ -74,18 +74,12 @@ def test_the_limit_counts_decoded_voxels(tmp_path):
     array = noise()
     nibabel.Nifti1Image(array, np.eye(4)).to_filename(tmp_path / "a.nii.gz")
     files = {
-        (tmp_path / "a.nii.gz",): (read_nifti, nifti_outline),
-        (write_nrrd(tmp_path / "a.nrrd", array.shape, gzip.compress(array.tobytes("F"))),): (
-            read_itk,
-            itk_outline,
-        ),
-        (write_mha(tmp_path / "a.mha", array.shape, zlib.compress(array.tobytes("F"))),): (
-            read_itk,
-            itk_outline,
-        ),
+        (tmp_path / "a.nii.gz",): NIFTI,
+        (write_nrrd(tmp_path / "a.nrrd", array.shape, gzip.compress(array.tobytes("F"))),): ITK,
+        (write_mha(tmp_path / "a.mha", array.shape, zlib.compress(array.tobytes("F"))),): ITK,
     }
-    for paths, readers in files.items():
-        for read in readers:
+    for paths, volume_format in files.items():
+        for read in (volume_format.read, volume_format.probe):
             read(paths, limit=array.nbytes)
             assert code_of(read, paths, limit=array.nbytes - 1) == "TOO_LARGE"
 
@@ -95,8 +89,8 @@ def test_scaled_values_count_as_what_they_become(tmp_path):
     image.header.set_slope_inter(2, 1)
     image.to_filename(tmp_path / "a.nii")
     need = noise().size * 4
-    read_nifti((tmp_path / "a.nii",), limit=need)
-    assert code_of(read_nifti, (tmp_path / "a.nii",), limit=need - 1) == "TOO_LARGE"
+    NIFTI.read((tmp_path / "a.nii",), limit=need)
+    assert code_of(NIFTI.read, (tmp_path / "a.nii",), limit=need - 1) == "TOO_LARGE"
 
 
 ABSURD = (32767, 32767, 32767)
@@ -196,7 +190,7 @@ def test_more_voxels_than_the_header_says_are_damage(tmp_path):
 def test_a_pipe_is_no_file(tmp_path):
     for name in ("a.nii", "a.nrrd"):
         os.mkfifo(tmp_path / name)
-        read = read_nifti if name == "a.nii" else read_itk
+        read = NIFTI.read if name == "a.nii" else ITK.read
         assert code_of(read, (tmp_path / name,)) == "UNREADABLE"
 
 

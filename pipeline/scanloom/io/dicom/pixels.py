@@ -19,8 +19,8 @@ from scanloom.io.dicom.headers import Header
 from scanloom.io.dicom.planes import Plane, as_words, frame_of, from_words, plane_of, stored_dtype
 from scanloom.io.dicom.slices import Slice
 from scanloom.io.dicom.sources import inflated_size
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.sandbox import Limits, progress, run_limited, shared_empty
-from scanloom.io.voxels import VOXEL_LIMIT
 
 MOST_THREADS = 8
 """More gain nothing: the disk or the memory is the limit."""

@@ -26,12 +26,12 @@ from scanloom.io.dicom.phases import Volumes, split_volumes
 from scanloom.io.dicom.pixels import check_values, read_values, same_content
 from scanloom.io.dicom.slices import Slice, single_slice
 from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
+from scanloom.io.limits import VOXEL_LIMIT
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.seg_source import decimals
 from scanloom.io.session import current_session
 from scanloom.io.unpack import starts_gzip
 from scanloom.io.values import rounding_flags
-from scanloom.io.voxels import VOXEL_LIMIT
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
 _SHORT = 24  # bits that float32 holds

@@ -1,0 +1,74 @@
+"""The table of formats is the only list of them: probing agrees with reading in each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dicom_maker import noise, write_series
+from input_kinds import write_mgh, write_nifti
+from scanloom.core import DICOM, ScanError
+from scanloom.io.find import find_series
+from scanloom.io.formats import FORMATS, VOLUME_FORMATS, format_of
+from scanloom.io.index import build_index
+from scanloom.io.outline import read_outline
+from scanloom.io.read import read_scan
+
+KEY = bytes(32)
+
+
+def test_each_suffix_is_of_one_format() -> None:
+    suffixes = [suffix for entry in VOLUME_FORMATS for suffix in entry.suffixes]
+    assert len(suffixes) == len(set(suffixes))
+    for entry in VOLUME_FORMATS:
+        assert FORMATS[entry.name] is entry
+        assert set(entry.detached_suffixes) <= set(entry.suffixes)
+        for suffix in entry.suffixes:
+            assert format_of(f"a{suffix}") == format_of(f"A{suffix.upper()}") == entry.name
+
+
+def test_dicom_is_recognised_by_content_alone() -> None:
+    assert not FORMATS[DICOM].suffixes
+    assert format_of("a.dcm") is None
+    assert {DICOM, *(entry.name for entry in VOLUME_FORMATS)} == set(FORMATS)
+
+
+@pytest.mark.parametrize("kind", [DICOM, "nifti", "mgh"])
+def test_probing_agrees_with_reading(tmp_path: Path, kind: str) -> None:
+    stored = noise()
+    if kind == DICOM:
+        write_series(tmp_path, stored)
+    elif kind == "nifti":
+        write_nifti(tmp_path / "a.nii.gz", stored)
+    else:
+        write_mgh(tmp_path / "a.mgz", stored)
+    [series] = find_series(tmp_path)
+    assert series.kind == kind
+    grid, dtype = read_outline(series)
+    volume = read_scan(series).volume
+    assert volume.grid.shape == grid.shape
+    assert volume.array.dtype == dtype
+    np.testing.assert_array_equal(volume.grid.affine, grid.affine)
+
+
+def test_an_option_of_another_format_is_ignored(tmp_path: Path) -> None:
+    path = write_mgh(tmp_path / "a.mgh")
+    read = FORMATS["mgh"].read
+    plain, given = read((path,)), read((path,), gaps="interpolate", orientation="LPS")
+    np.testing.assert_array_equal(plain.volume.grid.affine, given.volume.grid.affine)
+    with pytest.raises(ScanError, match="number 2"):
+        read((path,), phase=2)
+
+
+def test_unreadable_slices_are_missed_by_dicom_alone(tmp_path: Path) -> None:
+    files = write_series(tmp_path / "scan", noise())
+    files[0].write_bytes(files[0].read_bytes()[:400])
+    write_mgh(tmp_path / "scan" / "a.mgh")
+    found = {series.kind: series.lost for series in find_series(tmp_path)}
+    assert found == {DICOM: 1, "mgh": 0}
+    index = build_index([tmp_path], KEY, tmp_path / "out")
+    indexed = {one.kind: index.as_series(one).lost for one in index.series if one.series_uid}
+    assert indexed == {DICOM: 1}
+    assert [index.as_series(one).lost for one in index.series if one.kind == "mgh"] == [0]
