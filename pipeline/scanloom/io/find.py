@@ -32,7 +32,7 @@ class Group:
     Parameters
     ----------
     kind : str
-        Its format: a name of `scanloom.io.formats.FORMATS`.
+        Name of the format in `scanloom.io.formats.FORMATS`.
     study, series : str
         UIDs; empty if absent.
     members : list of int
@@ -237,7 +237,7 @@ def _with_folder(path: str) -> list[str]:
 
 
 def _count_unreadable(group: Group, entries: Sequence[Entry], unreadable: LostFiles) -> int:
-    """Return the number of unreadable files that may be slices of a series."""
+    """Return how many unreadable files may be slices of a series."""
     if group.kind != DICOM:
         return 0
     return unreadable.of(group.study or group.series, (entries[n].path for n in group.members))

@@ -106,7 +106,7 @@ class Index:
         )
 
     def _count_unreadable(self, series: IndexedSeries) -> int:
-        """Return the number of unreadable files that may be slices of a series."""
+        """Return how many unreadable files may be slices of a series."""
         if series.kind != DICOM:
             return 0
         paths = (self.rows.entries[n].path for n in series.files)

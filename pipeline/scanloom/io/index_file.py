@@ -49,7 +49,7 @@ class IndexedSeries(NamedTuple):
     study : str
         Keyed ID of the study; empty if absent.
     kind : str
-        A name of `scanloom.io.formats.FORMATS`.
+        Name of the format in `scanloom.io.formats.FORMATS`.
     study_uid, series_uid : str
     files : tuple of int
         Its slices, by their rows in the index; for a skipped series, all its files.

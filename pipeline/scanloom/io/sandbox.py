@@ -84,9 +84,9 @@ def run_limited(
     Raises
     ------
     ScanError
-        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long, TOO_LARGE
-        if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL for any
-        other exception.
+        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long,
+        TOO_LARGE if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL
+        for any other exception.
     """
     if not AVAILABLE:
         return target(*arguments)

@@ -47,7 +47,10 @@ def private_scratch(fallback: Path) -> Iterator[Path]:
 
 
 def locked(folder: Path) -> BinaryIO | None:
-    """Lock a folder; return its open lock file, None if it is held or flock(2) is missing."""
+    """Lock a folder and return its open lock file.
+
+    None if another process holds the lock, or if the system has no flock(2).
+    """
     file = (folder / LOCK).open("ab")
     with suppress(OSError):
         if lock_file(file.fileno(), timeout_s=0):

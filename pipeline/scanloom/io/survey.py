@@ -40,7 +40,7 @@ class Look(NamedTuple):
     Parameters
     ----------
     kind : str
-        A name of `scanloom.io.formats.FORMATS`; empty if the file is not an image.
+        Name of the format in `scanloom.io.formats.FORMATS`; empty if the file is not an image.
     gzipped : bool
         Whether the file is a gzip-compressed DICOM file.
     study, series : str
@@ -203,7 +203,7 @@ def describe(kind: str, paths: Sequence[str], packed: Sequence[Packed] = ()) -> 
     Parameters
     ----------
     kind : str
-        A name of `scanloom.io.formats.FORMATS`.
+        Name of the format in `scanloom.io.formats.FORMATS`.
     paths : sequence of str
         Its files.
     packed : sequence of Packed
