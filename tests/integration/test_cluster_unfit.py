@@ -67,7 +67,7 @@ def test_a_late_worker_whose_engine_does_not_start_costs_nothing(tmp_path: Path)
     assert not list(run.out.glob("failed/*"))
     (said,) = run.status["sent_away"]
     assert said in (
-        "the engine's process ended while it started (exit code 3)",
+        "the worker process ended while starting (exit code 3)",
         "the engine's process ends before it takes a case",
     )
 

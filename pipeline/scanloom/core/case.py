@@ -12,6 +12,7 @@ from scanloom.core.reasons import Flag, Reason
 DICOM = "dicom"
 """`Series.kind` of a DICOM series; other kinds are formats of volume files."""
 
+
 @dataclass(frozen=True)
 class Series:
     """The files of one scan and what their headers say, as the index knows it.

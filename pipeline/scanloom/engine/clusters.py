@@ -206,13 +206,13 @@ def joined_cluster(address: str, patience: float) -> Iterator[Any]:
         try:
             client = Client(**named, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
-            detail = f"no scheduler answers there ({type(exc).__name__})"
+            detail = f"no scheduler answers at this address ({type(exc).__name__})"
             raise ScanError(Reason.CLUSTER, detail) from exc
         with client:
             try:
                 client.wait_for_workers(1, timeout=patience)
             except (OSError, TimeoutError) as exc:
-                detail = f"it had no worker for {patience:.0f} s"
+                detail = f"the cluster had no worker for {patience:.0f} s"
                 raise ScanError(Reason.CLUSTER, detail) from exc
             yield client
 
@@ -289,7 +289,7 @@ def _wait_for_first(client: Any, starter: Starter, wait: float) -> None:
             client.wait_for_workers(1, timeout=_POLL_INTERVAL_S)
             return
         if time.monotonic() > deadline:
-            raise ScanError(Reason.CLUSTER, f"no worker came within {wait:.0f} s")
+            raise ScanError(Reason.CLUSTER, f"no worker joined within {wait:.0f} s")
 
 
 @contextmanager

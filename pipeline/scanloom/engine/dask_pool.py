@@ -232,7 +232,7 @@ class DaskPool:
             detail = f"for {terms.unfit_patience:.0f} s no worker could do the work: {fault}"
             raise ScanError(Reason.CLUSTER, detail)
         if now - self._seen_at > terms.patience:
-            detail = f"no worker that can do the work was there for {terms.patience:.0f} s"
+            detail = f"there was no worker that can do the work for {terms.patience:.0f} s"
             raise ScanError(Reason.CLUSTER, detail)
 
     def _take_back(self) -> None:

@@ -250,10 +250,10 @@ def _record_of_death(case: Case, last: Try) -> CaseRecord:
     if limit is not None:
         return CaseRecord(case.id, limit.reason, limit.detail, (), None)
     if last.end == KILLED:
-        detail = "its process was killed twice while it was alone: by the system, for memory?"
+        detail = "the worker process of the case was killed twice, probably for lack of memory"
         return CaseRecord(case.id, Reason.OUT_OF_MEMORY, detail, (), None)
     how = f"signal {code[1:]}" if code[:1] == "-" else f"exit code {code}"
     if is_limited("AS"):  # native code may crash if it gets no memory
-        detail = f"its process ended with {how}, under a limit of address space (ulimit -v)"
+        detail = f"the worker process ended with {how}, with limited address space (ulimit -v)"
         return CaseRecord(case.id, Reason.ENVIRONMENT, detail, (), None)
-    return CaseRecord(case.id, Reason.CRASHED, f"its process ended with {how}", (), None)
+    return CaseRecord(case.id, Reason.CRASHED, f"the worker process ended with {how}", (), None)

@@ -256,10 +256,10 @@ def _never_ready(code: int) -> ScanError:
     if limit is not None:
         return limit
     if code == -signal.SIGKILL:
-        detail = "its process was killed while models were loaded: by the system, for memory?"
+        detail = "the worker process was killed while loading models, probably for lack of memory"
         return ScanError(Reason.OUT_OF_MEMORY, detail)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return ScanError(Reason.ENVIRONMENT, f"the engine's process ended while it started ({how})")
+    return ScanError(Reason.ENVIRONMENT, f"the worker process ended while starting ({how})")
 
 
 def _open_log(log: Path | None) -> Any:

@@ -135,5 +135,5 @@ def _outcome(future: Future[Outcome]) -> Outcome | None:
 
 
 def _given_up(case: Case) -> Outcome:
-    detail = f"its worker was lost {MAX_WORKER_LOSSES} times"
+    detail = f"the worker of the case was lost {MAX_WORKER_LOSSES} times"
     return Outcome(CaseRecord(case.id, Reason.WORKER_LOST, detail, (), None), ())

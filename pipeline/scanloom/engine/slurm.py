@@ -104,7 +104,7 @@ class SlurmJobs:
         if missing <= 0 or since < self._pause:
             return
         if not came and self._submitted >= self._orders.jobs + SLURM_MAX_FUTILE_JOBS:
-            raise ScanError(Reason.CLUSTER, "jobs end before a worker comes: see slurm-*.log")
+            raise ScanError(Reason.CLUSTER, "jobs end before a worker joins: see slurm-*.log")
         for _ in range(missing):
             self._submit()
         self._last = time.monotonic()
@@ -142,7 +142,9 @@ class SlurmJobs:
                 check=False,
             )
         except FileNotFoundError as exc:
-            raise ScanError(Reason.CLUSTER, f"there is no {command[0]} on this machine") from exc
+            raise ScanError(
+                Reason.CLUSTER, f"{command[0]} is not installed on this machine"
+            ) from exc
         except subprocess.TimeoutExpired:
             done = subprocess.CompletedProcess(command, os.EX_TEMPFAIL, "", "no answer")
         if done.returncode:

@@ -67,7 +67,7 @@ class SshHosts:
                 self._next[number] = now + (pause if came else SSH_FIRST_PAUSE_S)
             futile = min(self._tried.values()) >= SSH_MAX_FUTILE_ROUNDS
             if not came and futile and not self._sessions:
-                raise ScanError(Reason.CLUSTER, "no host could be worked on: see ssh-*.log")
+                raise ScanError(Reason.CLUSTER, "no worker started on any host: see ssh-*.log")
             if now >= self._next[number] and (came or self._tried[number] < SSH_MAX_FUTILE_ROUNDS):
                 self._sessions[number] = self._open(number, host)
                 self._tried[number] += 1

@@ -275,7 +275,7 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
         slurm.code = 0
         slurm.jobs.keep(came=True)
         now[0] += 1000
-        with pytest.raises(ScanError, match="jobs end before a worker comes"):
+        with pytest.raises(ScanError, match="jobs end before a worker joins"):
             slurm.jobs.keep(came=False)
 
 

@@ -356,7 +356,9 @@ def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path:
     again = [o for o in ended.values() if len(o.tries) == 2]
     assert {o.tries[0].end for o in again} == {"SCRATCH_FULL"}
     assert MAX_OUTDONE_CASES <= len(again) < 12
-    assert faults == [f"a worker failed {MAX_OUTDONE_CASES} cases that succeeded elsewhere (SCRATCH_FULL)"]
+    assert faults == [
+        f"a worker failed {MAX_OUTDONE_CASES} cases that succeeded elsewhere (SCRATCH_FULL)"
+    ]
 
 
 def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
