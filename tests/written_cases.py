@@ -17,6 +17,7 @@ from pydicom import Dataset
 from scanloom.core import (
     Case,
     Code,
+    Flag,
     Grid,
     Layer,
     Measurement,
@@ -27,9 +28,9 @@ from scanloom.core import (
     Structure,
     Volume,
 )
+from scanloom.engine.writers import WRITERS, Content, Writer, write_files
+from scanloom.engine.writers import read_back as read_content
 from scanloom.io.dicom.decimal_strings import decimals
-from scanloom.io.readback import read_back
-from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, ItkSource, NiftiSource, Scan, SourceSlice
 from scanloom.io.tables import write_measurements
 
@@ -194,6 +195,29 @@ def case_with(**outputs: object) -> Case:
         source_hash="0" * 32,
         recipe="r" * 64,
     )
+
+
+def _writers(case: Case) -> list[Writer]:
+    """Return the writers of all files but the preview and the tables."""
+    unwanted = {"preview", "measurements", "image", "masks"} - set(case.outputs.also)
+    return [writer for writer in WRITERS if writer.name not in unwanted]
+
+
+def write_results(
+    folder: Path,
+    segmentations: Sequence[Segmentation],
+    scan: Scan,
+    case: Case,
+    flags: Sequence[Flag] = (),
+) -> None:
+    """Write all files with voxels, and their legend."""
+    write_files(folder, Content(case, scan, segmentations, (), flags), _writers(case))
+
+
+def read_back(folder: Path, segmentations: Sequence[Segmentation], scan: Scan, case: Case) -> None:
+    """Read back what `write_results` and `write_measurements` wrote."""
+    tables = [writer for writer in WRITERS if writer.name == "measurements"]
+    read_content(folder, Content(case, scan, segmentations), [*_writers(case), *tables])
 
 
 def measured(segmentations: Sequence[Segmentation]) -> list[Measurement]:

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from scanloom.cards.card import Argmax, ModelCard
 from scanloom.core import Grid, Outputs, Reason, ScanError
+from scanloom.engine.writers import estimate_writers
 
 if TYPE_CHECKING:
     from scanloom.inference.memory import MemoryEstimate
@@ -28,14 +29,6 @@ DECODING = 96 * 1024**2
 """Of a scan being read: headers, and what decoders and gunzip hold."""
 MEASURING = 128 * 1024**2
 """Histograms and slabs of connected parts."""
-PICTURE = 64 * 1024**2
-"""The preview with its fonts."""
-FRAME_GROUPS = 32 * 1024
-"""Bytes of a DICOM SEG frame's functional groups as pydicom holds them."""
-STRUCTURE_MM = 200.0
-"""How far along the stack a structure reaches, on average over a whole-body model."""
-WHOLE = 8
-"""Of so many structures each may reach through the whole stack."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +113,10 @@ def estimate_case(
         for step, count in need.device.items():
             device[step] = max(device.get(step, 0), count)
         held += _maps(card) * voxels * _label_bytes(card)
-    written = _written(grid, cards, outputs or Outputs())
+    written = estimate_writers(grid, cards, outputs or Outputs())
     host["measure"] = scan + held + MEASURING
-    host["write"] = scan + held + written + PICTURE
-    host["readback"] = scan + held + written + PICTURE
+    host["write"] = scan + held + written
+    host["readback"] = scan + held + written
     return CaseEstimate(host, device, base_bytes(cards))
 
 
@@ -158,25 +151,6 @@ def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> 
 
     where = (placement.device, placement.precision)
     return estimate_placed(card, grid, stored, where, placement.windows)
-
-
-def _written(grid: Grid, cards: Sequence[ModelCard], outputs: Outputs) -> int:
-    """Return what the writers hold: frames of the DICOM SEG of one model, masks, the picture."""
-    plane, slices = grid.shape[0] * grid.shape[1], grid.shape[2]
-    frames = max((_frames(grid, card) for card in cards), default=0)
-    if outputs.seg == "labelmap":
-        seg = plane * slices // 4 + slices * FRAME_GROUPS  # RLE
-    else:
-        seg = frames * (plane // 8 + FRAME_GROUPS)
-    masks = plane * slices if outputs.writes("masks") else 0
-    return max(seg, masks) + (plane * slices if grid.sheared else 0)
-
-
-def _frames(grid: Grid, card: ModelCard) -> int:
-    """Return how many frames a BINARY DICOM SEG is likely to have: slices of each structure."""
-    count, slices = len(card.structures), grid.shape[2]
-    reach = min(slices, max(1, round(STRUCTURE_MM / grid.spacing[2])))
-    return min(count, WHOLE) * slices + max(0, count - WHOLE) * reach
 
 
 def _maps(card: ModelCard) -> int:

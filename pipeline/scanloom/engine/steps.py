@@ -27,14 +27,11 @@ from scanloom.core import (
 from scanloom.engine.case_types import Labeller, LoadedCase, SegmentedCase
 from scanloom.engine.energy import Meter
 from scanloom.engine.record import case_json, timing_json
-from scanloom.io.beside import run_beside
+from scanloom.engine.writers import Content, read_back, write_files, writers_of
+from scanloom.io import names
 from scanloom.io.json_file import write_json
-from scanloom.io.readback import read_back
-from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource
-from scanloom.io.tables import write_measurements
 from scanloom.ops.measure import measure
-from scanloom.review.preview import draw_preview
 
 
 def load(case: Case, clock: Clock | None = None) -> LoadedCase:
@@ -96,20 +93,14 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
         measurements = tuple(
             m for s in segmented.segmentations for m in measure(s, scan.volume, flags)
         )
-    segmentations = segmented.segmentations
-
-    def picture() -> None:
-        if Flag.BURNED_IN not in flags:
-            path = folder / "preview.png"
-            draw_preview(scan.volume, segmentations, measurements, flags, path)
-
+    content = Content(case, scan, segmented.segmentations, measurements, flags)
+    writers = writers_of(case.outputs)
     with clock.step("write"):
-        run_beside(lambda: write_results(folder, segmentations, scan, case, flags), picture)
-        write_measurements(folder, measurements)
-        write_json(folder / "case.json", case_json(segmented))
+        write_files(folder, content, writers)
+        write_json(folder / names.CASE, case_json(segmented))
     with clock.step("readback"):
-        read_back(folder, segmented.segmentations, scan, case)
-    write_json(folder / "timing.json", timing_json(segmented))
+        read_back(folder, content, writers)
+    write_json(folder / names.TIMING, timing_json(segmented))
     seconds = sum(s.wall for s in clock.steps.values())
     return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
 

@@ -12,7 +12,7 @@ import json
 import struct
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,66 +30,61 @@ from scanloom.io.scan import DicomSource, Scan, Source
 Counts = dict[tuple[str, str], int]
 
 
-def read_back(folder: Path, segmentations: Sequence[Segmentation], scan: Scan, case: Case) -> None:
-    """Compare all that was written for a case with what should have been.
+def check_names(folder: Path, expected: Collection[str]) -> None:
+    """Compare the files of a case folder with the expected ones.
 
     Parameters
     ----------
     folder : Path
-        The case folder in the making, with measurements.
-    segmentations, scan, case
-        What the writers were given.
+        The case folder being built.
+    expected : collection of str
+        Relative names. A file with voxels that is not among them is a fault too.
 
     Raises
     ------
     ScanError
-        WRITE_MISMATCH at the first difference.
+        WRITE_MISMATCH, as all functions of this module.
     """
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    missing = set(expected) - files
+    extra = {name for name in files if name.endswith((".nii.gz", ".dcm"))} - set(expected)
+    if missing or extra:
+        raise mismatch(f"{sorted(missing | extra)} missing or not expected")
+
+
+def check_label_maps(folder: Path, segmentations: Sequence[Segmentation], source: Source) -> Counts:
+    """Compare label maps and `segments.json`; return the voxels of each structure."""
     models = [s.model for s in segmentations]
-    refers = isinstance(scan.source, DicomSource) and scan.source.can_refer
-    _check_names(folder, _expected(segmentations, case, refers=refers))
+
     counts: Counts = {}
     for segmentation in segmentations:
-        counts |= _check_label_maps(folder, segmentation, scan.source, models)
-        if case.outputs.writes("masks"):
-            _check_masks(folder, segmentation, scan.source, models)
+        counts |= _check_label_maps(folder, segmentation, source, models)
     _check_legend(folder, segmentations)
-    _check_measurements(folder, counts, scan.volume)
-    if case.outputs.writes("image"):
-        with _decoding(names.IMAGE):
-            image = planes_of(folder / names.IMAGE, scan.volume.grid, scan.source)
-            deque(_same(image, scan.volume.array, names.IMAGE), maxlen=0)
-    if isinstance(scan.source, DicomSource) and refers:
-        for segmentation in segmentations:
-            with _decoding("DICOM SEG"):
-                check_segs(folder, segmentation, scan.source, case, models)
+    return counts
 
 
-def _expected(segmentations: Sequence[Segmentation], case: Case, *, refers: bool) -> set[str]:
-    """Return the names of all files with voxels."""
+def check_masks(folder: Path, segmentations: Sequence[Segmentation], source: Source) -> None:
+    """Compare the mask of each structure."""
     models = [s.model for s in segmentations]
-    found = {names.IMAGE} if case.outputs.writes("image") else set()
-    for s in segmentations:
-        stems: list[names.Stem] = ["segmentation"]
-        stems += ["segmentation_rect"] if s.grid.sheared else []
-        files = range(len(s.layers) if case.outputs.seg == "labelmap" else 1)
-        for stem in stems:
-            found |= {names.label_map_name(stem, s.model, models, n) for n in range(len(s.layers))}
-            if refers:
-                found |= {names.seg_name(stem, s.model, models, n) for n in files}
-        if case.outputs.writes("masks"):
-            found |= {names.split_name(x.label, s.model, models) for x in s.structures}
-    return found
+    for segmentation in segmentations:
+        _check_masks(folder, segmentation, source, models)
 
 
-def _check_names(folder: Path, expected: set[str]) -> None:
-    written = {
-        p.relative_to(folder).as_posix()
-        for p in folder.rglob("*")
-        if p.name.endswith((".nii.gz", ".dcm"))
-    }
-    if written != expected:
-        raise mismatch(f"{sorted(written ^ expected)} missing or not expected")
+def check_image(folder: Path, scan: Scan) -> None:
+    """Compare the copy of the scan."""
+    with _decoding(names.IMAGE):
+        image = planes_of(folder / names.IMAGE, scan.volume.grid, scan.source)
+        deque(_same(image, scan.volume.array, names.IMAGE), maxlen=0)
+
+
+def check_dicom_segs(
+    folder: Path, segmentations: Sequence[Segmentation], source: DicomSource, case: Case
+) -> None:
+    """Compare the DICOM SEG of each model."""
+    models = [s.model for s in segmentations]
+    for segmentation in segmentations:
+        with _decoding("DICOM SEG"):
+            check_segs(folder, segmentation, source, case, models)
 
 
 def _check_label_maps(
@@ -145,7 +140,7 @@ def _check_legend(folder: Path, segmentations: Sequence[Segmentation]) -> None:
         raise mismatch(f"{names.SEGMENTS} names other structures")
 
 
-def _check_measurements(folder: Path, counts: Counts, volume: Volume) -> None:
+def check_measurements(folder: Path, counts: Counts, volume: Volume) -> None:
     """Compare voxels and volumes of both tables with the label maps that were decoded."""
     with _decoding(names.MEASUREMENTS_CSV):
         with (folder / names.MEASUREMENTS_CSV).open(encoding="utf-8", newline="") as file:

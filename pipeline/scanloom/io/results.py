@@ -1,4 +1,4 @@
-"""All result files of a case: label maps, their legend, DICOM SEG, and what was asked for."""
+"""Voxel files of a case in NIfTI, and `segments.json`, which names their numbers."""
 
 from __future__ import annotations
 
@@ -6,60 +6,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scanloom.core import Case, Code, Flag, Layer, Segmentation, Structure
+from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.io import names
-from scanloom.io.beside import run_beside
 from scanloom.io.json_file import write_json
-from scanloom.io.scan import DicomSource, ItkSource, Scan
-from scanloom.io.write_nifti import write_image, write_label_map, write_mask
+from scanloom.io.scan import ItkSource, Scan
+from scanloom.io.write_nifti import write_label_map, write_mask
 from scanloom.ops.rectangular import rectangular, rectangular_labels
 
 
-def write_results(
-    folder: Path,
-    segmentations: Sequence[Segmentation],
-    scan: Scan,
-    case: Case,
-    flags: Sequence[Flag],
-) -> None:
-    """Write everything that holds voxels, and `segments.json`, into a case folder.
+def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: Scan) -> None:
+    """Write the label maps of all models, and `segments.json`, into a case folder.
 
     Parameters
     ----------
     folder : Path
-        Being built; its name is not looked at.
+        The case folder being built.
     segmentations : sequence of Segmentation
-        One a model, with the structures that were asked for.
+        One for each model, with the requested structures.
     scan : Scan
-        Whose geometry they have.
-    case : Case
-        What is wanted, and the recipe that goes into the UIDs.
-    flags : sequence of Flag
-        Of the case; with SEG_NOT_POSSIBLE no DICOM SEG is written.
+        The scan whose geometry they have.
     """
     models = [s.model for s in segmentations]
-
-    def label_maps() -> None:
-        for segmentation in segmentations:
-            _write_label_maps(folder, segmentation, scan, models)
-            if case.outputs.writes("masks"):
-                _write_masks(folder, segmentation, scan, models)
-        if case.outputs.writes("image"):
-            write_image(scan.volume, scan.source, folder / names.IMAGE)
-
-    def segs() -> None:
-        if isinstance(scan.source, DicomSource) and Flag.SEG_NOT_POSSIBLE not in flags:
-            from scanloom.io.write_seg import write_segs
-
-            for segmentation in segmentations:
-                write_segs(folder, segmentation, scan.source, case, models)
-
     write_json(folder / names.SEGMENTS, segments_json(segmentations))
-    run_beside(segs, label_maps)
+    for segmentation in segmentations:
+        _write_label_maps(folder, segmentation, scan, models)
+
+
+def write_masks(folder: Path, segmentations: Sequence[Segmentation], scan: Scan) -> None:
+    """Write a mask for each structure; parameters as in `write_label_maps`."""
+    models = [s.model for s in segmentations]
+    (folder / "split").mkdir(exist_ok=True)
+    for segmentation in segmentations:
+        for layer in segmentation.layers:
+            for structure in layer.structures:
+                path = folder / names.split_name(structure.label, segmentation.model, models)
+                write_mask(layer, structure.number, segmentation.grid, scan.source, path)
 
 
 def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
-    """Return which number is what in which label map."""
+    """Return the structures of each label map, by their numbers."""
     models = [s.model for s in segmentations]
     return {
         "schema": 1,
@@ -86,16 +71,6 @@ def _write_label_maps(
             name = names.label_map_name("segmentation_rect", segmentation.model, models, n)
             grid = rectangular(segmentation.grid)
             write_label_map(Layer(labels, layer.structures), grid, ItkSource(), folder / name)
-
-
-def _write_masks(
-    folder: Path, segmentation: Segmentation, scan: Scan, models: Sequence[str]
-) -> None:
-    (folder / "split").mkdir(exist_ok=True)
-    for layer in segmentation.layers:
-        for structure in layer.structures:
-            path = folder / names.split_name(structure.label, segmentation.model, models)
-            write_mask(layer, structure.number, segmentation.grid, scan.source, path)
 
 
 def _structure(structure: Structure) -> dict[str, Any]:

@@ -20,8 +20,14 @@ from scanloom.core import ScanError
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.workflow import Workflow
 from scanloom.io.bids import write_bids
-from scanloom.io.results import write_results
-from written_cases import case_with, grid_of, nifti_scan, overlapping, segmentation_of
+from written_cases import (
+    case_with,
+    grid_of,
+    nifti_scan,
+    overlapping,
+    segmentation_of,
+    write_results,
+)
 
 
 @pytest.fixture

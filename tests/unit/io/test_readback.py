@@ -18,8 +18,6 @@ from pydicom.uid import ExplicitVRLittleEndian
 import written_cases as wc
 from scanloom.core import Flag
 from scanloom.io import write_nifti, write_seg
-from scanloom.io.readback import read_back
-from scanloom.io.results import write_results
 from scanloom.io.scan import Scan
 from scanloom.io.tables import write_measurements
 from written_cases import Written, measured
@@ -468,7 +466,7 @@ def test_source_without_uids_has_no_seg_and_passes(tmp_path: Path) -> None:
     scan = wc.dicom_scan()
     scan = wc.with_slices(scan, sop_instance="")
     segmentation = wc.segmentation_of(scan)
-    write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
+    wc.write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
     write_measurements(tmp_path, measured([segmentation]))
     assert not (tmp_path / "dicom").exists()
-    read_back(tmp_path, [segmentation], scan, wc.case_with())
+    wc.read_back(tmp_path, [segmentation], scan, wc.case_with())
