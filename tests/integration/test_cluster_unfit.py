@@ -65,11 +65,7 @@ def test_a_late_worker_whose_engine_does_not_start_costs_nothing(tmp_path: Path)
             assert process.wait(240) == 0, run.said
     assert run.done == run.status["done"] == run.scans
     assert not list(run.out.glob("failed/*"))
-    (said,) = run.status["sent_away"]
-    assert said in (
-        "the worker process ended while starting (exit code 3)",
-        "the engine's process ends before it takes a case",
-    )
+    assert set(run.status["sent_away"]) == {"the worker process ended while starting (exit code 3)"}
 
 
 def test_two_runs_on_one_cluster_keep_to_their_own(tmp_path: Path) -> None:
