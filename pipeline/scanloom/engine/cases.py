@@ -1,4 +1,4 @@
-"""Cases as a workflow wants them: the same for one scan and for an archive."""
+"""Cases of a workflow, made in the same way for one scan and for an archive."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ def first_of_each(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[st
         `taken` are ids of several files that are not equal, since an id is made of samples of a
         file: they are no cases.
     """
-    found: dict[str, Case] = {}
+    by_id: dict[str, Case] = {}
     taken: set[str] = set()
     for case in cases:
-        first = found.setdefault(case.id, case)
-        if first is case or case.id in taken:
+        earlier = by_id.setdefault(case.id, case)
+        if earlier is case or case.id in taken:
             continue
         with suppress(ScanError):  # it can't be read: its worker says so
-            found[case.id] = with_source_hash(first, key)
-            if with_source_hash(case, key).source_hash != found[case.id].source_hash:
+            by_id[case.id] = with_source_hash(earlier, key)
+            if with_source_hash(case, key).source_hash != by_id[case.id].source_hash:
                 taken.add(case.id)
-    return [case for case in found.values() if case.id not in taken], taken
+    return [case for case in by_id.values() if case.id not in taken], taken
 
 
 def leave_out(taken: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
     """Return the series whose ids are those of several files."""
     detail = "another file has the same id, and differs from it between the samples"
-    return [LeftOut(one, Reason.ID_TAKEN, detail) for one in series if one.id in taken]
+    return [LeftOut(entry, Reason.ID_TAKEN, detail) for entry in series if entry.id in taken]
 
 
 def with_source_hash(case: Case, key: bytes) -> Case:
