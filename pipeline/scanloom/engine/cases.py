@@ -29,27 +29,27 @@ def make_cases(
     workflow: Workflow,
     cards: Sequence[ModelCard],
     key: bytes,
-    left: list[LeftOut],
+    left_out: list[LeftOut],
 ) -> Iterator[tuple[Inputs, Case]]:
-    """Give the cases of series with those series, one after another.
+    """Yield the series of each case, and the case.
 
-    `left` gets the series of which none can be made, such as those that can't be unpacked.
+    `left_out` receives the series without a case, such as an archive that cannot be unpacked.
     """
     recipe = workflow_recipe(workflow, cards)
     for inputs in chosen:
-        one = inputs[0]
+        first = inputs[0]
         try:
-            series, *others = map(index.as_series, inputs)
-            several = one.reason in (Reason.PHASES, Reason.FOUR_D)
+            series, *channels = map(index.as_series, inputs)
+            several = first.reason in (Reason.PHASES, Reason.FOUR_D)
             count = count_phases(series) if several and workflow.policy.phases == "all" else 1
         except ScanError as error:
-            left += [LeftOut(each, error.reason, error.detail) for each in inputs]
+            left_out += [LeftOut(entry, error.reason, error.detail) for entry in inputs]
             continue
         for phase in range(count) if several else (None,):
-            number = one.id if phase is None else case_id(series, key, phase)
+            number = first.id if phase is None else case_id(series, key, phase)
             case = make_case(number, series, workflow, recipe, phase=phase)
-            stamp = source_stamp([each.stamp for each in (series, *others)], key)
-            yield inputs, replace(case, others=tuple(others), stamp=stamp)
+            stamp = source_stamp([entry.stamp for entry in (series, *channels)], key)
+            yield inputs, replace(case, others=tuple(channels), stamp=stamp)
 
 
 def first_of_each(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:

@@ -61,7 +61,7 @@ def mistake(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, 
         One of pydantic's errors.
     """
     loc = tuple(error["loc"])
-    names = [str(part) for part in loc if isinstance(part, str) and _is_key(part)]
+    names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
     key = ".".join(names) or "the workflow"
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])

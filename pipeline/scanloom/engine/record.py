@@ -42,10 +42,12 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "license": labeller.card.license,
                 "weights_sha256": labeller.card.weights.sha256,
                 "card_sha256": card_digest(labeller.card),
-                "device": made.device or labeller.device_name,
-                "precision": made.precision or labeller.precision_name,
+                "device": segmentation.device or labeller.device_name,
+                "precision": segmentation.precision or labeller.precision_name,
             }
-            for labeller, made in zip(segmented.labellers, segmented.segmentations, strict=True)
+            for labeller, segmentation in zip(
+                segmented.labellers, segmented.segmentations, strict=True
+            )
         ],
         "versions": _versions(),
         "notice": "Research software: not a medical device, not for diagnosis or treatment.",

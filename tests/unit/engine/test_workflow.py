@@ -67,7 +67,7 @@ def test_it_does_not_change_once_it_is_read() -> None:
         ("model: x\nname: a\n", "line 1: model is not a key here; did you mean models?"),
         ("name: a\n", "line 1: models is missing"),
         (SMALL + "select:\n  modality: ct\n", "line 4: select.modality: did you mean CT?"),
-        (SMALL + "select: {modalty: CT}\n", "select.modalty is not a key here; did you mean modality"),
+        (SMALL + "select: {modalty: CT}\n", "select.modalty is not a key here; did you mean modal"),
         (
             SMALL + "select:\n\n  min_slices: x\n",
             "line 5: select.min_slices: expected a whole number",
