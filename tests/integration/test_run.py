@@ -324,8 +324,8 @@ def test_a_mistake_in_a_workflow_is_told_with_line_key_and_nearest_word(runs: Ru
 
     assert ended.code == 65
     for words in (
-        "line 3: select.kernl is no key here; did you mean kernel?",
-        "line 5: execution.devize is no key here; did you mean device?",
+        "line 3: select.kernl is not a key here; did you mean kernel?",
+        "line 5: execution.devize is not a key here; did you mean device?",
         "line 6: execution.precision: did you mean half?",
     ):
         assert words in ended.out, ended.out

@@ -1,4 +1,4 @@
-"""What the command line does, for Python."""
+"""Python interface to the commands."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def segment(
     """
     settle_in()
     models = (model,) if isinstance(model, str) else tuple(model)
-    wanted = segment_options(models=models, out=Path(out), **options)
-    some = [paths] if isinstance(paths, (str, Path)) else list(paths)
-    return segment_paths([Path(path) for path in some], wanted)
+    request = segment_options(models=models, out=Path(out), **options)
+    listed = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    return segment_paths([Path(path) for path in listed], request)

@@ -13,19 +13,19 @@ from scanloom.io.scan import Scan
 
 
 class Labeller(Protocol):
-    """Labels a volume on its own grid: a `Predictor`, or anything that can do the same."""
+    """Protocol of a model that labels a volume on the volume's own grid."""
 
     @property
     def card(self) -> ModelCard:
-        """What it needs and gives."""
+        """Card of the model."""
 
     @property
     def device_name(self) -> str:
-        """Where it runs: "cpu", "cuda:0"."""
+        """Device: "cpu", "cuda:0"."""
 
     @property
     def precision_name(self) -> str:
-        """In which numbers it computes: "float32", "float16"."""
+        """Floating-point type of the network: "float32", "float16"."""
 
     def predict(
         self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
@@ -46,7 +46,7 @@ class LoadedCase:
 
 @dataclass(frozen=True, eq=False)
 class SegmentedCase:
-    """A loaded case with what the models found, one segmentation a model."""
+    """A loaded case with one segmentation for each model."""
 
     loaded: LoadedCase
     labellers: tuple[Labeller, ...]

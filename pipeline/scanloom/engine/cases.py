@@ -1,4 +1,4 @@
-"""Cases as a workflow wants them: the same for one scan and for an archive."""
+"""Cases of a workflow, made in the same way for one scan and for an archive."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def make_cases(
     workflow: Workflow,
     cards: Sequence[ModelCard],
     key: bytes,
-    left: list[LeftOut],
+    left_out: list[LeftOut],
 ) -> Iterator[tuple[Inputs, Case]]:
-    """Give the cases of series with those series, one after another.
+    """Yield the series of each case, and the case.
 
-    `left` gets the series of which none can be made, such as those that can't be unpacked.
+    `left_out` receives the series without a case, such as an archive that cannot be unpacked.
     """
     recipe = workflow_recipe(workflow, cards)
     for inputs in chosen:
-        one = inputs[0]
+        first = inputs[0]
         try:
-            series, *others = map(index.as_series, inputs)
-            several = one.reason in (Reason.PHASES, Reason.FOUR_D)
+            series, *channels = map(index.as_series, inputs)
+            several = first.reason in (Reason.PHASES, Reason.FOUR_D)
             count = count_phases(series) if several and workflow.policy.phases == "all" else 1
         except ScanError as error:
-            left += [LeftOut(each, error.reason, error.detail) for each in inputs]
+            left_out += [LeftOut(entry, error.reason, error.detail) for entry in inputs]
             continue
         for phase in range(count) if several else (None,):
-            number = one.id if phase is None else case_id(series, key, phase)
+            number = first.id if phase is None else case_id(series, key, phase)
             case = make_case(number, series, workflow, recipe, phase=phase)
-            stamp = source_stamp([each.stamp for each in (series, *others)], key)
-            yield inputs, replace(case, others=tuple(others), stamp=stamp)
+            stamp = source_stamp([entry.stamp for entry in (series, *channels)], key)
+            yield inputs, replace(case, others=tuple(channels), stamp=stamp)
 
 
 def first_of_each(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
@@ -61,23 +61,23 @@ def first_of_each(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[st
         `taken` are ids of several files that are not equal, since an id is made of samples of a
         file: they are no cases.
     """
-    found: dict[str, Case] = {}
+    by_id: dict[str, Case] = {}
     taken: set[str] = set()
     for case in cases:
-        first = found.setdefault(case.id, case)
-        if first is case or case.id in taken:
+        earlier = by_id.setdefault(case.id, case)
+        if earlier is case or case.id in taken:
             continue
         with suppress(ScanError):  # it can't be read: its worker says so
-            found[case.id] = with_source_hash(first, key)
-            if with_source_hash(case, key).source_hash != found[case.id].source_hash:
+            by_id[case.id] = with_source_hash(earlier, key)
+            if with_source_hash(case, key).source_hash != by_id[case.id].source_hash:
                 taken.add(case.id)
-    return [case for case in found.values() if case.id not in taken], taken
+    return [case for case in by_id.values() if case.id not in taken], taken
 
 
 def leave_out(taken: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
     """Return the series whose ids are those of several files."""
     detail = "another file has the same id, and differs from it between the samples"
-    return [LeftOut(one, Reason.ID_TAKEN, detail) for one in series if one.id in taken]
+    return [LeftOut(entry, Reason.ID_TAKEN, detail) for entry in series if entry.id in taken]
 
 
 def with_source_hash(case: Case, key: bytes) -> Case:

@@ -1,4 +1,4 @@
-"""How much memory a case takes, from the scan's header and the models' cards alone.
+"""Memory estimate of a case, from the scan's header and the models' cards alone.
 
 Nothing is read but headers, nothing of the scan's size is allocated. Each stage holds the scan;
 from restore on label maps; the rest comes and goes. The peak is the largest stage, on top of
@@ -67,7 +67,7 @@ class CaseEstimate:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a model would run, as `Predictor` names it."""
+    """Device and precision of a model, as `Predictor` names them."""
 
     device: str = "cpu"
     precision: str = "float32"
@@ -167,13 +167,13 @@ def parse_size(text: str) -> int:
     Raises
     ------
     ValueError
-        If it is no size.
+        If the text is not a size.
     """
     units: dict[str, Any] = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
     units |= {f"{u}I": 1024 ** "KMGT".index(u) * 1024 for u in "KMGT"}
-    word = text.strip().upper().removesuffix("B").rstrip()
-    number = word.rstrip("KMGTI ")
-    count = float(number) * units[word[len(number) :].strip()] if number else math.nan
+    size = text.strip().upper().removesuffix("B").rstrip()
+    number = size.rstrip("KMGTI ")
+    count = float(number) * units[size[len(number) :].strip()] if number else math.nan
     if not math.isfinite(count) or count <= 0:
         raise ValueError(f"a size is a number and a unit, such as 8GB, got {text!r}")
     return int(count)

@@ -1,4 +1,4 @@
-"""What is wrong with a file that a person wrote: line, key, what was expected, the nearest word."""
+"""Error messages for workflow files: line, key, expected value, nearest valid word."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ _EXPECTED = (
     ("model_type", "keys and values"),
     ("dict_type", "keys and values"),
 )
-"""What is said for pydantic's kinds of mistakes, by their beginning."""
+"""Expected values by the prefix of pydantic's error types."""
 _RENAMED = {
     "body_box": "skip_air",
     "fused_restore": "compiled_restore",
     "image": "`also: [image]`",
     "split": "`also: [masks]`",
 }
-"""Former keys, and what stands for them now."""
+"""New names of former keys."""
 
 
 def repeated(node: yaml.Node | None) -> list[str]:
-    """Return what to say of keys that stand twice: YAML would silently take the last."""
+    """Return a message for each duplicate key: YAML would silently take the last one."""
     if isinstance(node, yaml.SequenceNode):
         return [text for item in node.value for text in repeated(item)]
     if not isinstance(node, yaml.MappingNode):
         return []
     seen: set[str] = set()
-    said = []
+    messages = []
     for key, value in node.value:
         if key.value in seen:
-            said.append(f"line {key.start_mark.line + 1}: {key.value} stands there twice")
+            messages.append(f"line {key.start_mark.line + 1}: {key.value} is given twice")
         seen.add(key.value)
-        said += repeated(value)
-    return said
+        messages += repeated(value)
+    return messages
 
 
 def mistake(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, Any]) -> str:
-    """Return line, key, what was expected, and the nearest right word.
+    """Return a message with line, key, expected value, and the nearest valid word.
 
     Parameters
     ----------
     model : type
-        What was to be read.
+        The model that the document is validated with.
     root : yaml.Node or None
-        Of the file; None where there is none.
+        Root of the file's YAML; None without a file.
     error : mapping
-        One of pydantic's.
+        One of pydantic's errors.
     """
     loc = tuple(error["loc"])
-    names = [str(part) for part in loc if isinstance(part, str) and _is_key(part)]
+    names = [str(entry) for entry in loc if isinstance(entry, str) and _is_key(entry)]
     key = ".".join(names) or "the workflow"
     where = key if root is None else f"line {_line(root, loc)}: {key}"
     section = _section(model, names[:-1])
@@ -69,11 +69,11 @@ def mistake(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, 
         if names[-1] in _RENAMED:
             return f"{where} is now {_RENAMED[names[-1]]}"
         known = sorted(section.model_fields)
-        return f"{where} is no key here; {nearest(names[-1], known)}"
+        return f"{where} is not a key here; {nearest(names[-1], known)}"
     if error["type"] == "missing":
         return f"{where} is missing"
     field = _field(model, names)
-    allowed = _words(field.annotation if field else None)
+    allowed = _choices(field.annotation if field else None)
     value = error.get("input")
     if allowed and error["type"] == "tuple_type":
         return f"{where}: expected one or several of {', '.join(allowed)}"
@@ -85,36 +85,36 @@ def mistake(model: type[BaseModel], root: yaml.Node | None, error: Mapping[str, 
 def _expected(error: Mapping[str, Any], field: FieldInfo | None) -> str:
     kind = str(error["type"])
     if kind == "string_pattern_mismatch" and field is not None and field.description:
-        words = f"{field.description[:1].lower()}{field.description[1:]}"
-        return f"{words}, such as {field.examples[0]}" if field.examples else words
-    for start, words in _EXPECTED:
+        expected = f"{field.description[:1].lower()}{field.description[1:]}"
+        return f"{expected}, such as {field.examples[0]}" if field.examples else expected
+    for start, expected in _EXPECTED:
         if kind.startswith(start):
-            return words
-    words = str(error["msg"]).removeprefix("Value error, ")
-    return f"{words[:1].lower()}{words[1:]}".removeprefix("input should be ")
+            return expected
+    expected = str(error["msg"]).removeprefix("Value error, ")
+    return f"{expected[:1].lower()}{expected[1:]}".removeprefix("input should be ")
 
 
-def _is_key(part: str) -> bool:
-    """Whether a part of pydantic's location is a key of ours, not the name of a validator."""
-    if part in ("int", "float", "str", "tuple") or "[" in part:
+def _is_key(name: str) -> bool:
+    """Return whether an entry of pydantic's location is a key, not the name of a validator."""
+    if name in ("int", "float", "str", "tuple") or "[" in name:
         return False
-    return not part.startswith(("function-", "constrained-"))
+    return not name.startswith(("function-", "constrained-"))
 
 
 def _line(node: yaml.Node | None, loc: tuple[object, ...]) -> int:
-    """Return the line of the innermost key of `loc` that stands in the file, from 1."""
+    """Return the line, from 1, of the innermost key of `loc` that the file has."""
     line = 1
-    for part in loc:
+    for key_or_index in loc:
         if isinstance(node, yaml.MappingNode):
             pairs = {key.value: (key, value) for key, value in node.value}
-            if part not in pairs:
+            if key_or_index not in pairs:
                 break
-            key, node = pairs[str(part)]
+            key, node = pairs[str(key_or_index)]
             line = key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            if part >= len(node.value):
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key_or_index, int):
+            if key_or_index >= len(node.value):
                 break
-            node = node.value[part]
+            node = node.value[key_or_index]
             line = node.start_mark.line + 1
     return line
 
@@ -140,11 +140,11 @@ def _field(model: type[BaseModel], names: Sequence[str]) -> FieldInfo | None:
     return section.model_fields.get(names[-1]) if section and names else None
 
 
-def _words(annotation: object) -> list[str]:
-    """Return the words that an annotation allows, wherever they stand in it."""
+def _choices(annotation: object) -> list[str]:
+    """Return the words of all Literals in an annotation."""
     if typing.get_origin(annotation) is Literal:
-        return [str(word) for word in typing.get_args(annotation)]
-    parts = typing.get_args(annotation)
+        return [str(choice) for choice in typing.get_args(annotation)]
+    arguments = typing.get_args(annotation)
     if annotation is None or isinstance(annotation, types.NoneType):
         return []
-    return [word for part in parts for word in _words(part)]
+    return [choice for argument in arguments for choice in _choices(argument)]

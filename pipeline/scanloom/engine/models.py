@@ -41,7 +41,7 @@ def check_networks(cards: Sequence[ModelCard]) -> None:
 
 
 def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
-    """Refuse a label that no model has, and a model of which nothing is wanted.
+    """Refuse a label that no model has, and a model without any requested label.
 
     Raises
     ------
@@ -50,39 +50,39 @@ def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
     """
     if not outputs.structures:
         return
-    wanted = set(outputs.structures)
+    requested = set(outputs.structures)
     for card in cards:
-        if not wanted & {s.label for s in card.structures}:
-            detail = f"{card.name} has no {' and no '.join(sorted(wanted))}"
-            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{detail}; {_meant(wanted, [card])}")
-    unknown = wanted - {s.label for card in cards for s in card.structures}
+        if not requested & {s.label for s in card.structures}:
+            detail = f"{card.name} has no {' and no '.join(sorted(requested))}"
+            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{detail}; {_suggestion(requested, [card])}")
+    unknown = requested - {s.label for card in cards for s in card.structures}
     if unknown:
-        detail = f"no model has {', '.join(sorted(unknown))}; {_meant(unknown, cards)}"
+        detail = f"no model has {', '.join(sorted(unknown))}; {_suggestion(unknown, cards)}"
         raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
 
 
-def _meant(unknown: Iterable[str], cards: Sequence[ModelCard]) -> str:
+def _suggestion(unknown: Iterable[str], cards: Sequence[ModelCard]) -> str:
     """Return the nearest label to the first word that is unknown, and all labels."""
     return nearest(min(unknown), dict.fromkeys(s.label for card in cards for s in card.structures))
 
 
 HEAVY = ("highdicom", "nibabel", "PIL.Image", "scanloom.io.nifti", "scanloom.inference.memory")
-"""What the doors import where they need it."""
+"""Modules that the steps of a case import on first use."""
 
 
 def import_heavy() -> None:
-    """Import what reading and writing need, before or beside a case rather than in it."""
+    """Import the modules that reading and writing need, outside the timed steps of a case."""
     for name in HEAVY:
         importlib.import_module(name)
 
 
 def find_same(name: str, digest: str) -> ModelCard:
-    """Return the card of a model that is still what it was.
+    """Return the card of a model, after checking that the model did not change.
 
     Parameters
     ----------
     name : str
-        From the store, or a bundle folder.
+        A name from the store, or a bundle folder.
     digest : str
         Its `card_digest` when the recipe was made.
 
@@ -94,10 +94,10 @@ def find_same(name: str, digest: str) -> ModelCard:
     try:
         card = find_model(name)
     except ScanError as exc:
-        detail = f"a model that was there is not any more ({exc.code})"
+        detail = f"a model is missing now ({exc.code})"
         raise ScanError(Reason.MODEL_CHANGED, detail) from exc
     if card_digest(card) != digest:
-        raise ScanError(Reason.MODEL_CHANGED, f"{card.name} is not what it was")
+        raise ScanError(Reason.MODEL_CHANGED, f"{card.name} has changed")
     return card
 
 
@@ -117,7 +117,7 @@ def load_predictors(
     models : sequence of str
         Names from the store, or bundle folders.
     digests : sequence of str
-        The `card_digest` of each when the recipe was made: what was put in its place is refused.
+        The `card_digest` of each when the recipe was made: a model replaced since is refused.
     execution : Execution
         On which device, with how many threads: the same number gives the same bytes.
 
@@ -145,5 +145,5 @@ def load_predictors(
     except ScanError as exc:
         if exc.reason is not Reason.MODEL_HASH:
             raise
-        detail = "the weights were exchanged while they were read"
+        detail = "the weights were replaced while they were read"
         raise ScanError(Reason.MODEL_CHANGED, detail) from exc

@@ -1,4 +1,4 @@
-"""What a case says of itself: `case.json` (the same for equal runs) and `timing.json` (not)."""
+"""Documents of a case: `case.json`, equal for equal runs, and `timing.json`, which is not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scanloom.engine.recipe import card_digest, outputs_document
 from scanloom.io.published import SOURCE
 
 LIBRARIES = ("scanloom", "torch", "monai", "numpy", "pydicom", "highdicom", "nibabel", "SimpleITK")
-"""Whose versions can change a result."""
+"""Packages whose versions can change a result."""
 
 
 def case_json(segmented: SegmentedCase) -> dict[str, Any]:
-    """Return what a case's result is and how it came about: no path, no identity."""
+    """Return the document of a result and its provenance, without paths or identity."""
     case, volume = segmented.loaded.case, segmented.loaded.scan.volume
     return {
         "schema": 1,
@@ -42,10 +42,12 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "license": labeller.card.license,
                 "weights_sha256": labeller.card.weights.sha256,
                 "card_sha256": card_digest(labeller.card),
-                "device": made.device or labeller.device_name,
-                "precision": made.precision or labeller.precision_name,
+                "device": segmentation.device or labeller.device_name,
+                "precision": segmentation.precision or labeller.precision_name,
             }
-            for labeller, made in zip(segmented.labellers, segmented.segmentations, strict=True)
+            for labeller, segmentation in zip(
+                segmented.labellers, segmented.segmentations, strict=True
+            )
         ],
         "versions": _versions(),
         "notice": "Research software: not a medical device, not for diagnosis or treatment.",
@@ -53,7 +55,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
 
 
 def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
-    """Return what the case took: seconds by step, memory; joules where they can be measured."""
+    """Return the cost of a case: seconds by step, memory, and joules if they can be measured."""
     clock = segmented.loaded.clock
     return {
         "schema": 1,
@@ -74,7 +76,7 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
 
 
 def _estimated(segmented: SegmentedCase) -> int:
-    """Return the bytes that were to be expected from header and cards alone."""
+    """Return the memory estimate, in bytes, from header and cards alone."""
     volume = segmented.loaded.scan.volume
     first = segmented.labellers[0]
     placement = Placement(first.device_name, first.precision_name)
@@ -84,7 +86,7 @@ def _estimated(segmented: SegmentedCase) -> int:
 
 
 def _window_values(segmented: SegmentedCase) -> int:
-    """Return what went through the networks, as a plan counts it."""
+    """Return the number of window values that the networks processed, as plans count them."""
     from scanloom.inference.cost import window_values
 
     grid = segmented.loaded.scan.volume.grid
@@ -103,11 +105,11 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Return what is installed; looked up once, since it takes longer than a small case."""
-    found = {}
+    """Return the installed versions; cached, since the lookup takes longer than a small case."""
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

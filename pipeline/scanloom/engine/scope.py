@@ -1,4 +1,4 @@
-"""Which cases of a selection a run works on, and which it has behind it."""
+"""Scope of a run: the cases that it works on, and those that earlier runs completed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scanloom.io.failures import failed_before
 from scanloom.io.published import Standing, standing_of
 
 OF_RESULTS = (Reason.STALE, Reason.RESULT_DAMAGED, Reason.NEWER_VERSION)
-"""What keeps a case from being worked on: the result that is there."""
+"""Reasons by which an existing result keeps its case from being run."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a run is asked to do again, and its share of a job array.
+    """Cases that a run repeats, and its share of a job array.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class Scope:
     shard: tuple[int, int] | None = None
 
     def holds(self, case_id: str) -> bool:
-        """Whether a case is in this run's part."""
+        """Return whether a case is in this run's shard."""
         if self.shard is None:
             return True
-        part, parts = self.shard
+        index, count = self.shard
         digest = hashlib.blake2b(case_id.encode(), digest_size=8).digest()  # ids are not even
-        return int.from_bytes(digest, "big") % parts == part - 1
+        return int.from_bytes(digest, "big") % count == index - 1
 
     def before(self, out: Path, case: Case) -> CaseRecord | None:
         """Return how a case ended before, None if it is to be worked on.

@@ -1,4 +1,4 @@
-"""Segment one path after another: what the command line and `scanloom.segment` do."""
+"""Segment one path after another, for the command line and `scanloom.segment`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from scanloom.io.tables import read_measurements
 from scanloom.io.work_folder import claim_out
 
 logger = logging.getLogger(__name__)
-"""Says nothing above DEBUG: tracebacks may hold foreign text."""
+"""Logs at DEBUG only: tracebacks may hold foreign text."""
 
 OnStep = Callable[[Path, str], None]
 
@@ -134,14 +134,14 @@ def segment_options(**values: Any) -> SegmentOptions:
     TypeError
         If there is no such option.
     """
-    made: dict[str, Any] = {
+    subjects: dict[str, Any] = {
         subject: take(kind, values)
         for subject, kind in _SUBJECTS.items()
         if subject not in values and values.keys() & set(names_of(kind))
     }
-    inner = {name for subject in made for name in names_of(_SUBJECTS[subject])}
+    inner = {name for subject in subjects for name in names_of(_SUBJECTS[subject])}
     own = {name: value for name, value in values.items() if name not in inner}
-    return SegmentOptions(**own, **made)
+    return SegmentOptions(**own, **subjects)
 
 
 def segment_paths(
@@ -166,7 +166,7 @@ def segment_paths(
 def segment_each(
     paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
 ) -> Iterator[tuple[Path, CaseRecord]]:
-    """Give each path with what became of a scan there: see `segment_paths`."""
+    """Yield each path with the record of its scan: see `segment_paths`."""
     session = _Session(options)
     with closing(session.read_session):
         for path in paths:
@@ -196,22 +196,22 @@ class _Session:
         clock = Clock((lambda step: on_step(path, step)) if on_step else None)
         try:
             with clock.step("find"), self.read_session.active():
-                meant = self._meant(path)
+                selected = self._selected(path)
         except Exception as error:  # a fault in one scan must not stop the others
             logger.debug("no scan found", exc_info=True)
             yield failed_record("", error)
             return
-        for series in meant:
+        for series in selected:
             with self.read_session.active():
                 record = self._run(series, clock)
             yield record
             clock = Clock(clock.on_step)
 
-    def _meant(self, path: Path) -> tuple[Series, ...]:
+    def _selected(self, path: Path) -> tuple[Series, ...]:
         options = self.options
         reading = Reading(options.phase, options.read.gaps, options.read.orientation)
-        found = find_series(path, options.out, archives=options.archives)
-        return select_series(found, options.series, preference_of(self.cards), reading)
+        listed = find_series(path, options.out, archives=options.archives)
+        return select_series(listed, options.series, preference_of(self.cards), reading)
 
     def _run(self, series: Series, clock: Clock) -> CaseRecord:
         case: Case | None = None
@@ -244,7 +244,7 @@ class _Session:
             return work_on(case, labellers, self.place, clock, folder=folder, source=source)
 
     def _check_fits(self, case: Case) -> None:
-        """Refuse a scan that can't fit, before a voxel is read."""
+        """Refuse a scan that cannot fit into memory, before its voxels are read."""
         if self.options.memory_limit is None:
             return
         outline = read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
@@ -253,7 +253,7 @@ class _Session:
 
     @contextmanager
     def _networks(self) -> Iterator[Callable[[], Sequence[Labeller]]]:
-        """Give what gives the networks; for the first scan they load while it is read."""
+        """Yield a callable that returns the networks; at first they load while the scan is read."""
         if self._labellers is not None:
             known = self._labellers
             yield lambda: known

@@ -1,4 +1,4 @@
-"""Which series of an index a workflow wants, and why the others are left out."""
+"""Selection of the series of an index by a workflow, with the reason for each series left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Inputs = tuple[IndexedSeries, ...]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A series that no case is made of; `detail` is in words of ours."""
+    """A series without a case; `detail` holds no text of its headers."""
 
     series: IndexedSeries
     reason: Reason
@@ -28,102 +28,107 @@ class LeftOut:
 
 
 def select(
-    found: Iterable[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard] = ()
+    indexed: Iterable[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard] = ()
 ) -> tuple[list[Inputs], list[LeftOut]]:
-    """Tell the series that become cases from those that don't.
+    """Split the series of an index into inputs of cases and series that are left out.
 
     Parameters
     ----------
-    found : iterable of IndexedSeries
+    indexed : iterable of IndexedSeries
         All series of an index.
     workflow : Workflow
-        Its `select`, `channels` and `policy` count.
+        Its `select`, `channels` and `policy` are applied.
     cards : sequence of ModelCard
-        Of its models: they tell which of several series is the best.
+        Cards of its models, which decide which of several series is the best.
 
     Returns
     -------
     (chosen, left_out)
-        Each series is in one of them.
+        Each series is in exactly one of the two lists.
     """
     matching: list[IndexedSeries] = []
-    left: list[LeftOut] = []
-    for one in found:
-        reason = one.reason
-        said = mismatch(one.what, workflow.select, workflow.policy)
+    left_out: list[LeftOut] = []
+    for series in indexed:
+        reason = series.reason
+        mismatched = mismatch(series.what, workflow.select, workflow.policy)
         if reason is not None and not _allowed(reason, workflow.policy):
-            # What nobody wants need not be right; what may have been wanted failed
-            unwanted = said is not None and reason.wanted and one.what.modality != ""
-            why = (Reason.NOT_SELECTED, said or "") if unwanted else (reason, one.what.detail)
-            left.append(LeftOut(one, *why))
-        elif said is None:
-            matching.append(one)
+            # A series that is not selected may be faulty; any other one has failed
+            unwanted = mismatched is not None and reason.wanted and series.what.modality != ""
+            why = (
+                (Reason.NOT_SELECTED, mismatched or "")
+                if unwanted
+                else (reason, series.what.detail)
+            )
+            left_out.append(LeftOut(series, *why))
+        elif mismatched is None:
+            matching.append(series)
         else:
-            left.append(LeftOut(one, Reason.NOT_SELECTED, said))
+            left_out.append(LeftOut(series, Reason.NOT_SELECTED, mismatched))
     if workflow.channels:
-        chosen, others = _channels(matching, workflow, cards)
-        return chosen, left + others
+        chosen, unchosen = _channels(matching, workflow, cards)
+        return chosen, left_out + unchosen
     kept = _of_each_study(matching, workflow.select, cards)
-    known = {id(one) for one in kept}
+    known = {id(series) for series in kept}
     detail = f"another series of its study is the {workflow.select.choose} one"
-    left += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in known]
-    return [(one,) for one in kept], left
+    left_out += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in known]
+    return [(series,) for series in kept], left_out
 
 
 def check_channels(workflow: Workflow, cards: Sequence[ModelCard]) -> None:
-    """Check that a workflow says which series each input channel of its models is.
+    """Check that a workflow selects a series for each input channel of its models.
 
     Raises
     ------
     ScanError
-        WORKFLOW, with what is expected.
+        WORKFLOW, with the expected channels.
     """
-    wanted = {tuple(channel.name for channel in card.channels) for card in cards}
-    if len(wanted) > 1 and max(map(len, wanted)) > 1:
+    inputs = {tuple(channel.name for channel in card.channels) for card in cards}
+    if len(inputs) > 1 and max(map(len, inputs)) > 1:
         raise ScanError(Reason.WORKFLOW, "models: all need the same inputs")
-    [*names] = min(wanted)
+    [*names] = min(inputs)
     if len(names) > 1 and names != list(workflow.channels):
         detail = f"channels: the models need a selection each for {', '.join(names)}, in this order"
         raise ScanError(Reason.WORKFLOW, detail)
     if len(names) == 1 and workflow.channels:
-        raise ScanError(Reason.WORKFLOW, "channels: the models take one input; say it by `select`")
+        raise ScanError(
+            Reason.WORKFLOW, "channels: these models take a single input; use `select` instead"
+        )
 
 
-def mismatch(what: Description, wanted: Selection, policy: Policy) -> str | None:
-    """Return which part of a selection a series does not meet, None if it meets all.
+def mismatch(info: Description, selection: Selection, policy: Policy) -> str | None:
+    """Return the first criterion of a selection that a series fails, None if it meets all.
 
-    A series that could not be placed yet (a gap, several volumes) has no shape: what is asked of
-    it does not count then.
+    A series without a grid yet (a gap, several volumes) has no shape: criteria on it are skipped.
     """
     tests: Sequence[tuple[str, Callable[[], bool]]] = (
-        ("modality", lambda: _among(what.modality or policy.modality or "", wanted.modality)),
-        ("body_part", lambda: _among(what.body_part, wanted.body_part)),
-        ("description", lambda: _any_found(wanted.description, what.description)),
+        ("modality", lambda: _among(info.modality or policy.modality or "", selection.modality)),
+        ("body_part", lambda: _among(info.body_part, selection.body_part)),
+        ("description", lambda: _any_found(selection.description, info.description)),
         (
             "not_description",
             lambda: (
-                not wanted.not_description
-                or not _any_found(wanted.not_description, what.description)
+                not selection.not_description
+                or not _any_found(selection.not_description, info.description)
             ),
         ),
-        ("image_type", lambda: _has_words(what.image_type, wanted.image_type)),
-        ("kernel", lambda: _any_found(wanted.kernel, what.kernel)),
-        ("contrast", lambda: wanted.contrast is None or wanted.contrast == what.contrast),
+        ("image_type", lambda: _has_words(info.image_type, selection.image_type)),
+        ("kernel", lambda: _any_found(selection.kernel, info.kernel)),
+        ("contrast", lambda: selection.contrast is None or selection.contrast == info.contrast),
         (
             "orientation",
-            lambda: not what.plane or wanted.orientation in ("any", what.plane),
+            lambda: not info.plane or selection.orientation in ("any", info.plane),
         ),
-        ("min_slices", lambda: not what.shape or _slices(what) >= wanted.min_slices),
+        ("min_slices", lambda: not info.shape or _slices(info) >= selection.min_slices),
         (
             "min_spacing",
-            lambda: not what.spacing or _step(what) >= wanted.min_spacing * (1 - SPACING_SLACK),
+            lambda: not info.spacing or _step(info) >= selection.min_spacing * (1 - SPACING_SLACK),
         ),
         (
             "max_spacing",
             lambda: (
-                wanted.max_spacing is None
-                or not what.spacing
-                or _step(what) <= wanted.max_spacing * (1 + SPACING_SLACK)
+                selection.max_spacing is None
+                or not info.spacing
+                or _step(info) <= selection.max_spacing * (1 + SPACING_SLACK)
             ),
         ),
     )
@@ -131,7 +136,7 @@ def mismatch(what: Description, wanted: Selection, policy: Policy) -> str | None
 
 
 def _allowed(reason: Reason, policy: Policy) -> bool:
-    """Whether the policy says what is to be done about it."""
+    """Return whether the policy allows a series in spite of this reason."""
     if reason is Reason.SLICE_GAP:
         return policy.gaps == "interpolate"
     if reason in (Reason.PHASES, Reason.FOUR_D):
@@ -140,71 +145,75 @@ def _allowed(reason: Reason, policy: Policy) -> bool:
 
 
 def _of_each_study(
-    matching: Sequence[IndexedSeries], wanted: Selection, cards: Sequence[ModelCard]
+    matching: Sequence[IndexedSeries], selection: Selection, cards: Sequence[ModelCard]
 ) -> list[IndexedSeries]:
-    """Return all of them, or the one of each study that comes first; no study: a study each."""
-    if wanted.choose == "all":
+    """Return all series, or the best of each study; a series without a study is one by itself."""
+    if selection.choose == "all":
         return list(matching)
-    preference = _preference(wanted, cards)
+    preference = _preference(selection, cards)
     studies: dict[str, list[IndexedSeries]] = defaultdict(list)
-    for one in matching:
-        studies[one.study or one.id].append(one)
-    best = [those[best_first([o.what for o in those], preference)[0]] for those in studies.values()]
-    kept = {id(one) for one in best}
-    return [one for one in matching if id(one) in kept]
+    for series in matching:
+        studies[series.study or series.id].append(series)
+    best = [study[best_first([o.what for o in study], preference)[0]] for study in studies.values()]
+    kept = {id(series) for series in best}
+    return [series for series in matching if id(series) in kept]
 
 
 def _channels(
     matching: Sequence[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard]
 ) -> tuple[list[Inputs], list[LeftOut]]:
-    """Return the inputs of each study that has all, and what is left out."""
+    """Return the inputs of each complete study, and the series that are left out."""
     chosen: list[Inputs] = []
-    left: list[LeftOut] = []
+    left_out: list[LeftOut] = []
     studies: dict[str, list[IndexedSeries]] = defaultdict(list)
-    for one in matching:
-        studies[one.study or one.id].append(one)
-    for those in studies.values():
-        found: dict[str, IndexedSeries] = {}
-        for name, wanted in workflow.channels.items():
-            fit = [one for one in those if mismatch(one.what, wanted, workflow.policy) is None]
-            fit = [one for one in fit if one not in found.values()]
+    for series in matching:
+        studies[series.study or series.id].append(series)
+    for study in studies.values():
+        by_channel: dict[str, IndexedSeries] = {}
+        for name, selection in workflow.channels.items():
+            fit = [
+                series
+                for series in study
+                if mismatch(series.what, selection, workflow.policy) is None
+            ]
+            fit = [series for series in fit if series not in by_channel.values()]
             if fit:
-                best = best_first([one.what for one in fit], _preference(wanted, cards))
-                found[name] = fit[best[0]]
-        missing = [name for name in workflow.channels if name not in found]
+                best = best_first([series.what for series in fit], _preference(selection, cards))
+                by_channel[name] = fit[best[0]]
+        missing = [name for name in workflow.channels if name not in by_channel]
         if not missing:
-            chosen.append(tuple(found.values()))
-        for one in those:
-            if one not in found.values():
-                left.append(LeftOut(one, Reason.NOT_SELECTED, "by channels"))
+            chosen.append(tuple(by_channel.values()))
+        for series in study:
+            if series not in by_channel.values():
+                left_out.append(LeftOut(series, Reason.NOT_SELECTED, "by channels"))
             elif missing:
-                left.append(LeftOut(one, Reason.CHANNEL_MISSING, ", ".join(missing)))
-    return chosen, left
+                left_out.append(LeftOut(series, Reason.CHANNEL_MISSING, ", ".join(missing)))
+    return chosen, left_out
 
 
-def _preference(wanted: Selection, cards: Sequence[ModelCard]) -> Preference:
+def _preference(selection: Selection, cards: Sequence[ModelCard]) -> Preference:
     return replace(
         preference_of(cards) if cards else Preference(),
-        prefer_spacing=wanted.prefer_spacing,
-        newest=wanted.choose == "newest",
+        prefer_spacing=selection.prefer_spacing,
+        newest=selection.choose == "newest",
     )
 
 
-def _among(value: str, wanted: Sequence[str]) -> bool:
-    return not wanted or value.upper() in {word.upper() for word in wanted}
+def _among(value: str, allowed: Sequence[str]) -> bool:
+    return not allowed or value.upper() in {entry.upper() for entry in allowed}
 
 
 def _any_found(patterns: Sequence[str], text: str) -> bool:
     return not patterns or any(re.search(p, text, re.IGNORECASE) for p in patterns)
 
 
-def _has_words(image_type: str, wanted: Sequence[str]) -> bool:
-    return {w.upper() for w in wanted} <= set(image_type.upper().split("\\"))
+def _has_words(image_type: str, required: Sequence[str]) -> bool:
+    return {entry.upper() for entry in required} <= set(image_type.upper().split("\\"))
 
 
-def _slices(what: Description) -> int:
-    return what.shape[2] if what.shape else 0
+def _slices(info: Description) -> int:
+    return info.shape[2] if info.shape else 0
 
 
-def _step(what: Description) -> float:
-    return what.spacing[2]
+def _step(info: Description) -> float:
+    return info.spacing[2]

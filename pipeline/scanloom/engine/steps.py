@@ -1,4 +1,4 @@
-"""The three doors that every case goes through: load | segment | write.
+"""The three steps of every case: load, segment, write.
 
 Plain functions: no globals, no Dask, no printing. The command line, a run over an archive, the
 tests and a worker call the same three.
@@ -40,7 +40,7 @@ def load(case: Case, clock: Clock | None = None) -> LoadedCase:
     Raises
     ------
     ScanError
-        If it can't be read for sure.
+        If it cannot be read without doubt.
     """
     from scanloom.io.read import read_scan
 
@@ -69,9 +69,9 @@ def segment(loaded: LoadedCase, labellers: Sequence[Labeller]) -> SegmentedCase:
         flags.extend(check_scan(volume, labeller.card, others))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
-    found = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
-    segmentations = tuple(keep_structures(one, outputs) for one in found)
-    flags.extend(flag for one in segmentations for flag in one.flags)
+    predicted = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
+    segmentations = tuple(keep_structures(segmentation, outputs) for segmentation in predicted)
+    flags.extend(flag for segmentation in segmentations for flag in segmentation.flags)
     return SegmentedCase(loaded, tuple(labellers), segmentations, tuple(dict.fromkeys(flags)))
 
 
@@ -83,7 +83,7 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
     Raises
     ------
     ScanError
-        WRITE_MISMATCH if what was written differs from the segmentation.
+        WRITE_MISMATCH if the written files differ from the segmentation.
     OSError
         If the disk is full or can't be written.
     """
@@ -106,13 +106,13 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
 
 
 def keep_structures(segmentation: Segmentation, outputs: Outputs) -> Segmentation:
-    """Return the segmentation with only the structures that were asked for; numbers stay."""
-    wanted = set(outputs.structures)
-    if not wanted:
+    """Return the segmentation with only the requested structures; numbers do not change."""
+    requested = set(outputs.structures)
+    if not requested:
         return segmentation
     layers = []
     for layer in segmentation.layers:
-        kept = tuple(s for s in layer.structures if s.label in wanted)
+        kept = tuple(s for s in layer.structures if s.label in requested)
         if kept:
             table = np.zeros(int(np.iinfo(layer.labels.dtype).max) + 1, layer.labels.dtype)
             numbers = [s.number for s in kept]
@@ -120,6 +120,6 @@ def keep_structures(segmentation: Segmentation, outputs: Outputs) -> Segmentatio
             layers.append(Layer(table[layer.labels], kept))
     if not layers:
         raise ScanError(
-            Reason.STRUCTURE_UNKNOWN, f"{segmentation.model} has none of {sorted(wanted)}"
+            Reason.STRUCTURE_UNKNOWN, f"{segmentation.model} has none of {sorted(requested)}"
         )
     return replace(segmentation, layers=tuple(layers))

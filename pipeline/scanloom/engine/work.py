@@ -1,4 +1,4 @@
-"""One case through the three doors, whoever asks: the command line, a worker's child, a test."""
+"""Run one case through its three steps, for the command line and for workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from scanloom.io.crosswalk import Source
 from scanloom.io.published import Standing, keep_source_stamp, standing_of
 
 logger = logging.getLogger(__name__)
-"""Says nothing above DEBUG: tracebacks may hold foreign text."""
+"""Logs at DEBUG only: tracebacks may hold foreign text."""
 
 FileStates = list[tuple[int, int, int] | None]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where results go.
+    """Output folder, with the key of its ids.
 
     Parameters
     ----------
@@ -60,24 +60,24 @@ def work_on(
     Parameters
     ----------
     case : Case
-        Which one.
+        The case.
     labellers : callable
-        Gives the models; asked for when the scan is in memory.
+        Return the models; called when the scan is in memory.
     place : Place
         Where the result goes.
     clock : Clock or None
-        Is told of each step.
+        Times each step.
     door : callable
         A context manager to hold while the device works.
     folder : str or None
-        What the case's folder is called; None for its id.
+        Name of the case's folder; None for its id.
     source : Source or None
-        Where the case comes from, if the crosswalk does not know it yet.
+        Source of the case, if the crosswalk does not have it yet.
 
     Returns
     -------
     CaseRecord
-        Never an exception: why there is no result stands in its `reason`.
+        No exception is raised: a failure is the `reason` of the record.
     """
     clock = clock or Clock()
     name = folder or case.folder_name
@@ -95,9 +95,9 @@ def work_on(
         models = labellers()
         with door():
             segmented = steps.segment(loaded, models)
-        with CaseFolder(place.out, name, place.fingerprint) as made:
-            record = steps.write(segmented, made.path)
-            published = made.publish(replace=place.replace, source=source)
+        with CaseFolder(place.out, name, place.fingerprint) as draft:
+            record = steps.write(segmented, draft.path)
+            published = draft.publish(replace=place.replace, source=source)
         return replace(record, folder=published, remade=standing is Standing.CHANGED)
     except Exception as error:  # a fault in one case must not stop the others
         logger.debug("case not used", exc_info=True)
@@ -105,7 +105,7 @@ def work_on(
 
 
 def failed_record(case: str, error: Exception) -> CaseRecord:
-    """Return the record of a case that ended with an error: its reason, and what may be said."""
+    """Return the record of a case that ended with an error: its reason and a safe detail."""
     fault = blame(error)
     return CaseRecord(case, fault.reason, fault.detail, (), None)
 
@@ -122,7 +122,7 @@ def _check_unchanged(case: Case, states: FileStates) -> None:
 
 
 def _file_states(case: Case) -> FileStates:
-    """Return size, time of change and inode of each file; None of one that is not there."""
+    """Return size, time of change and inode of each file; None for a missing file."""
     return [_file_state(file) for file in _all_files(case)]
 
 

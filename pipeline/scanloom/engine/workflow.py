@@ -1,4 +1,4 @@
-"""`Workflow`: what a run over an archive shall do, read from a YAML or JSON file."""
+"""`Workflow`: the description of a run over an archive, read from a YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _walltime(value: object) -> object:
     match = _WALLTIME.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return _seconds(value)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
@@ -78,7 +78,7 @@ def _pattern(value: str) -> str:
     return value
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+WordList = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_listed)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
@@ -111,10 +111,10 @@ class _Section(BaseModel, frozen=True):
 
 
 class Selection(_Section, frozen=True):
-    """Which series are segmented. What is left out decides nothing."""
+    """Criteria for the series to segment; a criterion that is not given accepts all."""
 
     modality: Modalities = Field(default=(), description="CT, MR, PT, NM; one or a list")
-    body_part: Words = Field(
+    body_part: WordList = Field(
         default=(), description="BodyPartExamined, for example CHEST; any case"
     )
     description: Patterns = Field(
@@ -124,7 +124,7 @@ class Selection(_Section, frozen=True):
     not_description: Patterns = Field(
         default=(), description="The same, of which none may be found"
     )
-    image_type: Words = Field(
+    image_type: WordList = Field(
         default=(), description="Words that ImageType must hold, such as ORIGINAL"
     )
     kernel: Patterns = Field(default=(), description="Regular expressions for ConvolutionKernel")
@@ -153,7 +153,7 @@ class Selection(_Section, frozen=True):
 
 
 class Policy(_Section, ReadOptions, frozen=True):
-    """What is done about series that are not one complete volume."""
+    """Handling of series that are not one complete volume."""
 
     max_size: Bytes | None = None
     phases: Literal["refuse", "first", "all"] = Field(
@@ -163,14 +163,14 @@ class Policy(_Section, ReadOptions, frozen=True):
 
 
 class Results(_Section, Outputs, frozen=True):
-    """What is written for each case."""
+    """Files that are written for each case."""
 
     also: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
-    structures: Words = ()
+    structures: WordList = ()
 
 
 class Cluster(_Section, frozen=True):
-    """Where `--cluster` finds its workers, in dask-jobqueue's words. See docs/clusters.md."""
+    """Workers of `--cluster`, in the terms of dask-jobqueue. See docs/clusters.md."""
 
     queue: str | None = Field(default=None, description="slurm: the partition")
     account: str | None = Field(default=None, description="slurm: who is charged")
@@ -184,10 +184,10 @@ class Cluster(_Section, frozen=True):
     gpus: int = Field(
         default=0, ge=0, description="GPUs of a job, host or pod, a worker each; 0: those it shows"
     )
-    job_extra_directives: Words = Field(
+    job_extra_directives: WordList = Field(
         default=(), description="slurm: further options of sbatch, such as --constraint=a100"
     )
-    job_script_prologue: Words = Field(
+    job_script_prologue: WordList = Field(
         default=(), description="slurm, ssh: lines of shell before the worker: module load ..."
     )
     python: str | None = Field(
@@ -196,8 +196,8 @@ class Cluster(_Section, frozen=True):
     interface: str | None = Field(
         default=None, description="slurm, ssh: network interface of scheduler and workers: ib0"
     )
-    hosts: Words = Field(default=(), description="ssh: hosts as the ssh client takes them")
-    ssh_options: Words = Field(default=(), description="ssh: options of the client")
+    hosts: WordList = Field(default=(), description="ssh: hosts as the ssh client takes them")
+    ssh_options: WordList = Field(default=(), description="ssh: options of the client")
     namespace: str = Field(default="default", description="kubernetes: the namespace")
     image: str | None = Field(default=None, description="kubernetes: an image that has scanloom")
     volumes: tuple[str, ...] = Field(
@@ -213,7 +213,7 @@ class Cluster(_Section, frozen=True):
 
 
 class Execution(_Section, ComputeOptions, frozen=True):
-    """How the work is done. Nothing here changes a result but `device` and `precision`."""
+    """Execution of the work. Only `device` and the options of networks can change a result."""
 
     workers: Count = Field(
         default="auto",
@@ -242,7 +242,7 @@ class Workflow(_Section, frozen=True):
     name: str = Field(
         pattern="^[a-z0-9][a-z0-9_-]{0,63}$", examples=["chest_ct"], description="A slug"
     )
-    models: Annotated[Words, Field(min_length=1)] = Field(
+    models: Annotated[WordList, Field(min_length=1)] = Field(
         description="Models from the store, or bundle folders; all run on each case"
     )
     select: Selection = Field(default=Selection(), description=Selection.__doc__)
@@ -257,7 +257,7 @@ class Workflow(_Section, frozen=True):
 
     @property
     def read_options(self) -> ReadOptions:
-        """How scans are read."""
+        """Options for reading scans."""
         return self.policy.options(ReadOptions)
 
     @property
@@ -267,7 +267,7 @@ class Workflow(_Section, frozen=True):
 
     @property
     def compute_options(self) -> ComputeOptions:
-        """How networks are run."""
+        """Options for running networks."""
         return self.execution.options(ComputeOptions)
 
 
@@ -307,7 +307,7 @@ def parse_workflow(text: bytes | str) -> Workflow:
     """Read a workflow from text; see `read_workflow`."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        found = yaml.safe_load(text)
+        document = yaml.safe_load(text)
         mistakes = repeated(node)
     except RecursionError as exc:
         detail = "no valid YAML: it is nested too deep, or an alias holds itself"
@@ -317,10 +317,10 @@ def parse_workflow(text: bytes | str) -> Workflow:
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(exc, "problem", None) or "it can't be parsed"
         raise ScanError(Reason.WORKFLOW, f"{where}no valid YAML: {problem}") from exc
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ScanError(Reason.WORKFLOW, "a workflow is a list of keys and values")
     try:
-        workflow = Workflow.model_validate(found)
+        workflow = Workflow.model_validate(document)
     except ValidationError as exc:
         mistakes += [mistake(Workflow, node, dict(error)) for error in exc.errors()]
         raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None

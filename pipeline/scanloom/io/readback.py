@@ -1,4 +1,4 @@
-"""What was written, decoded again by other means than the writers' and compared voxel by voxel.
+"""Read-back of written files: decoded independently of the writers, compared voxel by voxel.
 
 NIfTI is decoded by `readback_nifti`, the rectangular copy of a sheared one by SimpleITK, DICOM SEG
 by `readback_seg`. A difference fails the case: nothing wrong is published.
@@ -96,8 +96,8 @@ def _check_label_maps(
         name = names.label_map_name("segmentation", segmentation.model, models, n)
         with _decoding(name):
             planes = planes_of(folder / name, segmentation.grid, source)
-            found = histogram(_same(planes, layer.labels, name), layer.labels.dtype)
-        counts |= {(segmentation.model, s.label): int(found[s.number]) for s in layer.structures}
+            voxels = histogram(_same(planes, layer.labels, name), layer.labels.dtype)
+        counts |= {(segmentation.model, s.label): int(voxels[s.number]) for s in layer.structures}
         if segmentation.grid.sheared:
             name = names.label_map_name("segmentation_rect", segmentation.model, models, n)
             with _decoding(name):
@@ -118,7 +118,7 @@ def _check_masks(
 
 
 def _check_legend(folder: Path, segmentations: Sequence[Segmentation]) -> None:
-    """Compare which number is what, in which file."""
+    """Compare the structures and numbers of `segments.json`."""
     models = [s.model for s in segmentations]
     with _decoding(names.SEGMENTS):
         files = json.loads((folder / names.SEGMENTS).read_text(encoding="utf-8"))["files"]
@@ -158,7 +158,7 @@ def check_measurements(folder: Path, counts: Counts, volume: Volume) -> None:
 
 @contextmanager
 def _decoding(name: str) -> Iterator[None]:
-    """Take whatever a decoder raises for a file that differs from what was meant."""
+    """Turn any exception of a decoder into WRITE_MISMATCH."""
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
     try:
@@ -180,10 +180,10 @@ def _decoding(name: str) -> Iterator[None]:
         raise mismatch(f"{name} can't be decoded ({type(exc).__name__})") from exc
 
 
-def _same(written: Planes, meant: NDArray[Any], name: str) -> Planes:
-    """Compare planes (J, I) with an array (I, J, K) by value, and hand them on."""
-    for one, other in zip(written, meant.T, strict=True):
-        nan = bool(one.dtype.kind == "f" and other.dtype.kind == "f")
-        if not np.array_equal(one, other, equal_nan=nan):
+def _same(written: Planes, array: NDArray[Any], name: str) -> Planes:
+    """Compare planes (J, I) with an array (I, J, K) by value, and yield them."""
+    for plane, expected in zip(written, array.T, strict=True):
+        nan = bool(plane.dtype.kind == "f" and expected.dtype.kind == "f")
+        if not np.array_equal(plane, expected, equal_nan=nan):
             raise mismatch(f"{name} holds other voxels")
-        yield one
+        yield plane

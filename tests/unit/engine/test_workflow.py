@@ -64,10 +64,10 @@ def test_it_does_not_change_once_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model: x\nname: a\n", "line 1: model is no key here; did you mean models?"),
+        ("model: x\nname: a\n", "line 1: model is not a key here; did you mean models?"),
         ("name: a\n", "line 1: models is missing"),
         (SMALL + "select:\n  modality: ct\n", "line 4: select.modality: did you mean CT?"),
-        (SMALL + "select: {modalty: CT}\n", "select.modalty is no key here; did you mean modality"),
+        (SMALL + "select: {modalty: CT}\n", "select.modalty is not a key here; did you mean modal"),
         (
             SMALL + "select:\n\n  min_slices: x\n",
             "line 5: select.min_slices: expected a whole number",
@@ -86,7 +86,7 @@ def test_it_does_not_change_once_it_is_read() -> None:
         (SMALL + "execution: {time_limit: 3 parsecs}\n", "one of the units s, min, h"),
         (SMALL + "execution: {precision: halff}\n", "did you mean half?"),
         (SMALL + "select: {min_spacing: 3, max_spacing: 1}\n", "max_spacing at least as large"),
-        (SMALL + "name: b\n", "line 3: name stands there twice"),
+        (SMALL + "name: b\n", "line 3: name is given twice"),
         ("name: [\n", "no valid YAML"),
         ("- a\n", "a workflow is a list of keys and values"),
         ("", "a workflow is a list of keys and values"),
