@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_runs import ClusterRun
-from foreign_dask import BLIND, NO_SCANLOOM, foreign
-from real_run import RealRun, other_weights, weights_of
+from support.cluster_runs import ClusterRun
+from support.foreign_dask import BLIND, NO_SCANLOOM, foreign
+from support.real_run import RealRun, other_weights, weights_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ NO_READING = "-dac_override,-dac_read_search"
 READ_ONLY = 'mount --bind "$0" "$0"; mount -o remount,ro,bind "$0"; exec "$@"'
 NO_ENGINE = """
 import os, sys
-if "scanloom.engine.child" in sys.orig_argv:
+if "scanloom.engine.worker.child_main" in sys.orig_argv:
     os._exit(3)
 """
 

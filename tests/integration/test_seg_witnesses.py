@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from pydicom import dcmread
 
-import written_cases as wc
 from scanloom.core import Segmentation
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.write_seg import write_segs
-from seg_witnesses import (
+from scanloom.io.write.dicom_seg import write_segs
+from support import case_folders as wc
+from support.seg_witnesses import (
     LABELMAP_ERRORS,
     Points,
     assert_same_places,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import written_cases as wc
 from scanloom.core import Flag
-from scanloom.io.find import find_series
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
 from scanloom.io.scan import DicomSource, Scan
-from scans import scans
-from seg_witnesses import (
+from support import case_folders as wc
+from support.real_scans import scans
+from support.seg_witnesses import (
     LABELMAP_ERRORS,
     assert_same_places,
     complaints,

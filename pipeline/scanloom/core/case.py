@@ -69,7 +69,7 @@ class Case:
     folder : str
         Name of its folder in `OUT/cases/`; empty for its id.
     recipe : str
-        Hash over everything that can change the result: see `scanloom.engine.recipe`.
+        Hash over everything that can change the result: see `scanloom.engine.case.recipe`.
     read : ReadOptions
         How the scan is read.
     phase : int or None

@@ -1,10 +1,10 @@
 """Options that change results, one frozen object for each subject.
 
 An option is written here once: name, type, default, and a description with other keywords of
-pydantic's Field. `scanloom.engine.workflow` and
+pydantic's Field. `scanloom.engine.workflow.schema` and
 `scanloom.engine.segment` embed these objects, cases and recipes carry them. A new option must keep
-results as they are by its default: see `scanloom.engine.recipe`. Its command line parameter has the
-same name and stands in `scanloom.cli.segment`.
+results as they are by its default: see `scanloom.engine.case.recipe`. Its command line parameter
+has the same name and stands in `scanloom.cli.commands.segment`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Precision = Literal["auto", "float32", "half"]
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 Extra = Literal["image", "masks"]
-"""Names of the writers that run only on request: see `scanloom.engine.writers`."""
+"""Names of the writers that run only on request: see `scanloom.engine.case.writers`."""
 
 T = TypeVar("T")
 

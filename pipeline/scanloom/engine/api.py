@@ -11,10 +11,10 @@ from scanloom.core import CaseRecord, ComputeOptions, settle_in
 from scanloom.engine.segment import segment_options, segment_paths
 
 if TYPE_CHECKING:
-    from scanloom.inference.predictor import Predictor
+    from scanloom.inference.predictor import TorchPredictor
 
 
-def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> Predictor:
+def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> TorchPredictor:
     """Load a model; its `predict(volume)` labels one volume after another.
 
     Parameters
@@ -31,11 +31,11 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> P
     ScanError
         If there is no such model, it can't be expressed or trusted, or the device is not there.
     """
-    from scanloom.inference.predictor import Predictor
+    from scanloom.inference.predictor import TorchPredictor
 
     settle_in()
     compute = ComputeOptions(precision=precision)  # type: ignore[arg-type]
-    return Predictor(find_model(name), compute, device=device)
+    return TorchPredictor(find_model(name), compute, device=device)
 
 
 def segment(

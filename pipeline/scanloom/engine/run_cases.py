@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord
-from scanloom.engine.collect import Ending
-from scanloom.engine.scope import OF_RESULTS, Scope
-from scanloom.engine.select import Inputs
-from scanloom.io.crosswalk import add_sources, case_folders, known_ids, source_of
-from scanloom.io.private import private_folder
+from scanloom.engine.results.tables import CaseOutcome
+from scanloom.engine.workflow.scope import RESULT_REASONS, Scope
+from scanloom.engine.workflow.selection import Inputs
+from scanloom.io.output.crosswalk import add_sources, case_folders, known_ids, source_from_series
+from scanloom.io.output.private import private_folder
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class EarlierOutcomes:
     @property
     def blocked(self) -> list[CaseRecord]:
         """Records of cases with a stale or damaged result that must not be replaced."""
-        return [record for record in self.records if record.reason in OF_RESULTS]
+        return [record for record in self.records if record.reason in RESULT_REASONS]
 
     @property
     def finished(self) -> list[CaseRecord]:
         """Records of cases that need no work: published, or failed before."""
-        return [record for record in self.records if record.reason not in OF_RESULTS]
+        return [record for record in self.records if record.reason not in RESULT_REASONS]
 
 
 class RunCases:
@@ -67,10 +67,10 @@ class RunCases:
         self._out, self._scope = out, scope
         self._series: dict[str, tuple[str, ...]] = {}
         self._other_shards: list[tuple[tuple[str, ...], Case]] = []
-        self._endings: dict[str, list[Ending]] = {}
+        self._endings: dict[str, list[CaseOutcome]] = {}
 
     @property
-    def endings(self) -> Mapping[str, Sequence[Ending]]:
+    def endings(self) -> Mapping[str, Sequence[CaseOutcome]]:
         """Outcomes of the cases of each series so far, by series id."""
         return self._endings
 
@@ -98,7 +98,7 @@ class RunCases:
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""
-        ending = Ending(record.reason.code if record.reason else "", record.detail)
+        ending = CaseOutcome(record.reason.code if record.reason else "", record.detail)
         for series in self._series[record.id]:
             self._endings.setdefault(series, []).append(ending)
 
@@ -116,7 +116,7 @@ def record_sources(
 ) -> None:
     """Add the cases that are new or pending to the crosswalk, all at once."""
     known = known_ids(out) - {case.id for case in pending}
-    new = [source_of(case.series, case.id) for case in cases if case.id not in known]
+    new = [source_from_series(case.series, case.id) for case in cases if case.id not in known]
     if new:
         with private_folder(out, fingerprint) as private:
             add_sources(private, new)

@@ -38,13 +38,13 @@ class ReadSession:
 
     def __init__(self) -> None:
         # These modules, or modules that they import, import this one
-        from scanloom.io.dicom.fast_header import Before
-        from scanloom.io.dicom.headers import HeaderShelf
-        from scanloom.io.unpack import Scratch
+        from scanloom.io.dicom.header.header import HeaderCache
+        from scanloom.io.dicom.header.parser import TemplateCache
+        from scanloom.io.system.unpacking import UnpackedFiles
 
-        self.headers = HeaderShelf()
-        self.scratch = Scratch()
-        self.layouts = Before()
+        self.headers = HeaderCache()
+        self.scratch = UnpackedFiles()
+        self.layouts = TemplateCache()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
-from scanloom.engine.collect import Ending
+from scanloom.engine.results.tables import CaseOutcome
 from scanloom.engine.run_cases import EarlierOutcomes, RunCases
-from scanloom.engine.scope import Scope
-from scanloom.engine.select import Inputs
-from scanloom.io.failures import write_failure
-from scanloom.io.index_file import IndexedSeries
-from scanloom.io.survey import Description
+from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import Inputs
+from scanloom.io.index.inspection import SeriesInfo
+from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.output.failures import write_failure
 
 NAMES = [f"case{n}" for n in range(8)]
 
@@ -23,7 +23,7 @@ def case(name: str) -> Case:
 def inputs(name: str) -> Inputs:
     """Return two channels, the second of which is the same series for all cases."""
     return tuple(
-        IndexedSeries(series, "", "nifti", "", "", (0,), True, Description())
+        IndexedSeries(series, "", "nifti", "", "", (0,), True, SeriesInfo())
         for series in (name, "shared")
     )
 
@@ -52,7 +52,7 @@ def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
     cases.earlier_outcomes(own)
     cases.note(CaseRecord("case1", None, "", (), None))
 
-    failed, published = Ending("DAMAGED", "truncated"), Ending("", "")
+    failed, published = CaseOutcome("DAMAGED", "truncated"), CaseOutcome("", "")
     expected = {"case2": [failed], "case1": [published], "shared": [failed, published]}
     assert cases.endings == expected
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import scanloom
-from archives import series
 from scanloom.core import Series
-from scanloom.io.find import find_series
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
 from scanloom.io.session import ReadSession, current_session, read_session
+from support.archives import series
 
 
 @pytest.fixture
