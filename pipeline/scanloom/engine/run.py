@@ -30,9 +30,9 @@ from scanloom.engine.monitor.status import Status
 from scanloom.engine.planning.history import RunTimeline, compare_with_plan
 from scanloom.engine.planning.model import PLAN_FILE
 from scanloom.engine.results.outdated import OutdatedMarker
+from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases, record_sources
 from scanloom.engine.results.tables import write_tables
 from scanloom.engine.results.totals import write_totals
-from scanloom.engine.run_cases import EarlierOutcomes, RunCases, record_sources
 from scanloom.engine.run_folder import RUNS, create_run_folder, private_run_folder, save_workflow
 from scanloom.engine.run_lock import hold_run_lock
 from scanloom.engine.run_log import RunLog

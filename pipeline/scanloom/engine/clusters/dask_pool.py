@@ -30,9 +30,9 @@ from scanloom.engine.clusters.dask_worker import (
     run_case,
     stop_engine,
 )
+from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
 from scanloom.engine.worker.case_file import CaseFile
 from scanloom.engine.worker.pool import WorkerLostError, WorkerUnfitError
-from scanloom.engine.worker.retries import MAX_OUTDONE_CASES, policy_of
 from scanloom.engine.worker.supervisor import CaseOutcome
 
 _COUNT_INTERVAL_S = 0.5

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.worker.retries import KUBERNETES_MAX_FAILED_PODS
+from scanloom.engine.retries import KUBERNETES_MAX_FAILED_PODS
 from scanloom.engine.workflow.schema import Execution
 
 _COMMAND_TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.worker.retries import (
+from scanloom.engine.retries import (
     SLURM_FIRST_PAUSE_S,
     SLURM_MAX_FUTILE_JOBS,
     SLURM_MAX_PAUSE_S,

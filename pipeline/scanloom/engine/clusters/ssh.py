@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.worker.retries import SSH_FIRST_PAUSE_S, SSH_MAX_FUTILE_ROUNDS, SSH_PAUSES_S
+from scanloom.engine.retries import SSH_FIRST_PAUSE_S, SSH_MAX_FUTILE_ROUNDS, SSH_PAUSES_S
 from scanloom.engine.workflow.schema import Cluster
 
 _CLOSE_TIMEOUT_S = 5.0

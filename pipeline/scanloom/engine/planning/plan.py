@@ -35,7 +35,7 @@ from scanloom.engine.planning.model import (
     Totals,
     cost_model_key,
 )
-from scanloom.engine.run_cases import EarlierOutcomes
+from scanloom.engine.results.run_cases import EarlierOutcomes
 from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.scope import Scope

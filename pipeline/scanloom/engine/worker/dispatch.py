@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from scanloom.core import Case, CaseRecord, Reason
+from scanloom.engine.retries import MAX_WORKER_LOSSES
 from scanloom.engine.worker.pool import Pool, WorkerLostError, WorkerUnfitError
-from scanloom.engine.worker.retries import MAX_WORKER_LOSSES
 from scanloom.engine.worker.supervisor import CaseOutcome
 
 OnOutcome = Callable[[Case, CaseOutcome], None]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError, blame
 from scanloom.core.process.resource_limits import is_limited, limit_met
+from scanloom.engine.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
 from scanloom.engine.worker.child_process import (
     CaseTimeoutError,
     ChildDiedError,
@@ -22,7 +23,6 @@ from scanloom.engine.worker.child_process import (
 )
 from scanloom.engine.worker.gate import AdmissionGate
 from scanloom.engine.worker.messages import CaseReply, WorkerSetup
-from scanloom.engine.worker.retries import MAX_CHILD_STARTS, PROCESS_LOST, policy_of
 
 OnStep = Callable[[str], None]
 Span = tuple[float, float]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Reason, ScanError
-from scanloom.engine.worker.retries import policy_of
+from scanloom.engine.retries import policy_of
 from scanloom.io.output.failures import previous_failure
 from scanloom.io.output.published import ResultState, result_state
 

@@ -19,9 +19,9 @@ import pytest
 
 from scanloom.core import Case, Reason
 from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.retries import MAX_CHILD_STARTS
 from scanloom.engine.worker.gate import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
-from scanloom.engine.worker.retries import MAX_CHILD_STARTS
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from support import engine_models as em
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Reason
-from scanloom.engine.worker import retries
-from scanloom.engine.worker.retries import RetryPolicy, policy_of
+from scanloom.engine import retries
+from scanloom.engine.retries import RetryPolicy, policy_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "retries.md"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases
 from scanloom.engine.results.tables import CaseOutcome
-from scanloom.engine.run_cases import EarlierOutcomes, RunCases
 from scanloom.engine.workflow.scope import Scope
 from scanloom.engine.workflow.selection import Inputs
 from scanloom.io.index.inspection import SeriesInfo
