@@ -24,7 +24,7 @@ from scanloom.io.dicom.geometry.slices import Slice, single_slice
 from scanloom.io.dicom.geometry.stack import Stack, duplicate_position_error, stack_slices
 from scanloom.io.dicom.geometry.uih_grid import is_uih_grid, uih_grid_slices
 from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
-from scanloom.io.dicom.header.header import Header, read_headers
+from scanloom.io.dicom.header.header import Header, HeaderCache, read_headers
 from scanloom.io.dicom.header.parser import read_first_bytes
 from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, read_values, same_pixels
@@ -33,7 +33,7 @@ from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.session import current_session
-from scanloom.io.system.unpacking import is_gzip
+from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
 from scanloom.io.voxel_values import rounding_flags
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
@@ -104,7 +104,7 @@ def dicom_outline(
     Pixels are read only if slices that look like several volumes may be one volume sent twice.
     """
     headers = _usable_headers(files)
-    current_session().headers.put(headers)  # `read_dicom` usually follows
+    current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
     return _outline(_stack_volume(_split_slices(headers), phase, gaps))
 
 
@@ -256,7 +256,7 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     """Return the headers of the files that hold slices, from the cache if they are in it."""
     session = current_session()
     by_path: dict[Path, Header | ScanError | None] = {
-        path: session.headers.take(path) for path in files
+        path: session.cache(HeaderCache).take(path) for path in files
     }
     missing = [path for path, header in by_path.items() if header is None]
     by_path.update(zip(missing, read_headers(missing), strict=True))
@@ -270,7 +270,7 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     # Files that were gzipped when indexed may have been replaced since
     gzipped = {path for path in gzipped if is_gzip(read_first_bytes(path))}
     if gzipped:  # unpacking failed when they were indexed: retry it, or raise its error
-        plain = session.scratch.plain
+        plain = session.cache(UnpackedFiles).plain
         return _usable_headers([plain(str(path), gzipped=path in gzipped) for path in by_path])
     usable = [header for header in headers if rejection_reason(header) is None]
     if not usable:

@@ -36,6 +36,7 @@ from scanloom.io.index.workers import DescribeTask, HeaderWorkers
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.session import current_session
+from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.own_python import make_private_folder
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ class Index:
 
     def as_series(self, series: IndexedSeries) -> Series:
         """Return a series as readers take it; compressed files and archives are unpacked."""
-        scratch = current_session().scratch
+        scratch = current_session().cache(UnpackedFiles)
         return Series(
             kind=series.kind,
             files=tuple(
@@ -302,7 +303,7 @@ def _to_describe(
     group: SeriesFiles, entries: Sequence[FileEntry], infos: Sequence[FileInfo]
 ) -> DescribeTask | SeriesInfo:
     """Return the task of describing a series; a finished description if its files are damaged."""
-    files, scratch = _files(group), current_session().scratch
+    files, scratch = _files(group), current_session().cache(UnpackedFiles)
     try:
         paths = [scratch.place(entries[n].path) for n in files]
     except ScanError as error:
@@ -341,7 +342,7 @@ def _series(
     infos: Sequence[FileInfo],
     key: bytes,
 ) -> IndexedSeries:
-    files, scratch = _files(group), current_session().scratch
+    files, scratch = _files(group), current_session().cache(UnpackedFiles)
     try:
         readable = (
             ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scanloom.core import DICOM, MODALITIES, Reason, ScanError, Series
 from scanloom.io.dicom.header.elements import decode_elements
-from scanloom.io.dicom.header.header import header_from_elements, pydicom_muted
+from scanloom.io.dicom.header.header import HeaderCache, header_from_elements, pydicom_muted
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived
 from scanloom.io.formats import FORMATS
@@ -20,6 +20,7 @@ from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR, is_archive
 from scanloom.io.system.sandbox import start_sandbox
+from scanloom.io.system.unpacking import UnpackedFiles
 
 FAILED_REASONS = frozenset(reason.code for reason in Reason if reason.outcome == "failed")
 """Codes of the reasons that count as failures."""
@@ -145,13 +146,14 @@ def make_series(
 ) -> Series:
     """Return the `Series` of a group; its compressed files and archive members are unpacked."""
     session = current_session()
+    unpacked = session.cache(UnpackedFiles)
     stamp = stamp_of(entries[n] for n in group.members)
     try:
         files = tuple(
-            session.scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
+            unpacked.plain(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
         )
     except ScanError:  # reading this series will raise it; the other series are not affected
-        compressed = tuple(Path(session.scratch.place(entries[n].path)) for n in group.members)
+        compressed = tuple(Path(unpacked.place(entries[n].path)) for n in group.members)
         return Series(group.kind, compressed, group.study, group.series, stamp=stamp)
     if group.kind != DICOM:
         return Series(group.kind, files, stamp=stamp)
@@ -163,7 +165,7 @@ def make_series(
     ]
     if len(headers) < len(files):
         return Series(DICOM, files, stamp=stamp)
-    session.headers.put(headers)
+    session.cache(HeaderCache).put(headers)
     if not all(header.syntax in NATIVE_TRANSFER_SYNTAXES for header in headers):
         start_sandbox()  # the decoder process starts while this one goes on
     modality = headers[0].modality
@@ -199,7 +201,7 @@ def known_infos(
     dict of int to str
         Path at which each file that must be opened can be read; archives are unpacked for it.
     """
-    scratch = current_session().scratch
+    scratch = current_session().cache(UnpackedFiles)
     failed: dict[str, ScanError] = {}
     infos: list[FileInfo | None] = []
     paths: dict[int, str] = {}
@@ -274,7 +276,7 @@ def _volume_files(entry: FileEntry, info: FileInfo) -> list[str]:
     if not entry.path.lower().endswith(volume_format.detached_suffixes):
         return [entry.path]
     try:
-        header = current_session().scratch.plain(entry.path)
+        header = current_session().cache(UnpackedFiles).plain(entry.path)
     except ScanError:  # the archive can't be unpacked any more: reading the series will raise it
         return [entry.path]
     names = (os.path.relpath(file, header.parent) for file in volume_format.companions(header)[1:])

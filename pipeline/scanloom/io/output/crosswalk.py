@@ -17,6 +17,7 @@ from scanloom.core import DICOM, Reason, ScanError, Series
 from scanloom.io.output.private import CROSSWALK, PRIVATE, write_private
 from scanloom.io.session import current_session
 from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.unpacking import UnpackedFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,7 +95,7 @@ def common_parent(files: Sequence[Path]) -> str:
 
     For unpacked files, the path of the compressed file or archive is used.
     """
-    scratch = current_session().scratch
+    scratch = current_session().cache(UnpackedFiles)
     return common_path({scratch.origin(file) for file in files})
 
 

@@ -16,6 +16,7 @@ from scanloom.io.output.layout import is_output_folder
 from scanloom.io.session import current_session
 from scanloom.io.system import archives, unpacking
 from scanloom.io.system.archives import list_members
+from scanloom.io.system.unpacking import UnpackedFiles
 from support.archives import nifti, series, write_dicomdir, write_zip
 
 
@@ -189,7 +190,9 @@ def test_members_of_a_zip_archive_stay_in_the_scratch_folder(tmp_path: Path) -> 
         for name in bad[:5]:
             pack.writestr(name, "x")
     before = sorted(tmp_path.rglob("*"))
-    files = [current_session().scratch.plain(entry.path) for entry in list_files([place])]
+    files = [
+        current_session().cache(UnpackedFiles).plain(entry.path) for entry in list_files([place])
+    ]
     assert len(set(files)) == 5
     root = files[0].parents[1]
     assert all(path.resolve().is_relative_to(root.resolve()) for path in files)

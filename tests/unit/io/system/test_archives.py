@@ -353,7 +353,7 @@ def test_only_regular_files_come_out_of_a_tar_and_none_leaves_the_scratch_folder
         **dict.fromkeys(("to.nii", "hard.nii"), "DUPLICATE_LINK"),
         **dict.fromkeys(("fifo.nii", "disk.nii", "zero.nii"), "NOT_AN_IMAGE"),
     }
-    files = [current_session().scratch.plain(e.path) for e in entries if not e.reason]
+    files = [current_session().cache(UnpackedFiles).plain(e.path) for e in entries if not e.reason]
     assert len(set(files)) == len(names)
     assert all(file.read_bytes() == volume for file in files)
     scratch = Path(tempfile.gettempdir()).resolve()
@@ -444,7 +444,7 @@ def test_what_tar_writes_is_read_sparse_files_too(tmp_path: Path, form: str) -> 
     entries = {e.path.split("\0")[-1]: e for e in list_files([tmp_path / "a.tgz"])}
 
     assert sorted(entries) == ["sub/a.nii", "sub/b.raw", "sub/c.nii"]
-    plain = current_session().scratch.plain(entries["sub/b.raw"].path)
+    plain = current_session().cache(UnpackedFiles).plain(entries["sub/b.raw"].path)
     assert plain.read_bytes() == (scan / "sub" / "b.raw").read_bytes()
     np.testing.assert_array_equal(scanloom.load_volume(tmp_path / "a.tgz").array, noise())
 

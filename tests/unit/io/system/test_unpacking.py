@@ -20,7 +20,8 @@ from scanloom.io.system.unpacking import UnpackedFiles
 UNPACK = """
 import os, sys
 from scanloom.io.session import current_session
-print(current_session().scratch.plain(sys.argv[1], gzipped=True), flush=True)
+from scanloom.io.system.unpacking import UnpackedFiles
+print(current_session().cache(UnpackedFiles).plain(sys.argv[1], gzipped=True), flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), 9)
 if sys.argv[2] == "living":

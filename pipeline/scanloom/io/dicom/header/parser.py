@@ -10,34 +10,29 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from scanloom.io.dicom import tags, uids
 from scanloom.io.dicom.header.byte_order import (
     BIG,
     LITTLE,
-    MISPLACED,
     STOP,
-    UNDEFINED_LENGTH,
     ByteOrder,
 )
+from scanloom.io.dicom.header.data_elements import pixel_data_location, read_element
 from scanloom.io.dicom.header.elements import (
     FLOAT_PIXELS,
-    MODALITY_LUT_PRESENT,
     Elements,
     PixelDataLocation,
     elements_from_values,
 )
-from scanloom.io.dicom.header.sequences import UnusualHeaderError, explicit_end, implicit_end
+from scanloom.io.dicom.header.sequences import UnusualHeaderError
 from scanloom.io.dicom.header.template import (
-    PER_SERIES_TAG_SET,
     ElementSpan,
-    HeaderTemplate,
-    can_be_template,
 )
+from scanloom.io.dicom.header.template_cache import TemplateCache
 from scanloom.io.session import current_session
 
 READ_SIZES_BYTES = (1 << 13, 1 << 15, 1 << 18, 1 << 22)
@@ -69,9 +64,6 @@ _META_TAGS = {
 }
 """Tags whose values are kept of the meta header, by the tag as read in little endian."""
 _UI = int.from_bytes(b"UI", "little")
-_FILES_PER_TEMPLATE = 8
-"""Files that fit no template until a new one is made: for mixed series, making a template of each
-file would take longer than it saves."""
 
 _read_size = [READ_SIZES_BYTES[0]]
 _encodings: dict[bytes, tuple[ByteOrder, bool, str]] = {}
@@ -120,12 +112,12 @@ def parse_plain(path: Path | str, start: bytes) -> Elements | None:
     OSError
         If the file can't be read.
     """
-    data, layouts = start, current_session().layouts
+    data, templates = start, current_session().cache(TemplateCache)
     while True:
         is_whole_file = len(data) not in READ_SIZES_BYTES
         try:
-            with layouts.lock:
-                elements = _parse(path, data, layouts, is_whole_file=is_whole_file)
+            with templates.lock:
+                elements = _parse(path, data, templates, is_whole_file=is_whole_file)
         except struct.error:  # the header goes on after the bytes that were read
             if is_whole_file or len(data) == READ_SIZES_BYTES[-1]:
                 return None
@@ -141,10 +133,10 @@ def parse_plain(path: Path | str, start: bytes) -> Elements | None:
 
 
 def _parse(
-    path: Path | str, data: bytes, layouts: TemplateCache, *, is_whole_file: bool
+    path: Path | str, data: bytes, templates: TemplateCache, *, is_whole_file: bool
 ) -> Elements:
     """Walk over meta header and data set; struct.error if `data` ends too early."""
-    elements = layouts.read(data)
+    elements = templates.read(data)
     if elements is not None:
         return elements
     values: dict[int, bytes] = {}
@@ -156,92 +148,18 @@ def _parse(
         return _parse_deflated(read_first_bytes(path, DEFLATED_READ_BYTES)[offset:], values)
     if offset == len(data) or explicit != _has_vr(data, offset):
         raise UnusualHeaderError
-    elements = layouts.read_other(data, order.little, explicit)
+    elements = templates.read_other(data, order.little, explicit)
     if elements is not None:
         return elements
     last = _walk(order, data, offset, values, heads, explicit=explicit, is_whole_file=is_whole_file)
     pixels = None
     if last is not None:
-        pixels = _pixels(order, data, last, explicit=explicit)
-        layouts.note(data, heads, order, syntax, explicit=explicit)
+        pixels = pixel_data_location(order, data, last, explicit=explicit)
+        templates.note(data, heads, order, syntax, explicit=explicit)
     faults = FLOAT_PIXELS if last is not None and pixels is None else 0
     return elements_from_values(values, syntax, little=order.little, pixels=pixels)._replace(
         faults=faults
     )
-
-
-def _parse_by_template(data: bytes, template: HeaderTemplate) -> Elements | None:
-    """Parse a file that is like previous ones; return None if it is not."""
-    own: dict[int, bytes] = {}
-    offset, number = template.begin, 0
-    try:
-        while True:
-            segment = template.parts[number]
-            if not segment.is_same(data, offset):
-                if not template.fit(number, data, offset):
-                    return None
-                continue
-            number += 1
-            if segment.tags:
-                own.update(zip(segment.tags, segment.unpack(data, offset), strict=True))
-            offset += segment.size
-            if not data.startswith(segment.next_name, offset):
-                return None
-            head = _element(segment.order, data, offset, explicit=segment.explicit)
-            if segment.next_tag == STOP:
-                break
-            if segment.next_tag in PER_SERIES_TAG_SET:
-                template.learn({segment.next_tag: data[head.value_start : head.value_end]})
-            elif segment.next_tag:
-                own[segment.next_tag] = data[head.value_start : head.value_end]
-            offset = head.value_end
-    except (struct.error, UnusualHeaderError):  # no pixels, or more of the file has to be read
-        return None
-    lookup_table = bool(own.pop(MODALITY_LUT_PRESENT, b""))
-    pixels = _pixels(segment.order, data, head, explicit=segment.explicit)
-    return Elements(
-        template.common, own, lookup_table, pixels, faults=0 if pixels else FLOAT_PIXELS
-    )
-
-
-class TemplateCache:
-    """Templates of the previous files, one for each encoding. Its lock is held during parsing."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._last: HeaderTemplate | None = None
-        self._templates: dict[tuple[bool, bool], HeaderTemplate] = {}
-        self._misses: dict[tuple[bool, bool], int] = {}
-
-    def read(self, data: bytes) -> Elements | None:
-        """Parse a file that is like the last one; return None if it is not."""
-        return None if self._last is None else _parse_by_template(data, self._last)
-
-    def read_other(self, data: bytes, little: bool, explicit: bool) -> Elements | None:
-        """Parse a file that is like an earlier one with its encoding; return None if it is not."""
-        template = self._templates.get((little, explicit))
-        if template is None or template is self._last:
-            return None
-        elements = _parse_by_template(data, template)
-        if elements is not None:
-            self._last = template
-        return elements
-
-    def note(
-        self,
-        data: bytes,
-        heads: Sequence[ElementSpan],
-        order: ByteOrder,
-        syntax: str,
-        *,
-        explicit: bool,
-    ) -> None:
-        """Make a template of a file that fits none, the first time and after several such files."""
-        key = order.little, explicit
-        self._misses[key] = self._misses.get(key, -1) + 1
-        if self._misses[key] % _FILES_PER_TEMPLATE == 0 and can_be_template(heads):
-            self._last = HeaderTemplate(data, heads, order, syntax, explicit=explicit)
-            self._templates[key] = self._last
 
 
 def _encoding(raw_syntax: bytes, data: bytes, offset: int) -> tuple[ByteOrder, bool, str]:
@@ -272,7 +190,7 @@ def _parse_deflated(compressed: bytes, meta: Mapping[int, bytes]) -> Elements:
             if len(data) < size:
                 raise UnusualHeaderError from None
             continue
-        has_pixels = last is not None and _pixels(LITTLE, data, last, explicit=True)
+        has_pixels = last is not None and pixel_data_location(LITTLE, data, last, explicit=True)
         faults = FLOAT_PIXELS if last is not None and not has_pixels else 0
         elements = elements_from_values(
             values,
@@ -351,7 +269,7 @@ def _walk(
     """
     end = len(data) if is_whole_file else -1
     while offset != end:
-        head = _element(order, data, offset, explicit=explicit)
+        head = read_element(order, data, offset, explicit=explicit)
         heads.append(head)
         if head.kept_tag == STOP:
             return head
@@ -365,43 +283,3 @@ def _keep(values: dict[int, bytes], tag: int, value: bytes) -> None:
     """Keep a value; NotPlainError if the tag already has a different one."""
     if values.setdefault(tag, value) != value:
         raise UnusualHeaderError
-
-
-def _element(order: ByteOrder, data: bytes, offset: int, *, explicit: bool) -> ElementSpan:
-    """Return the location of the element at an offset."""
-    if explicit:
-        tag, vr, length = order.unpack_explicit(data, offset)
-        if vr in order.short_vrs:
-            start = offset + 8
-        elif vr in order.long_vrs:
-            (length,) = order.unpack_length(data, offset + 8)
-            start = offset + 12
-        else:
-            raise UnusualHeaderError
-        may_be_sequence = vr == order.sequence_vr
-    else:
-        tag, length = order.unpack_implicit(data, offset)
-        start, may_be_sequence = offset + 8, True
-    kept_tag = order.kept.get(tag, 0)
-    if kept_tag == STOP:
-        return ElementSpan(offset, start, start + length, STOP, False)
-    if length != UNDEFINED_LENGTH:
-        if kept_tag == MISPLACED:
-            raise UnusualHeaderError
-        return ElementSpan(offset, start, start + length, kept_tag, True)
-    if kept_tag or not may_be_sequence:
-        raise UnusualHeaderError
-    if explicit:
-        return ElementSpan(offset, start, explicit_end(order, data, start), 0, False)
-    return ElementSpan(offset, start, implicit_end(order, data, tag, start), 0, False)
-
-
-def _pixels(
-    order: ByteOrder, data: bytes, head: ElementSpan, *, explicit: bool
-) -> PixelDataLocation | None:
-    unpack = order.unpack_explicit if explicit else order.unpack_implicit
-    tag = unpack(data, head.offset)[0]
-    if tag != order.pixel_data:
-        return None
-    length = head.value_end - head.value_start
-    return PixelDataLocation(head.value_start, None if length == UNDEFINED_LENGTH else length)
