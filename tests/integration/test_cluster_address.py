@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_runs import ClusterRun
-from commands import scanloom
-from foreign_dask import BLIND, NO_SCANLOOM, OTHER_VERSION, foreign
+from support.cluster_runs import ClusterRun
+from support.commands import scanloom
+from support.foreign_dask import BLIND, NO_SCANLOOM, OTHER_VERSION, foreign
 
 
 @pytest.mark.slow

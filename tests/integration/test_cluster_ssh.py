@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_runs import LOOPBACK, ClusterRun, listeners
-from formula_run import formula_environment, processes
-from real_run import RealRun, other_weights, weights_of
+from support.cluster_runs import LOOPBACK, ClusterRun, listeners
+from support.formula_run import formula_environment, processes
+from support.real_run import RealRun, other_weights, weights_of
 
 pytestmark = [
     pytest.mark.reference,

@@ -46,7 +46,7 @@ class PrecisionChoice:
         return str(self.dtype).removeprefix("torch.")
 
 
-def use_threads(count: int) -> None:
+def set_thread_count(count: int) -> None:
     """Set torch's number of CPU threads: results are identical only for the same number."""
     torch.set_num_threads(count)
 
@@ -157,7 +157,7 @@ def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torc
 
 
 @contextmanager
-def same_bytes() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Make torch deterministic within the block, with float32 not rounded to TF32."""
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn
