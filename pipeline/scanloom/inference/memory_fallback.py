@@ -63,18 +63,18 @@ def fallback_plans(
     device: torch.device,
     dtype: torch.dtype,
     budget: Budget,
-    others: Sequence[torch.device] = (),
+    fallbacks: Sequence[torch.device] = (),
 ) -> Iterator[MemoryPlan]:
     """Yield all memory plans, from the requested one to the smallest.
 
-    `others` are the devices to try last; empty if the device was requested by name.
+    `fallbacks` are the devices to try last; empty if the device was requested by name.
     """
     yield (rung := MemoryPlan(device, dtype, budget))
     while rung.budget.windows > 1:
         fewer = replace(rung.budget, windows=rung.budget.windows // 2)
         yield (rung := replace(rung, budget=fewer, change=f"windows {fewer.windows}"))
     yield from _less(rung)
-    for fallback in others:
+    for fallback in fallbacks:
         first = MemoryPlan(fallback, torch.float32, Budget(), f"device {fallback}")
         yield first
         yield from _less(first)
