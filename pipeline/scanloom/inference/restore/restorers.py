@@ -82,7 +82,7 @@ class ScoreRestorer:
     labels : list of (I, J, K) uint8 or uint16 arrays
         I fastest in memory. The channel of the largest score; or one map per channel n, with n + 1
         where its score reaches the threshold. Complete after the last plane.
-    way : WayBack or None
+    way : RestoreBackend or None
         The backend; None until the first planes are added.
     """
 
