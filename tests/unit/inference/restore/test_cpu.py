@@ -144,9 +144,9 @@ import warnings
 warnings.simplefilter("error")
 import numba, torch
 from scanloom.cards.card import Argmax
-from scanloom.inference.restore.restorers import choose_way
+from scanloom.inference.restore.restorers import choose_backend
 before = numba.config.CACHE_DIR
-way = choose_way(Argmax(), 3, torch.device("cpu"))
+way = choose_backend(Argmax(), 3, torch.device("cpu"))
 assert numba.config.CACHE_DIR == before
 print(way.label.__name__, "|", way.why)
 """
