@@ -167,7 +167,8 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
     sandbox = (
         "import time\n"
         "from scanloom.io.system import sandbox as s\n"
-        "assert s.run_sandboxed(s.start_sandbox, limits=s.SandboxLimits(1 << 28, 30.0, 30.0)) is None\n"
+        "limits = s.SandboxLimits(1 << 28, 30.0, 30.0)\n"
+        "assert s.run_sandboxed(s.start_sandbox, limits=limits) is None\n"
         "print(s._SERVER._process.pid, flush=True); time.sleep(600)\n"
     )
     survey = (

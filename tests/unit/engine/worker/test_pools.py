@@ -192,7 +192,8 @@ def test_a_lock_keeps_others_out_and_goes_with_its_run(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from scanloom.engine.run_lock import hold_run_lock\n"
+        "import os, sys; from pathlib import Path\n"
+        "from scanloom.engine.run_lock import hold_run_lock\n"
         "with hold_run_lock(Path(sys.argv[1])): os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
