@@ -135,7 +135,7 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
     grid = cards_by_hand.grid((90, 80, 70))
     volume = Volume(cards_by_hand.smooth_scan(grid.shape), grid, "HU", "CT")
     free = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
-    ways, _ = free.ways(volume, plan_grid(grid, card.grid))
+    ways, _ = free.memory_plans(volume, plan_grid(grid, card.grid))
     need = estimate_network(card, plan_grid(grid, card.grid), CPU, budget=ways[1].budget)
     tight, clock = (
         TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32")),

@@ -176,7 +176,10 @@ def test_plain_torch_takes_over_where_the_cache_cannot_be_written(tmp_path: Path
 
     found = probed(XDG_CACHE_HOME=str(blocked))
 
-    assert found == "plain | plain torch: compiled code can't be kept in the user's cache folder"
+    assert (
+        found
+        == "restore_torch | plain torch: compiled code can't be kept in the user's cache folder"
+    )
 
 
 def test_plain_torch_takes_over_where_numba_is_missing() -> None:
@@ -184,7 +187,7 @@ def test_plain_torch_takes_over_where_numba_is_missing() -> None:
         "import numba, torch", "import torch"
     ).replace("numba.config.CACHE_DIR", "0")
 
-    assert probed(hidden).startswith("plain | plain torch: Numba is not installed")
+    assert probed(hidden).startswith("restore_torch | plain torch: Numba is not installed")
 
 
 @pytest.mark.parametrize("fault", ["open to all", "a link", "below a folder open to all"])
