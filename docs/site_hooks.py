@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages made from the root's README and others, and links that leave `docs/`."""
+"""Hooks of mkdocs: pages made from the root's README and others, links, and no network."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ PAGES = {
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 """Files of the root, and their pages on the site."""
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""Script that the theme's offline plugin loads from the network; a copy is in `docs/`."""
 LINK = re.compile(r"(!?)\[([^][]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -33,6 +35,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links at the site's pages; keep only the text of links to other files."""
     uri = page.file.src_uri
     return markdown if uri in PAGES.values() else site_links(markdown, f"docs/{uri}", uri)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Load the copy of the shim."""
+    return output.replace(SHIM, "../" * page.url.count("/") + "iframe-worker.js")
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Load the copy of the shim from pages without a source, such as 404.html."""
+    return output_content.replace(SHIM, "iframe-worker.js")
 
 
 def site_links(text: str, path: str, page: str) -> str:
