@@ -18,6 +18,7 @@ PAGES = {
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 """Files of the root, and their pages on the site."""
+CODE = re.compile(r"<code>([^<>\s]{1,28})</code>")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """Script that the theme's offline plugin loads from the network; a copy is in `docs/`."""
 LINK = re.compile(r"(!?)\[([^][]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
@@ -35,6 +36,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links at the site's pages; keep only the text of links to other files."""
     uri = page.file.src_uri
     return markdown if uri in PAGES.values() else site_links(markdown, f"docs/{uri}", uri)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Break reason codes after underscores only, and other short names not at all."""
+
+    def unbroken(match: re.Match[str]) -> str:
+        name = match[1]
+        if name.isupper() and "_" in name:
+            return f"<code>{name.replace('_', '_<wbr>')}</code>"
+        return f'<code class="unbroken">{name}</code>'
+
+    return CODE.sub(unbroken, html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
