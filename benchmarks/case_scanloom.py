@@ -50,20 +50,20 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
 def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     """Read the scan, label it, write the label map; nothing else that a case folder has."""
     from scanloom.cards.store import find_model
-    from scanloom.core import Clock, ComputeOptions
-    from scanloom.inference.predictor import Predictor
-    from scanloom.io.find import find_series
-    from scanloom.io.ranking import select_series
+    from scanloom.core import ComputeOptions, StepTimer
+    from scanloom.inference.predictor import TorchPredictor
+    from scanloom.io.index.ranking import select_series
+    from scanloom.io.index.series import find_series
     from scanloom.io.read import read_scan
-    from scanloom.io.write_nifti import write_label_map
+    from scanloom.io.write.nifti import write_label_map
 
-    predictor = Predictor(
+    predictor = TorchPredictor(
         find_model(str(bundle)), device="cpu", compute=ComputeOptions(precision="float32")
     )
     out.mkdir(parents=True, exist_ok=True)
     target = out / "labels.nii.gz"
     with Watch() as watch:
-        clock = Clock(lambda step: setattr(watch, "stage", step))
+        clock = StepTimer(lambda step: setattr(watch, "stage", step))
         with clock.step("load"):
             [series] = select_series(find_series(scan))
             read = read_scan(series)

@@ -11,11 +11,11 @@ from engine_sleep import draw, sleepers
 from meter import machine, table
 
 from scanloom.core import Case
-from scanloom.engine.engine import Engine, Outcome
-from scanloom.engine.pool import LocalPool
-from scanloom.engine.pump import pump
-from scanloom.engine.work import Place
-from scanloom.engine.worker_messages import Setup
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.worker.dispatch import dispatch_cases
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.pool import LocalPool
+from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 
 
 def main() -> None:
@@ -29,17 +29,19 @@ def main() -> None:
         root = Path(name)
         weights = root / "weights"
         weights.write_bytes(b"none")
-        setup = Setup(Place(root / "out", "print"), partial(sleepers, weights, options.sleep), 3)
-        pool = LocalPool([Engine(setup, 600.0)], 3)
+        setup = WorkerSetup(
+            OutputTarget(root / "out", "print"), partial(sleepers, weights, options.sleep), 3
+        )
+        pool = LocalPool([WorkerSupervisor(setup, 600.0)], 3)
         spans: list[tuple[float, float]] = []
 
-        def note(_: Case, outcome: Outcome) -> None:
+        def note(_: Case, outcome: CaseOutcome) -> None:
             assert outcome.record is not None
             assert outcome.record.reason is None
             assert outcome.device is not None
             spans.append(outcome.device)
 
-        pump(draw(root / "in", options.cases), pool, note)
+        dispatch_cases(draw(root / "in", options.cases), pool, note)
         pool.stop(5.0)
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
     busy = sum(b - a for a, b in spans) / (last - first)

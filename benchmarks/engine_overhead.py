@@ -16,15 +16,15 @@ from engine_sleep import draw, sleepers
 from meter import machine, table
 
 from scanloom.core import Case
-from scanloom.engine.book import CaseBook
-from scanloom.engine.dask_pool import DaskPool
-from scanloom.engine.dask_worker import EngineSetup
-from scanloom.engine.handshake import Handshake
-from scanloom.engine.local_cluster import local_cluster
-from scanloom.engine.pump import pump
-from scanloom.engine.work import Place, work_on
-from scanloom.engine.worker_messages import Setup
-from scanloom.io.published import Standing, standing_of
+from scanloom.engine.case.run_case import OutputTarget, run_case
+from scanloom.engine.clusters.dask_pool import DaskPool
+from scanloom.engine.clusters.dask_worker import EngineSetup
+from scanloom.engine.clusters.handshake import Handshake
+from scanloom.engine.clusters.local import local_cluster
+from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.dispatch import dispatch_cases
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.io.output.published import ResultState, result_state
 
 IN_FLIGHT = 3
 
@@ -38,10 +38,10 @@ def resident() -> float:
 def serial(cases: Sequence[Case], out: Path, weights: Path, seconds: float) -> float:
     """Return the seconds of a plain loop over the doors."""
     models = sleepers(weights, seconds)
-    work_on(cases[0], lambda: models, Place(out.with_name("warm"), "print"))
+    run_case(cases[0], lambda: models, OutputTarget(out.with_name("warm"), "print"))
     start = time.perf_counter()
     for case in cases:
-        assert work_on(case, lambda: models, Place(out, "print")).reason is None
+        assert run_case(case, lambda: models, OutputTarget(out, "print")).reason is None
     return time.perf_counter() - start
 
 
@@ -50,10 +50,10 @@ def engine(
     cases: Sequence[Case], out: Path, weights: Path, seconds: float, workers: int
 ) -> Iterator[Callable[..., float]]:
     """Give a function that works on some cases through Dask and returns its seconds."""
-    child = Setup(Place(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
+    child = WorkerSetup(OutputTarget(out, "print"), partial(sleepers, weights, seconds), IN_FLIGHT)
     private = out.parent
     private.mkdir(parents=True, exist_ok=True)
-    book = CaseBook.write(private / "book", cases)
+    book = CaseFile.write(private / "book", cases)
     with local_cluster([""] * workers, IN_FLIGHT, private) as client, Handshake(out) as shake:
         setup = EngineSetup("run", child, 600.0, private, shake.question, shake.expected)
         pool = DaskPool(client, book, setup)
@@ -61,7 +61,7 @@ def engine(
         def go(some: Sequence[Case]) -> float:
             ends: list[bool] = []
             start = time.perf_counter()
-            pump(some, pool, lambda _, o: ends.append(bool(o.record and o.record.folder)))
+            dispatch_cases(some, pool, lambda _, o: ends.append(bool(o.record and o.record.folder)))
             assert all(ends)
             assert len(ends) == len(some)
             return time.perf_counter() - start
@@ -103,7 +103,7 @@ def main() -> None:
             rows.append(["client memory, MiB more", resident() - before, "at most 100"])
             start = time.perf_counter()
             done = sum(
-                standing_of(root / "a" / "out", c.id, c, replace=False) is Standing.CURRENT
+                result_state(root / "a" / "out", c.id, c, replace=False) is ResultState.CURRENT
                 for c in cases[:many]
             )
             each = 1000 * (time.perf_counter() - start) / done

@@ -13,13 +13,13 @@ import numpy as np
 from scanloom.cards.card import Channel, ModelCard, NetworkGrid, NetworkSpec, Weights, Window
 from scanloom.core import (
     Case,
-    Clock,
     Code,
     Layer,
     Outputs,
     ReadOptions,
     Segmentation,
     Series,
+    StepTimer,
     Structure,
     Volume,
 )
@@ -62,10 +62,10 @@ class Sleeper:
         self._seconds = seconds
 
     def predict(
-        self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
+        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
     ) -> Segmentation:
         """Label after a sleep."""
-        with (clock or Clock()).step("network"):
+        with (clock or StepTimer()).step("network"):
             time.sleep(self._seconds)
         labels = np.asfortranarray((volume.array > 500).astype(np.uint8))
         return Segmentation("sleeper", (Layer(labels, (BRIGHT,)),), volume.grid, "1")

@@ -24,21 +24,21 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
+import cards_by_hand  # noqa: E402
 from phantom import draw_labels, draw_scan, draw_scores, phantom  # noqa: E402
 
-import cards_by_hand  # noqa: E402
 from scanloom import load_volume  # noqa: E402
 from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window  # noqa: E402
 from scanloom.cards.store import find_model  # noqa: E402
-from scanloom.core import Clock, ComputeOptions, Grid, ScanError, Volume  # noqa: E402
-from scanloom.engine.energy import Meter  # noqa: E402
-from scanloom.inference import restore_cuda  # noqa: E402
-from scanloom.inference.device import choose_batch, same_bytes  # noqa: E402
+from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume  # noqa: E402
+from scanloom.engine.machine.energy import EnergyMeter  # noqa: E402
+from scanloom.inference.device import choose_batch, deterministic  # noqa: E402
 from scanloom.inference.geometry import plan_grid  # noqa: E402
-from scanloom.inference.predictor import Predictor  # noqa: E402
-from scanloom.inference.resample import Taps  # noqa: E402
-from scanloom.inference.restore import decide  # noqa: E402
-from scanloom.inference.windows import window_size, window_starts  # noqa: E402
+from scanloom.inference.predictor import TorchPredictor  # noqa: E402
+from scanloom.inference.resample import LinearWeights  # noqa: E402
+from scanloom.inference.restore import cuda  # noqa: E402
+from scanloom.inference.restore.restorers import decide_torch  # noqa: E402
+from scanloom.inference.sliding_window import window_size, window_starts  # noqa: E402
 
 SHAPE, SPACING = (512, 512, 300), (0.7, 0.7, 1.0)  # mm
 NETWORK = (239, 239, 200)  # voxels of 1.5 mm
@@ -109,24 +109,26 @@ def restoring(classes: int, device: torch.device) -> Iterator[Row]:
     s, j, i = (np.linspace(0, n - 1, m) for n, m in zip(sizes, shape, strict=True))
     name = f"restore, {classes} classes to {SHAPE[0]}x{SHAPE[1]}x{SHAPE[2]}"
     host = torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
-    if restore_cuda.available(device).usable:
-        where = restore_cuda.taps((s, j, i), sizes, device)
+    if cuda.available(device).usable:
+        where = cuda.taps((s, j, i), sizes, device)
         here = torch.empty(shape, dtype=torch.uint8, device=device)
         target = 20.0 if classes == 25 else None
-        kernel = on_device(lambda: restore_cuda.decide(scores, where, Argmax(), [here]))
+        kernel = on_device(lambda: cuda.decide(scores, where, Argmax(), [here]))
         yield Row(f"{name}: kernels", kernel, "ms", target)
-        whole = on_clock(lambda: restore_cuda.label(scores, (s, j, i), Argmax(), [host]))
+        whole = on_clock(lambda: cuda.label(scores, (s, j, i), Argmax(), [host]))
         yield Row(f"{name}: and labels on the host", whole, "ms", target)
     found = torch.empty(shape, dtype=torch.uint8, device=device)
-    beside = [Taps(j, sizes[1], device), Taps(i, sizes[2], device)]
+    beside = [LinearWeights(j, sizes[1], device), LinearWeights(i, sizes[2], device)]
 
     def plain() -> None:
         for first in range(0, shape[0], 32):
             at = slice(first, first + 32)
-            found[at] = decide(scores, [Taps(s[at], sizes[0], device), *beside], Argmax())[0]
+            found[at] = decide_torch(
+                scores, [LinearWeights(s[at], sizes[0], device), *beside], Argmax()
+            )[0]
 
     yield Row(f"{name}: plain torch", on_device(plain), "ms")
-    if restore_cuda.available(device).usable:
+    if cuda.available(device).usable:
         equal = 100 * float((found == here).float().mean(dtype=torch.float64))
         yield Row(f"{name}: kernels equal plain torch", equal, "%", 99.99, most=False)
 
@@ -164,7 +166,7 @@ def cards(folder: Path) -> Iterator[tuple[str, ModelCard]]:
     )
 
 
-def bare_network(predictor: Predictor, volume: Volume) -> float:
+def bare_network(predictor: TorchPredictor, volume: Volume) -> float:
     """Return the milliseconds of the network alone, over as many windows as the scan has."""
     plan, window = plan_grid(volume.grid, predictor.card.grid), predictor.card.window
     size = window_size(window, plan.network.shape)
@@ -180,7 +182,7 @@ def bare_network(predictor: Predictor, volume: Volume) -> float:
         for first in range(0, count, at_once):
             network(batch[: count - first])
 
-    with same_bytes(), torch.inference_mode():
+    with deterministic(), torch.inference_mode():
         return on_clock(work)
 
 
@@ -188,11 +190,11 @@ def end_to_end(name: str, card: ModelCard, volume: Volume) -> Iterator[Row]:
     """Compare a study in memory with its network alone; say memory and energy of each precision."""
     for precision in ("half", "float32"):
         torch.cuda.empty_cache()
-        predictor = Predictor(card, device="cuda", compute=ComputeOptions(precision=precision))
+        predictor = TorchPredictor(card, device="cuda", compute=ComputeOptions(precision=precision))
         torch.cuda.reset_peak_memory_stats()
         whole = on_clock(lambda: predictor.predict(volume))  # noqa: B023 used at once
         peak = torch.cuda.max_memory_allocated() / 2**30
-        meter, clock = Meter(), Clock()
+        meter, clock = EnergyMeter(), StepTimer()
         predictor.predict(volume, clock)
         joules = (meter.joules() or {}).get("gpu")
         bare = bare_network(predictor, volume)
@@ -214,14 +216,14 @@ def agreement(sample: Path) -> Iterator[Row]:
         return
     volume = load_volume(sample, modality="CT")
     theirs = (
-        Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
+        TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
         .predict(volume)
         .layers[0]
         .labels
     )
     least = 1000 / float(np.prod(volume.grid.spacing))
     for precision in ("half", "float32"):
-        predictor = Predictor(card, device="cuda", compute=ComputeOptions(precision=precision))
+        predictor = TorchPredictor(card, device="cuda", compute=ComputeOptions(precision=precision))
         ours = predictor.predict(volume).layers[0].labels
         equal = 100 * float(np.mean(ours == theirs))
         yield Row(f"sample study, {precision}: voxels as on the CPU", equal, "%", 99.9, most=False)
@@ -256,7 +258,7 @@ def main() -> None:
     machine = {
         "device": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
-        "kernels": restore_cuda.available(device).why,
+        "kernels": cuda.available(device).why,
     }
     print(machine)
     print("| what | found | target | |\n|-|-|-|-|")

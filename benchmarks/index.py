@@ -192,9 +192,9 @@ def by_pydicom(folder: Path) -> int:
 
 def by_scanloom(folder: Path) -> int:
     """Index without having seen any of it."""
-    from scanloom.io.index import build_index, cache_file
+    from scanloom.io.index.build import build_index, cached_index_path
 
-    cache_file([folder]).unlink(missing_ok=True)
+    cached_index_path([folder]).unlink(missing_ok=True)
     counts = build_index([folder], KEY).counts()
     assert counts["used"] == counts["found"], counts
     return counts["found"]
@@ -202,7 +202,7 @@ def by_scanloom(folder: Path) -> int:
 
 def again(folder: Path) -> int:
     """Index what did not change."""
-    from scanloom.io.index import build_index
+    from scanloom.io.index.build import build_index
 
     index = build_index([folder], KEY)
     assert index.opened == 0

@@ -2,9 +2,9 @@
 
     python plan.py --folder FOLDER [--studies 2010]
 
-The archive is that of `tests/kills.py` (12,000 files, a fifth compressed, some damaged), which is
-kept in FOLDER for the next time; a small UNet of random weights stands for the network. The plan
-knows nothing of this machine before: its rates are kept apart.
+The archive is that of `tests/stress/kill_runs.py` (12,000 files, a fifth compressed, some damaged),
+which is kept in FOLDER for the next time; a small UNet of random weights stands for the network.
+The plan knows nothing of this machine before: its rates are kept apart.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from meter import machine, table
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
-from commands import write_tiny_bundle  # noqa: E402
-from kills import make_archive  # noqa: E402
+from stress.kill_runs import make_archive  # noqa: E402
+from support.commands import write_tiny_bundle  # noqa: E402
 
 WORDS = {"seconds": "time, s", "written": "results, MB", "host": "memory of a worker, MB"}
 

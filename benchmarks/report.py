@@ -84,8 +84,8 @@ def main() -> None:
     asked.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     told = asked.parse_args()
 
-    from report_maker import STRUCTURES, make_out
     from scanloom.review.report.page import write_report
+    from support.make_report import STRUCTURES, make_out
 
     structures = (*STRUCTURES, *(f"structure_{n}" for n in range(told.structures)))
     with tempfile.TemporaryDirectory() as folder:

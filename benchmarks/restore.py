@@ -65,8 +65,8 @@ def ours(path: Path, slices: int, way: str, rounds: int, out: Path) -> dict[str,
     import torch
 
     from scanloom.cards.card import Argmax
-    from scanloom.inference.restore import ScoreRestorer, WayBack, plain
-    from scanloom.inference.windows import ScorePlanes
+    from scanloom.inference.restore.restorers import RestoreBackend, ScoreRestorer, restore_torch
+    from scanloom.inference.sliding_window import ScorePlanes
 
     held = torch.from_numpy(np.load(path))
     walls, cpus, added, why = [], [], [], ""
@@ -77,7 +77,7 @@ def ours(path: Path, slices: int, way: str, rounds: int, out: Path) -> dict[str,
             wall, cpu = time.perf_counter(), time.process_time()
             restorer = ScoreRestorer(plan(slices), Argmax(), held.shape[1])
             if way == "torch":
-                restorer.way = WayBack(plain, "asked for")
+                restorer.way = RestoreBackend(restore_torch, "asked for")
             for first in range(0, len(held), AT_ONCE):
                 restorer.add(ScorePlanes(first, held[first : first + AT_ONCE]))
             walls.append(time.perf_counter() - wall)

@@ -17,15 +17,15 @@ from meter import table
 
 import scanloom
 from scanloom.cards.store import find_model
-from scanloom.core import Clock, ComputeOptions, ScanError, Segmentation
-from scanloom.inference.predictor import Predictor
+from scanloom.core import ComputeOptions, ScanError, Segmentation, StepTimer
+from scanloom.inference.predictor import TorchPredictor
 
 LEAST = 0.998
 SMALLEST = 1.0  # ml
 
 
 def dices(one: Segmentation, other: Segmentation) -> dict[str, tuple[float, float]]:
-    """Return ml and Dice of each structure that is larger than `SMALLEST` in `one`."""
+    """Return ml and Dice of each structure that is larger than `MIN_FRAME_SIZE` in `one`."""
     ml = abs(float(np.linalg.det(one.grid.affine[:3, :3]))) / 1000
     found = {}
     for left, right in zip(one.layers, other.layers, strict=True):
@@ -45,8 +45,8 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     card = find_model(given.model)
-    full = Predictor(card, device=given.device, compute=ComputeOptions(precision="float32"))
-    half = Predictor(card, device=given.device, compute=ComputeOptions(precision="half"))
+    full = TorchPredictor(card, device=given.device, compute=ComputeOptions(precision="float32"))
+    half = TorchPredictor(card, device=given.device, compute=ComputeOptions(precision="half"))
     rows, worst, unused = [], 1.0, 0
     for number, path in enumerate(given.scans, start=1):
         try:
@@ -55,7 +55,7 @@ def main() -> int:
             print(f"scan {number} can't be used: {exc.reason.name}")
             unused += 1
             continue
-        clocks = Clock(), Clock()
+        clocks = StepTimer(), StepTimer()
         labels = [p.predict(volume, c) for p, c in zip((full, half), clocks, strict=True)]
         seconds = [clock.steps["network"] for clock in clocks]
         print(

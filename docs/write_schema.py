@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from scanloom.engine.workflow import Workflow
+from scanloom.engine.workflow.schema import Workflow
 
 PAGE = Path(__file__).with_name("workflow.schema.json")
 

@@ -20,21 +20,29 @@ import torch
 from numpy.typing import NDArray
 from scipy.ndimage import affine_transform
 
-from scanloom.cards.bundle import read_bundle
-from scanloom.inference.predictor import Predictor
+from scanloom.cards.monai.bundle import read_bundle
+from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
-from scanloom.training.tissue import NOISY, PHASES, Drawn, calibrate, mean_of, rounded, train
+from scanloom.training.tissue import (
+    NOISE_PHASES,
+    PHASES,
+    SyntheticTorso,
+    average_weights,
+    calibrate,
+    round_to_bfloat16,
+    train,
+)
 from scanloom.training.tissue_data import (
-    STEP,
-    TRAINING,
-    UNSEEN,
+    GRID_SPACING_MM,
+    HELD_OUT_SCANS,
+    TRAINING_SCANS,
     Example,
-    Source,
+    TrainingScan,
     data_folder,
-    example,
+    make_example,
     to_ras,
 )
-from scanloom.training.tissue_rules import NAMES, fine_grid
+from scanloom.training.tissue_rules import NAMES, resample_fine
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "data"))
@@ -45,7 +53,7 @@ from torso_anatomy import M, torso  # noqa: E402
 SEEDS = (101, 102, 103, 104)
 
 
-def drawn(seed: int) -> Drawn:
+def drawn(seed: int) -> SyntheticTorso:
     """Draw a torso, and label each voxel of the network's grid with what fills most of it."""
     if seed == drawing.SEED:
         raise ValueError("the sample study is in no training set")
@@ -64,13 +72,13 @@ def drawn(seed: int) -> Drawn:
     labels = np.argmax([on_grid(share) for share in shares], axis=0).astype(np.uint8)
     voxel_ml = float(np.prod(drawing.SPACING)) / 1000
     ml = shares.sum((1, 2, 3), dtype=float) * voxel_ml
-    return Drawn(Example(on_grid(scan), labels, weight=1.5), drawing.SHAPE, ml, voxel_ml)
+    return SyntheticTorso(Example(on_grid(scan), labels, weight=1.5), drawing.SHAPE, ml, voxel_ml)
 
 
 def on_grid(array: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn a drawing (LPS) to RAS and bring it to the network's grid."""
     turned = np.ascontiguousarray(array[::-1, ::-1])
-    return np.asarray(fine_grid(turned, drawing.SPACING, STEP, 1))
+    return np.asarray(resample_fine(turned, drawing.SPACING, GRID_SPACING_MM, 1))
 
 
 def write(state: dict[str, torch.Tensor], bundle: Path) -> None:
@@ -83,13 +91,13 @@ def write(state: dict[str, torch.Tensor], bundle: Path) -> None:
     path.write_text(text.replace(old, hashlib.sha256(weights.read_bytes()).hexdigest()))
 
 
-def dice(bundle: Path, source: Source, data: Path) -> dict[str, float]:
+def dice(bundle: Path, source: TrainingScan, data: Path) -> dict[str, float]:
     """Return Dice of each tissue against the rules' labels, on the network's grid."""
     volume = load_volume(data / source.path, modality="CT")
-    found = Predictor(read_bundle(bundle), device="cpu", precision="float32").predict(volume)
-    truth = example(source, data).labels
+    found = TorchPredictor(read_bundle(bundle), device="cpu", precision="float32").predict(volume)
+    truth = make_example(source, data).labels
     labels, spacing = to_ras(replace(volume, array=found.layers[0].labels))
-    at = [STEP / s for s in spacing]
+    at = [GRID_SPACING_MM / s for s in spacing]
     coarse = affine_transform(labels, at, output_shape=truth.shape, order=0, mode="nearest")
     values = {}
     for n, name in enumerate(NAMES[1:], start=1):
@@ -107,18 +115,18 @@ def main() -> None:
     """Gather, train, write."""
     data = data_folder(ROOT)
     examples = []
-    for source in TRAINING:
+    for source in TRAINING_SCANS:
         print(source.path, flush=True)
-        examples.append(example(source, data))
+        examples.append(make_example(source, data))
     torsos = [drawn(seed) for seed in SEEDS]
     examples += [one.example for one in torsos]
     states = [train(examples, PHASES, told)]
-    for phase in NOISY:
+    for phase in NOISE_PHASES:
         states.append(train(examples, [phase], told, states[-1]))
-    state = calibrate(rounded(mean_of(states[-2:])), torsos)
+    state = calibrate(round_to_bfloat16(average_weights(states[-2:])), torsos)
     bundle = ROOT / "models" / "ct_tissue"
     write(state, bundle)
-    for source in UNSEEN:
+    for source in HELD_OUT_SCANS:
         for name, value in dice(bundle, source, data).items():
             print(f"{source.path}: {name} Dice {value:.3f}")
 

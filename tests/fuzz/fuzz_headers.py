@@ -19,13 +19,13 @@ import atheris
 
 with atheris.instrument_imports(include=["scanloom", "nibabel.nifti1", "nibabel.wrapstruct"]):
     from scanloom.core import ScanError
-    from scanloom.io.dicom import fast_header
-    from scanloom.io.dicom.elements import Elements
-    from scanloom.io.dicom.headers import read_headers
+    from scanloom.io.dicom.header import parser
+    from scanloom.io.dicom.header.elements import Elements
+    from scanloom.io.dicom.header.header import read_headers
     from scanloom.io.formats import FORMATS
-    from scanloom.io.metaimage import parse_metaimage
-    from scanloom.io.nrrd import parse_nrrd
     from scanloom.io.session import read_session
+    from scanloom.io.volumes.metaimage_header import parse_metaimage
+    from scanloom.io.volumes.nrrd_header import parse_nrrd
 
 NIFTI, ITK = FORMATS["nifti"], FORMATS["itk"]
 LIMIT = 1 << 24  # bytes of voxels: what is asked here is whether headers are judged right
@@ -75,10 +75,10 @@ def fuzz_metaimage(data: bytes) -> None:
 def fuzz_dicom(data: bytes) -> None:
     path = _written("a.dcm", data)
     list(read_headers([path]))
-    start = fast_header.read_start(path)
-    after_others = fast_header.read_plain(path, start)
+    start = parser.read_first_bytes(path)
+    after_others = parser.parse_plain(path, start)
     with read_session():  # without the templates of earlier files
-        alone = fast_header.read_plain(path, start)
+        alone = parser.parse_plain(path, start)
     assert _all_of(after_others) == _all_of(alone)
 
 

@@ -21,8 +21,8 @@ from pydicom.uid import (
     ImplicitVRLittleEndian,
 )
 
-from dicom_maker import Coding, Geometry, Words, noise, write_series
-from multiframe_maker import Frame, item, write_enhanced, write_mosaic
+from support.write_dicom import Coding, Geometry, Words, noise, write_series
+from support.write_multiframe import Frame, item, write_enhanced, write_mosaic
 
 SHAPE = (9, 8, 3)
 JPEG = "1.2.840.10008.1.2.4."

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dicom_maker import noise
 from fuzz.mutate import damaged
 from fuzz.seeds import good_neighbour
 from scanloom.core import Reason, ScanError
-from scanloom.io.find import find_series
-from scanloom.io.index import build_index
+from scanloom.io.index.build import build_index
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
+from support.write_dicom import noise
 
 DEADLINE = 60  # s a scan: its own deadlines are shorter
 BATCH = 20  # scans that lie in one folder

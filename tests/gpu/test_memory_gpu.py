@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import cards_by_hand
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError, Volume
-from scanloom.inference.predictor import Predictor
-from scanloom.inference.windows import BatchSize, Slider
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.sliding_window import BatchSize, SlidingWindow
+from support import model_cards as cards_by_hand
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +36,7 @@ def limit(bytes_: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, bytes_ / total))
 
 
-def scores_and_peak(slider: Slider, image: torch.Tensor) -> tuple[torch.Tensor, int]:
+def scores_and_peak(slider: SlidingWindow, image: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return all scores on the host, and the most memory that torch held meanwhile."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -45,13 +45,13 @@ def scores_and_peak(slider: Slider, image: torch.Tensor) -> tuple[torch.Tensor, 
     return found, torch.cuda.max_memory_reserved()
 
 
-def slider(windows: int) -> Slider:
+def slider(windows: int) -> SlidingWindow:
     """Return a network whose windows take about 100 MB each."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Conv3d(1, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(32, 3, 1)
     ).cuda()
-    return Slider(network, Window((96, 96, 96), 0.25), batch=BatchSize(windows))
+    return SlidingWindow(network, Window((96, 96, 96), 0.25), batch=BatchSize(windows))
 
 
 def test_fewer_windows_at_once_give_the_same_scores() -> None:
@@ -72,7 +72,7 @@ def test_a_device_too_small_for_one_window_is_named(tmp_path: Path) -> None:
     card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path), window=Window((96, 96, 96)))
     grid = cards_by_hand.grid((96, 96, 96), (2.0, 2.0, 2.0))
     volume = Volume(np.zeros(grid.shape, np.int16, order="F"), grid, "HU", "CT")
-    predictor = Predictor(card, device="cuda")
+    predictor = TorchPredictor(card, device="cuda")
 
     limit(torch.cuda.memory_reserved() + 8 * 2**20)
     with pytest.raises(ScanError) as caught:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import cards_by_hand
 from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
 from scanloom.core import ComputeOptions, Flag, Volume
 from scanloom.inference.device import choose_batch
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.predictor import Predictor
+from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import to_network
+from support import model_cards as cards_by_hand
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,11 +54,11 @@ def test_labels_equal_those_of_the_cpu(
     card: ModelCard, changes: str, tilt: float, codes: str
 ) -> None:
     card, volume = replace(card, **CHANGES[changes]), scan(codes=codes, tilt=tilt)
-    cpu = Predictor(card, device="cpu").predict(volume)
+    cpu = TorchPredictor(card, device="cpu").predict(volume)
     for precision, least in (("float32", 0.9995), ("half", 0.99)):
-        cuda = Predictor(card, device="cuda", compute=ComputeOptions(precision=precision)).predict(
-            volume
-        )
+        cuda = TorchPredictor(
+            card, device="cuda", compute=ComputeOptions(precision=precision)
+        ).predict(volume)
         for ours, theirs in zip(cuda.layers, cpu.layers, strict=True):
             equal = float(np.mean(ours.labels == theirs.labels))
             print(f"{changes}, {codes}, tilt {tilt}, {precision}: {equal:.4%} equal")
@@ -70,7 +70,7 @@ def test_equal_runs_give_equal_bytes(card: ModelCard, precision: str) -> None:
     volume = scan(turn=6)
 
     one, two = (
-        Predictor(card, device="cuda", compute=ComputeOptions(precision=precision))
+        TorchPredictor(card, device="cuda", compute=ComputeOptions(precision=precision))
         .predict(volume)
         .layers[0]
         .labels
@@ -90,7 +90,7 @@ def test_a_scan_is_shown_as_on_the_cpu() -> None:
 
 
 def test_auto_takes_the_device_and_half(card: ModelCard) -> None:
-    predictor = Predictor(card)
+    predictor = TorchPredictor(card)
 
     assert predictor.device.device.type == "cuda"
     assert predictor.precision.name == "float16"
@@ -101,11 +101,13 @@ def test_half_that_overflows_gives_way_to_float32(card: ModelCard, tmp_path: Pat
     """300 x 300 is more than half can say: the labels are those of float32, and it is said."""
     path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (300.0, 300.0))
     loud = replace(card, weights=cards_by_hand.card(path).weights)
-    exact = Predictor(loud, device="cuda", compute=ComputeOptions(precision="float32")).predict(
+    exact = TorchPredictor(
+        loud, device="cuda", compute=ComputeOptions(precision="float32")
+    ).predict(scan())
+
+    made = TorchPredictor(loud, device="cuda", compute=ComputeOptions(precision="half")).predict(
         scan()
     )
-
-    made = Predictor(loud, device="cuda", compute=ComputeOptions(precision="half")).predict(scan())
 
     assert (made.flags, made.precision) == ((Flag.HALF_OVERFLOWED,), "float32")
     np.testing.assert_array_equal(made.layers[0].labels, exact.layers[0].labels)
@@ -115,7 +117,7 @@ def test_weights_beyond_half_are_taken_in_float32(card: ModelCard, tmp_path: Pat
     path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=1e5)
     loud = replace(card, weights=cards_by_hand.card(path).weights)
 
-    predictor = Predictor(loud, device="cuda", compute=ComputeOptions(precision="half"))
+    predictor = TorchPredictor(loud, device="cuda", compute=ComputeOptions(precision="half"))
 
     assert predictor.precision_name == "float32"
     assert predictor.predict(scan()).flags == (Flag.HALF_OVERFLOWED,)

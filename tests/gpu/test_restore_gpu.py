@@ -7,12 +7,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import restore_cases
-from restore_cases import smooth, spread
 from scanloom.cards.card import Argmax
-from scanloom.inference import restore_cuda
-from scanloom.inference.resample import Taps
-from scanloom.inference.restore import decide
+from scanloom.inference.resample import LinearWeights
+from scanloom.inference.restore import cuda
+from scanloom.inference.restore.restorers import decide_torch
+from support import restore_cases
+from support.restore_cases import smooth, spread
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ SHAPE = (90, 256, 256)
 @pytest.fixture(scope="module")
 def device() -> torch.device:
     found = torch.device("cuda", torch.cuda.current_device())
-    choice = restore_cuda.available(found)
+    choice = cuda.available(found)
     if choice.why == "Triton is not installed":
         pytest.skip(choice.why)
     assert choice.usable, choice.why
@@ -37,7 +37,7 @@ def labels_of(scores: torch.Tensor) -> NDArray[np.uint8]:
     sizes = (scores.shape[0], *scores.shape[2:])
     s, j, i = (spread(size, count) for size, count in zip(sizes, SHAPE, strict=True))
     out = np.full(SHAPE, restore_cases.POISON, np.uint8)
-    restore_cuda.label(scores, (s, j, i), Argmax(), [out])
+    cuda.label(scores, (s, j, i), Argmax(), [out])
     return out
 
 
@@ -59,11 +59,11 @@ def test_labels_equal_those_of_plain_torch(
     scores = smooth(60, classes, 119, 119, dtype)
     cpu = torch.device("cpu")
     sizes = (scores.shape[0], *scores.shape[2:])
-    taps = [Taps(spread(n, m), n, cpu) for n, m in zip(sizes, SHAPE, strict=True)]
+    taps = [LinearWeights(spread(n, m), n, cpu) for n, m in zip(sizes, SHAPE, strict=True)]
 
     ours = labels_of(scores.to(device))
 
-    (theirs,) = decide(scores, taps, Argmax())
+    (theirs,) = decide_torch(scores, taps, Argmax())
     equal = float(np.mean(ours == theirs.numpy()))
     print(f"{classes} classes, {dtype}: {equal:.5%} equal")
     assert equal >= 0.9999

@@ -11,8 +11,8 @@ import scanloom
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, ScanError, Volume
-from scanloom.inference.predictor import Predictor
-from scans import ROOT
+from scanloom.inference.predictor import TorchPredictor
+from support.real_scans import ROOT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def card() -> ModelCard:
 
 
 def labels(card: ModelCard, volume: Volume, device: str, precision: str) -> NDArray[np.integer]:
-    predictor = Predictor(card, device=device, compute=ComputeOptions(precision=precision))
+    predictor = TorchPredictor(card, device=device, compute=ComputeOptions(precision=precision))
     return predictor.predict(volume).layers[0].labels
 
 

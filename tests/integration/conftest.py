@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import engine_models as em
-from commands import write_tiny_bundle
-from run_maker import Runs
+from support import engine_models as em
+from support.commands import write_tiny_bundle
+from support.make_run import Runs
 
 
 @pytest.fixture(scope="module")

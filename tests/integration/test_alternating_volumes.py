@@ -11,10 +11,10 @@ import pytest
 from pydicom import Dataset
 
 import scanloom
-from dicom_maker import MR, Coding, Geometry, Words, uid, write_series
 from scanloom.core import ScanError
-from scanloom.io.dicom.headers import Header, read_headers
-from scanloom.io.dicom.series import headers_outline, read_dicom
+from scanloom.io.dicom.header.header import Header, read_headers
+from scanloom.io.dicom.series import probe_headers, read_dicom
+from support.write_dicom import MR, Coding, Geometry, Words, uid, write_series
 
 PLACES = 9
 RAW = Coding(intercept="0")
@@ -135,7 +135,7 @@ def headers_of(folder: Path, volumes: int, places: int, say: Say) -> list[Header
 
 def code_of(headers: Sequence[Header], phase: int | None) -> str:
     try:
-        headers_outline(headers, phase)
+        probe_headers(headers, phase)
     except ScanError as error:
         return error.code
     return ""

@@ -10,10 +10,10 @@ import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
 import scanloom
-from cards_by_hand import card, structures
-from scanloom.core import Case, Clock, Layer, Outputs, ReadOptions, Segmentation, Series, Volume
-from scanloom.engine import steps
-from written_cases import ORDERS, directions, turned
+from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
+from scanloom.engine.case import steps
+from support.case_folders import ORDERS, directions, turned
+from support.model_cards import card, structures
 
 CENTRE = np.array((7.0, -11.0, 19.0))  # RAS mm
 RADIUS = 9.0
@@ -45,7 +45,7 @@ class Threshold:
     def __init__(self, weights: Path) -> None:
         self.card = card(weights, structures=structures(1))
 
-    def predict(self, volume: Volume, clock: Clock | None = None, **_: object) -> Segmentation:
+    def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
         labels = np.asfortranarray((volume.array > 500).astype(np.uint8))
         return Segmentation(self.card.name, (Layer(labels, self.card.structures),), volume.grid)
 

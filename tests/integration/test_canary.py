@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from canaries import CANARY, REFUSED, USED, birds, contents
-from commands import Ended, scanloom_process, write_tiny_bundle
+from support.canaries import CANARY, REFUSED, USED, birds, contents
+from support.commands import Ended, scanloom_process, write_tiny_bundle
 
 SCANS = {maker.__name__: f"{n:02d}" for n, maker in enumerate((*USED, *REFUSED), 1)}
 UID = re.compile(rb"\d\.(\d+\.){2,}\d{5,}")
@@ -174,7 +174,7 @@ def test_a_single_scan_that_is_refused(
 TALKATIVE = """
 import logging, sys, warnings
 from scanloom.cli.main import main
-from scanloom.engine import steps
+from scanloom.engine.case import steps
 
 def load(*arguments, **more):
     warnings.warn("of CANARY^Zo\u00ebGa\u00f1d\u00eda", UserWarning)

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import engine_models as em
-from commands import scanloom
-from dicom_maker import Words, noise, write_series
-from run_maker import GOOD, Runs
-from scanloom.core import Clock, Series
-from scanloom.engine.scope import Scope
-from scanloom.engine.work import Place, work_on
+from scanloom.core import Series, StepTimer
+from scanloom.engine.case.run_case import OutputTarget, run_case
+from scanloom.engine.workflow.scope import Scope
 from scanloom.io.identity import channels_hash, key_fingerprint
 from scanloom.io.read import load_volume
+from support import engine_models as em
+from support.commands import scanloom
+from support.make_run import GOOD, Runs
+from support.write_dicom import Words, noise, write_series
 
 SLICES = 20
 BLOCK = 9
@@ -453,8 +453,8 @@ def test_a_file_that_changes_while_it_is_read_gives_no_result(tmp_path: Path) ->
             file.write_bytes(file.read_bytes())
 
     key = b"k" * 32
-    place = Place(tmp_path / "out", key_fingerprint(key), key=key)
-    record = work_on(case, lambda: em.threshold_models(tmp_path), place, Clock(touch))
+    place = OutputTarget(tmp_path / "out", key_fingerprint(key), key=key)
+    record = run_case(case, lambda: em.threshold_models(tmp_path), place, StepTimer(touch))
 
     assert record.reason is not None
     assert (record.reason.code, record.reason.retry) == ("SOURCE_CHANGED", True)

@@ -16,10 +16,10 @@ from monai.networks.nets.unet import UNet
 from monai.transforms import NormalizeIntensity
 
 import scanloom as product
-from bundles import CONFIG, METADATA, write_bundle
-from cards_by_hand import SMALL_UNET, smooth_scan
-from commands import Ended, scanloom
-from dicom_maker import Geometry, Words, write_series
+from support.bundles import CONFIG, METADATA, write_bundle
+from support.commands import Ended, scanloom
+from support.model_cards import SMALL_UNET, smooth_scan
+from support.write_dicom import Geometry, Words, write_series
 
 SHAPE = (40, 36, 24)
 INPUTS = ("T1", "FLAIR")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_runs import ClusterRun
-from commands import scanloom
-from foreign_dask import BLIND, NO_SCANLOOM, OTHER_VERSION, foreign
+from support.cluster_runs import ClusterRun
+from support.commands import scanloom
+from support.foreign_dask import BLIND, NO_SCANLOOM, OTHER_VERSION, foreign
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_scheduler_that_goes_ends_the_run_with_a_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "word"),
     [
-        ("tcp://127.0.0.1:1", "no scheduler answers there"),
+        ("tcp://127.0.0.1:1", "no scheduler answers at this address"),
         ("no-such-file.json", "nor a scheduler file"),
         ("ssh:", "no hosts"),
     ],

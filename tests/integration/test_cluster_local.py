@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_runs import LOOPBACK, ClusterRun, http_answer, listeners
-from formula_run import processes
-from scanloom.engine.local_cluster import local_cluster
+from scanloom.engine.clusters.local import local_cluster
+from support.cluster_runs import LOOPBACK, ClusterRun, http_answer, listeners
+from support.formula_run import processes
 
 ROUTES = (
     "/",

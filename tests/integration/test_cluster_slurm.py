@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_runs import ClusterRun
+from support.cluster_runs import ClusterRun
 
 pytestmark = [
     pytest.mark.reference,

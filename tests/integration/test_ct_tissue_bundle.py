@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from scans import ROOT
+from support.real_scans import ROOT
 
 pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
 pytest.importorskip("fire", reason="MONAI's runner needs fire")
@@ -31,9 +31,9 @@ def part(tmp_path: Path) -> Path:
 
 def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
     import scanloom
-    from scanloom.cards.bundle import read_bundle
+    from scanloom.cards.monai.bundle import read_bundle
     from scanloom.core import ComputeOptions
-    from scanloom.inference.predictor import Predictor
+    from scanloom.inference.predictor import TorchPredictor
 
     command = [
         *(sys.executable, "-W", "ignore", "-m", "monai.bundle", "run"),
@@ -49,7 +49,7 @@ def test_monai_runs_it_and_labels_are_ours(part, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = np.asarray(nib.load(tmp_path / "out" / "part_tissue.nii.gz").dataobj)
 
-    predictor = Predictor(
+    predictor = TorchPredictor(
         read_bundle(BUNDLE), device="cpu", compute=ComputeOptions(precision="float32")
     )
     ours = predictor.predict(scanloom.load_volume(part, modality="CT")).layers[0].labels

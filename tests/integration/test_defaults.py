@@ -14,9 +14,9 @@ import pytest
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Clock, ComputeOptions, Layer, Volume
+from scanloom.core import ComputeOptions, Layer, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
-from scanloom.inference.predictor import Predictor
+from scanloom.inference.predictor import TorchPredictor
 from scanloom.io.read import load_volume
 
 HOME = ComputeOptions("float32", skip_air=False, compiled_restore=False)
@@ -37,7 +37,7 @@ def card() -> ModelCard:
 
 @pytest.fixture(scope="module")
 def home(card: ModelCard, volume: Volume) -> Layer:
-    return Predictor(card, HOME, device="cpu").predict(volume).layers[0]
+    return TorchPredictor(card, HOME, device="cpu").predict(volume).layers[0]
 
 
 def difference(what: str, found: Layer, home: Layer) -> tuple[float, float]:
@@ -58,7 +58,7 @@ def test_compiled_restore_changes_nothing_but_ties(
     card: ModelCard, volume: Volume, home: Layer
 ) -> None:
     """--no-compiled-restore turns it off."""
-    found = Predictor(card, replace(HOME, compiled_restore=True), device="cpu").predict(volume)
+    found = TorchPredictor(card, replace(HOME, compiled_restore=True), device="cpu").predict(volume)
 
     share, least = difference("compiled restore", found.layers[0], home)
 
@@ -68,8 +68,8 @@ def test_compiled_restore_changes_nothing_but_ties(
 
 def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--no-skip-air turns it off. The card that ships does not ask for it: here it does."""
-    told, clock = replace(card, air_below=AIR), Clock()
-    found = Predictor(told, replace(HOME, skip_air=True), device="cpu").predict(volume, clock)
+    told, clock = replace(card, air_below=AIR), StepTimer()
+    found = TorchPredictor(told, replace(HOME, skip_air=True), device="cpu").predict(volume, clock)
 
     share, least = difference(f"skip air ({clock.notes['skip air'][0]})", found.layers[0], home)
 
@@ -80,7 +80,7 @@ def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, h
 @pytest.mark.skipif(bfloat16_units() is None, reason="the CPU does not multiply bfloat16")
 def test_bfloat16_changes_little(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--precision float32 turns it off. By itself it is taken only where the card lists it."""
-    found = Predictor(card, replace(HOME, precision="half"), device="cpu").predict(volume)
+    found = TorchPredictor(card, replace(HOME, precision="half"), device="cpu").predict(volume)
 
     share, least = difference("bfloat16", found.layers[0], home)
 

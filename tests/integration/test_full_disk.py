@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from archives import nifti
-from commands import scanloom, write_tiny_bundle
-from dicom_maker import Words, noise, write_series
-from trouble import Quick, on_small_disk
+from support.archives import nifti
+from support.commands import scanloom, write_tiny_bundle
+from support.faults import Quick, on_small_disk
+from support.write_dicom import Words, noise, write_series
 
 FULL = """
 mount -t tmpfs -o size=40k none "$1"; disk=$1; shift

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from commands import scanloom
-from dicom_maker import noise
-from input_kinds import header_of, write_analyze, write_archive, write_mgh, write_nifti
-from run_maker import GOOD, Runs, write_study
-from trouble import in_time
+from support.commands import scanloom
+from support.faults import in_time
+from support.input_kinds import header_of, write_analyze, write_archive, write_mgh, write_nifti
+from support.make_run import GOOD, Runs, write_study
+from support.write_dicom import noise
 
 Writer = Callable[[Path, NDArray[np.int16], int], Path]
 

@@ -1,4 +1,4 @@
-"""A run that is killed again and again gives what an undisturbed one gives: `tests/kills.py`."""
+"""A killed run has the results of an undisturbed one: `tests/stress/kill_runs.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "kills.py"
+PROGRAM = Path(__file__).parents[1] / "stress" / "kill_runs.py"
 
 
 def kill(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +19,7 @@ def kill(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_killed_runs_give_the_same_bytes_and_a_broken_writer_is_noticed(tmp_path: Path) -> None:
-    """Six kills, one at each stage; many more: `python tests/kills.py`."""
+    """Six kills, one at each stage; many more: `python tests/stress/kill_runs.py`."""
     done = kill(tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,17 +13,22 @@ import pytest
 from pydicom import dcmread
 
 import scanloom
-from balls import Ball, wrong
-from dicom_maker import uid
-from kinds import CHOSEN, KINDS, READ, REFUSED, SKIPPED, Kind
 from scanloom.core import ScanError, Volume
-from scanloom.io.dicom.fast_header import read_plain, read_start
-from scanloom.io.dicom.headers import quiet
-from scanloom.io.dicom.odd_header import read_odd
-from scanloom.io.find import find_series
-from scanloom.io.index import build_index
+from scanloom.io.dicom.header.fallback import parse_with_pydicom
+from scanloom.io.dicom.header.header import pydicom_muted
+from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.index.build import build_index
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
-from scans import scans_folder
+from support.balls import Ball, wrong
+from support.dicom_kinds import KINDS
+from support.dicom_kinds.base import Kind
+from support.dicom_kinds.chosen import CHOSEN
+from support.dicom_kinds.refused import REFUSED
+from support.dicom_kinds.single import READ
+from support.dicom_kinds.skipped import SKIPPED
+from support.real_scans import scans_folder
+from support.write_dicom import uid
 
 
 def code_of(folder: Path, **options: Any) -> str:
@@ -59,8 +64,11 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     whole = [one for one in found.series if one.slices] or found.series
     assert {one.what.reason for one in whole} == {PIXELS_TELL.get(name, KINDS[name].code)}
     for entry in found.rows.entries:
-        with quiet():
-            fast, odd = read_plain(entry.path, read_start(entry.path)), read_odd(Path(entry.path))
+        with pydicom_muted():
+            fast, odd = (
+                parse_plain(entry.path, read_first_bytes(entry.path)),
+                parse_with_pydicom(Path(entry.path)),
+            )
         assert fast in (None, odd)
         assert odd.packed()
     shape = whole[0].what.shape

@@ -13,12 +13,24 @@ from hypothesis import strategies as st
 from pydicom.tag import Tag
 
 import scanloom
-from kinds import AXIAL, stored
-from kinds_mixed import ATTRIBUTES, MAY_LACK, OURS, WHICH, Mixture, mixtures, two_kinds
-from multiframe_maker import frames_of, write_enhanced
 from scanloom.core import ScanError
-from scanloom.io.dicom.meaning import ADAPTED, MEANING, ROUNDING
-from scanloom.io.index import build_index
+from scanloom.io.dicom.splitting.uniform_attributes import (
+    ADAPTED_SHARE,
+    QUANTITY_TAGS,
+    ROUNDING_SHARE,
+)
+from scanloom.io.index.build import build_index
+from support.dicom_kinds.base import AXIAL, stored
+from support.dicom_kinds.mixed import (
+    ATTRIBUTES,
+    MAY_LACK,
+    OURS,
+    WHICH,
+    Mixture,
+    mixtures,
+    two_kinds,
+)
+from support.write_multiframe import frames_of, write_enhanced
 
 ALL = tuple(mixtures())
 
@@ -48,7 +60,7 @@ def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute):
 
 def test_every_tag_on_which_slices_agree_is_among_the_attributes():
     mixed = {int(Tag(tag)) for tag, *_ in ATTRIBUTES.values()}
-    assert {tag for attribute in MEANING for tag in attribute.tags} - mixed == set()
+    assert {tag for attribute in QUANTITY_TAGS for tag in attribute.tags} - mixed == set()
 
 
 @pytest.mark.parametrize("keyword", ["StudyDate", "AcquisitionDate", "ContentDate", "Manufacturer"])
@@ -107,7 +119,7 @@ def test_slices_with_equal_values_in_another_notation_are_read(tmp_path, which):
 )
 def test_only_rounded_numbers_count_as_equal(keyword, value, share, which):
     others = WHICH[which]
-    allowed = ROUNDING if keyword == "EchoTime" else ADAPTED
+    allowed = ROUNDING_SHARE if keyword == "EchoTime" else ADAPTED_SHARE
     assume(abs(share - 1) > 0.01)
 
     def edit(k: int, ds: Any) -> None:

@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 import scanloom
-from balls import wrong
-from dicom_maker import PLANES, noise, write_series
-from kinds import Kind
-from kinds_refused import KINDS
 from scanloom.core import Grid, ScanError, Volume
-from scanloom.io.dicom.elements import unpack_elements
-from scanloom.io.dicom.fast_header import read_plain, read_start
-from scanloom.io.dicom.headers import Header, quiet, read_headers
-from scanloom.io.dicom.odd_header import read_odd
-from scanloom.io.dicom.rounding import is_rounded_stack
-from scanloom.io.dicom.slices import Slice, single_slice
-from scanloom.io.dicom.stack import stack_slices
-from scanloom.io.index import build_index
+from scanloom.io.dicom.geometry.rounded_positions import is_rounded_stack
+from scanloom.io.dicom.geometry.slices import Slice, single_slice
+from scanloom.io.dicom.geometry.stack import stack_slices
+from scanloom.io.dicom.header.elements import decode_elements
+from scanloom.io.dicom.header.fallback import parse_with_pydicom
+from scanloom.io.dicom.header.header import Header, pydicom_muted, read_headers
+from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.index.build import build_index
+from support.balls import wrong
+from support.dicom_kinds.base import Kind
+from support.dicom_kinds.once_refused import KINDS
+from support.write_dicom import PLANES, noise, write_series
 
 Turn = NDArray[np.float64]
 READ = {name: kind for name, kind in KINDS.items() if not kind.code}
@@ -52,10 +52,13 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     whole = [one for one in found.series if one.slices] or found.series
     assert {one.what.reason for one in whole} == {KINDS[name].code}
     for entry in found.rows.entries:
-        with quiet():
-            fast, odd = read_plain(entry.path, read_start(entry.path)), read_odd(Path(entry.path))
+        with pydicom_muted():
+            fast, odd = (
+                parse_plain(entry.path, read_first_bytes(entry.path)),
+                parse_with_pydicom(Path(entry.path)),
+            )
         assert fast in (None, odd)
-        assert unpack_elements(odd.packed()) == odd
+        assert decode_elements(odd.packed()) == odd
 
 
 @pytest.mark.parametrize("name", READ)

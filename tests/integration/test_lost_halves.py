@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import engine_models as em
-from commands import write_tiny_bundle
-from dicom_maker import Words, noise, write_series
-from run_maker import GOOD, Runs
+from support import engine_models as em
+from support.commands import write_tiny_bundle
+from support.make_run import GOOD, Runs
+from support.write_dicom import Words, noise, write_series
 
 HALF = 4
 

@@ -17,13 +17,13 @@ CASE = """
 import json, resource, sys, tempfile
 from pathlib import Path
 import numpy as np, torch
-import cards_by_hand
+from support import model_cards as cards_by_hand
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import Case, Clock, ComputeOptions, Outputs, ScanError, Series, Volume
-from scanloom.engine import steps
-from scanloom.engine.case_types import LoadedCase
-from scanloom.engine.energy import Meter
-from scanloom.engine.estimate import estimate_case
+from scanloom.engine.case import steps
+from scanloom.engine.case.types import LoadedCase
+from scanloom.engine.machine.energy import Meter
+from scanloom.engine.case.memory_estimate import estimate_case
 from scanloom.inference.predictor import Predictor
 from scanloom.io.scan import ItkSource, Scan
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import cards_by_hand
-import engine_models
-from commands import Ended, scanloom, write_tiny_bundle
-from dicom_maker import write_series
-from formula_run import formula_environment
 from scanloom.inference.device import bfloat16_units
+from support import engine_models
+from support import model_cards as cards_by_hand
+from support.commands import Ended, scanloom, write_tiny_bundle
+from support.formula_run import formula_environment
+from support.write_dicom import write_series
 
 STEERING = "\x1b]0;owned\x07\x9b31m\u202e"
 
@@ -159,12 +159,12 @@ def test_a_run_says_no_path_of_its_model(
 
 def test_the_workflow_of_a_run_is_one(series: Path, bundle: Path, tmp_path: Path) -> None:
     """What stands in a run's folder can be given to `plan` and `run` again."""
-    from scanloom.engine.run_folder import told_workflow
-    from scanloom.engine.workflow import parse_workflow, read_workflow
+    from scanloom.engine.run_folder import publishable_workflow
+    from scanloom.engine.workflow.schema import parse_workflow, read_workflow
 
     asked = read_workflow(workflow_of(bundle, "policy: {gaps: interpolate}\n"))
 
-    again = parse_workflow(json.dumps(told_workflow(asked, ["tiny"])))
+    again = parse_workflow(json.dumps(publishable_workflow(asked, ["tiny"])))
 
     assert again == asked.model_copy(update={"models": ("tiny",)})
 

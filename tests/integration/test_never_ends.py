@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from commands import scanloom
-from dicom_maker import noise, write_series
 from scanloom import load_volume
 from scanloom.core import Flag, ScanError
-from scanloom.engine.lock import hold_lock
-from trouble import Quick, in_time
+from scanloom.engine.run_lock import hold_run_lock
+from support.commands import scanloom
+from support.faults import Quick, in_time
+from support.write_dicom import noise, write_series
 
 ZERO = Path("/dev/zero")
 
@@ -144,9 +144,9 @@ def test_a_lock_of_other_words_is_named(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "out" / ".work" / "run.lock"
     put(kind, place)
     with pytest.raises(ScanError, match="does not name its run") as caught:
-        hold_lock(tmp_path / "out").__enter__()
+        hold_run_lock(tmp_path / "out").__enter__()
     assert caught.value.code == "LOCKED"
-    with hold_lock(tmp_path / "out", take_over=True):
+    with hold_run_lock(tmp_path / "out", take_over=True):
         assert "process" in place.read_text()
     assert not place.exists()
 
@@ -167,7 +167,7 @@ if "spawn_main" in " ".join(sys.orig_argv) and os.environ.get("HANG"):
 IMPATIENT = """
 import sys
 if __name__ == "__main__":
-    from scanloom.engine import local_cluster
+    from scanloom.engine.clusters import local
     local_cluster.START_TIMEOUT_S = 2.0
     from scanloom.cli.main import main
     main()

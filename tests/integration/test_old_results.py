@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commands import Ended, scanloom
+from support.commands import Ended, scanloom
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "out-1"
 OF_RUN, OF_SEGMENT = "2soihlxcagdllmhohb3xzfz5hy", "2scghii23ahvrfugqv44jzbksq"

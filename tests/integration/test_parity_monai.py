@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import cards_by_hand
 from scanloom.cards.card import (
     NetworkGrid,
     NetworkSpec,
@@ -27,7 +26,8 @@ from scanloom.cards.card import (
     Window,
 )
 from scanloom.core import ComputeOptions, Grid, Volume
-from scanloom.inference.predictor import Predictor
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards as cards_by_hand
 
 pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
 pytest.importorskip("fire", reason="MONAI's runner needs fire")
@@ -304,7 +304,7 @@ def test_labels_equal_those_of_monais_runner(model: str, tmp_path: Path) -> None
 
     results = run_monai(tmp_path, tmp_path)
 
-    predictor = Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
+    predictor = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
     for scan, volume in scans.items():
         if volume.grid.sheared and card.grid.spacing is None:
             continue  # MONAI shows such a stack as if it did not lean; scanloom sets it upright
@@ -334,7 +334,7 @@ def test_labels_equal_those_of_the_zoos_spleen_bundle(tmp_path: Path) -> None:
     zoo = Path(os.environ.get("SCANLOOM_ZOO", os.devnull)) / "models" / "spleen_ct_segmentation"
     if not zoo.is_dir():
         pytest.skip("a checkout of MONAI's model-zoo is not here (SCANLOOM_ZOO)")
-    from scanloom.cards.bundle import read_bundle
+    from scanloom.cards.monai.bundle import read_bundle
 
     bundle = tmp_path / "spleen_ct_segmentation"
     shutil.copytree(zoo, bundle)
@@ -353,7 +353,7 @@ def test_labels_equal_those_of_the_zoos_spleen_bundle(tmp_path: Path) -> None:
         "--inferer#sw_batch_size=1",
     )
 
-    predictor = Predictor(
+    predictor = TorchPredictor(
         read_bundle(bundle), device="cpu", compute=ComputeOptions(precision="float32")
     )
     for scan, volume in scans.items():

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster_runs import ClusterRun
-from formula_run import PROGRAM
+from support.cluster_runs import ClusterRun
+from support.formula_run import PROGRAM
 
 NOBODY = 65534
 NAMES = ("json", "torch", "numpy", "nibabel", "highdicom", "distributed", "multiprocessing")
-NAMES += ("sitecustomize", "matplotlib", "scanloom", "monai", "socket", "jinja2", "engine_models")
+NAMES += ("sitecustomize", "matplotlib", "scanloom", "monai", "socket", "jinja2", "support")
 
 pytestmark = [
     pytest.mark.slow,

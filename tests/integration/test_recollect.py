@@ -8,8 +8,8 @@ import nibabel
 import numpy as np
 import pytest
 
-from commands import scanloom
-from trouble import Quick
+from support.commands import scanloom
+from support.faults import Quick
 
 TABLES = ("manifest.csv", "manifest.parquet", "measurements.csv", "measurements.parquet")
 

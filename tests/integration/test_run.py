@@ -18,11 +18,11 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-import engine_models as em
-from commands import scanloom, scanloom_process, write_tiny_bundle
-from formula_run import processes
-from run_maker import GOOD, SLICES, THORAX, WRONG, Runs, write_study
-from scanloom.io.living import process_space, process_start
+from scanloom.io.system.liveness import pid_namespace, process_start_ticks
+from support import engine_models as em
+from support.commands import scanloom, scanloom_process, write_tiny_bundle
+from support.formula_run import processes
+from support.make_run import GOOD, SLICES, THORAX, WRONG, Runs, write_study
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +252,9 @@ def test_one_run_at_a_time(done: Runs) -> None:
     pid = os.getpid()
     mine = {
         "host": socket.gethostname(),
-        "space": process_space(),
+        "space": pid_namespace(),
         "process": pid,
-        "start": process_start(pid),
+        "start": process_start_ticks(pid),
         "since": "x",
     }
 
@@ -324,8 +324,8 @@ def test_a_mistake_in_a_workflow_is_told_with_line_key_and_nearest_word(runs: Ru
 
     assert ended.code == 65
     for words in (
-        "line 3: select.kernl is no key here; did you mean kernel?",
-        "line 5: execution.devize is no key here; did you mean device?",
+        "line 3: select.kernl is not a key here; did you mean kernel?",
+        "line 5: execution.devize is not a key here; did you mean device?",
         "line 6: execution.precision: did you mean half?",
     ):
         assert words in ended.out, ended.out

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import compute, parquet
 
-import engine_models as em
-from commands import Ended, scanloom, write_tiny_bundle
-from dicom_maker import Words, noise, write_series
-from formula_run import formula_environment
+from support import engine_models as em
+from support.commands import Ended, scanloom, write_tiny_bundle
+from support.formula_run import formula_environment
+from support.write_dicom import Words, noise, write_series
 
 SLICES = 4
 GOOD = (3000, 3001)

@@ -20,9 +20,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-import engine_models as em
-from commands import scanloom, write_tiny_bundle
-from formula_run import PROGRAM, formula_environment, processes, start
+from support import engine_models as em
+from support.commands import scanloom, write_tiny_bundle
+from support.formula_run import PROGRAM, formula_environment, processes, start
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-import engine_models as em
-from commands import write_tiny_bundle
-from formula_run import PROGRAM, formula_environment, processes
+from support import engine_models as em
+from support.commands import write_tiny_bundle
+from support.formula_run import PROGRAM, formula_environment, processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prctl and cores of Linux")
 
@@ -166,13 +166,13 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
     word = os.urandom(32)
     sandbox = (
         "import time\n"
-        "from scanloom.io import sandbox as s\n"
+        "from scanloom.io.system import sandbox as s\n"
         "assert s.run_limited(s.warm_up, limits=s.Limits(1 << 28, 30.0, 30.0)) is None\n"
         "print(s._SERVER._process.pid, flush=True); time.sleep(600)\n"
     )
     survey = (
         "import time\n"
-        "from scanloom.io.helpers import Helpers\n"
+        "from scanloom.io.index.workers import HeaderWorkers\n"
         "with Helpers(2) as h:\n"
         "    h.start(); h.survey([[], []])\n"
         "    print(h._workers[0]._process.pid, flush=True); time.sleep(600)\n"

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from pydicom import dcmread
 
-import written_cases as wc
 from scanloom.core import Segmentation
-from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, Scan
-from scanloom.io.write_seg import write_segs
-from seg_witnesses import (
+from scanloom.io.write.dicom_seg import write_segs
+from support import case_folders as wc
+from support.seg_witnesses import (
     LABELMAP_ERRORS,
     Points,
     assert_same_places,
@@ -37,7 +36,7 @@ ORIENTATIONS = [(codes, 0.0) for codes in wc.RIGHT_HANDED] + [("LPS", 20.0), ("P
 def written(
     folder: Path, scan: Scan, *segmentations: Segmentation, seg: str = "binary", **outputs: object
 ) -> Path:
-    write_results(folder, segmentations, scan, wc.case_with(seg=seg, **outputs), ())
+    wc.write_results(folder, segmentations, scan, wc.case_with(seg=seg, **outputs), ())
     return folder
 
 

@@ -14,17 +14,21 @@ import SimpleITK
 from pydicom import Dataset, dcmread
 from scipy.spatial import KDTree
 
-from balls import BALL, LATE, SHAPE, STEP, TO_RAS, Ball, around, drawn
-from cards_by_hand import card, structures
-from dicom_maker import Geometry, Words, write_series
-from kinds import CHOSEN, READ, REFUSED, enhanced, mosaic, plain, tilt
-from kinds_refused import KINDS as REFUSED_ONCE
-from scanloom.core import Case, Clock, Flag, Layer, Outputs, ReadOptions, Segmentation, Volume
-from scanloom.engine import steps
-from scanloom.engine.case_types import SegmentedCase
-from scanloom.io.find import find_series
-from seg_witnesses import complaints, dcmqi_points, highdicom_frame_points, sorted_points
-from written_cases import RIGHT_HANDED, directions
+from scanloom.core import Case, Flag, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
+from scanloom.engine.case import steps
+from scanloom.engine.case.types import SegmentedCase
+from scanloom.io.index.series import find_series
+from support.balls import BALL, LATE, SHAPE, STEP, TO_RAS, Ball, around, drawn
+from support.case_folders import RIGHT_HANDED, directions
+from support.dicom_kinds.base import plain, tilt
+from support.dicom_kinds.chosen import CHOSEN
+from support.dicom_kinds.enhanced import enhanced, mosaic
+from support.dicom_kinds.once_refused import KINDS as REFUSED_ONCE
+from support.dicom_kinds.refused import REFUSED
+from support.dicom_kinds.single import READ
+from support.model_cards import card, structures
+from support.seg_witnesses import complaints, dcmqi_points, highdicom_frame_points, sorted_points
+from support.write_dicom import Geometry, Words, write_series
 
 NEAR, SHARE = 0.5, 0.03  # mm; share of the ball's volume: the edge is cut at half
 NEAR_RECTANGULAR = 0.9  # mm: a slice moves by half a voxel at most
@@ -38,7 +42,7 @@ class Threshold:
     def __init__(self, weights: Path) -> None:
         self.card = card(weights, structures=structures(1))
 
-    def predict(self, volume: Volume, clock: Clock | None = None, **_: object) -> Segmentation:
+    def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
         half = (float(volume.array.min()) + float(volume.array.max())) / 2
         labels = np.asfortranarray((volume.array > half).astype(np.uint8))
         return Segmentation(self.card.name, (Layer(labels, self.card.structures),), volume.grid)

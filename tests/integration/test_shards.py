@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from commands import scanloom, write_tiny_bundle
-from dicom_maker import Words, noise, write_series
-from engine_models import WRONG
-from formula_run import formula_environment, start
+from support.commands import scanloom, write_tiny_bundle
+from support.engine_models import WRONG
+from support.formula_run import formula_environment, start
+from support.write_dicom import Words, noise, write_series
 
 GOOD = range(3000, 3006)
 

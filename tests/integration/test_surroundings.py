@@ -15,7 +15,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from commands import Ended, scanloom, write_tiny_bundle
+from support.commands import Ended, scanloom, write_tiny_bundle
 
 NOBODY = ["unshare", "--user", "--map-user=54321", "env", "-u", "HOME", "-u", "USER", "-u"]
 NOBODY += ["LOGNAME"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from scanloom.cards.bundle import read_bundle
 from scanloom.cards.card import (
     ModelCard,
     NetworkGrid,
@@ -23,6 +22,7 @@ from scanloom.cards.card import (
     ScaleRange,
     Window,
 )
+from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import ScanError
 
 pytestmark = pytest.mark.reference

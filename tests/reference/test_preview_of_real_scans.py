@@ -7,8 +7,8 @@ from PIL import Image
 import scanloom
 from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.ops.measure import measure
-from scanloom.review.preview import RULE_AT, draw_preview
-from scans import scans
+from scanloom.review.preview.preview import RULE_Y, draw_preview
+from support.real_scans import scans
 
 pytestmark = pytest.mark.reference
 
@@ -23,7 +23,7 @@ def page(path, out) -> np.ndarray:
     segmentation = Segmentation("bright", (Layer(labels, (bright,)),), volume.grid)
     draw_preview(volume, (segmentation,), measure(segmentation, volume), volume.flags, out)
     with Image.open(out) as image:
-        return np.asarray(image.convert("RGB")).astype(int)[RULE_AT + 1 :]
+        return np.asarray(image.convert("RGB")).astype(int)[RULE_Y + 1 :]
 
 
 def test_one_brain_stored_in_many_orders_is_one_picture(tmp_path):

@@ -16,9 +16,9 @@ from nibabel.orientations import io_orientation, ornt_transform
 
 import scanloom
 from scanloom.core import Flag, ScanError, Volume
-from scanloom.io.find import find_series
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
-from scans import scans
+from support.real_scans import scans
 
 pytestmark = pytest.mark.reference
 
@@ -262,9 +262,9 @@ def test_what_is_no_volume_is_refused_by_its_code(name):
 
 def test_files_decode_to_the_samples_that_other_decoders_give():
     """Every grey single-frame file that was compressed without loss."""
-    from scanloom.io.dicom.headers import Header, read_headers
-    from scanloom.io.dicom.pixels import read_into
-    from scanloom.io.dicom.planes import stored_dtype
+    from scanloom.io.dicom.header.header import Header, read_headers
+    from scanloom.io.dicom.pixels.frame import stored_dtype
+    from scanloom.io.dicom.pixels.voxels import read_stored_frame
 
     exact = 0
     for listing in sorted(scans("transfer_syntaxes").glob("*/expected.json")):
@@ -275,7 +275,7 @@ def test_files_decode_to_the_samples_that_other_decoders_give():
             [header] = read_headers([listing.parent / name])
             assert isinstance(header, Header)
             pixels = np.empty((header.rows, header.columns), stored_dtype(header.format))
-            read_into(header, pixels)
+            read_stored_frame(header, pixels)
             assert hashlib.sha256(pixels.tobytes()).hexdigest() == wanted["sha256_le_array"], name
             exact += 1
     assert exact > 25

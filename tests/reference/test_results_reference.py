@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import written_cases as wc
 from scanloom.core import Flag
-from scanloom.io.find import find_series
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
-from scanloom.io.results import write_results
 from scanloom.io.scan import DicomSource, Scan
-from scans import scans
-from seg_witnesses import (
+from support import case_folders as wc
+from support.real_scans import scans
+from support.seg_witnesses import (
     LABELMAP_ERRORS,
     assert_same_places,
     complaints,
@@ -41,7 +40,7 @@ def test_seg_lies_on_a_real_scan(
     scan = read(relative)
     segmentation = wc.segmentation_of(scan)
     recwarn.clear()
-    write_results(tmp_path, [segmentation], scan, wc.case_with(seg=seg), ())
+    wc.write_results(tmp_path, [segmentation], scan, wc.case_with(seg=seg), ())
     assert not recwarn
     path = tmp_path / "dicom" / "segmentation.dcm"
     assert complaints(path) == ([] if seg == "binary" else LABELMAP_ERRORS)
@@ -56,6 +55,6 @@ def test_source_without_uids_has_all_but_a_seg(relative: str, tmp_path: Path) ->
     assert isinstance(scan.source, DicomSource)
     assert not scan.source.can_refer
     segmentation = wc.segmentation_of(scan)
-    write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
+    wc.write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
     assert not (tmp_path / "dicom").exists()
     assert nifti_points(tmp_path, segmentation)

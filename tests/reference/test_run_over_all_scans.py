@@ -9,9 +9,9 @@ from pathlib import Path
 import nibabel as nib
 import pytest
 
-from commands import Ended, scanloom_process
-from scanloom.io.crosswalk import Source, find_sources
-from scans import scans, scans_folder
+from scanloom.io.output.crosswalk import SourceRecord, find_sources
+from support.commands import Ended, scanloom_process
+from support.real_scans import scans, scans_folder
 
 pytestmark = pytest.mark.reference
 
@@ -98,6 +98,6 @@ def test_what_failed_is_told_on_the_page_and_verified(out, manifest):
     assert status["status"]["state"] == "done"
 
 
-def relative(source: Source, root: Path) -> str:
+def relative(source: SourceRecord, root: Path) -> str:
     place = Path(source.path).resolve().relative_to(root.resolve())
     return "" if place == Path() else place.as_posix()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scans import ROOT
+from support.real_scans import ROOT
 
 
 def linted(root: Path) -> subprocess.CompletedProcess[str]:
@@ -37,10 +37,10 @@ def test_contracts_are_kept() -> None:
     ("module", "line"),
     [
         ("core/grid.py", "import scanloom.cards.card"),
-        ("io/find.py", "import scanloom.inference.device"),
-        ("inference/device.py", "import scanloom.io.find"),
+        ("io/index/series.py", "import scanloom.inference.device"),
+        ("inference/device.py", "import scanloom.io.index.series"),
         ("engine/segment.py", "import torch"),
-        ("io/readback.py", "import highdicom"),
+        ("io/readback/case.py", "import highdicom"),
     ],
 )
 def test_an_import_up_is_found(module: str, line: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 import scanloom
 from scanloom.core import Flag, Reason
-from scans import ROOT
+from support.real_scans import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pydicom
 import pytest
 
-from scans import ROOT
+from support.real_scans import ROOT
 
 DATA = ROOT / "data"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from scanloom.cards.bundle import is_bundle, read_bundle
 from scanloom.cards.card import ModelCard
+from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.core import Reason, ScanError
 
 

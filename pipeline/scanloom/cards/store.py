@@ -8,8 +8,8 @@ from pathlib import Path
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.readers import is_model, read_model
-from scanloom.cards.shipped import shipped
-from scanloom.core import Reason, ScanError, nearest, slug, user_data_folder
+from scanloom.core import Reason, ScanError, did_you_mean, slug, user_data_folder
+from scanloom.core.resources import shipped
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def find_model(name_or_folder: str) -> ModelCard:
         return read_model(known[name_or_folder])
     if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
         return read_model(Path(name_or_folder))
-    hint = nearest(name_or_folder, sorted(known))
+    hint = did_you_mean(name_or_folder, sorted(known))
     raise ScanError(Reason.MODEL_UNKNOWN, f"there is no model {name_or_folder!r}; {hint}")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.exits import Exit, exit_of_reason
+from scanloom.cli.exit_codes import Exit, exit_of_reason
 from scanloom.cli.streams import stdout_lost
 from scanloom.cli.tracebacks import libraries_withheld, told_traceback
 
@@ -39,7 +39,7 @@ DebugOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Manner:
+class OutputMode:
     """Output options of a command."""
 
     json: bool = False
@@ -102,7 +102,7 @@ def _escaped(match: re.Match[str]) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
-def told(reason: Reason, detail: str) -> dict[str, Any]:
+def error_document(reason: Reason, detail: str) -> dict[str, Any]:
     """Return the JSON object of an error."""
     return {
         "code": reason.code,
@@ -113,7 +113,7 @@ def told(reason: Reason, detail: str) -> dict[str, Any]:
     }
 
 
-def message(reason: Reason, detail: str) -> str:
+def format_error(reason: Reason, detail: str) -> str:
     """Return the message of an error: detail, code, advice."""
     return f"{detail} ({reason.code}). {reason.advice}."
 
@@ -129,7 +129,7 @@ def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
 
 
 @contextmanager
-def speaking(manner: Manner) -> Iterator[None]:
+def error_boundary(manner: OutputMode) -> Iterator[None]:
     """Turn any error in the block into a message and an exit code.
 
     Warnings and logs of other libraries may name a patient: `--debug` shows their location in the
@@ -153,7 +153,7 @@ def speaking(manner: Manner) -> Iterator[None]:
     except Exception as error:  # foreign text must not reach the user
         if isinstance(error, OSError) and stdout_lost():  # `steady_streams` ends it
             raise
-        from scanloom.io.disk_errors import disk_error
+        from scanloom.io.system.disk_errors import disk_error
 
         if (write_error := disk_error(error)) is not None:
             _fail(manner, error, write_error.reason, write_error.detail)
@@ -162,13 +162,13 @@ def speaking(manner: Manner) -> Iterator[None]:
         raise typer.Exit(Exit.SOME_FAILED) from error
 
 
-def _fail(manner: Manner, error: Exception, reason: Reason, detail: str) -> None:
+def _fail(manner: OutputMode, error: Exception, reason: Reason, detail: str) -> None:
     if manner.debug:
         say(told_traceback(error), err=True)
     if manner.json:
-        print_json({"schema": 1, "error": told(reason, detail)})
+        print_json({"schema": 1, "error": error_document(reason, detail)})
     else:
-        say(f"scanloom: {message(reason, detail)}", err=True)
+        say(f"scanloom: {format_error(reason, detail)}", err=True)
 
 
 @contextmanager

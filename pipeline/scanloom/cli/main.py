@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from scanloom.cli import (
+from scanloom.cli.commands import (
     demo,
     doctor,
     index,
@@ -108,7 +108,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exits by SystemExit with a code of `scanloom.cli.exits`.
+    """Run the command line; exits by SystemExit with a code of `scanloom.cli.exit_codes`.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from scanloom.cli.exits import Exit
+from scanloom.cli.exit_codes import Exit
 
 
 @contextmanager

@@ -1,24 +1,24 @@
 """Data types of the domain; NumPy only, no file access."""
 
-from scanloom.core.blame import blame, lacks_memory
 from scanloom.core.case import DICOM, Case, CaseRecord, Series
-from scanloom.core.clock import Clock, Seconds, duration
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
-from scanloom.core.home import (
+from scanloom.core.measurement import Measurement
+from scanloom.core.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
+from scanloom.core.paths import (
     home,
     settle_in,
     user_cache_folder,
     user_config_folder,
     user_data_folder,
 )
-from scanloom.core.measurement import Measurement
-from scanloom.core.options import ComputeOptions, Gaps, Nan, Outputs, ReadOptions
+from scanloom.core.process.error_cause import blame, lacks_memory
+from scanloom.core.process.memory_privacy import keep_memory_private
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
-from scanloom.core.secrecy import keep_memory_private
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
+from scanloom.core.text import did_you_mean, format_bytes, printable
+from scanloom.core.timing import CpuWall, StepTimer, format_duration
 from scanloom.core.volume import MODALITIES, Volume
-from scanloom.core.words import byte_words, nearest, printable
 
 __all__ = [
     "DICOM",
@@ -26,9 +26,9 @@ __all__ = [
     "OUTCOMES",
     "Case",
     "CaseRecord",
-    "Clock",
     "Code",
     "ComputeOptions",
+    "CpuWall",
     "Flag",
     "Gaps",
     "Grid",
@@ -39,19 +39,19 @@ __all__ = [
     "ReadOptions",
     "Reason",
     "ScanError",
-    "Seconds",
     "Segmentation",
     "Series",
+    "StepTimer",
     "Structure",
     "Volume",
     "blame",
-    "byte_words",
-    "duration",
+    "did_you_mean",
+    "format_bytes",
+    "format_duration",
     "home",
     "is_slug",
     "keep_memory_private",
     "lacks_memory",
-    "nearest",
     "printable",
     "settle_in",
     "slug",

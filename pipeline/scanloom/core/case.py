@@ -1,4 +1,4 @@
-"""What goes through the three doors: `Series`, `Case`, `CaseRecord`."""
+"""Input and outcome of the steps of a case: `Series`, `Case`, `CaseRecord`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scanloom.core.reasons import Flag, Reason
 
 DICOM = "dicom"
 """`Series.kind` of a DICOM series; other kinds are formats of volume files."""
+
 
 @dataclass(frozen=True)
 class Series:
@@ -50,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Case:
-    """One scan to be segmented, and what is wanted of it.
+    """One scan to segment, with its options and outputs.
 
     Parameters
     ----------
@@ -59,16 +60,16 @@ class Case:
     series : Series
         The scan.
     outputs : Outputs
-        What to write.
+        Files to write.
     source_hash : str
-        Keyed hash over the files' contents, to tell whether a source changed.
+        Keyed hash over the files' contents, by which a changed source is detected.
     stamp : str
         Keyed hash of the stamp of each series, joined by spaces; see `Series`. Empty where one is
         not known.
     folder : str
-        What its folder in `OUT/cases/` is called, if not by its id.
+        Name of its folder in `OUT/cases/`; empty for its id.
     recipe : str
-        Hash over everything that can change the result (models and options).
+        Hash over everything that can change the result: see `scanloom.engine.case.recipe`.
     read : ReadOptions
         How the scan is read.
     phase : int or None
@@ -91,16 +92,16 @@ class Case:
 
     @property
     def folder_name(self) -> str:
-        """What its folder in `OUT/cases/` is called."""
+        """Name of its folder in `OUT/cases/`."""
         return self.folder or self.id
 
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """What became of a case. `reason` is None where it was published whole.
+    """Outcome of a case. `reason` is `None` if it was published.
 
-    `recalled` says that its result was there already, and that nothing was done; `remade` that its
-    scan had changed since an earlier result, which this one replaced.
+    `recalled` means that a current result existed and nothing was done; `remade` that the scan had
+    changed since an earlier result, which this one replaced.
     """
 
     id: str

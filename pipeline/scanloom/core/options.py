@@ -1,10 +1,10 @@
 """Options that change results, one frozen object for each subject.
 
 An option is written here once: name, type, default, and a description with other keywords of
-pydantic's Field. `scanloom.engine.workflow` and
+pydantic's Field. `scanloom.engine.workflow.schema` and
 `scanloom.engine.segment` embed these objects, cases and recipes carry them. A new option must keep
-results as they are by its default: see `scanloom.engine.recipe`. Its command line parameter has the
-same name and stands in `scanloom.cli.segment`.
+results as they are by its default: see `scanloom.engine.case.recipe`. Its command line parameter
+has the same name and stands in `scanloom.cli.commands.segment`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Precision = Literal["auto", "float32", "half"]
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 Extra = Literal["image", "masks"]
-"""Names of the writers that run only on request: see `scanloom.engine.writers`."""
+"""Names of the writers that run only on request: see `scanloom.engine.case.writers`."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a scan is read. `max_size` alone cannot change a result."""
+    """Options for reading a scan. Only `max_size` cannot change a result."""
 
     gaps: Gaps = field(
         default="refuse",
@@ -61,7 +61,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """How networks are run."""
+    """Options for running networks."""
 
     precision: Precision = field(default="auto", metadata={"description": "Of the networks"})
     skip_air: bool = field(
@@ -116,19 +116,19 @@ def check_choices(options: Any) -> None:
     ValueError
         Naming the option and its words.
     """
-    for name, words in _choices(type(options)).items():
+    for name, choices in _choices(type(options)).items():
         value = getattr(options, name)
-        if value not in words:
-            raise ValueError(f"{name} must be one of {words}, got {value!r}")
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}")
 
 
 def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return the words of each option that is one of a closed list, or None."""
-    found = {}
+    closed = {}
     for name, hint in get_type_hints(kind).items():
-        parts = get_args(hint) if get_origin(hint) is not Literal else (hint,)
-        literals = [part for part in parts if get_origin(part) is Literal]
+        arguments = get_args(hint) if get_origin(hint) is not Literal else (hint,)
+        literals = [argument for argument in arguments if get_origin(argument) is Literal]
         if literals and get_origin(hint) is not tuple:
-            words = tuple(word for part in literals for word in get_args(part))
-            found[name] = (*words, None) if type(None) in parts else words
-    return found
+            choices = tuple(choice for argument in literals for choice in get_args(argument))
+            closed[name] = (*choices, None) if type(None) in arguments else choices
+    return closed

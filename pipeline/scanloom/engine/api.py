@@ -1,4 +1,4 @@
-"""What the command line does, for Python."""
+"""Python interface to the commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from scanloom.core import CaseRecord, ComputeOptions, settle_in
 from scanloom.engine.segment import segment_options, segment_paths
 
 if TYPE_CHECKING:
-    from scanloom.inference.predictor import Predictor
+    from scanloom.inference.predictor import TorchPredictor
 
 
-def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> Predictor:
+def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> TorchPredictor:
     """Load a model; its `predict(volume)` labels one volume after another.
 
     Parameters
@@ -31,11 +31,11 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> P
     ScanError
         If there is no such model, it can't be expressed or trusted, or the device is not there.
     """
-    from scanloom.inference.predictor import Predictor
+    from scanloom.inference.predictor import TorchPredictor
 
     settle_in()
     compute = ComputeOptions(precision=precision)  # type: ignore[arg-type]
-    return Predictor(find_model(name), compute, device=device)
+    return TorchPredictor(find_model(name), compute, device=device)
 
 
 def segment(
@@ -72,6 +72,6 @@ def segment(
     """
     settle_in()
     models = (model,) if isinstance(model, str) else tuple(model)
-    wanted = segment_options(models=models, out=Path(out), **options)
-    some = [paths] if isinstance(paths, (str, Path)) else list(paths)
-    return segment_paths([Path(path) for path in some], wanted)
+    request = segment_options(models=models, out=Path(out), **options)
+    listed = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    return segment_paths([Path(path) for path in listed], request)

@@ -19,49 +19,49 @@ from typing import Any
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, Reason, ScanError
-from scanloom.engine.book import CaseBook
-from scanloom.engine.cases import first_of_each, leave_out, make_cases, workflow_recipe
-from scanloom.engine.collect import collect
-from scanloom.engine.energy import Meter
-from scanloom.engine.engine import Engine, Outcome
-from scanloom.engine.gpus import local_devices
-from scanloom.engine.history import Course, conclude
-from scanloom.engine.lock import hold_lock
-from scanloom.engine.models import check_structures, load_predictors, unique_cards
-from scanloom.engine.outdated import Marker
-from scanloom.engine.plan_model import PLAN
-from scanloom.engine.pool import LocalPool, Pool
-from scanloom.engine.pump import pump
-from scanloom.engine.recipe import card_digest
-from scanloom.engine.run_cases import EarlierOutcomes, RunCases, record_sources
-from scanloom.engine.run_folder import RUNS, keep_workflow, new_run, private_run_folder
+from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
+from scanloom.engine.case.models import check_structures, load_models, unique_cards
+from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.machine.gpus import local_devices
+from scanloom.engine.monitor.board import StatusWriter, final_status
+from scanloom.engine.monitor.status import Status
+from scanloom.engine.planning.history import RunTimeline, compare_with_plan
+from scanloom.engine.planning.model import PLAN_FILE
+from scanloom.engine.results.outdated import OutdatedMarker
+from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases, record_sources
+from scanloom.engine.results.tables import write_tables
+from scanloom.engine.results.totals import write_totals
+from scanloom.engine.run_folder import RUNS, create_run_folder, private_run_folder, save_workflow
+from scanloom.engine.run_lock import hold_run_lock
 from scanloom.engine.run_log import RunLog
-from scanloom.engine.scope import Scope
-from scanloom.engine.select import LeftOut, check_channels, select
-from scanloom.engine.status import Status
-from scanloom.engine.status_board import Board, closing
-from scanloom.engine.totals import write_totals
-from scanloom.engine.work import Place
-from scanloom.engine.worker_messages import Setup
-from scanloom.engine.workflow import Workflow
-from scanloom.io.bids import check_bids, write_bids
-from scanloom.io.disk_errors import output_border
-from scanloom.io.failures import forget_failure, is_failure, write_failure
+from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.dispatch import dispatch_cases
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.pool import LocalPool, Pool
+from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import LeftOut, check_channels, select
 from scanloom.io.identity import key_fingerprint, load_key
-from scanloom.io.index import build_index
-from scanloom.io.index_sources import remember_series
-from scanloom.io.json_file import write_json
+from scanloom.io.index.build import build_index
+from scanloom.io.index.sources import record_series
+from scanloom.io.index.walk import check_paths
+from scanloom.io.output.failures import is_failure, remove_failure, write_failure
+from scanloom.io.output.json_file import write_json
+from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
-from scanloom.io.walk import check_paths
-from scanloom.io.whole import check_replaceable
-from scanloom.io.work_folder import claim_out
+from scanloom.io.system.atomic_write import check_replaceable
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+from scanloom.io.write.bids import check_bids, write_bids
 from scanloom.review.report.page import write_report
 
 NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
 """Clusters on this machine, so that its energy counters and its cost model apply."""
 
-OF_ALL = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
+FATAL_REASONS = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
 """Reasons that end a run, since they affect every case."""
 
 
@@ -120,7 +120,8 @@ class RunResult:
     totals : dict
         The content of the run's `totals.json`.
     compared : dict or None
-        Comparison with the plan, as `scanloom.engine.history.conclude` returns it.
+        Comparison with the plan, as `scanloom.engine.planning.history.compare_with_plan` returns
+        it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
     """
@@ -148,7 +149,7 @@ def run(
     options: RunOptions,
     *,
     stop: threading.Event | None = None,
-    on_board: Callable[[Board], AbstractContextManager[None]] | None = None,
+    on_board: Callable[[StatusWriter], AbstractContextManager[None]] | None = None,
 ) -> RunResult:
     """Run a workflow over an archive, or resume a run that was stopped.
 
@@ -175,15 +176,15 @@ def run(
     cards = _check(workflow, paths, options)
     key = load_key(options.key)
     fingerprint = key_fingerprint(key)
-    claim_out(options.out, fingerprint)
+    open_output(options.out, fingerprint)
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
-    with hold_lock(options.out, shard=shard, take_over=options.take_over):
-        with output_border():
-            name = new_run(options.out, workflow, cards)
-        board = Board(name, options.out / RUNS / name, metrics=options.metrics)
-        meter = Meter() if options.cluster in _THIS_MACHINE else None
+    with hold_run_lock(options.out, shard=shard, take_over=options.take_over):
+        with disk_errors_as_scan_errors():
+            name = create_run_folder(options.out, workflow, cards)
+        board = StatusWriter(name, options.out / RUNS / name, metrics=options.metrics)
+        meter = EnergyMeter() if options.cluster in _THIS_MACHINE else None
         display = on_board(board) if on_board else nullcontext()
-        with closing(board), display, output_border():
+        with final_status(board), display, disk_errors_as_scan_errors():
             current = _Run(workflow, options, cards, key, name, board)
             complete, files = current.execute(paths, stop)
             state = "done" if complete else "stopped"
@@ -209,7 +210,7 @@ def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tu
     if options.metrics is not None:
         check_replaceable(options.metrics, "the file of --metrics")
     if options.cluster not in _THIS_MACHINE:
-        from scanloom.engine.clusters import check_cluster
+        from scanloom.engine.clusters.connect import check_cluster
 
         check_cluster(options.cluster, workflow.execution)
     return cards
@@ -235,7 +236,7 @@ class _Run:
         cards: Sequence[ModelCard],
         key: bytes,
         name: str,
-        board: Board,
+        board: StatusWriter,
     ) -> None:
         self.workflow, self.options, self.cards = workflow, options, cards
         self.key, self.board = key, board
@@ -243,7 +244,7 @@ class _Run:
         self.recipe = workflow_recipe(workflow, cards)
         self.name, self.folder = name, self.out / RUNS / name
         self.cases, self.log = RunCases(self.out, options.scope), RunLog(self.folder)
-        self.course = Course(time.monotonic())
+        self.course = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
 
@@ -255,8 +256,8 @@ class _Run:
         chosen, left_out = select(index.series, self.workflow, self.cards)
         all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
         cases = self.cases.of_this_shard(all_cases)
-        unique, ambiguous = first_of_each(cases, self.key)
-        left_out += leave_out(ambiguous, index.series)
+        unique, ambiguous = unique_cases(cases, self.key)
+        left_out += id_conflicts(ambiguous, index.series)
         earlier = self.cases.earlier_outcomes(unique)
         pending = earlier.pending
         book = self._save_inputs(cases, earlier)
@@ -266,23 +267,23 @@ class _Run:
         if self.options.cluster in _THIS_MACHINE and pending:
             self._compare_with_plan()
         held = [series for series in index.series if scope.holds(series.id)]
-        remember_series(self.out, self.fingerprint, index, (series.id for series in held))
-        marker = Marker(self.out, self.key, self.recipe)
+        record_series(self.out, self.fingerprint, index, (series.id for series in held))
+        marker = OutdatedMarker(self.out, self.key, self.recipe)
         marker.mark(index, held, left_out, {case.id for case in unique})
         self.cases.note_other_shards()
         shard = self.folder if scope.shard else None
         endings = self.cases.endings
-        files = collect(self.out, index, left_out, endings, self.key, shard, self.damaged)
+        files = write_tables(self.out, index, left_out, endings, self.key, shard, self.damaged)
         return complete and not stop.is_set(), files
 
-    def _save_inputs(self, cases: Sequence[Case], earlier: EarlierOutcomes) -> CaseBook:
+    def _save_inputs(self, cases: Sequence[Case], earlier: EarlierOutcomes) -> CaseFile:
         """Write the crosswalk, the workflow and the pending cases; return the latter's file."""
         for record in earlier.finished:
             if record.reason is None:
-                forget_failure(self.out, record.id)  # an earlier run may have died before this
+                remove_failure(self.out, record.id)  # an earlier run may have died before this
         record_sources(self.out, self.fingerprint, cases, earlier.pending)
-        keep_workflow(self._private(), self.workflow)
-        return CaseBook.write(self._private() / "cases.jsonl", earlier.pending)
+        save_workflow(self._private(), self.workflow)
+        return CaseFile.write(self._private() / "cases.jsonl", earlier.pending)
 
     def _announce(self, earlier: EarlierOutcomes, left_out: Sequence[LeftOut]) -> None:
         """Put the number of cases on the board; record series that failed by their headers."""
@@ -299,11 +300,11 @@ class _Run:
             if record.id:
                 write_failure(self.out, record, self.recipe)
 
-    def _process(self, cases: Sequence[Case], book: CaseBook, stop: threading.Event) -> bool:
+    def _process(self, cases: Sequence[Case], book: CaseFile, stop: threading.Event) -> bool:
         """Hand the cases to a pool; return whether all of them were worked on."""
         self.course.began = time.monotonic()
         with self._pool(book) as pool:
-            return pump(
+            return dispatch_cases(
                 cases,
                 pool,
                 self._on_outcome,
@@ -312,43 +313,43 @@ class _Run:
             )
 
     @contextmanager
-    def _pool(self, book: CaseBook) -> Iterator[Pool]:
+    def _pool(self, book: CaseFile) -> Iterator[Pool]:
         """Open the worker processes of the run's cluster; stop them at the end."""
         execution, cluster = self.workflow.execution, self.options.cluster
         digests = tuple(card_digest(card) for card in self.cards)
-        setup = Setup(
-            Place(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(load_predictors, self.workflow.models, digests, execution),
+        setup = WorkerSetup(
+            OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
+            partial(load_models, self.workflow.models, digests, execution),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,
         )
         logs = self._private()
         if cluster == NO_CLUSTER:
-            engine = Engine(setup, execution.time_limit, log=logs / "engine.log")
+            engine = WorkerSupervisor(setup, execution.time_limit, log=logs / "engine.log")
             local_pool = LocalPool([engine], execution.in_flight)
             try:
                 yield local_pool
             finally:
                 local_pool.stop(5.0)
             return
-        from scanloom.engine.clusters import Job, open_pool
+        from scanloom.engine.clusters.connect import RunWork, open_pool
 
-        job = Job(self.out, logs, book, setup, digests, self.board.send_away)
+        job = RunWork(self.out, logs, book, setup, digests, self.board.send_away)
         with open_pool(cluster, self.workflow, job) as cluster_pool:
             yield cluster_pool
 
-    def _on_outcome(self, case: Case, outcome: Outcome) -> None:
+    def _on_outcome(self, case: Case, outcome: CaseOutcome) -> None:
         """Record the outcome of a case; a case that was interrupted counts as never started."""
         record = outcome.record
         if record is None:
             return
         self.course.note(outcome)
         self.log.write(case, outcome)
-        if record.reason in OF_ALL:
+        if record.reason in FATAL_REASONS:
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
-            forget_failure(self.out, record.id)
+            remove_failure(self.out, record.id)
         elif is_failure(record):
             write_failure(self.out, record, case.recipe, case.stamp)
         self.cases.note(record)
@@ -356,9 +357,11 @@ class _Run:
 
     def _compare_with_plan(self) -> None:
         """Update the cost model of this machine; save the comparison of the run with its plan."""
-        self.compared = conclude(self.out, self.course, self.workflow, self.cards, self.recipe)
+        self.compared = compare_with_plan(
+            self.out, self.course, self.workflow, self.cards, self.recipe
+        )
         if self.compared is not None:
-            write_json(self.folder / PLAN, {"schema": 1, **self.compared})
+            write_json(self.folder / PLAN_FILE, {"schema": 1, **self.compared})
 
     def _private(self) -> Path:
         return private_run_folder(self.out, self.fingerprint, self.name)

@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.engine.recipe import card_digest
-from scanloom.engine.record import LIBRARIES
-from scanloom.engine.workflow import Workflow
-from scanloom.io.json_file import write_json
-from scanloom.io.private import private_folder, write_private
+from scanloom.engine.case.documents import VERSIONED_PACKAGES
+from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output.json_file import write_json
+from scanloom.io.output.private import private_folder, write_private
 
 RUNS = "runs"
 WORKFLOW = "workflow.json"
 
 
-def new_run(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
+def create_run_folder(out: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
     """Create the folder of a new run; return the run's id."""
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
     folder = out / RUNS / name
     folder.mkdir(parents=True)
-    write_json(folder / WORKFLOW, told_workflow(workflow, [card.name for card in cards]))
+    write_json(folder / WORKFLOW, publishable_workflow(workflow, [card.name for card in cards]))
     versions: dict[str, Any] = {"python": platform.python_version()}
-    for library in (*LIBRARIES, "distributed"):
+    for library in (*VERSIONED_PACKAGES, "distributed"):
         try:
             versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
@@ -46,13 +46,13 @@ def private_run_folder(out: Path, fingerprint: str, name: str) -> Path:
     return folder
 
 
-def keep_workflow(private: Path, workflow: Workflow) -> None:
+def save_workflow(private: Path, workflow: Workflow) -> None:
     """Save a workflow unchanged, with its paths, in a run's folder of `OUT/private/`."""
     document = workflow.model_dump(mode="json")
     write_private(private / WORKFLOW, lambda draft: write_json(draft, document))
 
 
-def told_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
+def publishable_workflow(workflow: Workflow, models: Sequence[str]) -> dict[str, Any]:
     """Return a workflow as results may publish it: without paths and the site's cluster.
 
     Parameters

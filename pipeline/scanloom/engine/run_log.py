@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from scanloom.core import Case
-from scanloom.engine.engine import Outcome
+from scanloom.engine.worker.supervisor import CaseOutcome
 
 LOG = "log.jsonl"
 
@@ -24,7 +24,7 @@ class RunLog:
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOG
 
-    def write(self, case: Case, outcome: Outcome) -> None:
+    def write(self, case: Case, outcome: CaseOutcome) -> None:
         """Append a line with the outcome of a case, its attempts, and its time on the device."""
         record = outcome.record
         entry = {

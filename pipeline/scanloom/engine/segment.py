@@ -1,4 +1,4 @@
-"""Segment one path after another: what the command line and `scanloom.segment` do."""
+"""Segment one path after another, for the command line and `scanloom.segment`."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
     CaseRecord,
-    Clock,
     ComputeOptions,
     Outputs,
     ReadOptions,
     Reason,
     ScanError,
     Series,
+    StepTimer,
     blame,
 )
 from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
-from scanloom.engine.books import Books, Names
-from scanloom.engine.case_types import Labeller
-from scanloom.engine.cases import make_case, with_source_hash, workflow_recipe
-from scanloom.engine.estimate import check_memory, estimate_case
-from scanloom.engine.gpus import check_device
-from scanloom.engine.models import check_structures, import_heavy, load_predictors, unique_cards
-from scanloom.engine.recipe import card_digest
-from scanloom.engine.work import Place, failed_record, work_on
-from scanloom.engine.workflow import Workflow, make_workflow
-from scanloom.io.casefolder import check_writable
-from scanloom.io.crosswalk import source_of
-from scanloom.io.find import find_series
+from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
+from scanloom.engine.case.memory_estimate import check_memory, estimate_case
+from scanloom.engine.case.models import check_structures, import_heavy, load_models, unique_cards
+from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
+from scanloom.engine.case.types import Predictor
+from scanloom.engine.machine.gpus import check_device
+from scanloom.engine.results.case_registry import CaseRegistry, FolderNaming
+from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stamp
-from scanloom.io.json_file import read_json
-from scanloom.io.names import CASE
-from scanloom.io.outline import read_outline
-from scanloom.io.published import Standing, keep_source_stamp, standing_of
-from scanloom.io.ranking import Reading, preference_of, select_series
+from scanloom.io.index.ranking import RankingOptions, preference_of, select_series
+from scanloom.io.index.series import find_series
+from scanloom.io.output.case_folder import check_writable
+from scanloom.io.output.crosswalk import source_from_series
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.measurements import read_measurements
+from scanloom.io.output.published import ResultState, result_state, store_source_stamp
+from scanloom.io.output.work_folder import open_output
+from scanloom.io.probe import probe
 from scanloom.io.session import ReadSession
-from scanloom.io.tables import read_measurements
-from scanloom.io.work_folder import claim_out
 
 logger = logging.getLogger(__name__)
-"""Says nothing above DEBUG: tracebacks may hold foreign text."""
+"""Logs at DEBUG only: tracebacks may hold foreign text."""
 
 OnStep = Callable[[Path, str], None]
 
@@ -94,7 +94,7 @@ class SegmentOptions:
     outputs: Outputs = Outputs()
     compute: ComputeOptions = ComputeOptions()
     key: Path | None = None
-    names: Names = "id"
+    names: FolderNaming = "id"
     replace: bool = False
     memory_limit: int | None = None
 
@@ -134,14 +134,14 @@ def segment_options(**values: Any) -> SegmentOptions:
     TypeError
         If there is no such option.
     """
-    made: dict[str, Any] = {
+    subjects: dict[str, Any] = {
         subject: take(kind, values)
         for subject, kind in _SUBJECTS.items()
         if subject not in values and values.keys() & set(names_of(kind))
     }
-    inner = {name for subject in made for name in names_of(_SUBJECTS[subject])}
+    inner = {name for subject in subjects for name in names_of(_SUBJECTS[subject])}
     own = {name: value for name, value in values.items() if name not in inner}
-    return SegmentOptions(**own, **made)
+    return SegmentOptions(**own, **subjects)
 
 
 def segment_paths(
@@ -160,13 +160,13 @@ def segment_paths(
     ScanError
         For what concerns all: the models, the key, the output folder.
     """
-    return tuple(record for _, record in segment_each(paths, options, on_step))
+    return tuple(record for _, record in iter_segment(paths, options, on_step))
 
 
-def segment_each(
+def iter_segment(
     paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
 ) -> Iterator[tuple[Path, CaseRecord]]:
-    """Give each path with what became of a scan there: see `segment_paths`."""
+    """Yield each path with the record of its scan: see `segment_paths`."""
     session = _Session(options)
     with closing(session.read_session):
         for path in paths:
@@ -185,35 +185,35 @@ class _Session:
         check_device(options.device)
         self.key = load_key(options.key)
         fingerprint = key_fingerprint(self.key)
-        claim_out(options.out, fingerprint)
-        self.books = Books(options.out, fingerprint, options.names)
-        self.place = Place(options.out, fingerprint, options.replace, self.key)
+        open_output(options.out, fingerprint)
+        self.books = CaseRegistry(options.out, fingerprint, options.names)
+        self.place = OutputTarget(options.out, fingerprint, options.replace, self.key)
         self.recipe = workflow_recipe(self.workflow, self.cards)
-        self._labellers: Sequence[Labeller] | None = None
+        self._labellers: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None
 
     def run(self, path: Path, on_step: OnStep | None) -> Iterator[CaseRecord]:
-        clock = Clock((lambda step: on_step(path, step)) if on_step else None)
+        clock = StepTimer((lambda step: on_step(path, step)) if on_step else None)
         try:
             with clock.step("find"), self.read_session.active():
-                meant = self._meant(path)
+                selected = self._selected(path)
         except Exception as error:  # a fault in one scan must not stop the others
             logger.debug("no scan found", exc_info=True)
             yield failed_record("", error)
             return
-        for series in meant:
+        for series in selected:
             with self.read_session.active():
                 record = self._run(series, clock)
             yield record
-            clock = Clock(clock.on_step)
+            clock = StepTimer(clock.on_step)
 
-    def _meant(self, path: Path) -> tuple[Series, ...]:
+    def _selected(self, path: Path) -> tuple[Series, ...]:
         options = self.options
-        reading = Reading(options.phase, options.read.gaps, options.read.orientation)
-        found = find_series(path, options.out, archives=options.archives)
-        return select_series(found, options.series, preference_of(self.cards), reading)
+        reading = RankingOptions(options.phase, options.read.gaps, options.read.orientation)
+        listed = find_series(path, options.out, archives=options.archives)
+        return select_series(listed, options.series, preference_of(self.cards), reading)
 
-    def _run(self, series: Series, clock: Clock) -> CaseRecord:
+    def _run(self, series: Series, clock: StepTimer) -> CaseRecord:
         case: Case | None = None
         try:
             with clock.step("find"):
@@ -232,28 +232,28 @@ class _Session:
             self.books.note(case, record)
         return record
 
-    def _segment(self, case: Case, clock: Clock) -> CaseRecord:
+    def _segment(self, case: Case, clock: StepTimer) -> CaseRecord:
         out, folder = self.options.out, self.books.folder_name(case)
-        if standing_of(out, folder, case, replace=self.options.replace) is Standing.CURRENT:
-            keep_source_stamp(out / "cases" / folder, case.stamp)
+        if result_state(out, folder, case, replace=self.options.replace) is ResultState.CURRENT:
+            store_source_stamp(out / "cases" / folder, case.stamp)
             return _recall(case, out / "cases" / folder)
         check_writable(out)
         self._check_fits(case)
-        source = source_of(case.series, case.id)
+        source = source_from_series(case.series, case.id)
         with self._networks() as labellers:
-            return work_on(case, labellers, self.place, clock, folder=folder, source=source)
+            return run_case(case, labellers, self.place, clock, folder=folder, source=source)
 
     def _check_fits(self, case: Case) -> None:
-        """Refuse a scan that can't fit, before a voxel is read."""
+        """Refuse a scan that cannot fit into memory, before its voxels are read."""
         if self.options.memory_limit is None:
             return
-        outline = read_outline(case.series, case.phase, case.read.orientation, case.read.gaps)
+        outline = probe(case.series, case.phase, case.read.orientation, case.read.gaps)
         need = estimate_case(*outline, self.cards, self.options.outputs)
         check_memory(need, self.options.memory_limit)
 
     @contextmanager
-    def _networks(self) -> Iterator[Callable[[], Sequence[Labeller]]]:
-        """Give what gives the networks; for the first scan they load while it is read."""
+    def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
+        """Yield a callable that returns the networks; at first they load while the scan is read."""
         if self._labellers is not None:
             known = self._labellers
             yield lambda: known
@@ -265,11 +265,11 @@ class _Session:
             pool.submit(import_heavy)  # while the network runs
             yield coming.result
 
-    def _load_networks(self) -> Sequence[Labeller]:
+    def _load_networks(self) -> Sequence[Predictor]:
         execution = self.workflow.execution
         digests = [card_digest(card) for card in self.cards]
         try:
-            self._labellers = load_predictors(self.workflow.models, digests, execution)
+            self._labellers = load_models(self.workflow.models, digests, execution)
         except Exception as error:
             self._fault = blame(error)
             raise self._fault from error

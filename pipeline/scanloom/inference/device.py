@@ -46,7 +46,7 @@ class PrecisionChoice:
         return str(self.dtype).removeprefix("torch.")
 
 
-def use_threads(count: int) -> None:
+def set_thread_count(count: int) -> None:
     """Let torch use so many threads of this process: the same number gives the same bytes."""
     torch.set_num_threads(count)
 
@@ -153,7 +153,7 @@ def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torc
 
 
 @contextmanager
-def same_bytes() -> Iterator[None]:
+def deterministic() -> Iterator[None]:
     """Calculate so that equal runs give equal bytes, and float32 means float32 (no TF32)."""
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
 
-SAME = 1e-3
+SAME_AFFINE = 1e-3
 """Differences of spacing (mm) and affine below it are ignored (MONAI's AFFINE_TOL)."""
 
 Shape = tuple[int, int, int]
@@ -195,7 +195,7 @@ def _spacing(oriented: Grid, requested: NetworkGrid, directions: Affine) -> NDAr
     if requested.spacing is None:
         return np.asarray(np.abs(np.sum(directions * oriented.affine[:3, :3], axis=0)))
     target = np.array(requested.spacing)
-    return np.where((target - SAME <= own) & (own <= target + SAME), own, target)
+    return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
 
 
 def _origin(
@@ -219,7 +219,9 @@ def _origin(
 def _same(first: Affine, second: Affine) -> bool:
     """Return whether resampling between two affines of the same shape would change nothing."""
     step = np.linalg.solve(first, second)
-    return np.allclose(first, second, atol=SAME) or np.allclose(step, np.eye(4), atol=SAME)
+    return np.allclose(first, second, atol=SAME_AFFINE) or np.allclose(
+        step, np.eye(4), atol=SAME_AFFINE
+    )
 
 
 def _maps(

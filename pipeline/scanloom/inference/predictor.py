@@ -10,13 +10,13 @@ import torch
 
 from scanloom.cards.card import Argmax, ModelCard
 from scanloom.core import (
-    Clock,
     ComputeOptions,
     Flag,
     Layer,
     Reason,
     ScanError,
     Segmentation,
+    StepTimer,
     Volume,
 )
 from scanloom.inference.device import (
@@ -25,18 +25,23 @@ from scanloom.inference.device import (
     choose_batch,
     choose_device,
     choose_precision,
+    deterministic,
     is_out_of_memory,
-    same_bytes,
 )
 from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.intensity import apply_steps
-from scanloom.inference.ladder import Rung, fitting, room, rungs
-from scanloom.inference.loaded import LoadedNetwork, load_network
-from scanloom.inference.memory import Budget
+from scanloom.inference.memory_estimate import Budget
+from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
+from scanloom.inference.network.loading import LoadedNetwork, load_network
 from scanloom.inference.resample import to_network
-from scanloom.inference.restore import LabelRestorer, Labels, ScoreRestorer, choose_way
-from scanloom.inference.windows import BatchSize, ScorePlanes, Slider, window_size
+from scanloom.inference.restore.restorers import (
+    LabelRestorer,
+    Labels,
+    ScoreRestorer,
+    choose_backend,
+)
+from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow, window_size
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""
@@ -47,11 +52,11 @@ class _Prediction:
     """Label maps, the memory plan with which they were made, and flags of the result."""
 
     maps: list[Labels]
-    rung: Rung
+    rung: MemoryPlan
     flags: tuple[Flag, ...]
 
 
-class Predictor:
+class TorchPredictor:
     """One model on one device; the network is loaded once.
 
     Parameters
@@ -105,7 +110,7 @@ class Predictor:
         self._loaded = {loaded.dtype: loaded}
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
-            choose_way(card.decision, card.n_outputs, self.device.device)
+            choose_backend(card.decision, card.n_outputs, self.device.device)
 
     @property
     def name(self) -> str:
@@ -123,7 +128,7 @@ class Predictor:
         return self.precision.name
 
     def predict(
-        self, volume: Volume, clock: Clock | None = None, *, others: Sequence[Volume] = ()
+        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
     ) -> Segmentation:
         """Label a scan.
 
@@ -150,16 +155,16 @@ class Predictor:
             the scan overflows in the card's intensity steps, or a score is NaN or infinite in
             float32 too.
         """
-        clock = clock or Clock()
+        clock = clock or StepTimer()
         volumes = (volume, *others)
         _check_channels(volumes, self.card)
-        with same_bytes(), torch.inference_mode():
+        with deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(volumes, clock)
         with clock.step("clean"):
             maps = [self._clean(m, "after") for m in prediction.maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
-    def _predict_without_overflow(self, volumes: Sequence[Volume], clock: Clock) -> _Prediction:
+    def _predict_without_overflow(self, volumes: Sequence[Volume], clock: StepTimer) -> _Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
         overflowed = self._overflows
@@ -177,7 +182,7 @@ class Predictor:
 
     def ways(
         self, volume: Volume, plan: NetworkPlan, dtype: torch.dtype | None = None
-    ) -> tuple[list[Rung], list[str]]:
+    ) -> tuple[list[MemoryPlan], list[str]]:
         """Return the memory plans from the first that fits, and the changes that lead to it.
 
         `dtype` is the type in which the network calculates, by default that of `precision`.
@@ -191,13 +196,13 @@ class Predictor:
         windows = choose_batch(window_size(self.card.window, plan.network.shape), device, dtype)
         automatic = device.type != "cpu" and self.device.why != ASKED_FOR
         fallbacks = [torch.device("cpu")] if automatic else []
-        plans = rungs(device, dtype, Budget(windows), fallbacks)
+        plans = fallback_plans(device, dtype, Budget(windows), fallbacks)
         available = room(device, self.memory_limit)
-        return fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
+        return first_fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
     def _predict_with_fallback(
-        self, volumes: Sequence[Volume], dtype: torch.dtype, clock: Clock
-    ) -> tuple[list[Labels], Rung]:
+        self, volumes: Sequence[Volume], dtype: torch.dtype, clock: StepTimer
+    ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
         plan = plan_grid(volumes[0].grid, self.card.grid)
         ways, changes = self.ways(volumes[0], plan, dtype)
@@ -218,7 +223,7 @@ class Predictor:
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
     def _label(
-        self, volumes: Sequence[Volume], plan: NetworkPlan, rung: Rung, clock: Clock
+        self, volumes: Sequence[Volume], plan: NetworkPlan, rung: MemoryPlan, clock: StepTimer
     ) -> list[Labels]:
         """Return label maps on the source grid."""
         card = self.card
@@ -246,7 +251,7 @@ class Predictor:
             return labels.finish(lambda decided: self._clean(decided, "before"))
 
     def _run(
-        self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: Clock
+        self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
     ) -> None:
         """Run the network over its grid and pass the planes of scores to `take`."""
         while True:
@@ -266,14 +271,14 @@ class Predictor:
         self,
         images: tuple[torch.Tensor, torch.Tensor | None],
         plan: NetworkPlan,
-        rung: Rung,
-        clock: Clock,
+        rung: MemoryPlan,
+        clock: StepTimer,
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
         image, seen = images
         budget, batch = rung.budget, BatchSize(rung.budget.windows)
         loaded = self._network_in(rung.dtype)
-        slider = Slider(
+        slider = SlidingWindow(
             network=loaded.network.to(rung.device),
             window=self.card.window,
             dtype=loaded.takes,

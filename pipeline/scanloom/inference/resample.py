@@ -24,7 +24,7 @@ SLAB_BYTES = 64 * 1024**2
 """Approximate size of the values of a slab, on any device."""
 
 
-class Taps:
+class LinearWeights:
     """Neighbours and weights of linear interpolation along an axis.
 
     Coordinates beyond the ends are clipped to them (torch's border padding).
@@ -102,7 +102,7 @@ class StoredPlanes:
             return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
 
 
-def beside(lead: int) -> tuple[int, int]:
+def other_axes(lead: int) -> tuple[int, int]:
     """Return the other two source axes, the later one first, as planes are stored."""
     b, c = (axis for axis in (2, 1, 0) if axis != lead)
     return b, c
@@ -135,7 +135,7 @@ def to_network(
     (X, Y, Z) float32 tensor
         The resampled scan.
     """
-    lead, (b, c) = plan.lead, beside(plan.lead)
+    lead, (b, c) = plan.lead, other_axes(plan.lead)
     planes = StoredPlanes(array, lead, device, steps)
     order = [plan.network_axis(axis) for axis in (lead, b, c)]
     out = torch.empty([plan.network.shape[x] for x in order], device=device)
@@ -144,13 +144,13 @@ def to_network(
     slab = 1 if any(plan.lean) else max(1, slab_bytes // (8 * array[..., 0].size))
     for start in range(0, len(positions), slab):
         at = positions[start : start + slab]
-        neighbours = Taps(at, size, device)
+        neighbours = LinearWeights(at, size, device)
         first, last = int(neighbours.below.min()), int(neighbours.above.max())
-        values = Taps(np.clip(at, 0, size - 1) - first, last - first + 1, device).along(
+        values = LinearWeights(np.clip(at, 0, size - 1) - first, last - first + 1, device).along(
             planes.take(first, last), 0
         )
         for axis in (b, c):  # two transpositions, so that whole rows are selected in each pass
-            taps = Taps(plan.to_source(axis, float(at[0])), array.shape[axis], device)
+            taps = LinearWeights(plan.to_source(axis, float(at[0])), array.shape[axis], device)
             values = taps.along(values, 1).transpose(1, 2).contiguous()
         out[start : start + slab] = values
     return out.permute([order.index(x) for x in range(3)])

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from scanloom.core import DICOM, Gaps, Grid, Nan
-from scanloom.io.itk import ITK_SUFFIXES, itk_files, parse_itk
-from scanloom.io.limits import VOXEL_LIMIT
-from scanloom.io.mgh import MGH_SUFFIXES, parse_mgh
-from scanloom.io.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_files, parse_nifti
-from scanloom.io.raw_volume import ParseHeader, read_raw_volume
+from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import Scan
+from scanloom.io.volumes.itk import ITK_SUFFIXES, itk_companions, parse_itk
+from scanloom.io.volumes.mgh import MGH_SUFFIXES, parse_mgh
+from scanloom.io.volumes.nifti import NIFTI_SUFFIXES, PAIR_SUFFIXES, nifti_companions, parse_nifti
+from scanloom.io.volumes.raw_volume import ParseHeader, read_raw_volume
 
 
-class Probe(Protocol):
-    """Return the grid and the voxel type of a series from its headers; errors as for `Read`."""
+class ProbeFunction(Protocol):
+    """Return grid and voxel type of a series from its headers; errors as for `ReadFunction`."""
 
     def __call__(
         self,
@@ -31,12 +31,12 @@ class Probe(Protocol):
         phase: int | None = None,
         orientation: str | None = None,
         gaps: Gaps = "refuse",
-        limit: int = VOXEL_LIMIT,
+        limit: int = VOXEL_LIMIT_BYTES,
     ) -> tuple[Grid, np.dtype[Any]]:
-        """Return grid and voxel type after rescale; parameters are those of `Read`."""
+        """Return grid and voxel type after rescale; parameters are those of `ReadFunction`."""
 
 
-class Read(Protocol):
+class ReadFunction(Protocol):
     """Read one volume of a series. A format ignores the options that do not apply to it."""
 
     def __call__(
@@ -48,7 +48,7 @@ class Read(Protocol):
         modality: str | None = None,
         gaps: Gaps = "refuse",
         nan: Nan = "refuse",
-        limit: int = VOXEL_LIMIT,
+        limit: int = VOXEL_LIMIT_BYTES,
     ) -> Scan:
         """Return the volume and its source.
 
@@ -94,8 +94,8 @@ class VolumeFormat:
 
     name: str
     suffixes: tuple[str, ...]
-    probe: Probe
-    read: Read
+    probe: ProbeFunction
+    read: ReadFunction
     companions: Callable[[Path], tuple[Path, ...]] = _only_itself
     detached_suffixes: tuple[str, ...] = ()
 
@@ -117,7 +117,7 @@ def raw_format(
         *,
         phase: int | None = None,
         orientation: str | None = None,
-        limit: int = VOXEL_LIMIT,
+        limit: int = VOXEL_LIMIT_BYTES,
         **_: object,
     ) -> tuple[Grid, np.dtype[Any]]:
         return parse(files, phase, orientation, limit).outline
@@ -129,7 +129,7 @@ def raw_format(
         orientation: str | None = None,
         modality: str | None = None,
         nan: Nan = "refuse",
-        limit: int = VOXEL_LIMIT,
+        limit: int = VOXEL_LIMIT_BYTES,
         **_: object,
     ) -> Scan:
         return read_raw_volume(parse, files, phase, orientation, modality, nan, limit)
@@ -155,7 +155,7 @@ def _read_dicom(
     phase: int | None = None,
     modality: str | None = None,
     gaps: Gaps = "refuse",
-    limit: int = VOXEL_LIMIT,
+    limit: int = VOXEL_LIMIT_BYTES,
     **_: object,
 ) -> Scan:
     from scanloom.io.dicom.series import read_dicom
@@ -164,8 +164,8 @@ def _read_dicom(
 
 
 VOLUME_FORMATS = (
-    raw_format("nifti", NIFTI_SUFFIXES, parse_nifti, nifti_files, PAIR_SUFFIXES),
-    raw_format("itk", ITK_SUFFIXES, parse_itk, itk_files, ITK_SUFFIXES),
+    raw_format("nifti", NIFTI_SUFFIXES, parse_nifti, nifti_companions, PAIR_SUFFIXES),
+    raw_format("itk", ITK_SUFFIXES, parse_itk, itk_companions, ITK_SUFFIXES),
     raw_format("mgh", MGH_SUFFIXES, parse_mgh),
 )
 """Formats of volume files, recognised by suffix."""
@@ -174,12 +174,12 @@ FORMATS = {
     for entry in (VolumeFormat(DICOM, (), _probe_dicom, _read_dicom), *VOLUME_FORMATS)
 }
 """All formats by the `kind` of their series."""
-SUFFIXES = tuple(suffix for entry in VOLUME_FORMATS for suffix in entry.suffixes)
+VOLUME_SUFFIXES = tuple(suffix for entry in VOLUME_FORMATS for suffix in entry.suffixes)
 
 
-def format_of(name: str) -> str | None:
+def format_by_suffix(name: str) -> str | None:
     """Return the name of the format of a volume file by its suffix, None for other files."""
     lower = name.lower()
-    if not lower.endswith(SUFFIXES):
+    if not lower.endswith(VOLUME_SUFFIXES):
         return None
     return next(entry.name for entry in VOLUME_FORMATS if lower.endswith(entry.suffixes))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError, Series, home
-from scanloom.io.regular import open_regular, read_regular
+from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.own_python import is_ours, make_private_folder
 
 KEY_BYTES = 32
@@ -48,14 +48,14 @@ def load_key(file: Path | None = None) -> bytes:
         DAMAGED if it is not a key.
     """
     named = file or _named_by_environment()
-    path = named or usual_key_file()
+    path = named or default_key_file()
     if named and not named.parent.is_dir():
         detail = "the folder of the key file does not exist: create it first if a new key is meant"
         raise ScanError(Reason.NOT_FOUND, detail)
     try:
         if not named and not _is_own_key(path):
             raise ScanError(Reason.UNREADABLE, _NOT_OWNED)
-        key = read_regular(path, KEY_BYTES) if path.exists() else _make_key(path)
+        key = read_regular_file(path, KEY_BYTES) if path.exists() else _make_key(path)
     except OSError as exc:
         advice = "" if named else ": name another file with --key or SCANLOOM_KEY"
         detail = f"the key file cannot be read or created ({type(exc).__name__}){advice}"
@@ -76,7 +76,7 @@ def read_key(file: Path | None = None) -> bytes:
     ScanError
         KEY_MISMATCH if there is none; UNREADABLE or DAMAGED as in `load_key`.
     """
-    path = file or usual_key_file()
+    path = file or default_key_file()
     if not path.exists():
         raise ScanError(Reason.KEY_MISMATCH, "there is no key here yet")
     return load_key(file)
@@ -174,7 +174,7 @@ def source_stamp(stamps: Sequence[str], key: bytes) -> str:
     return " ".join(_text(_hash(key, b"stamp", [stamp.encode()])) for stamp in stamps)
 
 
-def usual_key_file() -> Path:
+def default_key_file() -> Path:
     """Return the path of the key if none is given; the file need not exist."""
     if named := _named_by_environment():
         return named
@@ -201,7 +201,7 @@ def _make_key(path: Path) -> bytes:
         try:
             os.link(temporary, path)  # fails if a key exists: it is never overwritten
         except FileExistsError:
-            return read_regular(path, KEY_BYTES)
+            return read_regular_file(path, KEY_BYTES)
     finally:
         temporary.unlink()
     return key
@@ -234,7 +234,7 @@ def _hash_files(
 def _whole_file(path: Path, key: bytes) -> bytes:
     digest = hashlib.blake2b(key=key, digest_size=ID_BYTES)
     buffer = bytearray(_CHUNK_BYTES)
-    with open_regular(path) as file:
+    with open_regular_file(path) as file:
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
     return digest.digest()
@@ -242,7 +242,7 @@ def _whole_file(path: Path, key: bytes) -> bytes:
 
 def _fingerprint(path: Path, key: bytes) -> bytes:
     """Return a hash of size, head, tail and samples between them, which distinguishes files."""
-    with open_regular(path) as file:
+    with open_regular_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         between = max(size - 2 * END_BYTES, 0)
         spans = [(0, END_BYTES), (max(size - END_BYTES, 0), END_BYTES)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VOXEL_LIMIT = 4 << 30
+VOXEL_LIMIT_BYTES = 4 << 30
 """Largest size of the decoded voxels of a volume, unless the caller passes another limit."""
 
 FILE_LIMIT_VOLUMES = 8

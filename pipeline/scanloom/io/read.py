@@ -7,12 +7,12 @@ from pathlib import Path
 
 from scanloom.core import Flag, Gaps, Nan, ReadOptions, ScanError, Series, Volume
 from scanloom.core.options import check_choices
-from scanloom.io.find import find_series
 from scanloom.io.formats import FORMATS
-from scanloom.io.limits import VOXEL_LIMIT
-from scanloom.io.ranking import ALL, Preference, Reading, select_series
+from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
+from scanloom.io.index.series import find_series
+from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import Scan
-from scanloom.io.values import rounding_flags
+from scanloom.io.voxel_values import rounding_flags
 
 
 def load_volume(
@@ -36,7 +36,7 @@ def load_volume(
         archive, a DICOMDIR, or a glob pattern: see docs/reading.md.
     series : str or None
         Series to read if there are several: its UID, its number in the list of the error
-        SERIES_AMBIGUOUS, or "best"; see `scanloom.io.ranking`.
+        SERIES_AMBIGUOUS, or "best"; see `scanloom.io.index.ranking`.
     phase : int or None
         Index, from 0, of the volume in a file or series with several. In a DICOM series they are
         sorted by the attribute that distinguishes them: stack, time point, echo, b-value,
@@ -78,7 +78,7 @@ def load_volume(
         find_series(Path(path), archives=archives),
         series,
         preference,
-        Reading(phase, gaps, orientation),
+        RankingOptions(phase, gaps, orientation),
     )
     return read_scan(chosen, options, phase=phase).volume
 
@@ -113,7 +113,7 @@ def read_scan(
             modality=options.modality,
             gaps=options.gaps,
             nan=options.nan,
-            limit=VOXEL_LIMIT if options.max_size is None else options.max_size,
+            limit=VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size,
         )
     except ScanError as error:
         if not series.lost:

@@ -96,11 +96,11 @@ class NiftiSource:
 
 
 @dataclass(frozen=True)
-class ItkSource:
+class GridOnlySource:
     """A source of which writers need nothing but the grid, such as NRRD, MetaImage or MGH."""
 
 
-Source = DicomSource | NiftiSource | ItkSource
+Source = DicomSource | NiftiSource | GridOnlySource
 
 
 @dataclass(frozen=True, eq=False)

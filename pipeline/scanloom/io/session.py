@@ -21,30 +21,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any, TypeVar
+
+Cache = TypeVar("Cache")
 
 
 class ReadSession:
-    """Caches that are freed together.
-
-    Attributes
-    ----------
-    headers : HeaderShelf
-        Headers parsed while searching, until the series is read.
-    scratch : Scratch
-        Unpacked archive members and compressed files.
-    layouts : Before
-        Templates of the headers parsed last.
-    """
+    """Caches that are freed together: one of each class, created when it is first needed."""
 
     def __init__(self) -> None:
-        # These modules, or modules that they import, import this one
-        from scanloom.io.dicom.fast_header import Before
-        from scanloom.io.dicom.headers import HeaderShelf
-        from scanloom.io.unpack import Scratch
+        self._caches: dict[type[Any], Any] = {}
+        self._lock = threading.Lock()
 
-        self.headers = HeaderShelf()
-        self.scratch = Scratch()
-        self.layouts = Before()
+    def cache(self, kind: type[Cache]) -> Cache:
+        """Return the session's cache of a class, such as `HeaderCache` or `UnpackedFiles`."""
+        cache: Cache | None = self._caches.get(kind)
+        if cache is None:
+            with self._lock:
+                cache = self._caches.setdefault(kind, self._caches.get(kind) or kind())
+        return cache
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -56,8 +51,10 @@ class ReadSession:
             _active.reset(token)
 
     def close(self) -> None:
-        """Remove the unpacked files; the other caches are freed with the session."""
-        self.scratch.close()
+        """Close the caches that hold files; the others are freed with the session."""
+        for cache in self._caches.values():
+            if hasattr(cache, "close"):
+                cache.close()
 
 
 _active: ContextVar[ReadSession | None] = ContextVar("read_session", default=None)

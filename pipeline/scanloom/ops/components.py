@@ -18,7 +18,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from scanloom.cards.card import KeepLargest
-from scanloom.ops.runs import Labels, runs_of, slabs_of
+from scanloom.ops.run_length import Labels, find_runs, iter_slabs
 
 Connectivity = Literal[6, 18, 26]
 _IntArray = NDArray[np.int64]
@@ -70,7 +70,7 @@ def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
     """
     labels = np.asfortranarray(labels)
     table = _table(labels, rule)
-    components = find_parts(labels, rule.connectivity, table)
+    components = find_components(labels, rule.connectivity, table)
     keep = np.ones(len(components.voxels), bool)
     for value in np.unique(components.value[1:]):
         candidates = np.flatnonzero(components.value == value)
@@ -105,12 +105,12 @@ def count_components(
     dict of int to int
         Component count of each of `numbers`; 0 if no voxel has that value.
     """
-    components = find_parts(np.asfortranarray(labels), connectivity)
+    components = find_components(np.asfortranarray(labels), connectivity)
     counts = np.bincount(components.value[1:], minlength=int(np.iinfo(labels.dtype).max) + 1)
     return {number: int(counts[number]) for number in numbers}
 
 
-def find_parts(
+def find_components(
     labels: Labels, connectivity: Connectivity, table: Labels | None = None
 ) -> Components:
     """Find all connected components of equal value; 0 is background.
@@ -124,7 +124,7 @@ def find_parts(
     table : (256 or 65536,) array or None
         Lookup table applied to the labels first; None for no mapping.
     """
-    slabs = tuple(slabs_of(labels.shape))
+    slabs = tuple(iter_slabs(labels.shape))
     offsets, links = [0], []  # pieces before each slab; pairs of pieces to merge
     values, piece_voxels = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
     previous: NDArray[Any] | None = None
@@ -133,7 +133,7 @@ def find_parts(
         if previous is not None:
             links.append(_overlaps(previous, pieces[:, :, 0]) + np.array(offsets[-2:]))
         pieces = pieces[:, :, _lead_in(slab) :]
-        runs = runs_of(pieces)
+        runs = find_runs(pieces)
         value = np.zeros(count + 1, np.int64)
         value[runs.value] = _mapped(labels[:, :, slab].reshape(-1, order="F")[runs.start], table)
         values.append(value[1:])

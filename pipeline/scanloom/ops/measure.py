@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Layer, Measurement, Segmentation, Volume
 from scanloom.core.measurement import Box
 from scanloom.ops.components import count_components
-from scanloom.ops.runs import runs_of, slabs_of
+from scanloom.ops.run_length import find_runs, iter_slabs
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MAX_EXACT_CELLS = 1 << 22
@@ -162,8 +162,8 @@ def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
     rows, columns = layer.labels.shape[:2]
     voxels = np.zeros(count + 1, np.int64)
     first, last = np.full((count + 1, 3), max(layer.labels.shape)), np.full((count + 1, 3), -1)
-    for slab in slabs_of(layer.labels.shape):
-        runs = runs_of(layer.labels[:, :, slab])
+    for slab in iter_slabs(layer.labels.shape):
+        runs = find_runs(layer.labels[:, :, slab])
         structure = row_of[runs.value]
         voxels += np.bincount(structure, runs.length, count + 1).astype(np.int64)
         row, i = np.divmod(runs.start, rows)
@@ -193,7 +193,7 @@ def _make_bins(volume: Volume, structures: int) -> _Bins:
     """Return bins for a volume: exact ones for integers of a limited range, else coarse ones."""
     low, high = math.inf, -math.inf
     integers = volume.array.dtype.kind in "iu"
-    for slab in slabs_of(volume.array.shape, SLAB_VOXELS):
+    for slab in iter_slabs(volume.array.shape, SLAB_VOXELS):
         values = volume.array[:, :, slab]
         extremes = float(values.min()), float(values.max())
         if not integers and not _valid_mask(np.array(extremes), volume).all():
@@ -219,7 +219,7 @@ def _valid_mask(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
 def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[_IntArray, NDArray[Any]]]:
     """Yield, by slabs, the structures (N,), from 1, and intensities (N,) of valid voxels."""
     row_of = _structure_rows(layer)
-    for slab in slabs_of(layer.labels.shape, SLAB_VOXELS):
+    for slab in iter_slabs(layer.labels.shape, SLAB_VOXELS):
         labels = layer.labels[:, :, slab].reshape(-1, order="F")
         values = volume.array[:, :, slab].reshape(-1, order="F")
         is_valid = (labels != 0) & _valid_mask(values, volume)

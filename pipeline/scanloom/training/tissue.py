@@ -69,7 +69,7 @@ PHASES = (
     Phase(seed=1, steps=900, patch=56, rate=4e-3, dice=0.5),
     Phase(seed=2, steps=400, patch=64, rate=7e-4, dice=0.1),
 )
-NOISY = (
+NOISE_PHASES = (
     Phase(seed=3, steps=800, patch=64, rate=1e-3, dice=0.1, noise=0.03),
     Phase(seed=4, steps=800, patch=64, rate=7e-4, dice=0.1, noise=0.06),
     Phase(seed=5, steps=450, patch=64, rate=5e-4, dice=0.1, noise=0.04),
@@ -79,7 +79,7 @@ NOISY = (
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class SyntheticTorso:
     """A synthetic torso, whose volumes are known.
 
     Parameters
@@ -207,7 +207,7 @@ def _loss(scores: Tensor, labels: Tensor, dice: float) -> Tensor:
     return entropy + dice * (1 - (2 * overlap + 1) / (total + 1))[is_present].mean()
 
 
-def mean_of(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def average_weights(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of network weights, as saved at the ends of the last phases.
 
     Their random fluctuations average out (Izmailov et al. 2018, arXiv:1803.05407).
@@ -215,7 +215,7 @@ def mean_of(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
 
 
-def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def round_to_bfloat16(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return weights rounded to bfloat16, still as float32.
 
     Half of the differences between labels in the two precisions would come from rounding weights.
@@ -224,7 +224,7 @@ def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.to(torch.bfloat16).to(value.dtype) for name, value in state.items()}
 
 
-def calibrate(state: dict[str, Tensor], drawn: Sequence[Drawn]) -> dict[str, Tensor]:
+def calibrate(state: dict[str, Tensor], drawn: Sequence[SyntheticTorso]) -> dict[str, Tensor]:
     """Adjust the biases of the last layer until the volumes of synthetic torsos are right.
 
     A network trained to label voxels may be biased in volume, as thin bone and the edge of the

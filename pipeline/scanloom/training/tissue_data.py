@@ -15,21 +15,21 @@ from scanloom.core import Volume
 from scanloom.training.tissue_rules import (
     BONE,
     SOFT_TISSUE,
-    Hints,
-    distance,
-    fine_grid,
-    majority,
-    tissues,
+    ScanHints,
+    distance_mm,
+    label_tissues,
+    majority_label,
+    resample_fine,
 )
 
-STEP = 3.0
+GRID_SPACING_MM = 3.0
 """Voxel size of the network's grid in mm."""
-PARTS = 2
+RULE_GRID_FACTOR = 2
 """Factor by which the grid of the labelling rules is finer."""
 
 
 @dataclass(frozen=True)
-class Source:
+class TrainingScan:
     """A scan by its path below the data folder.
 
     Parameters
@@ -45,16 +45,16 @@ class Source:
     """
 
     path: str
-    hints: Hints
+    hints: ScanHints
     vessels: tuple[str, ...] = ()
     weight: float = 1.0
 
 
-TRAINING = (
-    Source("scans/ct/totalseg_example/example_ct.nii.gz", Hints(), weight=3.0),
-    Source(
+TRAINING_SCANS = (
+    TrainingScan("scans/ct/totalseg_example/example_ct.nii.gz", ScanHints(), weight=3.0),
+    TrainingScan(
         "train/labelled_ct/totalseg_aorta/image_ct.nii.gz",
-        Hints(cut=True, bone=220, blood=330),
+        ScanHints(cut=True, bone=220, blood=330),
         vessels=tuple(
             f"train/labelled_ct/totalseg_aorta/labels/{name}.nii.gz"
             for name in ("aorta", "brachiocephalic_trunk", "celiac_trunk",
@@ -63,11 +63,11 @@ TRAINING = (
         ),
         weight=2.0,
     ),
-    Source("scans/ct/totalseg_example_dicom/dicom", Hints(bone=250), weight=5.0),
-    Source("train/labelled_ct/sts001_thigh/image.nii.gz", Hints(lung=False)),
-    Source("train/labelled_ct/sts002_thigh/image.nii.gz", Hints(lung=False), weight=0.5),
+    TrainingScan("scans/ct/totalseg_example_dicom/dicom", ScanHints(bone=250), weight=5.0),
+    TrainingScan("train/labelled_ct/sts001_thigh/image.nii.gz", ScanHints(lung=False)),
+    TrainingScan("train/labelled_ct/sts002_thigh/image.nii.gz", ScanHints(lung=False), weight=0.5),
 )  # fmt: skip
-UNSEEN = (Source("scans/ct/crlm1004_abdomen_dicom/dicom", Hints(bone=235)),)
+HELD_OUT_SCANS = (TrainingScan("scans/ct/crlm1004_abdomen_dicom/dicom", ScanHints(bone=235)),)
 """Held-out scan of another hospital, scanner and patient. (scans/ct/totalseg_pulmonary is another
 crop of train/labelled_ct/totalseg_aorta, so it can't be used for evaluation.)"""
 
@@ -87,7 +87,7 @@ def data_folder(root: Path) -> Path:
     return Path(configured) if configured else root.parent / "shared" / "data"
 
 
-def example(source: Source, data: Path) -> Example:
+def make_example(source: TrainingScan, data: Path) -> Example:
     """Read a scan, label it by rules and resample both to the network's grid."""
     from scanloom.io.read import load_volume
 
@@ -95,15 +95,20 @@ def example(source: Source, data: Path) -> Example:
     hu, spacing = to_ras(volume)
     hu = np.clip(hu, -1024, 2000)
     smooth = ndimage.gaussian_filter(hu, [0.6 / s for s in spacing])
-    fine = fine_grid(smooth, spacing, STEP, PARTS)
-    fine_spacing = (STEP / PARTS,) * 3
-    labels = tissues(fine, fine_spacing, source.hints)
+    fine = resample_fine(smooth, spacing, GRID_SPACING_MM, RULE_GRID_FACTOR)
+    fine_spacing = (GRID_SPACING_MM / RULE_GRID_FACTOR,) * 3
+    labels = label_tissues(fine, fine_spacing, source.hints)
     for name in source.vessels:
         mask = np.asarray(nib.as_closest_canonical(nib.load(data / name)).dataobj) > 0
-        near_vessel = fine_grid(distance(mask, spacing, 9.0), spacing, STEP, PARTS) < 3.0
+        near_vessel = (
+            resample_fine(
+                distance_mm(mask, spacing, 9.0), spacing, GRID_SPACING_MM, RULE_GRID_FACTOR
+            )
+            < 3.0
+        )
         labels[near_vessel & (labels == BONE)] = SOFT_TISSUE
-    coarse = fine_grid(hu, spacing, STEP, 1)
-    return Example(coarse, majority(labels, PARTS), source.weight)
+    coarse = resample_fine(hu, spacing, GRID_SPACING_MM, 1)
+    return Example(coarse, majority_label(labels, RULE_GRID_FACTOR), source.weight)
 
 
 def to_ras(volume: Volume) -> tuple[NDArray[np.float32], tuple[float, float, float]]:

@@ -37,7 +37,7 @@ Spacing = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Hints:
+class ScanHints:
     """Observations of a person in a scan that the rules cannot make.
 
     Parameters
@@ -58,7 +58,7 @@ class Hints:
     blood: float | None = None
 
 
-def tissues(hu: Image, spacing: Spacing, hints: Hints) -> NDArray[np.uint8]:
+def label_tissues(hu: Image, spacing: Spacing, hints: ScanHints) -> NDArray[np.uint8]:
     """Label each voxel of a CT by rules.
 
     Parameters
@@ -89,7 +89,7 @@ def tissues(hu: Image, spacing: Spacing, hints: Hints) -> NDArray[np.uint8]:
     return labels
 
 
-def distance(mask: Mask, spacing: Spacing, reach: float) -> Image:
+def distance_mm(mask: Mask, spacing: Spacing, reach: float) -> Image:
     """Return the distance of each voxel from `mask` in mm, clipped to `reach`."""
     if not mask.any():
         return np.full(mask.shape, reach, np.float32)
@@ -118,11 +118,11 @@ def filled(mask: Mask) -> Mask:
     return np.stack([ndimage.binary_fill_holes(mask[..., k]) for k in range(mask.shape[2])], -1)
 
 
-def body_mask(smooth: Image, spacing: Spacing, hints: Hints) -> Mask:
+def body_mask(smooth: Image, spacing: Spacing, hints: ScanHints) -> Mask:
     """Return the body with its interior, without table and clothes."""
     tissue = smooth > SKIN_HU
     core = large(opened(tissue, spacing, 5.0), spacing, 60.0)
-    body = tissue & (distance(core, spacing, 9.0) < 6.0)
+    body = tissue & (distance_mm(core, spacing, 9.0) < 6.0)
     body = large(body, spacing, 60.0)
     if hints.cut:
         room = open_air(smooth, spacing)
@@ -135,7 +135,7 @@ def open_air(smooth: Image, spacing: Spacing) -> Mask:
     broad = ndimage.gaussian_filter(smooth, [2.0 / s for s in spacing])
     return np.asarray(
         (broad < OPEN_AIR_HU)
-        | ((smooth < AIR_HU) & (distance(broad < OPEN_AIR_HU, spacing, 6.0) < 4.5))
+        | ((smooth < AIR_HU) & (distance_mm(broad < OPEN_AIR_HU, spacing, 6.0) < 4.5))
     )
 
 
@@ -147,14 +147,14 @@ def touching_border(mask: Mask, spacing: Spacing) -> Mask:
     return large(np.isin(components, numbers[numbers > 0]), spacing, 20.0)
 
 
-def air_inside(smooth: Image, body: Mask, spacing: Spacing, hints: Hints) -> tuple[Mask, Mask]:
+def air_inside(smooth: Image, body: Mask, spacing: Spacing, hints: ScanHints) -> tuple[Mask, Mask]:
     """Return masks of lung, and of gas outside the lung."""
     air = body & (smooth < AIR_HU)
     if not hints.lung:
         return np.zeros_like(air), air
     gas = large(air & open_air(smooth, spacing), spacing, 0.5)
     lung = like_lung(opened(air & ~gas, spacing, 3.0), smooth, spacing)
-    near_lung = distance(lung, spacing, 6.0) < 4.0
+    near_lung = distance_mm(lung, spacing, 6.0) < 4.0
     lung |= air & ~gas & near_lung
     return lung, air & ~lung
 
@@ -173,7 +173,7 @@ def like_lung(mask: Mask, smooth: Image, spacing: Spacing) -> Mask:
     return np.asarray(keep[components])
 
 
-def bone_mask(smooth: Image, inside: Mask, lung: Mask, spacing: Spacing, hints: Hints) -> Mask:
+def bone_mask(smooth: Image, inside: Mask, lung: Mask, spacing: Spacing, hints: ScanHints) -> Mask:
     """Return bone with its marrow, without vessels and organs that take up contrast agent.
 
     As in morphometry, the threshold is halfway between soft tissue and the hardest bone nearby: a
@@ -194,7 +194,7 @@ def blood(smooth: Image, lung: Mask, spacing: Spacing, level: float) -> Mask:
     broad = large(opened(smooth > level, spacing, 3.0), spacing, 3.0)
     near_lung = ndimage.distance_transform_edt(~lung, sampling=spacing) < 9
     near_lung = ndimage.distance_transform_edt(near_lung, sampling=spacing) > 9
-    return np.asarray((distance(broad, spacing, 8.0) < 5.0) | near_lung)
+    return np.asarray((distance_mm(broad, spacing, 8.0) < 5.0) | near_lung)
 
 
 def marrow(hard: Mask, smooth: Image, inside: Mask, spacing: Spacing) -> Mask:
@@ -229,14 +229,14 @@ def fat_mask(smooth: Image, body: Mask, air: Mask, spacing: Spacing) -> Mask:
     """Return fat, without the rim next to air, which has the HU of fat only by blurring."""
     fat = body & ~air & (smooth < FAT_HU)
     half_voxel = min(spacing) / 2  # from a border to the next voxel's centre
-    edge = distance(~body, spacing, 8.0) - half_voxel
+    edge = distance_mm(~body, spacing, 8.0) - half_voxel
     slope = ndimage.gaussian_gradient_magnitude(smooth, [1.0 / s for s in spacing]) / min(spacing)
-    certain = fat & (edge > SKIN_MM) & (distance(air, spacing, 8.0) > 3.0) & (slope < 40)
-    fat &= (edge > SKIN_MM) & (distance(certain, spacing, 6.0) < 3.0)
-    return np.asarray(fat & (distance(air, spacing, 3.0) > 1.6))
+    certain = fat & (edge > SKIN_MM) & (distance_mm(air, spacing, 8.0) > 3.0) & (slope < 40)
+    fat &= (edge > SKIN_MM) & (distance_mm(certain, spacing, 6.0) < 3.0)
+    return np.asarray(fat & (distance_mm(air, spacing, 3.0) > 1.6))
 
 
-def fine_grid(hu: Image, spacing: Spacing, step: float, factor: int) -> Image:
+def resample_fine(hu: Image, spacing: Spacing, step: float, factor: int) -> Image:
     """Resample a scan with `factor` points along each axis per voxel of a grid of `step` mm.
 
     The coarse grid is the one of MONAI's Spacing, which keeps the position of voxel 0.
@@ -254,7 +254,7 @@ def fine_grid(hu: Image, spacing: Spacing, step: float, factor: int) -> Image:
     )
 
 
-def majority(labels: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
+def majority_label(labels: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
     """Return the most frequent label in each block of `factor` voxels along each axis."""
     i, j, k = (n // factor for n in labels.shape)
     blocks = labels.reshape(i, factor, j, factor, k, factor)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bundles import write_bundle
-from scanloom.cards.bundle import read_bundle
 from scanloom.cards.card import Channel, Checks, ModelCard, Range
 from scanloom.cards.check import MAX_SAMPLES, check_scan, percentiles
+from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import Flag, Grid, ScanError, Volume
+from support.bundles import write_bundle
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bundles import write_bundle
 from scanloom.cards import store
-from scanloom.cards.shipped import shipped
 from scanloom.cards.store import find_model, list_models, shipped_models, user_models
 from scanloom.core import ScanError
+from scanloom.core.resources import shipped
+from support.bundles import write_bundle
 
 
 @pytest.fixture

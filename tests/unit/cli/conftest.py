@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from commands import write_tiny_bundle
 from scanloom.io.identity import load_key
+from support.commands import write_tiny_bundle
 
 
 @pytest.fixture(scope="session")

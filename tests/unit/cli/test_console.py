@@ -10,20 +10,20 @@ import warnings
 import pytest
 import typer
 
-from scanloom.cli.console import Manner, speaking
+from scanloom.cli.console import OutputMode, error_boundary
 from scanloom.core import Reason, ScanError
 
 SECRET = "Doe^Jane"
 
 
-def ended_by(error: BaseException, manner: Manner) -> int:
-    with pytest.raises(typer.Exit) as end, speaking(manner):
+def ended_by(error: BaseException, manner: OutputMode) -> int:
+    with pytest.raises(typer.Exit) as end, error_boundary(manner):
         raise error
     return int(end.value.exit_code)
 
 
 def test_scan_error_says_what_why_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    code = ended_by(ScanError(Reason.SLICE_GAP, "slice 4 of 10 is missing"), Manner())
+    code = ended_by(ScanError(Reason.SLICE_GAP, "slice 4 of 10 is missing"), OutputMode())
 
     text = capsys.readouterr()
     assert code == 65
@@ -34,7 +34,7 @@ def test_scan_error_says_what_why_and_what_to_do(capsys: pytest.CaptureFixture[s
 
 
 def test_json_has_the_same_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    ended_by(ScanError(Reason.DISK_FULL, "no space"), Manner(json=True))
+    ended_by(ScanError(Reason.DISK_FULL, "no space"), OutputMode(json=True))
 
     text = capsys.readouterr()
     error = json.loads(text.out)["error"]
@@ -44,7 +44,7 @@ def test_json_has_the_same_on_stdout(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_foreign_text_never_shows(debug: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    code = ended_by(RuntimeError(SECRET), Manner(debug=debug))
+    code = ended_by(RuntimeError(SECRET), OutputMode(debug=debug))
 
     text = capsys.readouterr()
     assert code == 1
@@ -55,14 +55,14 @@ def test_foreign_text_never_shows(debug: bool, capsys: pytest.CaptureFixture[str
 
 
 def test_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended_by(KeyboardInterrupt(), Manner()) == 130
+    assert ended_by(KeyboardInterrupt(), OutputMode()) == 130
     assert "Interrupted" in capsys.readouterr().err
 
 
 def test_libraries_are_not_heard(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with speaking(Manner()):
+    with error_boundary(OutputMode()):
         warnings.warn(SECRET, stacklevel=1)
         logging.getLogger("foreign").error(SECRET)
 
@@ -72,7 +72,7 @@ def test_libraries_are_not_heard(
 
 
 def test_debug_shows_the_cause_of_a_case_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    with speaking(Manner(debug=True)):
+    with error_boundary(OutputMode(debug=True)):
         logging.getLogger("scanloom.engine.segment").debug("the cause")
 
     assert "the cause" in capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_debug_tells_the_whole_chain_without_foreign_words(
             exc.add_note(SECRET)
             raise ScanError(Reason.DAMAGED, "our own words") from exc
 
-    with pytest.raises(typer.Exit), speaking(Manner(debug=True)):
+    with pytest.raises(typer.Exit), error_boundary(OutputMode(debug=True)):
         fail()
 
     text = capsys.readouterr().err
@@ -114,7 +114,7 @@ def test_debug_tells_where_libraries_spoke_and_not_what(
     library.addHandler(own)
     before = logging.getLogRecordFactory(), warnings.showwarning
     try:
-        with speaking(Manner(debug=True)):
+        with error_boundary(OutputMode(debug=True)):
             own.setStream(sys.stderr)
             warnings.simplefilter("always")
             warnings.warn(SECRET, UserWarning, stacklevel=1)

@@ -15,9 +15,9 @@ import pytest
 from pydicom import Dataset
 from rich.text import Text
 
-from commands import Ended, scanloom, write_tiny_bundle
-from dicom_maker import Words, noise, write_series
 from scanloom.cli.console import clean, console, print_json
+from support.commands import Ended, scanloom, write_tiny_bundle
+from support.write_dicom import Words, noise, write_series
 
 EVIL = "\x1b]0;owned\x07 \x9b31m \u202ecod\u2028"
 NAME = "\x1b[2J\x9b31m\u202eevil\nfine"

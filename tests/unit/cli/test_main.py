@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from commands import scanloom, scanloom_process
+from support.commands import scanloom, scanloom_process
 
 HEAVY = (
     "torch",

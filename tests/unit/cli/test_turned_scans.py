@@ -10,9 +10,9 @@ import pytest
 from pydicom import Dataset
 from scipy.spatial.transform import Rotation
 
-import written_cases as wc
-from commands import scanloom
-from dicom_maker import Edit, Geometry, noise, plane, write_series
+from support import case_folders as wc
+from support.commands import scanloom
+from support.write_dicom import Edit, Geometry, noise, plane, write_series
 
 SHAPE = (160, 160, 12)
 SPACING = (0.5, 0.5)

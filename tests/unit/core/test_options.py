@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scanloom.cli.segment import segment
+from scanloom.cli.commands.segment import segment
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
 from scanloom.core.options import check_choices, take
 from scanloom.engine.segment import SegmentOptions, segment_options

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import scanloom
-from scanloom.io.scratch import LOCK, PREFIX, private_scratch
+from scanloom.io.system.scratch_folders import FOLDER_PREFIX, LOCK_NAME, private_temporary_folder
 from scanloom.own_python import is_closed, own_environment, own_python, safe_path
 
 ROOT_ALONE = pytest.mark.skipif(os.getuid() != 0, reason="only root can give folders away")
@@ -104,15 +104,15 @@ def test_a_private_folder_goes_away_and_takes_what_died_with_it(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(shared))
-    dead = shared / f"{PREFIX}dead"
+    dead = shared / f"{FOLDER_PREFIX}dead"
     dead.mkdir()
-    (dead / LOCK).touch()
+    (dead / LOCK_NAME).touch()
 
-    with private_scratch(shared / "otherwise") as folder:
+    with private_temporary_folder(shared / "otherwise") as folder:
         assert folder.parent == shared
         assert folder.stat().st_mode & 0o777 == 0o700
         assert [p.name for p in shared.iterdir()] == [folder.name]
-        with private_scratch(shared / "otherwise"):
+        with private_temporary_folder(shared / "otherwise"):
             assert folder.exists()
     assert not list(shared.iterdir())
 
@@ -123,7 +123,7 @@ def test_a_folder_for_temporary_files_in_which_others_can_move_things_is_not_use
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     shared.chmod(0o777)
 
-    with private_scratch(tmp_path) as folder:
+    with private_temporary_folder(tmp_path) as folder:
         assert folder.parent == tmp_path
 
 

@@ -56,7 +56,7 @@ def test_the_page_lists_each_reason_that_a_run_retries() -> None:
         ("1. worker", f"{retries.MAX_CHILD_STARTS} in a row"),
         ("1. worker", "{:.0f}, {:.0f} and {:.0f} s".format(*retries.STORAGE_PAUSES_S)),
         ("2. cluster", f"{retries.MAX_OUTDONE_CASES} cases"),
-        ("3. run", f"{retries.MAX_WORKER_LOSSES} losses, then `{Reason.LOST.code}`"),
+        ("3. run", f"{retries.MAX_WORKER_LOSSES} losses, then `{Reason.WORKER_LOST.code}`"),
         (
             "3. run, `slurm`",
             f"{retries.SLURM_MAX_FUTILE_JOBS} more than requested until a worker joins",
@@ -92,7 +92,7 @@ def test_a_success_is_not_retried() -> None:
 @pytest.mark.parametrize(
     ("reason", "one_machine", "several"),
     [
-        (Reason.DEVICE, True, True),
+        (Reason.DEVICE_UNAVAILABLE, True, True),
         (Reason.ENVIRONMENT, False, True),
         (Reason.CRASHED, False, False),
         (None, False, False),

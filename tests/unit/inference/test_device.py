@@ -14,8 +14,8 @@ from scanloom.inference.device import (
     choose_batch,
     choose_device,
     choose_precision,
+    deterministic,
     is_out_of_memory,
-    same_bytes,
 )
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_settings_are_put_back() -> None:
     cudnn = torch.backends.cudnn
     before = (cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision())
 
-    with same_bytes():
+    with deterministic():
         assert cudnn.deterministic
         assert not cudnn.benchmark
         assert torch.get_float32_matmul_precision() == "highest"

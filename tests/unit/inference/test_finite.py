@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-import cards_by_hand
 from scanloom.cards.card import ModelCard, Normalize, ScaleMinMax, Threshold
-from scanloom.core import Clock, ComputeOptions, Flag, Reason, ScanError, Volume
+from scanloom.core import ComputeOptions, Flag, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.finite import all_finite
-from scanloom.inference.predictor import Predictor
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards as cards_by_hand
 
 LOUD = (2.0**127, 1.998)
 """3.4e38 in float32; the second is 2 in bfloat16, and the product infinite."""
@@ -52,7 +52,7 @@ def scan(dtype: str = "int16", factor: float = 1.0) -> Volume:
 
 def refused(card: ModelCard, volume: Volume) -> ScanError:
     with pytest.raises(ScanError) as error:
-        Predictor(card, device="cpu").predict(volume)
+        TorchPredictor(card, device="cpu").predict(volume)
     assert error.value.reason is Reason.NOT_FINITE
     return error.value
 
@@ -80,7 +80,7 @@ def test_weights_that_are_no_numbers_are_refused(
 ) -> None:
     """Before any scan: all of them would get background."""
     with pytest.raises(ScanError) as error:
-        Predictor(changed(card, tmp_path, bias=wrong))
+        TorchPredictor(changed(card, tmp_path, bias=wrong))
     assert error.value.reason is Reason.NOT_FINITE
     assert "1 of the model's tensors" in error.value.detail
 
@@ -122,9 +122,9 @@ def test_large_scores_are_no_fault(card: ModelCard, tmp_path: Path) -> None:
     """Their sum overflows, none of them does; labels are those of smaller ones."""
     large = replace(changed(card, tmp_path, weight=1e37, bias=1e37), activation=None)
 
-    labels = Predictor(large).predict(scan()).layers[0].labels
+    labels = TorchPredictor(large).predict(scan()).layers[0].labels
 
-    plain = Predictor(replace(card, activation=None)).predict(scan()).layers[0].labels
+    plain = TorchPredictor(replace(card, activation=None)).predict(scan()).layers[0].labels
     assert (labels == plain).mean() > 0.999
 
 
@@ -134,10 +134,10 @@ def test_half_precision_that_overflows_gives_way_to_float32(
 ) -> None:
     """For this scan, and it is said: the labels are those of float32."""
     loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD))
-    exact = Predictor(loud, compute=ComputeOptions(precision="float32")).predict(scan())
+    exact = TorchPredictor(loud, compute=ComputeOptions(precision="float32")).predict(scan())
     predictor, clock = (
-        Predictor(loud, device="cpu", compute=ComputeOptions(precision="half")),
-        Clock(),
+        TorchPredictor(loud, device="cpu", compute=ComputeOptions(precision="half")),
+        StepTimer(),
     )
     assert predictor.precision_name == "bfloat16"
 
@@ -153,7 +153,9 @@ def test_half_precision_that_overflows_gives_way_to_float32(
 
 @needs_units
 def test_half_precision_that_does_not_overflow_says_so(card: ModelCard) -> None:
-    made = Predictor(card, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
+    made = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="half")).predict(
+        scan()
+    )
 
     assert (made.flags, made.precision) == ((), "bfloat16")
 
@@ -163,7 +165,7 @@ def test_weights_that_half_precision_can_not_hold_stay_float32(
     card: ModelCard, tmp_path: Path
 ) -> None:
     weights = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=3.4e38)
-    predictor = Predictor(
+    predictor = TorchPredictor(
         other(card, weights), device="cpu", compute=ComputeOptions(precision="half")
     )
 
@@ -178,7 +180,7 @@ def test_weights_that_half_precision_can_not_hold_stay_float32(
 def test_what_float32_can_not_say_either_is_refused(card: ModelCard, tmp_path: Path) -> None:
     loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0)))
     with pytest.raises(ScanError) as error:
-        Predictor(loud, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
+        TorchPredictor(loud, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
     assert error.value.reason is Reason.NOT_FINITE
 
 
@@ -188,7 +190,9 @@ def test_weights_that_changed_meanwhile_are_not_fallen_back_to(
 ) -> None:
     """What is loaded for float32 is what was loaded before."""
     path = cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD)
-    predictor = Predictor(other(card, path), device="cpu", compute=ComputeOptions(precision="half"))
+    predictor = TorchPredictor(
+        other(card, path), device="cpu", compute=ComputeOptions(precision="half")
+    )
     path.write_bytes(Path(card.weights.file).read_bytes())
 
     with pytest.raises(ScanError) as error:

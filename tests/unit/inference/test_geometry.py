@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-import cards_by_hand
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.resample import to_network
+from support import model_cards as cards_by_hand
 
 CPU = torch.device("cpu")
 CODES = [

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import cards_by_hand
 from scanloom.cards.card import (
     Argmax,
     KeepLargest,
@@ -22,10 +21,11 @@ from scanloom.cards.card import (
     Weights,
     Window,
 )
-from scanloom.core import Clock, ComputeOptions, Reason, ScanError, Volume
+from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
-from scanloom.inference.networks import build_network
-from scanloom.inference.predictor import Predictor
+from scanloom.inference.network.architectures import build_network
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards as cards_by_hand
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def scan(shape: tuple[int, int, int] = (33, 30, 18), **how: Any) -> Volume:
 
 @pytest.mark.parametrize("tilt", [0.0, 12.0])
 def test_labels_lie_on_the_scan(card: ModelCard, tilt: float) -> None:
-    volume, clock = scan(codes="LPS", tilt=tilt), Clock()
-    predictor = Predictor(card, device="cpu")
+    volume, clock = scan(codes="LPS", tilt=tilt), StepTimer()
+    predictor = TorchPredictor(card, device="cpu")
 
     result = predictor.predict(volume, clock)
 
@@ -56,11 +56,11 @@ def test_labels_lie_on_the_scan(card: ModelCard, tilt: float) -> None:
 def test_equal_runs_give_equal_bytes(card: ModelCard) -> None:
     """The same predictor twice, and another of the same card."""
     volume = scan(turn=6)
-    predictor = Predictor(card)
+    predictor = TorchPredictor(card)
 
     one, two, three = (
         p.predict(volume).layers[0].labels.tobytes()
-        for p in (predictor, predictor, Predictor(card))
+        for p in (predictor, predictor, TorchPredictor(card))
     )
 
     assert one == two == three
@@ -74,7 +74,7 @@ def test_labels_do_not_depend_on_how_the_scan_is_stored(card: ModelCard) -> None
     )
     array = np.asfortranarray(one.array[::-1, :, ::-1].transpose(1, 2, 0))
     other = Volume(array, replace(one.grid, shape=array.shape, affine=flipped), "HU", "CT")
-    predictor = Predictor(card)
+    predictor = TorchPredictor(card)
 
     labels = predictor.predict(one).layers[0].labels
     turned = predictor.predict(other).layers[0].labels
@@ -92,7 +92,7 @@ def test_number_types_of_scans(card: ModelCard, dtype: str) -> None:
     values = np.clip(volume.array, 0, 250)
     array = np.asfortranarray(values.astype(dtype))
     before = array.copy()
-    predictor = Predictor(card)
+    predictor = TorchPredictor(card)
 
     got = predictor.predict(replace(volume, array=array)).layers[0].labels
 
@@ -110,7 +110,7 @@ def test_overlapping_structures_stand_in_layers_of_their_own(card: ModelCard) ->
         structures=cards_by_hand.structures(3),
     )
 
-    result = Predictor(overlapping).predict(scan())
+    result = TorchPredictor(overlapping).predict(scan())
 
     assert [[s.number for s in layer.structures] for layer in result.layers] == [[1], [2], [3]]
     for number, layer in enumerate(result.layers, start=1):
@@ -119,10 +119,10 @@ def test_overlapping_structures_stand_in_layers_of_their_own(card: ModelCard) ->
 
 def test_channels_without_a_structure_leave_no_label(card: ModelCard) -> None:
     volume = scan()
-    whole = Predictor(card).predict(volume).layers[0].labels
+    whole = TorchPredictor(card).predict(volume).layers[0].labels
     for kept in (0, 1):
         some = replace(card, structures=(card.structures[kept],))
-        labels = Predictor(some).predict(volume).layers[0].labels
+        labels = TorchPredictor(some).predict(volume).layers[0].labels
         number = card.structures[kept].number
         if kept == 1:
             np.testing.assert_array_equal(labels, np.where(whole == number, number, 0))
@@ -137,13 +137,13 @@ def test_only_the_largest_part_is_kept(card: ModelCard, restore: Any, when: Any)
     cleaned = replace(card, restore=restore, cleaning=(KeepLargest((1,), when=when),))
     if restore == "scores" and when == "before":
         with pytest.raises(ScanError) as error:
-            Predictor(cleaned)
+            TorchPredictor(cleaned)
         assert error.value.reason is Reason.MODEL_UNSUPPORTED
         return
     volume = scan()
-    plain = Predictor(replace(card, restore=restore)).predict(volume).layers[0].labels
+    plain = TorchPredictor(replace(card, restore=restore)).predict(volume).layers[0].labels
 
-    labels = Predictor(cleaned).predict(volume).layers[0].labels
+    labels = TorchPredictor(cleaned).predict(volume).layers[0].labels
 
     assert ndimage.label(plain == 1, np.ones((3, 3, 3)))[1] > 1
     assert ndimage.label(labels == 1, np.ones((3, 3, 3)))[1] == 1
@@ -153,7 +153,7 @@ def test_only_the_largest_part_is_kept(card: ModelCard, restore: Any, when: Any)
 def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
     volume = scan((5, 3, 3))
 
-    labels = Predictor(card).predict(volume).layers[0].labels
+    labels = TorchPredictor(card).predict(volume).layers[0].labels
 
     assert labels.shape == (5, 3, 3)
 
@@ -165,12 +165,12 @@ def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
     ]
     for wrong, reason in cases:
         with pytest.raises(ScanError) as error:
-            Predictor(wrong)
+            TorchPredictor(wrong)
         assert error.value.reason is reason
 
 
 def test_a_network_of_too_few_channels_is_refused(card: ModelCard) -> None:
-    predictor = Predictor(replace(card, structures=cards_by_hand.structures(3)))
+    predictor = TorchPredictor(replace(card, structures=cards_by_hand.structures(3)))
 
     with pytest.raises(ScanError, match="3 output channels, the card 4") as error:
         predictor.predict(scan())
@@ -191,7 +191,7 @@ def test_a_scan_that_the_network_cannot_take_whole(
         whole = replace(whole, network=spec, weights=Weights(tmp_path / "model.pt", digest))
 
     with pytest.raises(ScanError) as error:
-        Predictor(whole).predict(scan())
+        TorchPredictor(whole).predict(scan())
 
     assert error.value.reason is Reason.MODEL_NETWORK
 
@@ -199,7 +199,7 @@ def test_a_scan_that_the_network_cannot_take_whole(
 def test_settings_of_torch_stay_as_they_were(card: ModelCard) -> None:
     before = (torch.is_grad_enabled(), torch.backends.cudnn.deterministic)
 
-    Predictor(card).predict(scan())
+    TorchPredictor(card).predict(scan())
 
     assert before == (torch.is_grad_enabled(), torch.backends.cudnn.deterministic)
     assert isinstance(card.decision, Argmax)
@@ -215,10 +215,10 @@ def test_windows_of_air_are_passed_over_where_the_card_allows_it(
     volume = replace(volume, array=array)
     told = replace(card, air_below=-500.0, restore="scores")
 
-    clock = Clock()
-    fast = Predictor(told).predict(volume, clock).layers[0].labels
-    whole = Predictor(told, ComputeOptions(skip_air=False)).predict(volume).layers[0].labels
-    without = Predictor(card).predict(volume).layers[0].labels
+    clock = StepTimer()
+    fast = TorchPredictor(told).predict(volume, clock).layers[0].labels
+    whole = TorchPredictor(told, ComputeOptions(skip_air=False)).predict(volume).layers[0].labels
+    without = TorchPredictor(card).predict(volume).layers[0].labels
 
     (note,) = clock.notes["skip air"]
     skipped, windows = (int(word) for word in note.split() if word.isdecimal())
@@ -235,13 +235,13 @@ def test_bfloat16_labels_nearly_as_float32_does(card: ModelCard) -> None:
     """It is taken by itself only where the card lists it; the difference is printed."""
     volume = scan((64, 60, 40))
     listed = replace(card, precisions=("float32", "bfloat16"))
-    assert Predictor(card, device="cpu").precision_name == "float32"
-    half = Predictor(listed, device="cpu")
+    assert TorchPredictor(card, device="cpu").precision_name == "float32"
+    half = TorchPredictor(listed, device="cpu")
     assert half.precision_name == "bfloat16"
 
     one = half.predict(volume).layers[0].labels
     other = (
-        Predictor(listed, device="cpu", compute=ComputeOptions(precision="float32"))
+        TorchPredictor(listed, device="cpu", compute=ComputeOptions(precision="float32"))
         .predict(volume)
         .layers[0]
         .labels

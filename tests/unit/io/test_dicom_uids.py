@@ -38,7 +38,7 @@ def test_families_have_the_members_of_their_name(family):
 
 
 def test_reading_headers_does_not_import_pydicom():
-    code = "import scanloom.io.dicom.headers, sys; print('pydicom' in sys.modules)"
+    code = "import scanloom.io.dicom.header.header, sys; print('pydicom' in sys.modules)"
     command = [sys.executable, "-c", code]
     reply = subprocess.run(command, capture_output=True, text=True, check=True)
     assert reply.stdout.strip() == "False"

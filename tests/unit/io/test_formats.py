@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dicom_maker import noise, write_series
-from input_kinds import write_mgh, write_nifti
 from scanloom.core import DICOM, ScanError
-from scanloom.io.find import find_series
-from scanloom.io.formats import FORMATS, VOLUME_FORMATS, format_of
-from scanloom.io.index import build_index
-from scanloom.io.outline import read_outline
+from scanloom.io.formats import FORMATS, VOLUME_FORMATS, format_by_suffix
+from scanloom.io.index.build import build_index
+from scanloom.io.index.series import find_series
+from scanloom.io.probe import probe
 from scanloom.io.read import read_scan
+from support.input_kinds import write_mgh, write_nifti
+from support.write_dicom import noise, write_series
 
 KEY = bytes(32)
 
@@ -26,12 +26,16 @@ def test_each_suffix_is_of_one_format() -> None:
         assert FORMATS[entry.name] is entry
         assert set(entry.detached_suffixes) <= set(entry.suffixes)
         for suffix in entry.suffixes:
-            assert format_of(f"a{suffix}") == format_of(f"A{suffix.upper()}") == entry.name
+            assert (
+                format_by_suffix(f"a{suffix}")
+                == format_by_suffix(f"A{suffix.upper()}")
+                == entry.name
+            )
 
 
 def test_dicom_is_recognised_by_content_alone() -> None:
     assert not FORMATS[DICOM].suffixes
-    assert format_of("a.dcm") is None
+    assert format_by_suffix("a.dcm") is None
     assert {DICOM, *(entry.name for entry in VOLUME_FORMATS)} == set(FORMATS)
 
 
@@ -46,7 +50,7 @@ def test_probing_agrees_with_reading(tmp_path: Path, kind: str) -> None:
         write_mgh(tmp_path / "a.mgz", stored)
     [series] = find_series(tmp_path)
     assert series.kind == kind
-    grid, dtype = read_outline(series)
+    grid, dtype = probe(series)
     volume = read_scan(series).volume
     assert volume.grid.shape == grid.shape
     assert volume.array.dtype == dtype

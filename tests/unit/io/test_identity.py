@@ -14,12 +14,12 @@ import pytest
 from scanloom.core import ScanError, Series
 from scanloom.io.identity import (
     case_id,
+    default_key_file,
     file_id,
     key_fingerprint,
     load_key,
     read_key,
     source_hash,
-    usual_key_file,
 )
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -106,7 +106,7 @@ def test_an_empty_home_is_not_the_root_folder(monkeypatch):
     own = Path(pwd.getpwuid(os.getuid()).pw_dir)
     for value in ("", str(own)):
         monkeypatch.setenv("HOME", value)
-        assert usual_key_file() == own / ".config" / "scanloom" / "key"
+        assert default_key_file() == own / ".config" / "scanloom" / "key"
 
 
 def test_where_the_key_is_looked_for(tmp_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_key_that_others_may_have_put_there_is_refused(fault, tmp_path, monkey
     monkeypatch.delenv("SCANLOOM_KEY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "a" / "config"))
     load_key()
-    path = usual_key_file()
+    path = default_key_file()
     above = (tmp_path / "a", path.parents[1], path.parent)
     assert [stat.S_IMODE(p.stat().st_mode) for p in above] == [0o700] * 3
     if fault == "folder":

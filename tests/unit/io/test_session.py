@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import scanloom
-from archives import series
 from scanloom.core import Series
-from scanloom.io.find import find_series
+from scanloom.io.dicom.header.header import HeaderCache
+from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
 from scanloom.io.session import ReadSession, current_session, read_session
+from support.archives import series
 
 
 @pytest.fixture
@@ -45,9 +46,9 @@ def test_headers_are_those_of_the_session_that_found_them(tmp_path: Path) -> Non
         [*files] = found(tmp_path).files
         with read_session() as inner:
             assert current_session() is inner
-            assert inner.headers.take(files[0]) is None
+            assert inner.cache(HeaderCache).take(files[0]) is None
         assert current_session() is outer
-        assert outer.headers.take(files[0]) is not None
+        assert outer.cache(HeaderCache).take(files[0]) is not None
 
 
 def test_without_a_session_there_is_one_for_the_process(compressed: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_thread_can_enter_a_session(tmp_path: Path) -> None:
 
     def read() -> None:
         with session.active():
-            seen.append(session.headers.take(found(tmp_path).files[0]))
+            seen.append(session.cache(HeaderCache).take(found(tmp_path).files[0]))
 
     seen: list[object] = []
     session = ReadSession()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from scanloom.cards.card import KeepLargest
-from scanloom.ops import components, runs
+from scanloom.ops import components, run_length
 from scanloom.ops.components import count_components, keep_largest
 
 
@@ -27,7 +27,7 @@ def scipy_structure(connectivity: int):
 @pytest.fixture(params=[1, 300, 1 << 21], ids=["a slice a slab", "two slices a slab", "one slab"])
 def _slabs(request, monkeypatch):
     """Run a test with the volume cut in different ways."""
-    monkeypatch.setattr(runs.slabs_of, "__defaults__", (request.param,))
+    monkeypatch.setattr(run_length.iter_slabs, "__defaults__", (request.param,))
 
 
 @pytest.mark.usefixtures("_slabs")
@@ -163,7 +163,7 @@ def test_values_and_sizes_of_components():
     """Values and sizes of all components add up to the label map, whatever the slabs."""
     labels = blobs(8)
 
-    parts = components.find_parts(labels, 26)
+    parts = components.find_components(labels, 26)
 
     for n in (1, 2, 3):
         assert parts.voxels[parts.value == n].sum() == np.count_nonzero(labels == n)

@@ -13,10 +13,10 @@ from scanloom.training.tissue_rules import (
     LUNG,
     OUTSIDE,
     SOFT_TISSUE,
-    Hints,
-    fine_grid,
-    majority,
-    tissues,
+    ScanHints,
+    label_tissues,
+    majority_label,
+    resample_fine,
 )
 
 STEP = 1.5
@@ -38,7 +38,7 @@ def labelled() -> np.ndarray:
     hu[np.hypot(x, y + 38) < 10] = 60
     rng = np.random.default_rng(0)
     blurred = gaussian_filter(hu, 0.7) + rng.normal(scale=12, size=hu.shape)
-    return tissues(blurred.astype(np.float32), (STEP,) * 3, Hints(bone=170))
+    return label_tissues(blurred.astype(np.float32), (STEP,) * 3, ScanHints(bone=170))
 
 
 def at(labels: np.ndarray, x: float, y: float) -> int:
@@ -82,8 +82,8 @@ def test_the_outermost_two_millimetres_are_skin(labelled):
 def test_the_fine_grid_fills_the_coarse_one():
     """Blocks of the fine grid lie about the points of MONAI's Spacing: a ramp stays a ramp."""
     ramp = np.broadcast_to(np.arange(20.0)[:, None, None], (20, 8, 8)).astype(np.float32)
-    coarse = fine_grid(ramp, (2.0, 3.0, 3.0), 3.0, 1)
-    fine = fine_grid(ramp, (2.0, 3.0, 3.0), 3.0, 2)
+    coarse = resample_fine(ramp, (2.0, 3.0, 3.0), 3.0, 1)
+    fine = resample_fine(ramp, (2.0, 3.0, 3.0), 3.0, 2)
     blocks = fine.reshape(coarse.shape[0], 2, *(m for n in coarse.shape[1:] for m in (n, 2)))
     np.testing.assert_allclose(coarse[1:-1, 0, 0], 1.5 * np.arange(1, coarse.shape[0] - 1))
     np.testing.assert_allclose(blocks.mean((1, 3, 5))[1:-1], coarse[1:-1], rtol=1e-6)
@@ -93,4 +93,4 @@ def test_majority_is_the_most_frequent_label():
     labels = np.zeros((2, 2, 4), np.uint8)
     labels[..., 2:] = FAT
     labels[0, 0, :2] = BONE
-    assert majority(labels, 2).ravel().tolist() == [OUTSIDE, FAT]
+    assert majority_label(labels, 2).ravel().tolist() == [OUTSIDE, FAT]

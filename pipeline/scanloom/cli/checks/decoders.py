@@ -91,9 +91,9 @@ def _check(syntax: Syntax, file: Path) -> Finding:
 def decode(file: Path) -> NDArray[Any]:
     """Return the stored samples (rows, columns) of a file, read like a series; errors likewise."""
     from scanloom.core import Reason
-    from scanloom.io.dicom.headers import read_headers
-    from scanloom.io.dicom.pixels import read_into
-    from scanloom.io.dicom.planes import stored_dtype
+    from scanloom.io.dicom.header.header import read_headers
+    from scanloom.io.dicom.pixels.frame import stored_dtype
+    from scanloom.io.dicom.pixels.voxels import read_stored_frame
 
     [header] = read_headers([file])
     if isinstance(header, ScanError):
@@ -101,7 +101,7 @@ def decode(file: Path) -> NDArray[Any]:
     if header is None:
         raise ScanError(Reason.DAMAGED, "not recognised as DICOM")
     samples = np.empty((header.rows, header.columns), stored_dtype(header.format))
-    read_into(header, samples)
+    read_stored_frame(header, samples)
     return samples
 
 

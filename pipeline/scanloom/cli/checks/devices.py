@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.cli.checks.finding import Finding
-from scanloom.core.processors import core_count
-from scanloom.engine.nvml import nvml_handles
+from scanloom.core.process.cpu_count import core_count
+from scanloom.engine.machine.nvml import nvml_handles
 
 TOPIC = "devices"
 GIB = 1 << 30
@@ -32,7 +32,7 @@ def check_devices() -> Iterator[Finding]:
     yield _memory()
     driver = find_driver()
     try:
-        from scanloom.inference.inventory import take_inventory  # torch comes in here
+        from scanloom.inference.torch_devices import take_inventory  # torch comes in here
 
         inventory = take_inventory()
     except Exception as exc:  # noqa: BLE001 - any failure to load torch is a finding

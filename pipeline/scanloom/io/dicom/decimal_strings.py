@@ -8,7 +8,7 @@ MAX_CHARACTERS = 16
 """Characters of a decimal string (PS3.5 6.2, DS)."""
 
 
-def decimals(values: Iterable[object] | None) -> list[str]:
+def decimal_strings(values: Iterable[object] | None) -> list[str]:
     """Return numbers as decimal strings of at most 16 characters."""
     from pydicom.valuerep import format_number_as_ds
 

@@ -12,26 +12,29 @@ from numpy.typing import NDArray
 from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
 from scanloom.core.volume import MODALITIES, Unit
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.decimal_strings import decimals
-from scanloom.io.dicom.doubled import groups_contradict
-from scanloom.io.dicom.elements import FLOATS, TWICE
-from scanloom.io.dicom.fast_header import read_start
-from scanloom.io.dicom.frames import have_own_frames, stack_without_frames
-from scanloom.io.dicom.gaps import fill_gaps
-from scanloom.io.dicom.grid import grid_slices, is_grid
-from scanloom.io.dicom.headers import Header, read_headers
-from scanloom.io.dicom.kinds import has_reversed_rows, is_multiframe, skip_reason
-from scanloom.io.dicom.mosaic import is_mosaic, mosaic_slices
-from scanloom.io.dicom.multiframe import frame_reason, multiframe_slices
-from scanloom.io.dicom.phases import Volumes, split_volumes
-from scanloom.io.dicom.pixels import check_values, read_values, same_content
-from scanloom.io.dicom.slices import Slice, single_slice
-from scanloom.io.dicom.stack import Stack, contradiction, stack_slices
-from scanloom.io.limits import VOXEL_LIMIT
+from scanloom.io.dicom.decimal_strings import decimal_strings
+from scanloom.io.dicom.geometry.frames_of_reference import (
+    have_distinct_frames_of_reference,
+    stack_across_frames_of_reference,
+)
+from scanloom.io.dicom.geometry.gaps import fill_gaps
+from scanloom.io.dicom.geometry.mosaic import is_mosaic, mosaic_slices
+from scanloom.io.dicom.geometry.multiframe import frame_rejection_reason, multiframe_slices
+from scanloom.io.dicom.geometry.slices import Slice, single_slice
+from scanloom.io.dicom.geometry.stack import Stack, duplicate_position_error, stack_slices
+from scanloom.io.dicom.geometry.uih_grid import is_uih_grid, uih_grid_slices
+from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXELS
+from scanloom.io.dicom.header.header import Header, HeaderCache, read_headers
+from scanloom.io.dicom.header.parser import read_first_bytes
+from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
+from scanloom.io.dicom.pixels.voxels import check_decodable, read_values, same_pixels
+from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
+from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
+from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.session import current_session
-from scanloom.io.unpack import starts_gzip
-from scanloom.io.values import rounding_flags
+from scanloom.io.system.unpacking import UnpackedFiles, is_gzip
+from scanloom.io.voxel_values import rounding_flags
 
 _PADDING_LIMIT = tags.PIXEL_PADDING_RANGE_LIMIT
 _FLOAT32_BITS = 24  # precision of float32
@@ -43,7 +46,7 @@ def read_dicom(
     modality: str | None = None,
     phase: int | None = None,
     gaps: Gaps = "refuse",
-    limit: int = VOXEL_LIMIT,
+    limit: int = VOXEL_LIMIT_BYTES,
 ) -> Scan:
     """Read one volume of a series.
 
@@ -101,11 +104,11 @@ def dicom_outline(
     Pixels are read only if slices that look like several volumes may be one volume sent twice.
     """
     headers = _usable_headers(files)
-    current_session().headers.put(headers)  # `read_dicom` usually follows
+    current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
     return _outline(_stack_volume(_split_slices(headers), phase, gaps))
 
 
-def headers_outline(
+def probe_headers(
     headers: Sequence[Header], phase: int | None = None, gaps: Gaps = "refuse"
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid and dtype of the volume that headers describe; errors as for `read_dicom`.
@@ -116,7 +119,7 @@ def headers_outline(
 
 
 def _outline(stack: Stack) -> tuple[Grid, np.dtype[Any]]:
-    check_values(stack.real)
+    check_decodable(stack.real)
     rescales = {(s.slope, s.intercept) for s in stack.real}
     are_integers = all(float(n).is_integer() for pair in rescales for n in pair)
     shape = (stack.real[0].columns, stack.real[0].rows, len(stack.slices))
@@ -140,12 +143,12 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
             multiframe_headers.append(header)
         elif is_mosaic(header):
             slices += mosaic_slices(header)
-        elif is_grid(header):
-            slices += grid_slices(header)
+        elif is_uih_grid(header):
+            slices += uih_grid_slices(header)
         else:
             slices.append(single_slice(header))
     frames = multiframe_slices(multiframe_headers)
-    reasons = [frame_reason(frame) for frame in frames]
+    reasons = [frame_rejection_reason(frame) for frame in frames]
     slices += [frame for frame, reason in zip(frames, reasons, strict=True) if reason is None]
     if not slices:
         raise ScanError(next(filter(None, reasons)), "no frame is a slice of a volume")
@@ -162,12 +165,13 @@ def _check_faults(headers: Sequence[Header]) -> None:
     """
     if any(map(has_reversed_rows, {h.shared: h for h in headers}.values())):
         raise ScanError(Reason.REVERSED_ROWS, "an EPI series with reversed polarity")
-    floats = sum(header.elements.faults & FLOATS > 0 for header in headers)
+    floats = sum(header.elements.faults & FLOAT_PIXELS > 0 for header in headers)
     if floats:
         detail = f"{floats} of {len(headers)} files have floating-point pixels"
         raise ScanError(Reason.PIXEL_TYPE, detail)
     contradictory = sum(
-        header.elements.faults & TWICE > 0 or (is_multiframe(header) and groups_contradict(header))
+        header.elements.faults & CONTRADICTING_ELEMENT > 0
+        or (is_multiframe(header) and has_contradicting_groups(header))
         for header in headers
     )
     if contradictory:
@@ -183,8 +187,8 @@ def _stack_volume(slices: Sequence[Slice], phase: int | None, gaps: Gaps) -> Sta
     ScanError
         PHASES if there are several volumes and none was chosen; as for `stack_slices`.
     """
-    if have_own_frames(slices):
-        return stack_without_frames(slices, phase, gaps)
+    if have_distinct_frames_of_reference(slices):
+        return stack_across_frames_of_reference(slices, phase, gaps)
     volumes = split_volumes(slices)
     if phase is None and len(volumes.groups) > 1:
         stack = _stack_resent(slices, gaps)
@@ -216,7 +220,7 @@ def _stack_resent(slices: Sequence[Slice], gaps: Gaps) -> Stack | None:
     """Return the stack of one volume that was sent repeatedly; None if slices differ."""
     try:
         stack = stack_slices(slices, gaps)
-        same = all(same_content(_slice_at(stack, k), duplicate) for k, duplicate in stack.twins)
+        same = all(same_pixels(_slice_at(stack, k), duplicate) for k, duplicate in stack.twins)
     except ScanError:
         return None
     return stack if same and stack.twins else None
@@ -234,8 +238,8 @@ def _source(stack: Stack) -> DicomSource:
     return DicomSource(
         first=first.header.read_dataset(),
         slices=tuple(None if slice_ is None else _source_slice(slice_) for slice_ in stack.slices),
-        spacing=tuple(decimals(first.spacing)),
-        orientation=tuple(decimals(first.orientation)),
+        spacing=tuple(decimal_strings(first.spacing)),
+        orientation=tuple(decimal_strings(first.orientation)),
     )
 
 
@@ -244,7 +248,7 @@ def _source_slice(slice_: Slice) -> SourceSlice:
         sop_class=slice_.header.sop_class,
         sop_instance=slice_.header.sop_instance,
         frame=slice_.frame + 1 if slice_.multiframe else None,
-        position=tuple(decimals(slice_.position)),
+        position=tuple(decimal_strings(slice_.position)),
     )
 
 
@@ -252,7 +256,7 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     """Return the headers of the files that hold slices, from the cache if they are in it."""
     session = current_session()
     by_path: dict[Path, Header | ScanError | None] = {
-        path: session.headers.take(path) for path in files
+        path: session.cache(HeaderCache).take(path) for path in files
     }
     missing = [path for path, header in by_path.items() if header is None]
     by_path.update(zip(missing, read_headers(missing), strict=True))
@@ -264,13 +268,13 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
             headers.append(header)
     gzipped = {header.path for header in headers if header.elements.gzipped}
     # Files that were gzipped when indexed may have been replaced since
-    gzipped = {path for path in gzipped if starts_gzip(read_start(path))}
+    gzipped = {path for path in gzipped if is_gzip(read_first_bytes(path))}
     if gzipped:  # unpacking failed when they were indexed: retry it, or raise its error
-        plain = session.scratch.plain
+        plain = session.cache(UnpackedFiles).plain
         return _usable_headers([plain(str(path), gzipped=path in gzipped) for path in by_path])
-    usable = [header for header in headers if skip_reason(header) is None]
+    usable = [header for header in headers if rejection_reason(header) is None]
     if not usable:
-        reasons = [skip_reason(header) for header in headers]
+        reasons = [rejection_reason(header) for header in headers]
         raise ScanError(next(filter(None, reasons), Reason.NO_IMAGES), "no slices in this series")
     return usable
 
@@ -297,8 +301,8 @@ def _count_duplicates(stack: Stack) -> int:
         DUPLICATE_SLICES or SLICE_GAP if slices at one position hold different pixels.
     """
     for k, duplicate in stack.twins:
-        if not same_content(_slice_at(stack, k), duplicate):
-            raise contradiction(stack)
+        if not same_pixels(_slice_at(stack, k), duplicate):
+            raise duplicate_position_error(stack)
     return len(stack.twins)
 
 

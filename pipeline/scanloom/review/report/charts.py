@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scanloom.io.whole import write_whole
-from scanloom.review.report.gather import Shown
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.review.report.data import ReportCase
 
 MAX_STRUCTURES = 40
 MIN_FOR_QUARTILES = 5
@@ -31,7 +31,7 @@ class Chart:
 
 
 def draw_charts(
-    cases: Sequence[Shown], structures: Mapping[tuple[str, str], str], folder: Path
+    cases: Sequence[ReportCase], structures: Mapping[tuple[str, str], str], folder: Path
 ) -> list[Chart]:
     """Draw the charts for which there is data.
 
@@ -60,7 +60,7 @@ def draw_charts(
 
 
 def _volumes(
-    cases: Sequence[Shown], structures: Mapping[tuple[str, str], str]
+    cases: Sequence[ReportCase], structures: Mapping[tuple[str, str], str]
 ) -> dict[str, list[float]]:
     """Return the volumes in ml of the most frequent structures, by display name."""
     volumes: dict[str, list[float]] = defaultdict(list)
@@ -72,7 +72,7 @@ def _volumes(
     return {name: volumes[name] for name in sorted(frequent)}
 
 
-def _steps(cases: Sequence[Shown]) -> dict[str, list[float]]:
+def _steps(cases: Sequence[ReportCase]) -> dict[str, list[float]]:
     steps: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         for name, seconds in case.seconds.items():
@@ -140,6 +140,6 @@ def _saved(figure: Any, folder: Path, file: str, title: str, text: str) -> Chart
         def save(draft: Path) -> None:
             figure.savefig(draft, format="svg", metadata={"Date": None}, transparent=True)
 
-        write_whole(folder / file, save)
+        atomic_write(folder / file, save)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return Chart(file, title, text, (width, height))

@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Flag
-from scanloom.io.private import check_links
-from scanloom.io.whole import write_whole
+from scanloom.io.output.private import check_links
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.review.outliers import (
+    MIN_COHORT,
+    REVIEW_THRESHOLD,
+    Finding,
+    find_outliers,
+    risk_score,
+)
 from scanloom.review.report.charts import Chart, draw_charts
-from scanloom.review.report.gather import Gathered, Shown, advice, gather
-from scanloom.review.report.runs import our_runs, run_row, together
-from scanloom.review.report.thumbs import draw_thumbs
-from scanloom.review.risk import COHORT, DOUBTFUL, Doubt, judge, score
+from scanloom.review.report.data import ReportCase, ReportData, advice, collect_report_data
+from scanloom.review.report.runs import run_row, summed, valid_runs
+from scanloom.review.report.thumbnails import draw_thumbs
 
 REPORT = "report"
 THUMBS = "thumbs"
-FAILED_RISK = DOUBTFUL - 0.005
+FAILED_RISK = REVIEW_THRESHOLD - 0.005
 """Failed cases follow the cases that need review: there is no result to look at."""
 MAX_NAMES = 4
 """Number of structures that are named in front of the text of a shared finding."""
@@ -54,7 +60,7 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     """
     damaged = set() if damaged is None else damaged
     check_links(out)
-    data = gather(out, damaged)
+    data = collect_report_data(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
     previews = [(case.id, case.preview) for case in data.cases if case.preview]
@@ -64,12 +70,12 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     charts = draw_charts(data.cases, structures, folder)
     html = _render(data, structures, thumbs, charts)
     page = folder / "index.html"
-    write_whole(page, lambda draft: draft.write_text(html, encoding="utf-8"))
+    atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
 
 
 def _render(
-    data: Gathered,
+    data: ReportData,
     structures: dict[tuple[str, str], str],
     thumbs: dict[str, tuple[int, int]],
     charts: Sequence[Chart],
@@ -85,10 +91,10 @@ def _render(
     )
     script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
     done = [case for case in data.cases if case.status == "done"]
-    findings = judge({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
+    findings = find_outliers({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
     rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in data.cases]
     rows.sort(key=lambda row: (-row["risk"], row["id"]))
-    names, runs = list(structures.values()), our_runs(data.runs)
+    names, runs = list(structures.values()), valid_runs(data.runs)
     policy = (
         "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
         f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
@@ -103,8 +109,8 @@ def _render(
         failed=sum(row["status"] == "failed" for row in rows),
         ambiguous=sum(row["status"] == "ambiguous" for row in rows),
         review=sum(row["review"] for row in rows),
-        small=sum(row["status"] == "done" for row in rows) < COHORT,
-        cohort=COHORT,
+        small=sum(row["status"] == "done" for row in rows) < MIN_COHORT,
+        cohort=MIN_COHORT,
         structures=names,
         shown=_most_frequent(rows, len(names)),
         reasons=sorted({row["reason"] for row in rows} - {""}),
@@ -118,11 +124,11 @@ def _render(
         versions=data.versions,
         workflow=json.dumps(data.workflow, indent=2) if data.workflow else "",
         runs=[run_row(run) for run in runs[:MAX_RUNS]],
-        all_runs=together(runs),
+        all_runs=summed(runs),
     )
 
 
-def _structures(cases: Sequence[Shown]) -> dict[tuple[str, str], str]:
+def _structures(cases: Sequence[ReportCase]) -> dict[tuple[str, str], str]:
     """Return the display name of each (model, label), with the model if labels are ambiguous."""
     pairs = sorted({(m.label, m.model) for case in cases for m in case.measurements})
     count = Counter(label for label, _ in pairs)
@@ -133,14 +139,14 @@ def _structures(cases: Sequence[Shown]) -> dict[tuple[str, str], str]:
 
 
 def _row(
-    case: Shown,
-    findings: Sequence[Doubt],
+    case: ReportCase,
+    findings: Sequence[Finding],
     structures: dict[tuple[str, str], str],
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Return a case as the data of the page's script."""
     failed, outdated = case.status != "done", Flag.OUTDATED.code in case.flags
-    risk = 1.0 if outdated else score(findings)
+    risk = 1.0 if outdated else risk_score(findings)
     older = [f"an older result: the later attempt failed ({case.reason})"] if outdated else []
     ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
     return {
@@ -150,7 +156,7 @@ def _row(
         "detail": case.detail,
         "advice": advice(case.reason) if failed else "",
         "risk": FAILED_RISK if failed else round(risk, 2),
-        "review": not failed and risk >= DOUBTFUL,
+        "review": not failed and risk >= REVIEW_THRESHOLD,
         "findings": [*older, *_sentences(findings)],
         "models": list(case.models),
         "flags": list(case.flags),
@@ -160,7 +166,7 @@ def _row(
     }
 
 
-def _sentences(findings: Sequence[Doubt]) -> list[str]:
+def _sentences(findings: Sequence[Finding]) -> list[str]:
     """Return findings as text; structures with the same finding share a sentence."""
     by_text: dict[str, list[str]] = defaultdict(list)
     for finding in findings:

@@ -8,13 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from scanloom.io.regular import open_regular
+from scanloom.io.system.regular_files import open_regular_file
 
 TOTALS = "totals.json"
 _OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError)
 
 
-def our_runs(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def valid_runs(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the runs whose documents scanloom wrote."""
     return [run for run in runs if _is_ours(run)]
 
@@ -24,7 +24,7 @@ def damaged_totals(out: Path) -> list[str]:
     damaged = []
     for path in sorted((out / "runs").glob(f"*/{TOTALS}")):
         try:
-            with open_regular(path) as file:
+            with open_regular_file(path) as file:
                 is_intact = _is_ours(json.load(file))
         except (OSError, ValueError):
             is_intact = False
@@ -49,7 +49,7 @@ def run_row(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def summed(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the sums over several runs, such as shards; None for fewer than two."""
     if len(runs) < 2:
         return None
@@ -69,7 +69,7 @@ def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _is_ours(run: Any) -> bool:
     """Whether a document has the fields that the report needs."""
     try:
-        together([run, run])
+        summed([run, run])
     except _OTHER_FORM:
         return False
     return True

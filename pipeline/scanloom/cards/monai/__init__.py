@@ -1,0 +1,1 @@
+"""Read a MONAI bundle as data."""

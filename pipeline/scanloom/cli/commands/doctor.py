@@ -1,0 +1,86 @@
+"""`scanloom doctor`: check the installation and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    OutputMode,
+    console,
+    error_boundary,
+    print_json,
+)
+from scanloom.cli.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from scanloom.cli.checks.finding import Finding
+
+STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
+
+
+def doctor(
+    out: Annotated[Path, typer.Option(help="Output folder to check.")] = Path("scanloom-out"),
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Check libraries, decoders, devices, disk, key and models; exit with 1 on a problem."""
+    with error_boundary(OutputMode(json, debug)):
+        if json:
+            findings = list(examine(out))
+            print_json({"schema": 1, "findings": [vars(finding) for finding in findings]})
+        else:
+            findings = []
+            for finding in examine(out):
+                _print(finding, new_topic=not findings or findings[-1].topic != finding.topic)
+                findings.append(finding)
+            _summarize(findings)
+        if any(finding.level == "bad" for finding in findings):
+            raise typer.Exit(Exit.SOME_FAILED)
+
+
+def examine(out: Path) -> Iterator[Finding]:
+    """Yield the findings of all checks; a check that raises is a finding too."""
+    from scanloom.cli.checks.decoders import check_decoders
+    from scanloom.cli.checks.devices import check_devices
+    from scanloom.cli.checks.software import check_software
+    from scanloom.cli.checks.storage import check_key, check_models, check_out
+
+    for check in (check_software, check_decoders, check_devices):
+        yield from _guarded(check)
+    yield from _guarded(lambda: check_out(out))
+    for check in (check_key, check_models):
+        yield from _guarded(check)
+
+
+def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    from scanloom.cli.checks.finding import Finding
+
+    try:
+        yield from check()
+    except Exception as exc:  # noqa: BLE001 - a broken machine must not stop the other checks
+        name = getattr(check, "__name__", "check")
+        advice = "a bug in scanloom or a broken library: reinstall scanloom"
+        yield Finding("doctor", name, "bad", f"raised {type(exc).__name__}", advice)
+
+
+def _print(finding: Finding, *, new_topic: bool) -> None:
+    screen = console()
+    if new_topic:
+        screen.print(f"\n{finding.topic}", style="bold")
+    screen.print(f"  {finding.level:<5}", style=STYLES[finding.level], end="")
+    screen.print(f"{finding.name}: {finding.seen}", soft_wrap=True)
+    if finding.advice:
+        screen.print(f"       -> {finding.advice}", soft_wrap=True)
+
+
+def _summarize(findings: list[Finding]) -> None:
+    bad = sum(f.level == "bad" for f in findings)
+    warn = sum(f.level == "warn" for f in findings)
+    text = f"{bad} bad, {warn} warnings, {len(findings) - bad - warn} ok"
+    console().print(f"\n{text}", style=STYLES["bad" if bad else "warn" if warn else "ok"])

@@ -1,0 +1,98 @@
+"""`scanloom join`: add source columns to a table of case ids."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from scanloom.cli.commands.where import KeyOption, OutOption, check_holder
+from scanloom.cli.console import DebugOption, OutputMode, error_boundary, say
+from scanloom.cli.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from scanloom.io.output.crosswalk import SourceRecord
+
+
+def join(
+    table: Annotated[
+        Path,
+        typer.Argument(metavar="TABLE", help="CSV or Parquet with a column of case ids."),
+    ],
+    out: OutOption = Path("scanloom-out"),
+    to: Annotated[
+        Path | None,
+        typer.Option(help="File for the joined table: .csv or .parquet; by default stdout."),
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Column of the ids, if not case, case_id or id.")
+    ] = None,
+    key: KeyOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Add patient, UIDs and path to a table of case ids.
+
+    Requires the key and read access to OUT/private. The output identifies patients: the file is
+    readable by you only (mode 0600) and must lie outside OUT.
+    """
+    with error_boundary(OutputMode(debug=debug)):
+        from scanloom.io.output.crosswalk import find_sources, latest_by_id
+        from scanloom.io.output.join_sources import join_csv, read_ids
+        from scanloom.io.system.atomic_write import check_replaceable
+
+        _check_target(out, to)
+        if to is not None:
+            check_replaceable(to, "the joined table")
+        check_holder(out, key)
+        sources = latest_by_id(find_sources(out, sorted(read_ids(table, column))))
+        if to is None:
+            text = io.StringIO()
+            unknown = join_csv(table, sources, text, column)
+            shown = say if sys.stdout.isatty() else typer.echo  # a pipe gets the text unchanged
+            shown(text.getvalue(), nl=False)
+        else:
+            unknown = _write(table, sources, to, column)
+        if unknown:
+            say(f"scanloom: rows with ids that are not in the crosswalk: {unknown}.", err=True)
+            raise typer.Exit(Exit.SOME_FAILED)
+
+
+def _check_target(out: Path, to: Path | None) -> None:
+    """Refuse a target with another suffix, or inside OUT."""
+    if to is None:
+        return
+    if to.suffix.lower() not in (".csv", ".parquet"):
+        raise typer.BadParameter("expected a .csv or .parquet file", param_hint="--to")
+    target, results = to.resolve(), out.resolve()
+    if target.is_relative_to(results) and not target.is_relative_to(results / "private"):
+        raise typer.BadParameter(
+            "expected a path outside OUT, or in OUT/private: results must not identify patients",
+            param_hint="--to",
+        )
+
+
+def _write(table: Path, sources: Mapping[str, SourceRecord], to: Path, column: str | None) -> int:
+    from scanloom.io.output.join_sources import join_csv, join_parquet
+    from scanloom.io.output.private import write_private
+    from scanloom.io.system.disk_errors import output_error
+
+    unknown = 0
+
+    def fill(draft: Path) -> None:
+        nonlocal unknown
+        if to.suffix.lower() == ".parquet":
+            unknown = join_parquet(table, sources, draft, column)
+            return
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            unknown = join_csv(table, sources, file, column)
+
+    try:
+        write_private(to, fill)
+    except OSError as exc:
+        raise output_error(exc, "the joined table") from exc
+    return unknown

@@ -1,0 +1,85 @@
+"""`scanloom report`: rebuild the report of an output folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scanloom.cli.commands.where import KeyOption
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    OutputMode,
+    console,
+    error_boundary,
+    print_json,
+    warn_of_damaged,
+)
+from scanloom.cli.exit_codes import Exit
+
+BEHIND = "the manifest lacks the latest run: give the key, or repeat the run"
+
+
+def report(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The output folder.")],
+    as_json: JsonOption = False,
+    key: KeyOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Write the report page: all results, doubtful cases first.
+
+    Tables of shards are merged first. Tables that an interrupted run did not write are rebuilt
+    from its results; the manifest requires the key. An existing BIDS derivative is rewritten.
+    Damaged cases are listed and excluded.
+    """
+    with error_boundary(OutputMode(as_json, debug)):
+        from importlib import metadata
+
+        from scanloom.core import Reason, ScanError
+        from scanloom.engine.results.rebuild_tables import lacks_tables, rewrite_tables
+        from scanloom.engine.results.tables import merge_shard_tables
+        from scanloom.io.system.disk_errors import output_error
+        from scanloom.io.write.bids import has_bids, write_bids
+        from scanloom.review.report.page import write_report
+        from scanloom.review.report.runs import damaged_totals
+
+        if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
+            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
+        damaged: set[str] = set()
+        behind = lacks_tables(out)
+        try:
+            if not merge_shard_tables(out, damaged) and behind:
+                behind = not rewrite_tables(out, _key_of(out, key), damaged)
+            if has_bids(out):
+                write_bids(out, metadata.version("scanloom"), damaged)
+            page = write_report(out, damaged)
+        except OSError as exc:
+            raise output_error(exc) from exc
+        if as_json:
+            print_json({"schema": 1, "report": str(page), "damaged": sorted(damaged)})
+        else:
+            console().print(f"Report: {page}")
+        if behind:
+            typer.echo(f"scanloom: {BEHIND}.", err=True)
+        warn_of_damaged(out, sorted(damaged))
+        for file in damaged_totals(out):
+            typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
+    raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)
+
+
+def _key_of(out: Path, file: Path | None) -> bytes | None:
+    """Return the key of an output folder's ids; None if it is not available."""
+    from scanloom.core import ScanError
+    from scanloom.io.identity import key_fingerprint, read_key
+    from scanloom.io.output.private import check_key
+
+    try:
+        key = read_key(file)
+        check_key(out, key_fingerprint(key))
+    except ScanError:
+        if file is not None:
+            raise
+        return None
+    return key

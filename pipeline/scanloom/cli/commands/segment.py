@@ -1,0 +1,268 @@
+"""`scanloom segment`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import typer
+
+from scanloom.cli.console import (
+    DebugOption,
+    JsonOption,
+    OutputMode,
+    console,
+    error_boundary,
+    error_document,
+    format_error,
+    print_json,
+    say,
+)
+from scanloom.cli.exit_codes import exit_of_records
+from scanloom.cli.progress import progress, silence
+from scanloom.cli.shared_options import ArchivesOption, report_new_key
+
+if TYPE_CHECKING:
+    from scanloom.core import CaseRecord
+    from scanloom.engine.segment import SegmentOptions
+
+    Found = Sequence[tuple[Path, CaseRecord]]
+
+
+def axis_codes(text: str) -> str:
+    """Return axis codes such as RAS in capitals; refuse what is none."""
+    codes = text.strip().upper()
+    if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
+        raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
+    return codes
+
+
+def device_name(text: str) -> str:
+    """Return the name of a device; refuse what is none."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
+    return text
+
+
+def extra_name(text: str) -> str:
+    """Return the name of an optional writer; refuse any other text."""
+    from scanloom.core import did_you_mean
+    from scanloom.core.options import Extra
+
+    name, names = text.strip().lower(), get_args(Extra)
+    if name not in names:
+        raise typer.BadParameter(did_you_mean(name, names))
+    return name
+
+
+def byte_count(text: str) -> int:
+    """Return the bytes that 8GB or 8GiB say; refuse what is none."""
+    from scanloom.engine.case.memory_estimate import parse_size
+
+    try:
+        return parse_size(text)
+    except (ValueError, KeyError) as exc:
+        raise typer.BadParameter("a number and a unit: 8GB, 7.5GiB, 900MB") from exc
+
+
+_OF_COMMAND = ("paths", "model", "quiet", "json", "debug")
+"""Parameters of the command that are not options of a segmentation."""
+
+
+def segment(
+    context: typer.Context,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", help="DICOM folders, or .nii, .nii.gz, .nrrd, .mha ... files."
+        ),
+    ],
+    model: Annotated[
+        list[str],
+        typer.Option(help="A model's name, or a bundle's folder. May be given several times."),
+    ],
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("scanloom-out"),
+    archives: ArchivesOption = False,
+    series: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHICH", help="Which series, if there are several: best, all, number or UID."
+        ),
+    ] = None,
+    phase: Annotated[
+        int | None, typer.Option(min=0, help="Which volume of a scan with several, from 0.")
+    ] = None,
+    gaps: Annotated[
+        Literal["refuse", "interpolate"], typer.Option(help="What to do about missing slices.")
+    ] = "refuse",
+    nan: Annotated[
+        Literal["refuse", "padding"],
+        typer.Option(help="What to do about voxels that are no numbers (NaN)."),
+    ] = "refuse",
+    orientation: Annotated[
+        str | None,
+        typer.Option(
+            parser=axis_codes, metavar="CODES", help="Axes of a file that does not say: RAS, LPS."
+        ),
+    ] = None,
+    modality: Annotated[
+        Literal["CT", "MR", "PT", "NM"] | None,
+        typer.Option(case_sensitive=False, help="Modality of a file that does not say."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(parser=device_name, metavar="NAME", help="auto, cpu, cuda:0 ...")
+    ] = "auto",
+    precision: Annotated[
+        Literal["auto", "float32", "half"], typer.Option(help="Numbers the network computes in.")
+    ] = "auto",
+    seg: Annotated[
+        Literal["binary", "labelmap"], typer.Option(help="Kind of DICOM SEG.")
+    ] = "binary",
+    dates: Annotated[
+        Literal["source", "now"], typer.Option(help="Dates in the DICOM SEG; now for a PACS.")
+    ] = "source",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=extra_name,
+            metavar="image|masks",
+            help="Also write the scan, or a mask for each structure.",
+        ),
+    ] = None,
+    structures: Annotated[
+        str, typer.Option(metavar="A,B", help="Keep only these; default all.")
+    ] = "",
+    key: Annotated[Path | None, typer.Option(help="File with the key of the case ids.")] = None,
+    names: Annotated[
+        Literal["id", "source"],
+        typer.Option(
+            help="What case folders are called. source: PatientID and series number, or the name "
+            "of the file: whoever sees the folder then sees who it is."
+        ),
+    ] = "id",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace results of another recipe.")
+    ] = False,
+    memory_limit: Annotated[
+        int | None,
+        typer.Option(parser=byte_count, metavar="SIZE", help="Take no more memory: 8GB, 7.5GiB."),
+    ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=byte_count, metavar="SIZE", help="Largest size of a scan's voxels; default 4GiB."
+        ),
+    ] = None,
+    skip_air: Annotated[
+        bool, typer.Option(help="Skip windows of air, if the model says what air is.")
+    ] = True,
+    compiled_restore: Annotated[
+        bool, typer.Option(help="Map labels back by compiled kernels, or by plain PyTorch.")
+    ] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Segment scans; each result is a folder in OUT/cases.
+
+    For example: scanloom segment study/ --model ct_tissue --out results
+    """
+    with error_boundary(OutputMode(json, debug)):
+        from scanloom.engine.segment import segment_options
+
+        values = {name: value for name, value in context.params.items() if name not in _OF_COMMAND}
+        options = segment_options(
+            **values
+            | {
+                "models": tuple(model),
+                "also": tuple(also or ()),
+                "structures": tuple(s.strip() for s in structures.split(",") if s.strip()),
+            }
+        )
+        found = run(paths, options, quiet=quiet)
+        if json:
+            print_json(document(found))
+        else:
+            show(found, quiet=quiet)
+        raise typer.Exit(exit_of_records([record for _, record in found]))
+
+
+def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Found:
+    """Segment, telling on stderr what is being done unless `quiet`; errors as `segment_paths`."""
+    from scanloom.engine.machine.lean_imports import without_optional_imports
+    from scanloom.engine.segment import iter_segment
+
+    with without_optional_imports(), report_new_key(options.key):
+        if quiet:
+            return list(iter_segment(paths, options, silence))
+        with progress(paths) as on_step:
+            return list(iter_segment(paths, options, on_step))
+
+
+def document(found: Found) -> dict[str, Any]:
+    """Return what `--json` prints: the cases of each path, in order."""
+    return {"schema": 1, "cases": [_case(path, record) for path, record in found]}
+
+
+def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
+    from scanloom.io.output.measurements import measurement_to_json
+
+    reason = record.reason
+    return {
+        "path": str(path),
+        "case": record.id or None,
+        "outcome": "used" if reason is None else reason.outcome,
+        "reason": None if reason is None else error_document(reason, record.detail),
+        "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
+        "recalled": record.recalled,
+        "remade": record.remade,
+        "folder": None if record.folder is None else str(record.folder),
+        "seconds": round(record.seconds, 3),
+        "measurements": [measurement_to_json(m) for m in record.measurements],
+    }
+
+
+def show(found: Found, *, quiet: bool = False) -> None:
+    """Print tables on stdout and what went wrong on stderr."""
+    from scanloom.core import printable
+
+    for path, record in found:
+        if record.reason is not None:
+            say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
+        elif not quiet:
+            show_case(path, record)
+
+
+def show_case(path: Path, record: CaseRecord) -> None:
+    """Print what was found in one scan, and where to look."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from scanloom.core import printable
+
+    several = len({m.model for m in record.measurements}) > 1
+    columns = [*(["model"] if several else []), "structure", "ml", "mean", "sd", "unit", "flags"]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("ml", "mean", "sd") else "left")
+    for m in record.measurements:
+        mean = "" if m.mean is None else f"{m.mean:.0f}"
+        sd = "" if m.sd is None else f"{m.sd:.0f}"
+        # The case's own flags stand below, once.
+        flags = " ".join(f.code for f in m.flags if f not in record.flags)
+        row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]
+        table.add_row(*([m.model] if several else []), *row)
+    screen = console()
+    screen.print(f"\n{printable(str(path))}: case {record.id}")
+    screen.print(table)
+    for flag in record.flags:
+        screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
+    if record.recalled:
+        screen.print("The result of this recipe was there already: nothing was done.")
+    if record.remade:
+        screen.print("The scan had changed since its earlier result, which this one replaces.")
+    screen.print(f"Results: {record.folder}", soft_wrap=True)
+    if record.folder is not None and (picture := record.folder / "preview.png").exists():
+        screen.print(f"Look at: {picture}", soft_wrap=True)

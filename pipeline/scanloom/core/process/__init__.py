@@ -1,0 +1,1 @@
+"""Limits, privacy and failures of the process."""

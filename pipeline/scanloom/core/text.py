@@ -1,0 +1,46 @@
+"""Text of messages: escaping, sizes, spelling suggestions."""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Iterable
+from typing import Final
+
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Unicode categories of characters that control a terminal or text direction, or are invisible."""
+_JOINERS: Final = frozenset("\u200c\u200d")
+"""Invisible characters that Persian and Indic spelling need; they are not escaped."""
+
+
+def printable(text: str) -> str:
+    r"""Return foreign text with invisible and control characters escaped, without line breaks.
+
+    Control characters (ESC and C1 included), bidirectional marks, line and paragraph separators
+    and path bytes that are not UTF-8 become escapes such as ``\x1b``, ``\u202e``, ``\udcff``.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    hidden = unicodedata.category(character) in _HIDDEN and character not in _JOINERS
+    return character.encode("unicode_escape").decode("ascii") if hidden else character
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes with a binary unit: "1.5 GiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} bytes"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a suggestion for a misspelt name and the list of known names, as one sentence."""
+    names = list(known)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    best = {k.lower(): k for k in names}.get(name.lower()) or (matches[0] if matches else None)
+    expected = f"expected one of {', '.join(names)}"
+    return f"did you mean {best}? {expected}" if best else expected

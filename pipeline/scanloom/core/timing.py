@@ -1,0 +1,58 @@
+"""Time the steps of a case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CpuWall:
+    """Wall time and the processor time of the whole process, all threads, in seconds."""
+
+    wall: float
+    cpu: float
+
+    def __add__(self, other: CpuWall) -> CpuWall:
+        return CpuWall(self.wall + other.wall, self.cpu + other.cpu)
+
+
+@dataclass
+class StepTimer:
+    """Wall and processor time of each step.
+
+    `on_step` is called with the name of each step as it begins (progress). `notes` records, by
+    subject and without repeats, measures such as out-of-memory fallbacks.
+    """
+
+    on_step: Callable[[str], None] | None = None
+    steps: dict[str, CpuWall] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+    def note(self, subject: str, text: str) -> None:
+        """Record a note under a subject, once."""
+        notes = self.notes.setdefault(subject, [])
+        if text not in notes:
+            notes.append(text)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time spent in the block to step `name`."""
+        if self.on_step is not None:
+            self.on_step(name)
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            spent = CpuWall(time.perf_counter() - wall, time.process_time() - cpu)
+            self.steps[name] = self.steps.get(name, CpuWall(0, 0)) + spent
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as text in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

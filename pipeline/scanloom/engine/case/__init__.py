@@ -1,0 +1,1 @@
+"""One case: build, load, segment, write, document."""

@@ -1,0 +1,124 @@
+"""Documents of a case: `case.json`, equal for equal runs, and `timing.json`, which is not."""
+
+from __future__ import annotations
+
+import resource
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from scanloom.core import Flag, Grid
+from scanloom.engine.case.memory_estimate import Placement, estimate_case
+from scanloom.engine.case.recipe import card_digest, outputs_document
+from scanloom.engine.case.types import SegmentedCase
+from scanloom.io.output.published import SOURCE_STAMP
+
+VERSIONED_PACKAGES = (
+    "scanloom",
+    "torch",
+    "monai",
+    "numpy",
+    "pydicom",
+    "highdicom",
+    "nibabel",
+    "SimpleITK",
+)
+"""Packages whose versions can change a result."""
+
+
+def case_json(segmented: SegmentedCase) -> dict[str, Any]:
+    """Return the document of a result and its provenance, without paths or identity."""
+    case, volume = segmented.loaded.case, segmented.loaded.scan.volume
+    return {
+        "schema": 1,
+        "case": case.id,
+        "source": {
+            "kind": case.series.kind,
+            "files": len(case.series.files),
+            "hash": case.source_hash,
+            "modality": volume.modality,
+            "unit": volume.unit,
+            **({"nan_as": volume.padding} if Flag.NAN_PADDED in volume.flags else {}),
+        },
+        "grid": _grid(volume.grid),
+        "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],
+        "recipe": case.recipe,
+        "outputs": outputs_document(case.outputs),
+        "models": [
+            {
+                "name": labeller.card.name,
+                "version": labeller.card.version,
+                "license": labeller.card.license,
+                "weights_sha256": labeller.card.weights.sha256,
+                "card_sha256": card_digest(labeller.card),
+                "device": segmentation.device or labeller.device_name,
+                "precision": segmentation.precision or labeller.precision_name,
+            }
+            for labeller, segmentation in zip(
+                segmented.labellers, segmented.segmentations, strict=True
+            )
+        ],
+        "versions": _versions(),
+        "notice": "Research software: not a medical device, not for diagnosis or treatment.",
+    }
+
+
+def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
+    """Return the cost of a case: seconds by step, memory, and joules if they can be measured."""
+    clock = segmented.loaded.clock
+    return {
+        "schema": 1,
+        SOURCE_STAMP: segmented.loaded.case.stamp,
+        "steps": {
+            name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}
+            for name, s in clock.steps.items()
+        },
+        "device": [labeller.device_name for labeller in segmented.labellers],
+        "precision": [labeller.precision_name for labeller in segmented.labellers],
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "estimated_memory_bytes": _estimated(segmented),
+        "window_values": _window_values(segmented),
+        "ladder": clock.notes.get("ladder", []),
+        "body_box": clock.notes.get("skip air", []),
+        "joules": segmented.loaded.meter.joules(),
+    }
+
+
+def _estimated(segmented: SegmentedCase) -> int:
+    """Return the memory estimate, in bytes, from header and cards alone."""
+    volume = segmented.loaded.scan.volume
+    first = segmented.labellers[0]
+    placement = Placement(first.device_name, first.precision_name)
+    cards = [labeller.card for labeller in segmented.labellers]
+    outputs = segmented.loaded.case.outputs
+    return estimate_case(volume.grid, volume.array.dtype, cards, outputs, placement).peak
+
+
+def _window_values(segmented: SegmentedCase) -> int:
+    """Return the number of window values that the networks processed, as plans count them."""
+    from scanloom.inference.workload import window_values
+
+    grid = segmented.loaded.scan.volume.grid
+    return sum(window_values(labeller.card, grid) for labeller in segmented.labellers)
+
+
+def _grid(grid: Grid) -> dict[str, Any]:
+    return {
+        "shape": list(grid.shape),
+        "spacing_mm": [round(s, 6) for s in grid.spacing],
+        "axes": grid.axis_codes,
+        "sheared": grid.sheared,
+        "affine_ras_mm": [[float(v) for v in row] for row in grid.affine],
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Return the installed versions; cached, since the lookup takes longer than a small case."""
+    versions = {}
+    for name in VERSIONED_PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,179 @@
+"""Memory estimate of a case, from the scan's header and the models' cards alone.
+
+Nothing is read but headers, nothing of the scan's size is allocated. Each stage holds the scan;
+from restore on label maps; the rest comes and goes. The peak is the largest stage, on top of
+interpreter and libraries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from scanloom.cards.card import Argmax, ModelCard
+from scanloom.core import Grid, Outputs, Reason, ScanError
+from scanloom.engine.case.writers import estimate_writers
+
+if TYPE_CHECKING:
+    from scanloom.inference.memory_estimate import MemoryEstimate
+
+BASE_PROCESS_BYTES = 720 * 1024**2
+"""Interpreter, torch, a small network, compiled kernels, writers and readers: measured with torch
+2.13 for CPU in a process that has a case behind it."""
+DECODER_BYTES = 96 * 1024**2
+"""Of a scan being read: headers, and what decoders and gunzip hold."""
+MEASUREMENT_BYTES = 128 * 1024**2
+"""Histograms and slabs of connected parts."""
+
+
+@dataclass(frozen=True)
+class CaseEstimate:
+    """Bytes that a case holds at once, by stage.
+
+    Parameters
+    ----------
+    host : mapping of str to int
+        For "load", "resample", "network", "restore", "clean", "measure", "write" and "readback",
+        scan and label maps included.
+    device : mapping of str to int
+        By step, on a device of its own memory.
+    base : int
+        What the process holds beside: interpreter, libraries, weights.
+    """
+
+    host: Mapping[str, int]
+    device: Mapping[str, int] = field(default_factory=dict)
+    base: int = BASE_PROCESS_BYTES
+
+    @property
+    def peak(self) -> int:
+        """The most that the process holds at any time, bytes."""
+        return self.base + max(self.host.values(), default=0)
+
+    def beside(self, *not_in: str) -> int:
+        """Return the most it holds beside what all cases of a process share, out of some stages."""
+        return max((n for name, n in self.host.items() if name not in not_in), default=0)
+
+    @property
+    def stage(self) -> str:
+        """The stage that needs most."""
+        return max(self.host, key=lambda name: self.host[name])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Device and precision of a model, as `TorchPredictor` names them."""
+
+    device: str = "cpu"
+    precision: str = "float32"
+    windows: int = 1
+
+
+def estimate_case(
+    grid: Grid,
+    dtype: DTypeLike,
+    cards: Sequence[ModelCard],
+    outputs: Outputs | None = None,
+    placement: Placement | None = None,
+) -> CaseEstimate:
+    """Estimate what a case takes.
+
+    Parameters
+    ----------
+    grid : Grid
+        Of the scan.
+    dtype : dtype
+        Of its voxels after rescale.
+    cards : sequence of ModelCard
+        The models, one after another.
+    outputs : Outputs, optional
+        What would be written.
+    placement : Placement, optional
+        Where the networks would run.
+
+    Returns
+    -------
+    CaseEstimate
+        `peak` is what to compare with a limit.
+    """
+    voxels, stored = math.prod(grid.shape), np.dtype(dtype).itemsize
+    scan = voxels * stored
+    raw = 2 * voxels if np.dtype(dtype).kind == "f" else 0  # before rescale
+    host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
+    held = 0  # label maps of the models before
+    for card in cards:
+        need = _network(grid, stored, card, placement or Placement())
+        for step, count in need.host.items():
+            host[step] = max(host.get(step, 0), scan + held + count)
+        for step, count in need.device.items():
+            device[step] = max(device.get(step, 0), count)
+        held += _maps(card) * voxels * _label_bytes(card)
+    written = estimate_writers(grid, cards, outputs or Outputs())
+    host["measure"] = scan + held + MEASUREMENT_BYTES
+    host["write"] = scan + held + written
+    host["readback"] = scan + held + written
+    return CaseEstimate(host, device, base_bytes(cards))
+
+
+def base_bytes(cards: Sequence[ModelCard]) -> int:
+    """Return what a process with these models holds before its first case."""
+    return BASE_PROCESS_BYTES + sum(2 * card.weights.file.stat().st_size for card in cards)
+
+
+def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
+    """Refuse a case that can't fit, before anything is allocated.
+
+    Parameters
+    ----------
+    estimate : CaseEstimate
+        With the least that is possible.
+    limit : int or None
+        Bytes for the whole process; None for no limit.
+
+    Raises
+    ------
+    ScanError
+        OUT_OF_MEMORY with both figures.
+    """
+    if limit is not None and estimate.peak > limit:
+        need = f"needs {estimate.peak / 1e9:.1f} GB to {estimate.stage}"
+        detail = f"{need}, limit {limit / 1e9:g} GB by --memory-limit or memory_limit"
+        raise ScanError(Reason.OUT_OF_MEMORY, detail)
+
+
+def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> MemoryEstimate:
+    from scanloom.inference.memory_estimate import estimate_placed  # torch comes in here
+
+    where = (placement.device, placement.precision)
+    return estimate_placed(card, grid, stored, where, placement.windows)
+
+
+def _maps(card: ModelCard) -> int:
+    return 1 if isinstance(card.decision, Argmax) else card.n_outputs
+
+
+def _label_bytes(card: ModelCard) -> int:
+    return 1 if card.n_outputs <= 256 else 2
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that "8GB", "8 GiB" or "500MB" say; GB are 10^9, GiB 2^30 bytes.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a size.
+    """
+    units: dict[str, Any] = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    units |= {f"{u}I": 1024 ** "KMGT".index(u) * 1024 for u in "KMGT"}
+    size = text.strip().upper().removesuffix("B").rstrip()
+    number = size.rstrip("KMGTI ")
+    count = float(number) * units[size[len(number) :].strip()] if number else math.nan
+    if not math.isfinite(count) or count <= 0:
+        raise ValueError(f"a size is a number and a unit, such as 8GB, got {text!r}")
+    return int(count)

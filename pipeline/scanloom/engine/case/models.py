@@ -1,0 +1,157 @@
+"""The models of a run: their cards checked together, their networks loaded."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.store import find_model
+from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
+from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.case.types import Predictor
+from scanloom.engine.workflow.schema import Execution
+
+
+def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
+    """Return cards that may run on the same cases.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if two have the same name: their results would take each other's place.
+    """
+    if len({card.name for card in cards}) != len(cards):
+        raise ScanError(Reason.MODEL_UNKNOWN, "two of the models have the same name")
+    return tuple(cards)
+
+
+def check_networks(cards: Sequence[ModelCard]) -> None:
+    """Refuse cards that make no model, before a scan is looked at; torch is imported for it.
+
+    Raises
+    ------
+    ScanError
+        As `scanloom.inference.network.architectures.check_network`.
+    """
+    from scanloom.inference.network.architectures import check_network
+
+    for card in cards:
+        check_network(card)
+
+
+def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
+    """Refuse a label that no model has, and a model without any requested label.
+
+    Raises
+    ------
+    ScanError
+        STRUCTURE_UNKNOWN.
+    """
+    if not outputs.structures:
+        return
+    requested = set(outputs.structures)
+    for card in cards:
+        if not requested & {s.label for s in card.structures}:
+            detail = f"{card.name} has no {' and no '.join(sorted(requested))}"
+            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{detail}; {_suggestion(requested, [card])}")
+    unknown = requested - {s.label for card in cards for s in card.structures}
+    if unknown:
+        detail = f"no model has {', '.join(sorted(unknown))}; {_suggestion(unknown, cards)}"
+        raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
+
+
+def _suggestion(unknown: Iterable[str], cards: Sequence[ModelCard]) -> str:
+    """Return the nearest label to the first word that is unknown, and all labels."""
+    return did_you_mean(
+        min(unknown), dict.fromkeys(s.label for card in cards for s in card.structures)
+    )
+
+
+DEFERRED_MODULES = (
+    "highdicom",
+    "nibabel",
+    "PIL.Image",
+    "scanloom.io.volumes.nifti",
+    "scanloom.inference.memory_estimate",
+)
+"""Modules that the steps of a case import on first use."""
+
+
+def import_heavy() -> None:
+    """Import the modules that reading and writing need, outside the timed steps of a case."""
+    for name in DEFERRED_MODULES:
+        importlib.import_module(name)
+
+
+def find_unchanged(name: str, digest: str) -> ModelCard:
+    """Return the card of a model, after checking that the model did not change.
+
+    Parameters
+    ----------
+    name : str
+        A name from the store, or a bundle folder.
+    digest : str
+        Its `card_digest` when the recipe was made.
+
+    Raises
+    ------
+    ScanError
+        MODEL_CHANGED.
+    """
+    try:
+        card = find_model(name)
+    except ScanError as exc:
+        detail = f"a model is missing now ({exc.code})"
+        raise ScanError(Reason.MODEL_CHANGED, detail) from exc
+    if card_digest(card) != digest:
+        raise ScanError(Reason.MODEL_CHANGED, f"{card.name} has changed")
+    return card
+
+
+def check_unchanged(models: Sequence[str], digests: Sequence[str]) -> None:
+    """Refuse models that changed since their digests were taken: MODEL_CHANGED."""
+    for name, digest in zip(models, digests, strict=True):
+        find_unchanged(name, digest)
+
+
+def load_models(
+    models: Sequence[str], digests: Sequence[str], execution: Execution
+) -> tuple[Predictor, ...]:
+    """Load the networks of models, in the process that will run them.
+
+    Parameters
+    ----------
+    models : sequence of str
+        Names from the store, or bundle folders.
+    digests : sequence of str
+        The `card_digest` of each when the recipe was made: a model replaced since is refused.
+    execution : Execution
+        On which device, with how many threads: the same number gives the same bytes.
+
+    Raises
+    ------
+    ScanError
+        MODEL_CHANGED, or why a model can't be loaded.
+    """
+    from scanloom.inference.device import set_thread_count
+    from scanloom.inference.predictor import TorchPredictor
+
+    if execution.threads != "auto":
+        set_thread_count(execution.threads)
+    cards = [find_unchanged(name, digest) for name, digest in zip(models, digests, strict=True)]
+    try:
+        return tuple(
+            TorchPredictor(
+                card,
+                execution.options(ComputeOptions),
+                device=execution.device,
+                memory_limit=execution.memory_limit,
+            )
+            for card in cards
+        )
+    except ScanError as exc:
+        if exc.reason is not Reason.MODEL_HASH:
+            raise
+        detail = "the weights were replaced while they were read"
+        raise ScanError(Reason.MODEL_CHANGED, detail) from exc

@@ -1,0 +1,125 @@
+"""The three steps of every case: load, segment, write.
+
+Plain functions: no globals, no Dask, no printing. The command line, a run over an archive, the
+tests and a worker call the same three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from scanloom.cards.check import check_scan
+from scanloom.core import (
+    Case,
+    CaseRecord,
+    Flag,
+    Layer,
+    Outputs,
+    Reason,
+    ScanError,
+    Segmentation,
+    StepTimer,
+)
+from scanloom.engine.case.documents import case_json, timing_json
+from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
+from scanloom.engine.case.writers import CaseContent, read_back, write_files, writers_of
+from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.io.output import file_names
+from scanloom.io.output.json_file import write_json
+from scanloom.io.scan import DicomSource
+from scanloom.ops.measure import measure
+
+
+def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
+    """Read the case's scan.
+
+    Raises
+    ------
+    ScanError
+        If it cannot be read without doubt.
+    """
+    from scanloom.io.read import read_scan
+
+    clock, meter = clock or StepTimer(), EnergyMeter()
+    with clock.step("load"):
+        scan = read_scan(case.series, case.read, phase=case.phase)
+        channel = replace(case.read, gaps="refuse", orientation=None)
+        others = tuple(read_scan(series, channel).volume for series in case.others)
+    return LoadedCase(case, scan, clock, meter, others)
+
+
+def segment(loaded: LoadedCase, labellers: Sequence[Predictor]) -> SegmentedCase:
+    """Label one case with every model, after the scan was checked against each card.
+
+    Raises
+    ------
+    ScanError
+        MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for a model; NOT_FINITE if scan or
+        scores overflow; OUT_OF_MEMORY.
+    """
+    volume, others, outputs = loaded.scan.volume, loaded.others, loaded.case.outputs
+    flags = list(volume.flags)
+    if volume.grid.sheared:
+        flags.append(Flag.SHEARED)
+    for labeller in labellers:
+        flags.extend(check_scan(volume, labeller.card, others))
+    if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
+        flags.append(Flag.SEG_NOT_POSSIBLE)
+    predicted = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
+    segmentations = tuple(keep_structures(segmentation, outputs) for segmentation in predicted)
+    flags.extend(flag for segmentation in segmentations for flag in segmentation.flags)
+    return SegmentedCase(loaded, tuple(labellers), segmentations, tuple(dict.fromkeys(flags)))
+
+
+def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
+    """Write all results of a case into `folder`, then read them back and compare.
+
+    Nothing is published here: the folder becomes a result when it is renamed into place.
+
+    Raises
+    ------
+    ScanError
+        WRITE_MISMATCH if the written files differ from the segmentation.
+    OSError
+        If the disk is full or can't be written.
+    """
+    loaded, flags = segmented.loaded, segmented.flags
+    case, scan, clock = loaded.case, loaded.scan, loaded.clock
+    with clock.step("measure"):
+        measurements = tuple(
+            m for s in segmented.segmentations for m in measure(s, scan.volume, flags)
+        )
+    content = CaseContent(case, scan, segmented.segmentations, measurements, flags)
+    writers = writers_of(case.outputs)
+    with clock.step("write"):
+        write_files(folder, content, writers)
+        write_json(folder / file_names.CASE, case_json(segmented))
+    with clock.step("readback"):
+        read_back(folder, content, writers)
+    write_json(folder / file_names.TIMING, timing_json(segmented))
+    seconds = sum(s.wall for s in clock.steps.values())
+    return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
+
+
+def keep_structures(segmentation: Segmentation, outputs: Outputs) -> Segmentation:
+    """Return the segmentation with only the requested structures; numbers do not change."""
+    requested = set(outputs.structures)
+    if not requested:
+        return segmentation
+    layers = []
+    for layer in segmentation.layers:
+        kept = tuple(s for s in layer.structures if s.label in requested)
+        if kept:
+            table = np.zeros(int(np.iinfo(layer.labels.dtype).max) + 1, layer.labels.dtype)
+            numbers = [s.number for s in kept]
+            table[numbers] = numbers
+            layers.append(Layer(table[layer.labels], kept))
+    if not layers:
+        raise ScanError(
+            Reason.STRUCTURE_UNKNOWN, f"{segmentation.model} has none of {sorted(requested)}"
+        )
+    return replace(segmentation, layers=tuple(layers))

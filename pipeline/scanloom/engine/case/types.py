@@ -1,0 +1,54 @@
+"""Values that the steps of a case pass on: models, the loaded and the segmented case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Case, Flag, Segmentation, StepTimer, Volume
+from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.io.scan import Scan
+
+
+class Predictor(Protocol):
+    """Protocol of a model that labels a volume on the volume's own grid."""
+
+    @property
+    def card(self) -> ModelCard:
+        """Card of the model."""
+
+    @property
+    def device_name(self) -> str:
+        """Device: "cpu", "cuda:0"."""
+
+    @property
+    def precision_name(self) -> str:
+        """Floating-point type of the network: "float32", "float16"."""
+
+    def predict(
+        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+    ) -> Segmentation:
+        """Return the structures of `volume`; `others` are further input channels."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCase:
+    """A case with its scan in memory, and the volumes of further input channels."""
+
+    case: Case
+    scan: Scan
+    clock: StepTimer
+    meter: EnergyMeter
+    others: tuple[Volume, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentedCase:
+    """A loaded case with one segmentation for each model."""
+
+    loaded: LoadedCase
+    labellers: tuple[Predictor, ...]
+    segmentations: tuple[Segmentation, ...]
+    flags: tuple[Flag, ...] = ()

@@ -1,0 +1,1 @@
+"""Where workers run: this machine, SLURM, ssh, Kubernetes, a Dask scheduler."""

@@ -1,0 +1,313 @@
+"""Clusters for a run: on this machine, an existing one, or one started for the run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.case.models import check_unchanged
+from scanloom.engine.clusters.contact import WorkerLauncher, contact_file, make_contact
+from scanloom.engine.clusters.dask_config import (
+    WORKER_SETTINGS,
+    close_http_server,
+    dask_settings,
+    safe_search_path,
+    scheduler_spec,
+)
+from scanloom.engine.clusters.handshake import Handshake
+from scanloom.engine.clusters.local import local_cluster
+from scanloom.engine.machine.gpus import local_devices
+from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.pool import Pool
+from scanloom.engine.workflow.schema import Execution, Workflow
+from scanloom.io.system.scratch_folders import private_temporary_folder
+
+LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
+STARTED_KINDS = (SLURM, SSH, KUBERNETES)
+"""Kinds of clusters whose workers are started for the run."""
+
+_POLL_INTERVAL_S = 3.0
+"""Time between two checks that all requested workers are running."""
+
+_SCHEDULER_TIMEOUT_S = 30.0
+"""Time limit for the answer of a scheduler."""
+
+_JOIN_TIMEOUT_S = 120.0
+"""Time limit for the first worker of a cluster, unless the workflow sets one."""
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """The work of a run, as its workers need it.
+
+    Parameters
+    ----------
+    out, private : Path
+        The output folder and the run's private folder. All workers must see both.
+    book : CaseBook
+        The cases.
+    child : Setup
+        Settings of the engines.
+    digests : tuple of str
+        The `card_digest` of each model when the recipe was made.
+    on_unfit : callable
+        Called with the reason when a worker is dismissed.
+    """
+
+    out: Path
+    private: Path
+    book: CaseFile
+    child: WorkerSetup
+    digests: tuple[str, ...]
+    on_unfit: Callable[[str], None]
+
+
+@contextmanager
+def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
+    """Start or join the cluster of a run, check its workers, and yield them as a pool.
+
+    Parameters
+    ----------
+    kind : str
+        "local", "slurm", "ssh" or "ssh:HOST,HOST", "kubernetes", or the address or scheduler
+        file of a cluster.
+    workflow : Workflow
+        Models, workers, threads and device, and the options of the cluster.
+    job : Job
+        The work.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if the cluster cannot be started or joined, or a worker cannot do the work.
+    """
+    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits
+    from scanloom.engine.clusters.dask_worker import EngineSetup
+
+    shake = Handshake(job.out, workflow.models, job.digests, job.book.path)
+    terms = PoolLimits(
+        worker_timeout(kind),
+        same_machine=kind == LOCAL,
+        check_models=partial(check_unchanged, workflow.models, job.digests),
+        on_unfit=job.on_unfit,
+    )
+    with open_cluster(kind, workflow, job.private, len(job.book)) as client, shake:
+        shake.check(client)
+        setup = EngineSetup(
+            job.private.name,
+            job.child,
+            workflow.execution.time_limit,
+            job.private,
+            shake.question,
+            shake.expected,
+        )
+        pool = DaskPool(client, job.book, setup, terms)
+        try:
+            yield pool
+        finally:
+            pool.stop(5.0)
+
+
+def open_cluster(
+    kind: str, workflow: Workflow, private: Path, tasks: int
+) -> AbstractContextManager[Any]:
+    """Return a context manager that starts or joins a cluster and yields a client of it.
+
+    Parameters
+    ----------
+    kind, workflow
+        As in `open_pool`.
+    private : Path
+        The run's private folder.
+    tasks : int
+        Number of cases, which limits the number of workers.
+    """
+    execution = workflow.execution
+    cluster = execution.cluster
+    if kind == LOCAL:
+        devices = local_devices(execution)[: max(1, tasks)]
+        return local_cluster(devices, execution.in_flight, private, pages=cluster.dashboard)
+    if kind.partition(":")[0] in STARTED_KINDS:
+        wait = cluster.wait or worker_timeout(kind)
+        return hosted_cluster(launcher_factory(kind, execution, private), execution, private, wait)
+    return joined_cluster(kind, cluster.wait or _JOIN_TIMEOUT_S)
+
+
+def check_cluster(kind: str, execution: Execution) -> None:
+    """Check the name and options of a cluster, before anything is created for it.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if the kind is unknown, or the workflow lacks an option that it needs.
+    """
+    if kind == LOCAL:
+        return
+    if kind.partition(":")[0] in STARTED_KINDS:
+        launcher_factory(kind, execution, Path())
+    else:
+        _named(kind)
+
+
+def worker_timeout(kind: str) -> float:
+    """Return how long a run waits without a worker, in seconds; unlimited for a queue."""
+    queued = kind in (SLURM, KUBERNETES)
+    return float("inf") if queued else 600.0
+
+
+def launcher_factory(
+    kind: str, execution: Execution, private: Path
+) -> Callable[[Path], WorkerLauncher]:
+    """Return a function that makes the starter of the workers from the path of the contact file.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if the workflow lacks an option that it needs.
+    """
+    name, _, host_list = kind.partition(":")
+    if name == SLURM:
+        from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
+
+        orders = job_spec(execution)
+        return lambda contact: SlurmJobs(orders, contact, private)
+    if name == KUBERNETES:
+        from scanloom.engine.clusters.kubernetes import KubernetesJob
+
+        return lambda contact: KubernetesJob(execution, contact, private)
+    from scanloom.engine.clusters.ssh import SshHosts
+
+    hosts = tuple(host for host in host_list.split(",") if host) or execution.cluster.hosts
+    if not hosts:
+        raise ScanError(Reason.CLUSTER, "no hosts: `--cluster ssh:HOST,HOST` or cluster.hosts")
+    return lambda contact: SshHosts(hosts, execution.cluster, contact, private)
+
+
+@contextmanager
+def joined_cluster(address: str, patience: float) -> Iterator[Any]:
+    """Join a cluster by its address (tls://..., tcp://...) or its scheduler file.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if the cluster cannot be reached, or has no worker within `patience` seconds.
+    """
+    import dask
+    from distributed import Client
+
+    named = _named(address)
+    with dask.config.set(WORKER_SETTINGS):
+        try:
+            client = Client(**named, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
+        except (OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
+            detail = f"no scheduler answers at this address ({type(exc).__name__})"
+            raise ScanError(Reason.CLUSTER, detail) from exc
+        with client:
+            try:
+                client.wait_for_workers(1, timeout=patience)
+            except (OSError, TimeoutError) as exc:
+                detail = f"the cluster had no worker for {patience:.0f} s"
+                raise ScanError(Reason.CLUSTER, detail) from exc
+            yield client
+
+
+def _named(address: str) -> dict[str, str]:
+    """Return the arguments by which Dask's client finds a cluster."""
+    if "://" in address:
+        return {"address": address}
+    if Path(address).is_file():
+        return {"scheduler_file": address}
+    known = ", ".join((LOCAL, *STARTED_KINDS))
+    raise ScanError(Reason.CLUSTER, f"neither {known}, nor an address, nor a scheduler file")
+
+
+@contextmanager
+def hosted_cluster(
+    start: Callable[[Path], WorkerLauncher], execution: Execution, private: Path, wait: float
+) -> Iterator[Any]:
+    """Run the scheduler here, and start workers on other machines for this run.
+
+    Parameters
+    ----------
+    start : callable
+        Makes the starter of the workers, from the path of the contact file.
+    execution : Execution
+        Threads, device and cluster options.
+    private : Path
+        The run's private folder, for the contact file and the key of the run. Both are removed at
+        the end.
+    wait : float
+        Time limit for the first worker in seconds.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if no worker joins.
+    """
+    import dask
+    from distributed import Client, SpecCluster
+    from distributed.security import Security
+
+    options = execution.cluster
+    security = Security.temporary()
+    listen = {"interface": options.interface} if options.interface else {}
+    scheduler = scheduler_spec(security, listen, pages=options.dashboard)
+    with (
+        private_temporary_folder(private) as scratch,
+        safe_search_path(scratch),
+        dask.config.set(dask_settings(scratch, pages=options.dashboard)),
+        SpecCluster({}, scheduler, security=security, silence_logs=50) as cluster,
+        Client(cluster, security=security, set_as_default=False) as client,
+        contact_file(make_contact(cluster.scheduler_address, execution), security, private) as path,
+    ):
+        if not options.dashboard:
+            close_http_server(cluster)
+        starter = start(path)
+        try:
+            _wait_for_first(client, starter, wait)
+            with _workers_replaced(starter):
+                yield client
+        finally:
+            starter.close()
+
+
+def _wait_for_first(client: Any, starter: WorkerLauncher, wait: float) -> None:
+    deadline = time.monotonic() + wait
+    while True:
+        starter.keep(came=False)
+        with suppress(TimeoutError):  # none yet: replace workers that ended
+            client.wait_for_workers(1, timeout=_POLL_INTERVAL_S)
+            return
+        if time.monotonic() > deadline:
+            raise ScanError(Reason.CLUSTER, f"no worker joined within {wait:.0f} s")
+
+
+@contextmanager
+def _workers_replaced(starter: WorkerLauncher) -> Iterator[None]:
+    """Replace workers that ended, in a thread; failures are retried at the next check."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(_POLL_INTERVAL_S):
+            with suppress(ScanError, OSError):  # the next check tries again
+                starter.keep(came=True)
+
+    keeper = threading.Thread(target=keep, name="keeper", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()

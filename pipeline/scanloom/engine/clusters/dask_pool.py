@@ -1,0 +1,333 @@
+"""`DaskPool`: a pool of Dask workers, each of which supervises an engine child.
+
+A task carries only ids and never raises, so that no scheduler, log or error page shows the path of
+a scan: the worker reads the case from the `CaseFile` in `OUT/private/`. No state is kept in Dask;
+the files in OUT are authoritative. Cases go only to workers that reported a running engine: a
+worker that cannot do the work, or hangs while it starts, gets none.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distributed import Client
+from distributed.client import Future as DaskFuture
+
+from scanloom.core import Case, Reason, ScanError
+from scanloom.engine.clusters.dask_worker import (
+    EnginePlugin,
+    EngineSetup,
+    UnfitWorker,
+    dismiss_this_worker,
+    run_case,
+    stop_engine,
+)
+from scanloom.engine.retries import MAX_OUTDONE_CASES, policy_of
+from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.pool import WorkerLostError, WorkerUnfitError
+from scanloom.engine.worker.supervisor import CaseOutcome
+
+_COUNT_INTERVAL_S = 0.5
+"""Time between two counts of the workers."""
+_EVENTS_TIMEOUT_S = 30.0
+"""Time limit for a scheduler to forward the first event."""
+_END_TIMEOUT_S = 10.0
+"""Time limit for workers to end their engines, in addition to the patience with their cases."""
+_SCHEDULER_LOST = "the scheduler is gone"
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    """Conditions under which a run gives up its workers.
+
+    Parameters
+    ----------
+    patience : float
+        Seconds without any worker.
+    unfit_patience : float
+        Seconds in which workers join, but none of them can do the work.
+    same_machine : bool
+        Whether all workers are on one machine, so that a fault of one affects all.
+    check_models : callable
+        Raises ScanError (MODEL_CHANGED) if this process sees changed models.
+    on_unfit : callable
+        Called with the cause when a worker is dismissed.
+    """
+
+    patience: float = 600.0
+    unfit_patience: float = 600.0
+    same_machine: bool = False
+    check_models: Callable[[], None] = lambda: None
+    on_unfit: Callable[[str], None] = lambda fault: None
+
+
+class DaskPool:
+    """Pool of the workers of a cluster, with an engine in each that can do the work.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Connected client.
+    book : CaseBook
+        The cases.
+    setup : EngineSetup
+        For current and future workers.
+    terms : Terms
+        When the workers are given up.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER if the scheduler is gone.
+    """
+
+    def __init__(
+        self, client: Client, book: CaseFile, setup: EngineSetup, terms: PoolLimits | None = None
+    ) -> None:
+        self._client, self._book, self._setup = client, book, setup
+        self._terms = terms or PoolLimits()
+        self._stopped = threading.Event()
+        self._pending: dict[Future[CaseOutcome], tuple[DaskFuture, frozenset[str]]] = {}
+        self._fit: set[str] = set()
+        self._unfit: dict[str, UnfitWorker] = {}
+        self._doubts: list[UnfitWorker] = []
+        self._first_outcomes: dict[str, tuple[str, CaseOutcome]] = {}
+        self._outdone: Counter[str] = Counter()
+        self._workers: frozenset[str] = frozenset()
+        self._counted_at, self._seen_at = -_COUNT_INTERVAL_S, time.monotonic()
+        self._refused_since: float | None = None
+        self._listen()
+        try:
+            client.register_plugin(EnginePlugin(setup))
+        except (ImportError, AttributeError) as exc:  # on a worker that passed the handshake
+            detail = f"a worker has a different scanloom of the same version ({type(exc).__name__})"
+            raise ScanError(Reason.CLUSTER, detail) from exc
+        except Exception:  # noqa: BLE001, S110  # a worker that just left; the others have the plugin
+            pass
+
+    @property
+    def window(self) -> int:
+        """Number of cases that the workers with an engine take.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if the scheduler is gone, or there was no worker for too long; MODEL_CHANGED if
+            the models have changed; the reason of the engine if none starts on this machine.
+        """
+        now = time.monotonic()
+        if now - self._counted_at > _COUNT_INTERVAL_S:
+            self._workers, self._counted_at = self._present(), now
+            self._check_doubts()
+            self._take_back()
+        if self._workers:
+            self._seen_at, self._refused_since = now, None
+        self._check_patience(now)
+        return len(self._workers) * self._setup.child.in_flight
+
+    def submit(self, case: Case) -> Future[CaseOutcome]:
+        """Submit a case to any free worker; `window` must not be 0.
+
+        Raises
+        ------
+        ScanError
+            CLUSTER if the scheduler is gone.
+        """
+        self._check_scheduler()  # else the case would be lost repeatedly
+        future: Future[CaseOutcome] = Future()
+        self._submit_to_workers(case, future)
+        return future
+
+    def _submit_to_workers(self, case: Case, future: Future[CaseOutcome]) -> None:
+        """Give a case to the workers, preferably not to one on which it failed."""
+        location = (self._setup.run, str(self._book.path), self._book.offset(case.id))
+        candidates = self._workers & self._fit or self._workers
+        if case.id in self._first_outcomes:
+            candidates = candidates - {self._first_outcomes[case.id][0]} or candidates
+        dask_future = self._client.submit(
+            run_case, *location, pure=False, key=_key(case.id), workers=list(candidates)
+        )
+        self._pending[future] = (dask_future, candidates)
+        dask_future.add_done_callback(lambda done: self._on_done(done, case, future))
+
+    def stop(self, patience: float) -> None:
+        """End the engines, after `patience` seconds at the latest."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        if self._client.status == "running":
+            thread = threading.Thread(target=self._end, args=(patience,), daemon=True)
+            thread.start()
+            thread.join(patience + _END_TIMEOUT_S)  # a worker may hang
+        deadline = time.monotonic() + 2.0
+        while any(not f.done() for f in self._pending) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for future in list(self._pending):
+            future.cancel()
+
+    def _end(self, patience: float) -> None:
+        """End the engines, and keep workers that join later from starting one."""
+        run = self._setup.run
+        with suppress(Exception):  # no worker is left, or the scheduler is gone
+            workers = list(self._present())
+            if workers:
+                self._client.run(stop_engine, run, patience, workers=workers, on_error="ignore")
+            self._client.unregister_worker_plugin(run)
+
+    def _listen(self) -> None:
+        """Subscribe to the workers' events, before the plugin is sent to any."""
+        connected = threading.Event()
+
+        def on_event(event: tuple[float, Mapping[str, Any]]) -> None:
+            reply = event[1]
+            if "address" not in reply:
+                connected.set()
+            elif "fault" in reply:
+                reason = Reason[reply["reason"]]
+                self._exclude(UnfitWorker(str(reply["address"]), reason, str(reply["fault"])))
+            else:
+                self._fit.add(str(reply["address"]))
+
+        run, deadline = self._setup.run, time.monotonic() + _EVENTS_TIMEOUT_S
+        try:
+            self._client.subscribe_topic(run, on_event)
+            while not connected.wait(0.05):
+                self._client.log_event(run, {})
+                if time.monotonic() > deadline:
+                    raise ScanError(Reason.CLUSTER, "the scheduler forwards no events")
+        except (OSError, TimeoutError) as exc:
+            raise ScanError(Reason.CLUSTER, _SCHEDULER_LOST) from exc
+
+    def _exclude(self, unfit: UnfitWorker) -> None:
+        """Record a worker that cannot do the work; it leaves by itself."""
+        self._fit.discard(unfit.address)
+        if unfit.address not in self._unfit:
+            self._terms.on_unfit(unfit.fault)
+            self._doubts.append(unfit)
+        self._unfit[unfit.address] = unfit
+        if self._refused_since is None:
+            self._refused_since = time.monotonic()
+
+    def _check_doubts(self) -> None:
+        """End the run if the fault is not one of the worker alone."""
+        while self._doubts:
+            unfit = self._doubts.pop()
+            if unfit.reason is Reason.MODEL_CHANGED:
+                self._terms.check_models()
+            if self._terms.same_machine:
+                raise ScanError(unfit.reason, unfit.fault)
+
+    def _check_patience(self, now: float) -> None:
+        terms = self._terms
+        if self._refused_since is not None and now - self._refused_since > terms.unfit_patience:
+            fault = list(self._unfit.values())[-1].fault
+            detail = f"for {terms.unfit_patience:.0f} s no worker could do the work: {fault}"
+            raise ScanError(Reason.CLUSTER, detail)
+        if now - self._seen_at > terms.patience:
+            detail = f"there was no worker that can do the work for {terms.patience:.0f} s"
+            raise ScanError(Reason.CLUSTER, detail)
+
+    def _take_back(self) -> None:
+        """Take back cases whose workers are all gone: Dask would wait for them for ever."""
+        for future, (dask_future, workers) in list(self._pending.items()):
+            if workers & self._workers or dask_future.status != "pending":
+                continue
+            self._pending.pop(future, None)
+            dask_future.cancel()
+            error_type = WorkerUnfitError if workers <= self._unfit.keys() else WorkerLostError
+            with suppress(InvalidStateError):  # it ended just now
+                future.set_exception(error_type("the workers of the case are gone"))
+
+    def _present(self) -> frozenset[str]:
+        """Return the connected workers that can do the work."""
+        self._check_scheduler()
+        try:
+            return frozenset(self._fit & set(self._client.nthreads()))
+        except (OSError, TimeoutError, ValueError, RuntimeError) as exc:
+            raise ScanError(Reason.CLUSTER, _SCHEDULER_LOST) from exc
+
+    def _check_scheduler(self) -> None:
+        if self._client.status != "running":
+            raise ScanError(Reason.CLUSTER, _SCHEDULER_LOST)
+
+    def _on_done(self, dask_future: DaskFuture, case: Case, future: Future[CaseOutcome]) -> None:
+        self._pending.pop(future, None)
+        try:
+            if dask_future.status != "finished":
+                future.set_exception(WorkerLostError(dask_future.status))
+                return
+            reply = pickle.loads(dask_future.result())  # noqa: S301  # from our own worker
+            if isinstance(reply, UnfitWorker):
+                self._exclude(reply)
+                future.set_exception(WorkerUnfitError(reply.fault))
+                return
+            worker, outcome = reply
+            if not self._retries_elsewhere(case, worker, outcome, future):
+                future.set_result(self._final_outcome(case, worker, outcome))
+        except InvalidStateError:  # taken back meanwhile
+            pass
+        except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
+            if not future.done():
+                future.set_exception(WorkerLostError(type(exc).__name__))
+        finally:
+            dask_future.release()
+
+    def _retries_elsewhere(
+        self, case: Case, worker: str, outcome: CaseOutcome, future: Future[CaseOutcome]
+    ) -> bool:
+        """Retry a case once on another worker if the first one may be at fault."""
+        policy = policy_of(outcome.record.reason if outcome.record else None)
+        if not policy.on_other_worker(same_machine=self._terms.same_machine):
+            return False
+        other_workers = (self._workers & self._fit) - {worker}
+        if (
+            case.id in self._first_outcomes
+            or not other_workers
+            or self._stopped.is_set()
+            or future.done()
+        ):
+            return False
+        self._first_outcomes[case.id] = (worker, outcome)
+        self._submit_to_workers(case, future)
+        return True
+
+    def _final_outcome(self, case: Case, worker: str, outcome: CaseOutcome) -> CaseOutcome:
+        """Return the final outcome: that of the second worker, with the tries of both."""
+        if outcome.record is None or case.id not in self._first_outcomes:
+            return outcome
+        failed_on, first = self._first_outcomes.pop(case.id)
+        if outcome.record.reason is None and worker != failed_on:
+            self._outdone[failed_on] += 1
+            known = not self._terms.same_machine and failed_on in self._fit
+            if self._outdone[failed_on] >= MAX_OUTDONE_CASES and known:
+                self._dismiss(failed_on, first)
+        return replace(outcome, tries=first.tries + outcome.tries)
+
+    def _dismiss(self, worker: str, last: CaseOutcome) -> None:
+        """Dismiss a worker that fails cases others do; in a thread, since the worker may hang."""
+        reason = last.record.reason if last.record and last.record.reason else Reason.CLUSTER
+        failures = f"{MAX_OUTDONE_CASES} cases that succeeded elsewhere ({reason.code})"
+        fault = f"a worker failed {failures}"
+        self._exclude(UnfitWorker(worker, Reason.CLUSTER, fault))
+
+        def send() -> None:
+            run = self._setup.run
+            with suppress(Exception):  # gone or hanging: it gets no further case anyway
+                arguments = (run, Reason.CLUSTER, fault)
+                self._client.run(
+                    dismiss_this_worker, *arguments, workers=[worker], on_error="ignore"
+                )
+
+        threading.Thread(target=send, daemon=True).start()
+
+
+def _key(case_id: str) -> str:
+    return f"case-{case_id}-{time.time_ns():x}"

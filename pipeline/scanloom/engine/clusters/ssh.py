@@ -1,0 +1,107 @@
+"""Workers over the OpenSSH client, with the user's own configuration, agent and known hosts."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.retries import SSH_FIRST_PAUSE_S, SSH_MAX_FUTILE_ROUNDS, SSH_PAUSES_S
+from scanloom.engine.workflow.schema import Cluster
+
+_CLOSE_TIMEOUT_S = 5.0
+"""Time limit for all sessions to end after their input was closed."""
+
+
+class SshHosts:
+    """One ssh session per host, in which its workers run.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        Hosts as the ssh client takes them: names, user@name, names of its configuration.
+    options : Cluster
+        ssh_options, python, job_script_prologue.
+    contact : Path
+        The contact file.
+    logs : Path
+        Folder for the output of each session.
+    """
+
+    def __init__(self, hosts: Sequence[str], options: Cluster, contact: Path, logs: Path) -> None:
+        self._hosts, self._options, self._contact, self._logs = hosts, options, contact, logs
+        self._sessions: dict[int, subprocess.Popen[bytes]] = {}
+        self._tried = dict.fromkeys(range(len(hosts)), 0)
+        self._next = dict.fromkeys(range(len(hosts)), 0.0)
+
+    def command(self, host: str) -> list[str]:
+        """Return the command that starts the workers of a host."""
+        python = self._options.python or sys.executable
+        worker = [
+            python,
+            "-P",
+            "-m",
+            "scanloom.engine.clusters.remote_worker",
+            str(self._contact),
+            "--tied",
+        ]
+        script = "\n".join([*self._options.job_script_prologue, f"exec {shlex.join(worker)}"])
+        unattended = ["-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-T"]
+        return [
+            "ssh",
+            *self._options.ssh_options,
+            *unattended,
+            "--",
+            host,
+            shlex.join(["sh", "-c", script]),
+        ]
+
+    def keep(self, came: bool) -> None:
+        """Open the sessions that are missing; see `WorkerLauncher`."""
+        now = time.monotonic()
+        for number, host in enumerate(self._hosts):
+            session = self._sessions.get(number)
+            if session is not None and session.poll() is None:
+                continue
+            if session is not None:
+                del self._sessions[number]
+                pause = SSH_PAUSES_S[min(self._tried[number], len(SSH_PAUSES_S) - 1)]
+                self._next[number] = now + (pause if came else SSH_FIRST_PAUSE_S)
+            futile = min(self._tried.values()) >= SSH_MAX_FUTILE_ROUNDS
+            if not came and futile and not self._sessions:
+                raise ScanError(Reason.CLUSTER, "no worker started on any host: see ssh-*.log")
+            if now >= self._next[number] and (came or self._tried[number] < SSH_MAX_FUTILE_ROUNDS):
+                self._sessions[number] = self._open(number, host)
+                self._tried[number] += 1
+
+    def close(self) -> None:
+        """End all sessions: their workers stop at the end of their input."""
+        for session in self._sessions.values():
+            if session.stdin is not None:
+                with suppress(OSError):  # it has ended
+                    session.stdin.close()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for session in self._sessions.values():
+            try:
+                session.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                session.kill()
+                session.wait()
+
+    def _open(self, number: int, host: str) -> subprocess.Popen[bytes]:
+        try:
+            with (self._logs / f"ssh-{number}.log").open("ab") as log:
+                return subprocess.Popen(  # noqa: S603
+                    self.command(host),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C at the terminal goes to the run only
+                )
+        except OSError as exc:
+            raise ScanError(Reason.CLUSTER, f"no ssh client ({type(exc).__name__})") from exc

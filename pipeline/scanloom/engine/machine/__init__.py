@@ -1,0 +1,1 @@
+"""The hardware: GPUs, energy, imports."""

@@ -1,0 +1,24 @@
+"""Keep libraries from importing optional packages that are not needed here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+UNUSED_PACKAGES = ("matplotlib", "mpl_toolkits", "ignite", "scipy.signal", "skimage", "cffi")
+"""MONAI imports these if they are installed, for plots, training and transforms that are not used
+here. That takes 2 s, and on a new machine longer, for a font cache. Numba parses C declarations
+with cffi."""
+
+
+@contextmanager
+def without_optional_imports() -> Iterator[None]:
+    """Hide unused optional packages from imports in the block, unless already imported."""
+    hidden = [name for name in UNUSED_PACKAGES if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None stops an import
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

@@ -1,0 +1,1 @@
+"""Report the status of a run."""

@@ -1,0 +1,218 @@
+"""`StatusWriter`: writes the status of a run each second, for `scanloom status` and Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import OUTCOMES, CaseRecord, Reason, ScanError
+from scanloom.engine.machine.nvml import nvml_handles
+from scanloom.engine.monitor.prometheus import format_metrics
+from scanloom.engine.monitor.status import STATUS_FILE, Status
+from scanloom.io.system.liveness import host_id, process_start_ticks
+
+_RATE_WINDOW_S = 300.0
+"""Sliding window for the rate behind the time estimate."""
+
+
+class StatusWriter:
+    """Keeps the status of a run, and writes it periodically.
+
+    Parameters
+    ----------
+    run : str
+        Id of the run.
+    folder : Path
+        `OUT/runs/<run id>`, which exists.
+    period : float
+        Seconds between two writes.
+    metrics : Path or None
+        File for the same data in Prometheus' format.
+    """
+
+    def __init__(
+        self, run: str, folder: Path, period: float = 1.0, metrics: Path | None = None
+    ) -> None:
+        self._run, self._folder, self._period = run, folder, period
+        self._metrics = metrics
+        self._process = os.getpid()
+        self._start = process_start_ticks(self._process)
+        self._began = time.monotonic()
+        self._state, self._cases, self._before, self._reason = "indexing", 0, 0, ""
+        self._ends: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._sent_away: Counter[str] = Counter()
+        self._submitted: dict[str, float] = {}
+        self._moments: deque[float] = deque()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._writer = threading.Thread(target=self._keep_writing, name="status", daemon=True)
+        self._writer.start()
+
+    def plan(self, cases: int, before: int) -> None:
+        """Set the number of planned cases, and of those done by earlier runs."""
+        with self._lock:
+            self._state, self._cases, self._before = "running", cases, before
+
+    def state(self, state: str) -> None:
+        """Set the state of the run."""
+        with self._lock:
+            self._state = state
+
+    def start(self, case_id: str) -> None:
+        """Record that a case was submitted."""
+        with self._lock:
+            self._submitted[case_id] = time.monotonic()
+
+    def finish(self, record: CaseRecord) -> None:
+        """Record that a case has ended."""
+        with self._lock:
+            self._submitted.pop(record.id, None)
+            self._moments.append(time.monotonic())
+            if record.reason is None:
+                self._ends["done"] += 1
+                self._ends["remade"] += record.remade
+            else:
+                self._ends[record.reason.outcome] += 1
+                self._reasons[record.reason.code] += 1
+
+    def send_away(self, why: str) -> None:
+        """Record that a worker was dismissed."""
+        with self._lock:
+            self._sent_away[why] += 1
+
+    def now(self) -> Status:
+        """Return the current status."""
+        now = time.monotonic()
+        with self._lock:
+            while self._moments and now - self._moments[0] > _RATE_WINDOW_S:
+                self._moments.popleft()
+            finished = sum(self._ends[end] for end in ("done", *OUTCOMES))
+            rate = self._rate(now)
+            remaining = self._cases - self._before - finished
+            return Status(
+                run=self._run,
+                state=self._state,
+                cases=self._cases,
+                before=self._before,
+                done=self._ends["done"],
+                skipped=self._ends["skipped"],
+                ambiguous=self._ends["ambiguous"],
+                failed=self._ends["failed"],
+                remade=self._ends["remade"],
+                reasons=dict(sorted(self._reasons.items())),
+                in_flight={name: round(now - t, 1) for name, t in self._submitted.items()},
+                elapsed_s=round(now - self._began, 1),
+                left_s=round(remaining / rate, 1) if rate else None,
+                per_hour=round(3600 * rate, 1) if rate else None,
+                devices=_gpu_state(),
+                moment=round(time.time(), 1),
+                sent_away=dict(self._sent_away),
+                reason=self._reason,
+                host=host_id(),
+                process=self._process,
+                start=self._start,
+            )
+
+    def close(self, state: str | None = None, reason: str = "") -> None:
+        """Write the final status.
+
+        Parameters
+        ----------
+        state : str or None
+            How the run ended; None for the current state.
+        reason : str
+            Code of the reason if it failed.
+        """
+        with self._lock:
+            self._state, self._reason = state or self._state, reason
+        self._closed.set()
+        self._writer.join()
+        self._write(_replace_or_fill)
+
+    def _rate(self, now: float) -> float | None:
+        """Return cases per second over the last minutes; None before two have ended."""
+        if len(self._moments) < 2:
+            return None
+        span = now - max(self._began, now - _RATE_WINDOW_S)
+        return len(self._moments) / span if span > 0 else None
+
+    def _keep_writing(self) -> None:
+        self._write()  # from now on the file exists, even if the disk fills up
+        while not self._closed.wait(self._period):
+            self._write()
+
+    def _write(self, replace_file: Callable[[Path, str], None] | None = None) -> None:
+        """Replace the file, without fsync: it is not a permanent record."""
+        now = self.now()
+        with suppress(OSError):  # a full disk is reported when results are written
+            (replace_file or _replace)(self._folder / STATUS_FILE, json.dumps(asdict(now)))
+        if self._metrics is not None:
+            with suppress(OSError):  # a run does not fail for lack of metrics
+                _replace(self._metrics, format_metrics(now))
+
+
+@contextmanager
+def final_status(board: StatusWriter) -> Iterator[None]:
+    """Write the final status of a run, however the block ends."""
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, ScanError) else Reason.INTERNAL.code
+        board.close("failed", code if isinstance(error, Exception) else "")
+        raise
+    board.close()
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}")
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8") as file:  # "x" does not follow a link
+            file.write(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _replace_or_fill(path: Path, text: str) -> None:
+    """Replace a file, or overwrite it in place: a full disk may have no room for another one."""
+    try:
+        _replace(path, text)
+    except OSError:
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(text)
+            file.truncate()
+
+
+def _gpu_state() -> list[dict[str, Any]]:
+    """Return load, memory, temperature and power of each NVIDIA device; [] without a driver."""
+    states: list[dict[str, Any]] = []
+    with nvml_handles() as handles:
+        states += [_device(number, handle) for number, handle in enumerate(handles or ())]
+    return states
+
+
+def _device(number: int, handle: Any) -> dict[str, Any]:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    state = {"device": number, "memory_used": memory.used, "memory_total": memory.total}
+    queries: Mapping[str, Any] = {
+        "busy_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "watts": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3, 1),
+    }
+    for name, query in queries.items():
+        try:
+            state[name] = query()
+        except pynvml.NVMLError:
+            state[name] = None
+    return state

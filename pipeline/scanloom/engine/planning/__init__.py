@@ -1,0 +1,1 @@
+"""Predict and record the cost of a run."""

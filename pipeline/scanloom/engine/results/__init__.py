@@ -1,0 +1,1 @@
+"""Tables, totals and verification of a run's results."""

@@ -1,0 +1,107 @@
+"""Write the tables of a run that ended before writing them, from its results, without the scans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from scanloom.cards.store import find_model
+from scanloom.core import Reason, Series
+from scanloom.engine.case.build import workflow_recipe
+from scanloom.engine.case.models import unique_cards
+from scanloom.engine.results.tables import CaseOutcome, write_measurements_table, write_tables
+from scanloom.engine.results.totals import TOTALS
+from scanloom.engine.run_folder import RUNS
+from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES, parse_stored_workflow
+from scanloom.engine.workflow.selection import Inputs, select
+from scanloom.io.identity import case_id, key_fingerprint, source_stamp
+from scanloom.io.index.build import stored_index
+from scanloom.io.output.crosswalk import case_folders
+from scanloom.io.output.failures import previous_failure
+from scanloom.io.output.layout import CASES
+from scanloom.io.output.private import PRIVATE
+from scanloom.io.output.published import read_provenance
+from scanloom.io.system.regular_files import read_regular_file
+
+
+def lacks_tables(out: Path) -> bool:
+    """Whether the newest run has not written its tables: totals are written after them."""
+    runs = _run_folders(out)
+    return bool(runs) and not (runs[-1] / TOTALS).is_file()
+
+
+def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
+    """Write `measurements`, and with the key `manifest`; return whether `manifest` was written.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, with the index and the workflow of its newest run.
+    key : bytes or None
+        The key of the ids.
+    damaged : set of str
+        As in `scanloom.engine.results.tables.write_tables`.
+
+    Raises
+    ------
+    ScanError, OSError
+        If the workflow or a model is missing; if tables can't be written.
+    """
+    index = None if key is None else stored_index(out, key_fingerprint(key))
+    if key is None or index is None:
+        write_measurements_table(out, damaged)
+        return False
+    run = _run_folders(out)[-1]
+    private_copy = out / PRIVATE / RUNS / run.name / "workflow.json"  # has the paths of the models
+    workflow = parse_stored_workflow(read_regular_file(private_copy, MAX_WORKFLOW_BYTES))
+    cards = unique_cards([find_model(name) for name in workflow.models])
+    recipe = workflow_recipe(workflow, cards)
+    chosen, left_out = select(index.series, workflow, cards)
+    endings: dict[str, list[CaseOutcome]] = {}
+    folders = case_folders(out)
+    for inputs in chosen:
+        stamp = source_stamp([index.stamp(series) for series in inputs], key)
+        for case in _case_ids(out, inputs, key):
+            folder = folders.get(case, case)
+            if (ending := _ending(out, case, folder, recipe, stamp)) is not None:
+                for series in inputs:
+                    endings.setdefault(series.id, []).append(ending)
+    write_tables(out, index, left_out, endings, key, None, damaged)
+    return True
+
+
+def _run_folders(out: Path) -> list[Path]:
+    """Return the folders of all runs, the newest last."""
+    return sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())
+
+
+def _case_ids(out: Path, inputs: Inputs, key: bytes) -> Iterator[str]:
+    """Yield the case ids of a series; of several volumes, those with a result or a failure."""
+    first = inputs[0]
+    if first.reason not in (Reason.PHASES, Reason.FOUR_D):
+        yield first.id
+        return
+    if not first.series_uid:
+        return  # an id would need the files' content: whether they were used stays open
+    series = Series(first.kind, (), first.study_uid, first.series_uid)
+    for phase in itertools.count():
+        case = case_id(series, key, phase)
+        traces = (out / CASES / case, out / "failed" / f"{case}.json")
+        if not any(path.exists() for path in traces):
+            return
+        yield case
+
+
+def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> CaseOutcome | None:
+    """Return the outcome of a case for the files as they are now; None if it is not known."""
+    failure = previous_failure(out, case, recipe, stamp)
+    if failure is not None:
+        return CaseOutcome(failure.reason.code, failure.detail)
+    try:
+        made_by = read_provenance(out / CASES / folder)
+    except (OSError, ValueError):
+        return None
+    if made_by.recipe != recipe:
+        return CaseOutcome(Reason.STALE.code, "its result was made by another recipe")
+    return CaseOutcome("", "") if made_by.stamp == stamp else None

@@ -1,0 +1,329 @@
+"""Write the tables of a run: `manifest`, one row per file, and `measurements`, per structure."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.core import OUTCOMES, Flag, Reason, ScanError
+from scanloom.core.reasons import current_code
+from scanloom.engine.workflow.schema import MAX_WORKFLOW_BYTES
+from scanloom.engine.workflow.selection import LeftOut
+from scanloom.io.dicom.header.elements import EncodedElements, decode_elements
+from scanloom.io.identity import file_id
+from scanloom.io.index.build import Index
+from scanloom.io.output.csv_text import escape_formula
+from scanloom.io.output.failures import has_failed
+from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.measurements import COLUMNS, measurement_to_row, read_measurements_json
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.regular_files import read_regular_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MANIFEST = "manifest"
+MEASUREMENTS = "measurements"
+BATCH_ROWS = 20_000
+"""Rows of a table that are in memory at a time."""
+
+MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
+MEASUREMENT_COLUMNS = ("case", *COLUMNS)
+
+_SOP_INSTANCE_UID = 0x00080018
+_TEXT_COLUMNS = {
+    *("file", "case", "outcome", "reason", "detail"),
+    *("model", "label", "unit", "flags"),
+}
+_BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
+_INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}
+
+
+@dataclass(frozen=True)
+class CaseOutcome:
+    """Outcome of a case: the code and detail of its reason, both empty if it was published."""
+
+    reason: str
+    detail: str
+
+
+def write_tables(
+    out: Path,
+    index: Index,
+    left_out: Sequence[LeftOut],
+    endings: Mapping[str, Sequence[CaseOutcome]],
+    key: bytes,
+    shard: Path | None = None,
+    damaged: set[str] | None = None,
+) -> dict[str, int]:
+    """Write `manifest` and `measurements`, each as Parquet and CSV.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    index : Index
+        The index of all files found.
+    left_out : sequence of LeftOut
+        Series without a case.
+    endings : mapping
+        Outcomes of the cases of each series, by series id; a series that is missing was not
+        worked on yet.
+    key : bytes
+        The key of the ids.
+    shard : Path or None
+        The folder of the run if it works on one shard of the cases: its manifest is written there,
+        and the manifest of `out` is merged from those of all shards.
+    damaged : set of str, optional
+        Receives the names of published cases that can't be read; `measurements` omits them.
+
+    Returns
+    -------
+    dict
+        Counts of files found, used, skipped, ambiguous and failed, and of pending files ("open"),
+        which include those of other shards.
+
+    Raises
+    ------
+    OSError
+        If the tables can't be written.
+    """
+    counts: Counter[str] = Counter()
+    damaged = set() if damaged is None else damaged
+
+    def counted_rows() -> Iterator[dict[str, Any]]:
+        for row in _manifest_rows(index, left_out, endings, key):
+            counts[row["outcome"]] += 1
+            yield row
+
+    _write_table((shard or out) / MANIFEST, MANIFEST_COLUMNS, counted_rows)
+    if shard is None:
+        write_measurements_table(out, damaged)
+    else:
+        _merge_shards(out, shard, damaged)
+    files = {name: counts[name] for name in ("used", *OUTCOMES, "open")}
+    return {"found": sum(files.values()), **files}
+
+
+def merge_shard_tables(out: Path, damaged: set[str] | None = None) -> bool:
+    """Write both tables over all shards, if the run that ended last was a shard.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    damaged : set of str, optional
+        As in `write_tables`.
+
+    Returns
+    -------
+    bool
+        Whether it was a shard.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the tables can't be read or written.
+    """
+    finished = sorted(path.parent for path in (out / "runs").glob("*/totals.json"))
+    if not finished or not _manifest_of(finished[-1]).exists():
+        return False
+    _merge_shards(out, finished[-1], set() if damaged is None else damaged)
+    return True
+
+
+def _merge_shards(out: Path, newest: Path, damaged: set[str]) -> None:
+    """Write both tables over `newest` and all other shards with the same workflow."""
+    workflow = _workflow_of(newest)
+    manifests = [
+        _manifest_of(run)
+        for run in (out / "runs").iterdir()
+        if _manifest_of(run).exists() and (run == newest or _workflow_of(run) == workflow)
+    ]
+    manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    _write_table(out / MANIFEST, MANIFEST_COLUMNS, lambda: _merged(manifests))
+    write_measurements_table(out, damaged)
+
+
+def _manifest_of(run: Path) -> Path:
+    return (run / MANIFEST).with_suffix(".parquet")
+
+
+def _workflow_of(run: Path) -> bytes:
+    """Return the workflow document of a run; if unreadable, bytes that no other run has."""
+    try:
+        return read_regular_file(run / "workflow.json", MAX_WORKFLOW_BYTES)
+    except OSError:
+        return run.name.encode()
+
+
+def _read_manifest(path: Path) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path, schema=_schema(MANIFEST_COLUMNS))
+    except (OSError, pa.ArrowException) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise
+        name = f"runs/{path.parent.name}/{path.name}"
+        detail = f"{name} is damaged: delete it, and run that shard again"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+
+
+def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
+    """Return a row for each file that the newest run found.
+
+    The newest run knows every current result. A file that is open in it takes the reason that the
+    manifest of its own shard gives, the most recent one first.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    newest, *older = manifests
+    rows = {(row["file"], row["copy"]): row for row in _read_manifest(newest).to_pylist()}
+    for path in older:
+        table = _read_manifest(path)
+        is_unused = compute.is_in(table["outcome"], value_set=pa.array(OUTCOMES))
+        for row in table.filter(is_unused).to_pylist():
+            current = rows.get((row["file"], row["copy"]))
+            if current is not None and current["outcome"] == "open":
+                reason = current_code(row["reason"])
+                rows[row["file"], row["copy"]] = {**row, "reason": reason}
+    return rows.values()
+
+
+def write_measurements_table(out: Path, damaged: set[str]) -> None:
+    """Write `measurements` from the published cases; parameters as in `write_tables`."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return itertools.chain.from_iterable(iter_cases(out, measurement_rows, damaged))
+
+    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, rows)
+
+
+def measurement_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a published case, one per model and structure.
+
+    If a later attempt at the case failed, each row has the flag OUTDATED.
+
+    Raises
+    ------
+    OSError, ValueError, LookupError, TypeError
+        If the case is damaged.
+    """
+    document = read_case(folder)  # a case that the report can't show is not in the table either
+    rows = read_measurements_json(folder)
+    if has_failed(folder.parent.parent, str(document["case"])):
+        rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
+    return [{"case": folder.name, **measurement_to_row(row)} for row in rows]
+
+
+def _manifest_rows(
+    index: Index,
+    left_out: Sequence[LeftOut],
+    endings: Mapping[str, Sequence[CaseOutcome]],
+    key: bytes,
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each file, with the outcome of its series, or else its own."""
+    outcomes: dict[str, tuple[str, str, str]] = {
+        entry.series.id: (entry.reason.outcome, entry.reason.code, entry.detail)
+        for entry in left_out
+    }
+    outcomes.update({series: _series_outcome(cases) for series, cases in endings.items()})
+    copies: Counter[str] = Counter()  # copies of a file have the same id
+    rows = index.rows
+    for entry, look, reason, group in zip(
+        rows.entries, rows.looks(), rows.reasons, rows.groups, strict=True
+    ):
+        series = rows.series[group] if group >= 0 else None
+        if reason or series is None:
+            code = reason or Reason.NOT_AN_IMAGE.code
+            outcome, detail = str(Reason[code].outcome), ""
+        else:
+            outcome, code, detail = outcomes.get(series.id, ("open", "", ""))
+        file = _file_id(entry.path, look.packed, key)
+        copies[file] += 1
+        yield {
+            "file": file,
+            "copy": copies[file],
+            "case": series.id if series else "",
+            "outcome": outcome,
+            "reason": code,
+            "detail": detail,
+        }
+
+
+def _series_outcome(cases: Sequence[CaseOutcome]) -> tuple[str, str, str]:
+    """Return outcome, reason and detail of a series: "used" if any of its cases was published."""
+    unpublished = [case for case in cases if case.reason]
+    if len(unpublished) < len(cases):
+        return "used", "", ""
+    first = unpublished[0]
+    return Reason[first.reason].outcome, first.reason, first.detail
+
+
+def _file_id(path: str, packed: EncodedElements | None, key: bytes) -> str:
+    """Return the id of a file; if the file can't be read, an id of its path."""
+    instance = ""
+    if packed:
+        instance = decode_elements(packed).raw(_SOP_INSTANCE_UID).decode("ascii", "replace")
+    try:
+        return file_id(Path(path), instance.strip(" \0"), key)
+    except (ScanError, ValueError):
+        return file_id(Path(), f"path {path}", key)
+
+
+def _write_table(
+    stem: Path, columns: Sequence[str], rows: Callable[[], Iterable[dict[str, Any]]]
+) -> None:
+    """Write rows as CSV and Parquet in one pass, a batch at a time."""
+    parquet_file, csv_file = stem.with_suffix(".parquet"), stem.with_suffix(".csv")
+
+    def write(parquet_draft: Path) -> None:
+        atomic_write(
+            csv_file, lambda csv_draft: _write_both(parquet_draft, csv_draft, columns, rows())
+        )
+
+    atomic_write(parquet_file, write)
+
+
+def _write_both(
+    parquet_file: Path, csv_file: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = _schema(columns)
+    with (
+        parquet.ParquetWriter(parquet_file, schema) as parquet_writer,
+        csv_file.open("w", encoding="utf-8", newline="") as text,
+    ):
+        csv_writer = csv.DictWriter(text, columns, lineterminator="\n")
+        csv_writer.writeheader()
+        remaining = iter(rows)
+        while batch := list(itertools.islice(remaining, BATCH_ROWS)):
+            parquet_writer.write_table(pa.Table.from_pylist(batch, schema))
+            csv_writer.writerows(
+                {name: escape_formula(v) if isinstance(v, str) else v for name, v in row.items()}
+                for row in batch
+            )
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([(name, _column_type(name)) for name in columns])
+
+
+def _column_type(column: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if column in _TEXT_COLUMNS:
+        return pa.string()
+    return pa.int64() if column in _INTEGER_COLUMNS else pa.float64()

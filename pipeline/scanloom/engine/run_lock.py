@@ -1,0 +1,155 @@
+"""Lock file of a run: one run at a time per output folder, and the holder's host and process."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.private import check_links
+from scanloom.io.output.work_folder import clean_up
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.file_lock import lock_file
+from scanloom.io.system.liveness import pid_namespace, process_start_ticks
+from scanloom.io.system.regular_files import read_regular_file
+
+_WORK = ".work"
+_MAX_LOCK_BYTES = 1 << 12
+_WAIT_S = 10.0
+"""How long to wait for another process that is inspecting a lock file."""
+_MAX_ATTEMPTS = 100
+"""How often a lock file may disappear and reappear before the attempt to acquire it fails."""
+
+
+@contextmanager
+def hold_run_lock(out: Path, *, shard: str = "", take_over: bool = False) -> Iterator[None]:
+    """Hold an output folder for one run; at its end, remove temporary files of dead processes.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder; created if it is missing.
+    shard : str
+        The shard that the run works on, which then has a lock of its own.
+    take_over : bool
+        Whether the lock of a run on another host, or in another container, is replaced: whether
+        that run is alive can't be known from here. The lock of a dead process on this host is
+        always replaced.
+
+    Raises
+    ------
+    ScanError
+        LOCKED, naming host, process and start time; DISK_FULL or OUTPUT_UNWRITABLE.
+    """
+    check_links(out)
+    began = time.time()
+    path = out / _WORK / (f"run-{shard}.lock" if shard else "run.lock")
+    content = json.dumps(
+        {
+            "host": socket.gethostname(),
+            "space": pid_namespace(),
+            "process": os.getpid(),
+            "start": process_start_ticks(os.getpid()),
+            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _exclusively(out):
+            _acquire(path, content, take_over=take_over)
+    except OSError as exc:
+        raise output_error(exc) from exc
+    try:
+        yield
+    finally:
+        if _read(path) == content:
+            with suppress(OSError, ScanError):  # the next run removes the rest
+                clean_up(out, began)
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _exclusively(out: Path) -> Iterator[None]:
+    """Let one process at a time inspect lock files, if the file system supports flock(2)."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # without flock, atomic links and renames remain
+            lock_file(folder, timeout_s=_WAIT_S)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _acquire(path: Path, content: str, *, take_over: bool) -> None:
+    """Link the lock file to its name: of several processes, exactly one succeeds."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    atomic_write(draft, lambda file: file.write_text(content))
+    try:
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                _refuse_or_remove(path, take_over=take_over)
+            else:
+                return
+        raise ScanError(Reason.LOCKED, "other processes keep replacing the lock file")
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _refuse_or_remove(path: Path, *, take_over: bool) -> None:
+    """Remove the lock file of a dead or replaced run; raise LOCKED if its run may be alive."""
+    text = _read(path)
+    if text is None:
+        return  # just released
+    try:
+        holder = json.loads(text)
+        host, process = str(holder["host"]), int(holder["process"])
+        start, since = str(holder["start"]), str(holder["since"])
+        space = str(holder.get("space"))
+    except (ValueError, KeyError, TypeError):
+        host, process, start, since, space = "", 0, "", "", ""
+    same_name = host == socket.gethostname()
+    is_local = same_name and space == pid_namespace()
+    if (is_local and process_start_ticks(process) != start) or (take_over and not is_local):
+        _remove_stale(path, text)
+        return
+    if not host:
+        name = f"{_WORK}/{path.name}"
+        detail = f"{name} does not name its run: use --take-over if no run is alive"
+        raise ScanError(Reason.LOCKED, detail)
+    remote = f"another container of host {host}" if same_name else f"host {host}"
+    where = "this host" if is_local else f"{remote}: use --take-over if that run is surely dead"
+    raise ScanError(Reason.LOCKED, f"process {process} since {since} on {where}")
+
+
+def _remove_stale(path: Path, text: str) -> None:
+    """Remove a lock file with the given content."""
+    # Renamed before it is deleted: another process may have replaced the lock since it was read
+    stale = path.with_name(f"{path.name}.{secrets.token_hex(8)}.stale")
+    try:
+        path.rename(stale)
+    except FileNotFoundError:
+        return
+    if _read(stale) != text:
+        os.link(stale, path)  # it is the lock of a live run: restore it
+    if stale.is_dir() and not stale.is_symlink():
+        return  # not made by scanloom: the folder is kept, under its new name
+    stale.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> str | None:
+    """Return the content of a lock file; None if it is missing, empty if it is not readable."""
+    try:
+        return read_regular_file(path, _MAX_LOCK_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return "" if os.path.lexists(path) else None  # a dangling link blocks the name too
+    except OSError:
+        return ""

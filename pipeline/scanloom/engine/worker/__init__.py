@@ -1,0 +1,1 @@
+"""The worker: child processes, admission, retries, dispatch."""

@@ -1,0 +1,157 @@
+"""The engine child: the one process of a worker in which models and native code live.
+
+Code that aborts, hangs or takes all the memory takes this process with it and nothing else. The
+worker that started it (`scanloom.engine.worker.child_process`) sees its end, finds which case
+caused it, and starts another.
+
+It is started as ``python -m scanloom.engine.worker.child_main FD``, where FD is one end of a socket
+pair; for the messages see `scanloom.engine.worker.messages`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+from scanloom.core import ScanError, StepTimer, blame, keep_memory_private, settle_in
+from scanloom.engine.case.models import import_heavy
+from scanloom.engine.case.run_case import failed_record, run_case
+from scanloom.engine.case.types import Predictor
+from scanloom.engine.machine.lean_imports import without_optional_imports
+from scanloom.engine.worker.memory_admission import MemoryAdmission
+from scanloom.engine.worker.messages import QUEUED, CaseReply, CaseRequest, Ready, Step, WorkerSetup
+from scanloom.io.system.messages import Message, receive
+from scanloom.own_python import safe_path
+
+
+class WorkerLoop:
+    """Processes cases until the socket is closed."""
+
+    def __init__(self, setup: WorkerSetup, connection: socket.socket) -> None:
+        self._setup, self._connection = setup, connection
+        self._send_lock, self._device_lock = threading.Lock(), threading.Lock()
+        self._models: Future[tuple[Sequence[Predictor], MemoryAdmission]] = Future()
+
+    def serve(self) -> None:
+        """Receive cases; they wait for the models, which does not count against their limit."""
+        with ThreadPoolExecutor(self._setup.in_flight + 1) as pool:
+            pool.submit(self._make_models)
+            while True:
+                try:
+                    order: CaseRequest = receive(self._connection)
+                except (EOFError, OSError):
+                    return
+                self._begin(pool, order)
+
+    def _begin(self, pool: ThreadPoolExecutor, order: CaseRequest) -> None:
+        """Start a case; it fails if no thread can be started."""
+        try:
+            pool.submit(self._work, order)
+        except RuntimeError as error:
+            self._send(CaseReply(order.number, failed_record(order.case.id, error), None))
+
+    def _make_models(self) -> None:
+        try:
+            with without_optional_imports():
+                models = self._setup.labellers()  # first: this may fail
+                import_heavy()
+            setup = self._setup
+            room = MemoryAdmission(models, setup.memory_limit, setup.in_flight, setup.neighbours)
+            self._send(Ready())  # first: from now on a case may be what ends this process
+            self._models.set_result((models, room))
+        except BaseException as exc:  # noqa: BLE001  # no case is to blame
+            traceback.print_exc()  # into the log, which is private
+            self._models.set_exception(exc)
+            self._send(Ready(blame(exc)))
+
+    def _work(self, order: CaseRequest) -> None:
+        device_times: list[float] = []
+
+        @contextmanager
+        def device_lock() -> Iterator[None]:
+            self._send(Step(order.number, QUEUED))
+            with self._device_lock:
+                device_times.append(time.monotonic())
+                try:
+                    yield
+                finally:
+                    device_times.append(time.monotonic())
+
+        clock = StepTimer(lambda step: self._send(Step(order.number, step)))
+        if self._models.exception() is not None:
+            return  # the worker received the fault in `Ready`
+        models, room = self._models.result()
+        try:
+            need = self._need(order, room)
+        except ScanError as error:
+            refusal = failed_record(order.case.id, error)
+            self._send(CaseReply(order.number, refusal, None, refused=True))
+            return
+        with room.hold(need):
+            record = run_case(order.case, lambda: models, self._setup.place, clock, device_lock)
+        device = (device_times[0], device_times[1]) if len(device_times) == 2 else None
+        self._send(CaseReply(order.number, record, device))
+
+    def _need(self, order: CaseRequest, room: MemoryAdmission) -> float:
+        """Return the estimated memory of a case in bytes, for which it then waits."""
+        self._send(Step(order.number, "find"))
+        need = room.need(order.case)
+        self._send(Step(order.number, QUEUED))
+        return need
+
+    def _send(self, message: Ready | Step | CaseReply) -> None:
+        packed = Message(message)
+        with self._send_lock, suppress(OSError):  # the worker is gone: so is this process, soon
+            packed.send(self._connection)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, even during native code."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)  # it died before prctl
+
+
+def limit_memory(limit: int | None) -> None:
+    """Limit the data of this process to `limit` bytes."""
+    if limit is None or sys.platform != "linux":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def main() -> None:
+    """Run the child: receive the setup, then process cases."""
+    die_with_parent()
+    keep_memory_private()
+    faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    setup: WorkerSetup = receive(connection)
+    sys.path[:] = safe_path([*setup.search_path, *sys.path])  # for the modules of the models
+    limit_memory(setup.memory_limit)
+    settle_in()
+    WorkerLoop(setup, connection).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Messages between a worker and its engine child.
+
+The first message to the child is a `WorkerSetup`, then one `CaseRequest` per case; the child
+answers with `Ready`, `Step` and `CaseReply`. They travel as `scanloom.io.system.messages`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from scanloom.core import Case, CaseRecord, ScanError
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.case.types import Predictor
+from scanloom.engine.workflow.schema import Execution
+from scanloom.io.system.messages import register
+from scanloom.own_python import safe_path
+
+QUEUED = "waiting"
+"""Pseudo-step of a case waiting for models or for the device; not counted against its limit."""
+
+PredictorFactory = Callable[[], Sequence[Predictor]]
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Settings of a child, which it receives before its first case.
+
+    Parameters
+    ----------
+    place : Place
+        Output folder for the results.
+    labellers : callable
+        Makes the models, in the child: a top-level function, or a `functools.partial` of one.
+    in_flight : int
+        Maximum number of concurrent cases.
+    memory_limit : int or None
+        Bytes of data that the process may have (RLIMIT_DATA), so that a case that takes more ends
+        with an error instead of taking the machine's memory. By their estimates, concurrent cases
+        take no more together, and a case that alone would take more is refused.
+    neighbours : int
+        Number of such processes that share the machine's memory without a limit.
+    search_path : tuple of str
+        Folders in which Python looks for modules, as in the process that makes this. Folders to
+        which other users can write, here or on the child's machine, are left out.
+    """
+
+    place: OutputTarget
+    labellers: PredictorFactory
+    in_flight: int = 1
+    memory_limit: int | None = None
+    neighbours: int = 1
+    search_path: tuple[str, ...] = field(default_factory=lambda: tuple(safe_path(sys.path)))
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of a top-level function, named by its module so that another process can make it.
+
+    Parameters
+    ----------
+    target : str
+        MODULE:FUNCTION.
+    arguments : tuple
+        Positional arguments.
+    keywords : dict
+        Keyword arguments.
+    """
+
+    target: str
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Callable[[], Any]) -> FunctionCall:
+        """Return the call that a function, or a `functools.partial` of one, stands for.
+
+        Raises
+        ------
+        TypeError
+            If the function is not at the top level of a module.
+        """
+        if isinstance(function, FunctionCall):
+            return function
+        call = function if isinstance(function, partial) else partial(function)
+        name = getattr(call.func, "__qualname__", "<unknown>")
+        if not name.isidentifier():
+            raise TypeError(f"{name} is not at the top level of a module")
+        return cls(f"{call.func.__module__}:{name}", call.args, dict(call.keywords))
+
+    def __call__(self) -> Any:
+        """Import the function and call it."""
+        module, name = self.target.split(":")
+        return getattr(importlib.import_module(module), name)(*self.arguments, **self.keywords)
+
+
+@dataclass(frozen=True)
+class CaseRequest:
+    """A case to be processed.
+
+    Parameters
+    ----------
+    number : int
+        Identifies the case in `Step` and `CaseReply`.
+    case : Case
+        The case.
+    """
+
+    number: int
+    case: Case
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The models are loaded; or cannot be, because of a `fault` that affects all cases."""
+
+    fault: ScanError | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A case begins a step."""
+
+    number: int
+    name: str
+
+
+@dataclass(frozen=True)
+class CaseReply:
+    """A case has ended.
+
+    Parameters
+    ----------
+    number : int
+        That of its `CaseRequest`.
+    record : CaseRecord
+        Its result, or the reason for none.
+    device : (float, float) or None
+        When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.
+    refused : bool
+        Whether it exceeds the memory even when run alone; nothing of it was read.
+    """
+
+    number: int
+    record: CaseRecord
+    device: tuple[float, float] | None
+    refused: bool = False
+
+
+for _message_type in (WorkerSetup, FunctionCall, CaseRequest, Ready, Step, CaseReply, OutputTarget):
+    register(_message_type)
+register(Execution, lambda execution: (execution.model_dump(),), Execution.model_validate)

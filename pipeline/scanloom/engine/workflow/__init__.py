@@ -1,0 +1,1 @@
+"""The workflow file and the selection of series."""

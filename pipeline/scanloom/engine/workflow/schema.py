@@ -1,0 +1,354 @@
+"""`Workflow`: the description of a run over an archive, read from a YAML or JSON file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError
+from scanloom.core.options import Extra, Modality, take
+from scanloom.engine.workflow.error_messages import duplicate_keys, explain_error
+from scanloom.io.system.regular_files import read_regular_file
+
+T = TypeVar("T")
+
+MAX_WORKFLOW_BYTES = 1 << 20
+"""A workflow is a page of text."""
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+_WALLTIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def _listed(value: object) -> object:
+    """Take a single word for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _seconds(value: object) -> object:
+    return _quantity(value, ("s", "min", "h"), "20 min")
+
+
+def _walltime(value: object) -> object:
+    """Take a batch system's form as well: HH:MM:SS, D-HH:MM:SS."""
+    match = _WALLTIME.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return _seconds(value)
+    days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _bytes(value: object) -> object:
+    number = _quantity(value, ("MB", "GB", "MiB", "GiB"), "16 GiB")
+    return int(number) if isinstance(number, float) else number
+
+
+def _quantity(value: object, units: Sequence[str], example: str) -> object:
+    """Return a number with its unit as a plain number; plain numbers are left as they are."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None and not match[2]:
+        return value
+    if match is None or match[2] not in units:
+        raise ValueError(f"a number with one of the units {', '.join(units)}, such as {example}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as exc:
+        raise ValueError("a regular expression") from exc
+    return value
+
+
+WordList = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_listed)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Walltime = Annotated[float, BeforeValidator(_walltime), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Count = Annotated[int, Field(ge=1)] | Literal["auto"]
+Modalities = Annotated[tuple[Modality, ...], BeforeValidator(_listed)]
+
+
+class _Section(BaseModel, frozen=True):
+    """A part of a workflow: unknown keys are mistakes, and nothing changes once it is read.
+
+    A section that inherits from an options class of `scanloom.core.options` has its fields, with
+    the defaults and descriptions given there; a field that is named again has another type only.
+    """
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in filter(is_dataclass, cls.__bases__):
+            hints = get_type_hints(base, include_extras=True)
+            for option in fields(base):
+                cls.__annotations__.setdefault(option.name, hints[option.name])
+                setattr(cls, option.name, Field(default=option.default, **option.metadata))
+
+    def options(self, kind: type[T]) -> T:
+        """Return the fields of an options class that this section inherits from."""
+        return take(kind, dict(self))
+
+
+class Selection(_Section, frozen=True):
+    """Criteria for the series to segment; a criterion that is not given accepts all."""
+
+    modality: Modalities = Field(default=(), description="CT, MR, PT, NM; one or a list")
+    body_part: WordList = Field(
+        default=(), description="BodyPartExamined, for example CHEST; any case"
+    )
+    description: Patterns = Field(
+        default=(),
+        description="Regular expressions; one must be found in SeriesDescription, any case",
+    )
+    not_description: Patterns = Field(
+        default=(), description="The same, of which none may be found"
+    )
+    image_type: WordList = Field(
+        default=(), description="Words that ImageType must hold, such as ORIGINAL"
+    )
+    kernel: Patterns = Field(default=(), description="Regular expressions for ConvolutionKernel")
+    contrast: bool | None = Field(default=None, description="Whether a contrast agent was given")
+    orientation: Literal["axial", "sagittal", "coronal", "any"] = Field(
+        default="any", description="The plane that the slices lie nearest to"
+    )
+    min_spacing: float = Field(
+        default=0.0, ge=0, description="Smallest distance between slices, mm"
+    )
+    max_spacing: float | None = Field(default=None, gt=0, description="Largest distance, mm")
+    prefer_spacing: float | None = Field(
+        default=None, gt=0, description="The distance, mm, that makes the better of two series"
+    )
+    min_slices: int = Field(default=3, ge=3, description="Fewest slices")
+    choose: Literal["all", "best", "newest"] = Field(
+        default="all",
+        description="Of the matching series of a study: each, the best one, the newest one",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_spacing is not None and self.max_spacing < self.min_spacing:
+            raise ValueError("max_spacing at least as large as min_spacing")
+        return self
+
+
+class Policy(_Section, ReadOptions, frozen=True):
+    """Handling of series that are not one complete volume."""
+
+    max_size: Bytes | None = None
+    phases: Literal["refuse", "first", "all"] = Field(
+        default="refuse",
+        description="Several volumes in a series: refuse it, take the first, or each",
+    )
+
+
+class Results(_Section, Outputs, frozen=True):
+    """Files that are written for each case."""
+
+    also: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
+    structures: WordList = ()
+
+
+class Cluster(_Section, frozen=True):
+    """Workers of `--cluster`, in the terms of dask-jobqueue. See docs/clusters.md."""
+
+    queue: str | None = Field(default=None, description="slurm: the partition")
+    account: str | None = Field(default=None, description="slurm: who is charged")
+    walltime: Walltime | None = Field(
+        default=None, description="slurm: longest time of a job: 24 h, 1-00:00:00"
+    )
+    cores: int | None = Field(
+        default=None, ge=1, description="slurm, kubernetes: CPU cores of a job"
+    )
+    memory: Bytes | None = Field(default=None, description="slurm, kubernetes: of a job: 32 GiB")
+    gpus: int = Field(
+        default=0, ge=0, description="GPUs of a job, host or pod, a worker each; 0: those it shows"
+    )
+    job_extra_directives: WordList = Field(
+        default=(), description="slurm: further options of sbatch, such as --constraint=a100"
+    )
+    job_script_prologue: WordList = Field(
+        default=(), description="slurm, ssh: lines of shell before the worker: module load ..."
+    )
+    python: str | None = Field(
+        default=None, description="slurm, ssh: the interpreter there; by default, this one's path"
+    )
+    interface: str | None = Field(
+        default=None, description="slurm, ssh: network interface of scheduler and workers: ib0"
+    )
+    hosts: WordList = Field(default=(), description="ssh: hosts as the ssh client takes them")
+    ssh_options: WordList = Field(default=(), description="ssh: options of the client")
+    namespace: str = Field(default="default", description="kubernetes: the namespace")
+    image: str | None = Field(default=None, description="kubernetes: an image that has scanloom")
+    volumes: tuple[str, ...] = Field(
+        default=(), description="kubernetes: CLAIM:/PATH, claims that hold scans and output"
+    )
+    wait: Seconds | None = Field(
+        default=None,
+        description="Longest wait for the first worker; slurm: as long as the queue takes",
+    )
+    dashboard: bool = Field(
+        default=False, description="Serve Dask's pages on loopback, port 8787, in clear text"
+    )
+
+
+class Execution(_Section, ComputeOptions, frozen=True):
+    """Execution of the work. Only `device` and the options of networks can change a result."""
+
+    workers: Count = Field(
+        default="auto",
+        description="Processes with a device each; auto: one a GPU, or one on the CPU",
+    )
+    threads: Count = Field(
+        default="auto", description="CPU threads a worker; auto: the cores shared out"
+    )
+    in_flight: int = Field(default=3, ge=1, le=8, description="Cases at once in a worker, at most")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        examples=["cuda:0"],
+        description="auto, cpu, cuda, cuda:N",
+    )
+    time_limit: Seconds = Field(
+        default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
+    )
+    memory_limit: Bytes | None = Field(default=None, description="A worker's memory: 8 GiB")
+    cluster: Cluster = Field(default=Cluster(), description=Cluster.__doc__)
+
+
+class Workflow(_Section, frozen=True):
+    """A run over an archive: which series, which models, what is written, and how."""
+
+    name: str = Field(
+        pattern="^[a-z0-9][a-z0-9_-]{0,63}$", examples=["chest_ct"], description="A slug"
+    )
+    models: Annotated[WordList, Field(min_length=1)] = Field(
+        description="Models from the store, or bundle folders; all run on each case"
+    )
+    select: Selection = Field(default=Selection(), description=Selection.__doc__)
+    channels: dict[str, Selection] = Field(
+        default={},
+        description="For models of several inputs: which series of a study each of them is, by "
+        "the inputs' names and in their order; `select` holds for all of them",
+    )
+    policy: Policy = Field(default=Policy(), description=Policy.__doc__)
+    outputs: Results = Field(default=Results(), description=Results.__doc__)
+    execution: Execution = Field(default=Execution(), description=Execution.__doc__)
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """Options for reading scans."""
+        return self.policy.options(ReadOptions)
+
+    @property
+    def output_options(self) -> Outputs:
+        """Files that are written for a case."""
+        return self.outputs.options(Outputs)
+
+    @property
+    def compute_options(self) -> ComputeOptions:
+        """Options for running networks."""
+        return self.execution.options(ComputeOptions)
+
+
+def make_workflow(**sections: object) -> Workflow:
+    """Return a workflow from its parts, as they would stand in a file.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, as `read_workflow`.
+    """
+    try:
+        return Workflow.model_validate(sections)
+    except ValidationError as exc:
+        mistakes = [explain_error(Workflow, None, dict(error)) for error in exc.errors()]
+        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None
+
+
+def read_workflow(path: Path) -> Workflow:
+    """Read a workflow from a YAML or JSON file.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, with line, key, what was expected and the nearest right word for each mistake.
+    """
+    try:
+        raw = read_regular_file(path, MAX_WORKFLOW_BYTES)
+    except OSError as exc:
+        raise ScanError(Reason.WORKFLOW, f"the file can't be read ({type(exc).__name__})") from exc
+    if len(raw) > MAX_WORKFLOW_BYTES:
+        raise ScanError(Reason.WORKFLOW, "the file is too large for a workflow")
+    return parse_workflow(raw)
+
+
+def parse_workflow(text: bytes | str) -> Workflow:
+    """Read a workflow from text; see `read_workflow`."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+        mistakes = duplicate_keys(node)
+    except RecursionError as exc:
+        detail = "no valid YAML: it is nested too deep, or an alias holds itself"
+        raise ScanError(Reason.WORKFLOW, detail) from exc
+    except (yaml.YAMLError, ValueError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(exc, "problem", None) or "it can't be parsed"
+        raise ScanError(Reason.WORKFLOW, f"{where}no valid YAML: {problem}") from exc
+    if not isinstance(document, dict):
+        raise ScanError(Reason.WORKFLOW, "a workflow is a list of keys and values")
+    try:
+        workflow = Workflow.model_validate(document)
+    except ValidationError as exc:
+        mistakes += [explain_error(Workflow, node, dict(error)) for error in exc.errors()]
+        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes)) from None
+    if mistakes:
+        raise ScanError(Reason.WORKFLOW, "; ".join(mistakes))
+    return workflow
+
+
+def parse_stored_workflow(text: bytes | str) -> Workflow:
+    """Read a workflow that an earlier version may have stored beside a run: JSON.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, as `read_workflow`.
+    """
+    try:
+        document = json.loads(text)
+        sections = {name: dict(document.get(name, {})) for name in ("outputs", "execution")}
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise ScanError(Reason.WORKFLOW, "the stored workflow is not a JSON object") from exc
+    outputs, execution = sections["outputs"], sections["execution"]
+    for former, name in (("body_box", "skip_air"), ("fused_restore", "compiled_restore")):
+        if former in execution:
+            execution[name] = execution.pop(former)
+    extras = [
+        name
+        for former, name in (("image", "image"), ("split", "masks"))
+        if outputs.pop(former, False)
+    ]
+    return make_workflow(**{**document, **sections, "outputs": {"also": extras, **outputs}})

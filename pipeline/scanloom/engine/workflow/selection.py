@@ -1,0 +1,221 @@
+"""Selection of the series of an index by a workflow, with the reason for each series left out."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import Reason, ScanError
+from scanloom.engine.workflow.schema import Policy, Selection, Workflow
+from scanloom.io.index.inspection import SeriesInfo
+from scanloom.io.index.ranking import SPACING_TOLERANCE, Preference, best_first, preference_of
+from scanloom.io.index.storage import IndexedSeries
+
+Inputs = tuple[IndexedSeries, ...]
+"""The series of a case: one, or one for each input channel of its models, in their order."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A series without a case; `detail` holds no text of its headers."""
+
+    series: IndexedSeries
+    reason: Reason
+    detail: str
+
+
+def select(
+    indexed: Iterable[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard] = ()
+) -> tuple[list[Inputs], list[LeftOut]]:
+    """Split the series of an index into inputs of cases and series that are left out.
+
+    Parameters
+    ----------
+    indexed : iterable of IndexedSeries
+        All series of an index.
+    workflow : Workflow
+        Its `select`, `channels` and `policy` are applied.
+    cards : sequence of ModelCard
+        Cards of its models, which decide which of several series is the best.
+
+    Returns
+    -------
+    (chosen, left_out)
+        Each series is in exactly one of the two lists.
+    """
+    matching: list[IndexedSeries] = []
+    left_out: list[LeftOut] = []
+    for series in indexed:
+        reason = series.reason
+        mismatched = mismatch(series.what, workflow.select, workflow.policy)
+        if reason is not None and not _allowed(reason, workflow.policy):
+            # A series that is not selected may be faulty; any other one has failed
+            unwanted = mismatched is not None and reason.wanted and series.what.modality != ""
+            why = (
+                (Reason.NOT_SELECTED, mismatched or "")
+                if unwanted
+                else (reason, series.what.detail)
+            )
+            left_out.append(LeftOut(series, *why))
+        elif mismatched is None:
+            matching.append(series)
+        else:
+            left_out.append(LeftOut(series, Reason.NOT_SELECTED, mismatched))
+    if workflow.channels:
+        chosen, unchosen = _channels(matching, workflow, cards)
+        return chosen, left_out + unchosen
+    kept = _of_each_study(matching, workflow.select, cards)
+    known = {id(series) for series in kept}
+    detail = f"another series of its study is the {workflow.select.choose} one"
+    left_out += [LeftOut(m, Reason.NOT_SELECTED, detail) for m in matching if id(m) not in known]
+    return [(series,) for series in kept], left_out
+
+
+def check_channels(workflow: Workflow, cards: Sequence[ModelCard]) -> None:
+    """Check that a workflow selects a series for each input channel of its models.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW, with the expected channels.
+    """
+    inputs = {tuple(channel.name for channel in card.channels) for card in cards}
+    if len(inputs) > 1 and max(map(len, inputs)) > 1:
+        raise ScanError(Reason.WORKFLOW, "models: all need the same inputs")
+    [*names] = min(inputs)
+    if len(names) > 1 and names != list(workflow.channels):
+        detail = f"channels: the models need a selection each for {', '.join(names)}, in this order"
+        raise ScanError(Reason.WORKFLOW, detail)
+    if len(names) == 1 and workflow.channels:
+        raise ScanError(
+            Reason.WORKFLOW, "channels: these models take a single input; use `select` instead"
+        )
+
+
+def mismatch(info: SeriesInfo, selection: Selection, policy: Policy) -> str | None:
+    """Return the first criterion of a selection that a series fails, None if it meets all.
+
+    A series without a grid yet (a gap, several volumes) has no shape: criteria on it are skipped.
+    """
+    tests: Sequence[tuple[str, Callable[[], bool]]] = (
+        ("modality", lambda: _among(info.modality or policy.modality or "", selection.modality)),
+        ("body_part", lambda: _among(info.body_part, selection.body_part)),
+        ("description", lambda: _any_found(selection.description, info.description)),
+        (
+            "not_description",
+            lambda: (
+                not selection.not_description
+                or not _any_found(selection.not_description, info.description)
+            ),
+        ),
+        ("image_type", lambda: _has_words(info.image_type, selection.image_type)),
+        ("kernel", lambda: _any_found(selection.kernel, info.kernel)),
+        ("contrast", lambda: selection.contrast is None or selection.contrast == info.contrast),
+        (
+            "orientation",
+            lambda: not info.plane or selection.orientation in ("any", info.plane),
+        ),
+        ("min_slices", lambda: not info.shape or _slices(info) >= selection.min_slices),
+        (
+            "min_spacing",
+            lambda: (
+                not info.spacing or _step(info) >= selection.min_spacing * (1 - SPACING_TOLERANCE)
+            ),
+        ),
+        (
+            "max_spacing",
+            lambda: (
+                selection.max_spacing is None
+                or not info.spacing
+                or _step(info) <= selection.max_spacing * (1 + SPACING_TOLERANCE)
+            ),
+        ),
+    )
+    return next((f"by select.{name}" for name, test in tests if not test()), None)
+
+
+def _allowed(reason: Reason, policy: Policy) -> bool:
+    """Return whether the policy allows a series in spite of this reason."""
+    if reason is Reason.SLICE_GAP:
+        return policy.gaps == "interpolate"
+    if reason in (Reason.PHASES, Reason.FOUR_D):
+        return policy.phases != "refuse"
+    return reason is Reason.ORIENTATION_UNKNOWN and policy.orientation is not None
+
+
+def _of_each_study(
+    matching: Sequence[IndexedSeries], selection: Selection, cards: Sequence[ModelCard]
+) -> list[IndexedSeries]:
+    """Return all series, or the best of each study; a series without a study is one by itself."""
+    if selection.choose == "all":
+        return list(matching)
+    preference = _preference(selection, cards)
+    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
+    for series in matching:
+        studies[series.study or series.id].append(series)
+    best = [study[best_first([o.what for o in study], preference)[0]] for study in studies.values()]
+    kept = {id(series) for series in best}
+    return [series for series in matching if id(series) in kept]
+
+
+def _channels(
+    matching: Sequence[IndexedSeries], workflow: Workflow, cards: Sequence[ModelCard]
+) -> tuple[list[Inputs], list[LeftOut]]:
+    """Return the inputs of each complete study, and the series that are left out."""
+    chosen: list[Inputs] = []
+    left_out: list[LeftOut] = []
+    studies: dict[str, list[IndexedSeries]] = defaultdict(list)
+    for series in matching:
+        studies[series.study or series.id].append(series)
+    for study in studies.values():
+        by_channel: dict[str, IndexedSeries] = {}
+        for name, selection in workflow.channels.items():
+            fit = [
+                series
+                for series in study
+                if mismatch(series.what, selection, workflow.policy) is None
+            ]
+            fit = [series for series in fit if series not in by_channel.values()]
+            if fit:
+                best = best_first([series.what for series in fit], _preference(selection, cards))
+                by_channel[name] = fit[best[0]]
+        missing = [name for name in workflow.channels if name not in by_channel]
+        if not missing:
+            chosen.append(tuple(by_channel.values()))
+        for series in study:
+            if series not in by_channel.values():
+                left_out.append(LeftOut(series, Reason.NOT_SELECTED, "by channels"))
+            elif missing:
+                left_out.append(LeftOut(series, Reason.CHANNEL_MISSING, ", ".join(missing)))
+    return chosen, left_out
+
+
+def _preference(selection: Selection, cards: Sequence[ModelCard]) -> Preference:
+    return replace(
+        preference_of(cards) if cards else Preference(),
+        prefer_spacing=selection.prefer_spacing,
+        newest=selection.choose == "newest",
+    )
+
+
+def _among(value: str, allowed: Sequence[str]) -> bool:
+    return not allowed or value.upper() in {entry.upper() for entry in allowed}
+
+
+def _any_found(patterns: Sequence[str], text: str) -> bool:
+    return not patterns or any(re.search(p, text, re.IGNORECASE) for p in patterns)
+
+
+def _has_words(image_type: str, required: Sequence[str]) -> bool:
+    return {entry.upper() for entry in required} <= set(image_type.upper().split("\\"))
+
+
+def _slices(info: SeriesInfo) -> int:
+    return info.shape[2] if info.shape else 0
+
+
+def _step(info: SeriesInfo) -> float:
+    return info.spacing[2]

@@ -1,0 +1,372 @@
+"""Estimates the memory of the network's part of a case before anything is allocated.
+
+The estimate follows the code step by step, from the shapes of scan, network grid and window. The
+memory of the network itself is measured on the meta device, which computes shapes and allocates
+nothing. Interpreter and libraries are not included.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scanloom.cards.card import Argmax, IntensityStep, ModelCard, NetworkSpec, ScaleRange
+from scanloom.core import Grid
+from scanloom.inference.device import VALUES_PER_VOXEL
+from scanloom.inference.geometry import NetworkPlan, Shape, plan_grid
+from scanloom.inference.network.architectures import build_network
+from scanloom.inference.network.final_layer import PROBE, last_layer, replace_with_identity
+from scanloom.inference.network.meta_shapes import MetaShapeRules
+from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.resample import SLAB_BYTES
+from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES, label_type
+from scanloom.inference.sliding_window import HEAD_SLABS, window_size
+
+FLOAT_BYTES = 4
+"""Bytes of a float32, in which scores are summed and scans resampled."""
+MAX_UNFOLDED_VALUES = 20_480
+"""Largest number of values per plane (batch, channels, x and y) of an input that is unfolded into
+columns on a CPU: torch passes larger inputs to oneDNN."""
+CHANNEL_BLOCK = 16
+"""Size of oneDNN's blocks of channels: incomplete blocks are padded."""
+CLASS_SLABS = 8
+"""Slabs of one class that interpolation and the running maximum hold at once."""
+COMPONENT_SLAB_BYTES = 64 * 1024**2
+"""Bytes of a slab in which connected components are searched."""
+ALLOCATOR_FACTOR = 1.1
+"""Factor for the overhead of allocators: rounding, and blocks kept for reuse."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Peak memory in bytes by step, on the host and on a device with its own memory.
+
+    Parameters
+    ----------
+    host : mapping of str to int
+        By step; without interpreter, libraries and earlier allocations.
+    device : mapping of str to int
+        By step; empty if the device is the host.
+    """
+
+    host: Mapping[str, int]
+    device: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if any(n < 0 for n in (*self.host.values(), *self.device.values())):
+            raise ValueError("memory must not be negative")
+
+    @property
+    def host_peak(self) -> int:
+        """Largest memory of any step on the host."""
+        return max(self.host.values(), default=0)
+
+    @property
+    def device_peak(self) -> int:
+        """Largest memory of any step on the device."""
+        return max(self.device.values(), default=0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Amounts of data that are processed at once; the memory fallback reduces them.
+
+    Parameters
+    ----------
+    windows : int
+        Windows in a batch.
+    scores : "device" or "host"
+        Where scores are summed.
+    slab : int
+        Bytes of the slabs in which a scan is resampled and scores are yielded.
+    """
+
+    windows: int = 1
+    scores: str = "device"
+    slab: int = SLAB_BYTES
+
+    def __post_init__(self) -> None:
+        if self.windows < 1 or self.slab < 1 or self.scores not in ("device", "host"):
+            raise ValueError(f"invalid budget: {self}")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of the arrays that several steps hold, in bytes except for `scan`."""
+
+    scan: int  # number of voxels
+    image: int  # the scan on the network grid, float32
+    padded: int  # its padded copy, 0 if the window fits
+    open: int  # sums of scores and weights of the planes that windows overlap
+    plane: int  # scores of one plane
+    block: int  # scores that are yielded together
+    head: int  # scores that a final layer computes at once
+    window: int  # values of a batch of windows
+    maps: int  # label maps, all layers
+
+
+def estimate_network(
+    card: ModelCard,
+    plan: NetworkPlan,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    budget: Budget | None = None,
+    stored: int = 2,
+) -> MemoryEstimate:
+    """Estimate the memory of labelling, without the scan itself, the weights and the libraries.
+
+    Parameters
+    ----------
+    card : ModelCard
+        The model; its weights are not read.
+    plan : NetworkPlan
+        Scan grid and network grid.
+    device : torch.device
+        Device of the network; it need not be available.
+    dtype : torch.dtype
+        Type in which the network calculates.
+    budget : Budget, optional
+        Amounts of data that are processed at once.
+    stored : int
+        Bytes per voxel of the scan.
+
+    Returns
+    -------
+    MemoryEstimate
+        For the steps "resample", "network", "restore" and "clean".
+    """
+    budget = budget or Budget()
+    sizes = _sizes(card, plan, dtype, budget)
+    forward = network_bytes(card.network, _window(card, plan), dtype, budget.windows)
+    image = sizes.image + sizes.padded
+    # planes between two slabs; a slab that is activated; bounds of the classes by blocks
+    yielded = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16 + sizes.head
+    if budget.scores == "host":
+        yielded += sizes.block
+    slab = CPU_SLAB_BYTES if device.type == "cpu" else GPU_SLAB_BYTES
+    steps = {
+        "resample": max(_resampling(card, plan, budget), sizes.image * _copies(card.after)),
+        "network": image + sizes.open + forward + yielded + sizes.window,
+        "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
+    }
+    clean = _cleaning(card, sizes.maps // _maps(card))
+    if card.restore == "labels":
+        steps["restore"] += sizes.image * 4  # labels as float64 during nearest neighbour
+    if device.type == "cpu":
+        host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
+        return MemoryEstimate({**host, "clean": sizes.maps + clean})
+    return _on_own_memory(steps, sizes, (clean, stored), budget)
+
+
+def estimate_placed(
+    card: ModelCard, grid: Grid, stored: int, where: tuple[str, str], windows: int
+) -> MemoryEstimate:
+    """Estimate as `estimate_network` does, for callers that do not import torch.
+
+    Parameters
+    ----------
+    card, grid, stored
+        The model, the scan's grid, and the bytes per stored voxel.
+    where : (device, precision)
+        Such as ("cuda:0", "float16").
+    windows : int
+        Windows in a batch.
+    """
+    device, precision = where
+    plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
+    return estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
+
+
+def _on_own_memory(
+    steps: Mapping[str, int], sizes: _Sizes, scan: tuple[int, int], budget: Budget
+) -> MemoryEstimate:
+    """Return the estimate for a device with its own memory.
+
+    `scan` are the bytes of the cleaning, and per stored voxel.
+    """
+    on_host = sizes.open if budget.scores == "host" else 0
+    clean, stored = scan
+    copied = stored * sizes.scan
+    host = {
+        "resample": copied,
+        "network": sizes.maps + on_host,
+        "restore": sizes.maps + on_host,
+        "clean": sizes.maps + clean,
+    }
+    device = {step: round(n * ALLOCATOR_FACTOR) for step, n in steps.items()}
+    device["resample"] += copied
+    for step in ("network", "restore"):
+        device[step] -= on_host
+    return MemoryEstimate(host, device)
+
+
+def network_bytes(
+    spec: NetworkSpec, size: Shape, dtype: torch.dtype = torch.float32, windows: int = 1
+) -> int:
+    """Return the peak memory of a network's values in one forward pass.
+
+    Parameters
+    ----------
+    spec : NetworkSpec
+        Class and arguments.
+    size : (x, y, z)
+        Size of a window.
+    dtype : torch.dtype
+        Type in which the network calculates.
+    windows : int
+        Windows in a batch.
+
+    Returns
+    -------
+    int
+        Bytes, including the scores, without input and weights. `VALUES_PER_VOXEL` per voxel for a
+        network that cannot run on the meta device.
+    """
+    arguments = json.dumps(dict(spec.args), sort_keys=True)
+    if dtype is torch.bfloat16:
+        return _window_bytes(spec.name, arguments, size, ends=True) * windows
+    window_bytes = _window_bytes(spec.name, arguments, size, ends=False)
+    return window_bytes * windows * dtype.itemsize // FLOAT_BYTES
+
+
+@lru_cache(maxsize=64)
+def _window_bytes(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
+    """Return the bytes of one window in float32, or in bfloat16 with `MixedBfloat16`."""
+    spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
+    try:
+        with torch.device("meta"):
+            network = build_network(spec)
+            last = last_layer(spec, size)
+            if last is not None:
+                replace_with_identity(network, last[0])
+            network = MixedBfloat16(network, channels, size) if ends else network
+        window = torch.empty((1, channels, *size), device="meta")
+        with torch.inference_mode(), _LiveMemoryMode() as live:
+            network(window)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return math.prod(size) * VALUES_PER_VOXEL * (FLOAT_BYTES // 2 if ends else FLOAT_BYTES)
+    return int(live.peak)
+
+
+def _channels(arguments: str) -> int:
+    """Return the number of a network's input channels."""
+    return int(json.loads(arguments).get("in_channels", 1))
+
+
+class _LiveMemory(MetaShapeRules):
+    """Counts the bytes of all live tensors; `peak` is their maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._seen: dict[int, int] = {}
+
+    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self._watch(value.untyped_storage())
+        self.peak = max(self.peak, self.live + _workspace(str(func), args, out))
+
+    def _watch(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)
+        if key not in self._seen:
+            self._seen[key] = storage.nbytes()
+            self.live += self._seen[key]
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._seen.pop(key)
+
+
+class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of all operations of torch in the block."""
+
+
+def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
+    """Return the temporary memory of a convolution (measured with torch 2.13 on a CPU).
+
+    oneDNN converts input and output to blocks of channels; small inputs are unfolded to columns.
+    """
+    if not operation.startswith("aten.conv"):
+        return 0
+    image, weight = args[0], args[1]
+    if "transpose" in operation or (len(args) > 6 and args[6] is True):
+        return 2 * int(out.nbytes)
+    if math.prod(image.shape[:4]) <= MAX_UNFOLDED_VALUES:
+        columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
+        return int(columns * out.element_size())
+    padding = out.nbytes * (-out.shape[1] % CHANNEL_BLOCK) // out.shape[1]
+    return int(image.nbytes + padding)
+
+
+def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
+    axis, size = plan.network_axis(plan.lead), _window(card, plan)
+    padded = [max(n, roi) for n, roi in zip(plan.network.shape, size, strict=True)]
+    voxels, window = math.prod(plan.network.shape), math.prod(size)
+    plane_voxels = math.prod(n for x, n in enumerate(padded) if x != axis)
+    plane = FLOAT_BYTES * plane_voxels * card.n_outputs
+    last = last_layer(card.network, card.window.size or PROBE)
+    summed = FLOAT_BYTES * plane_voxels * (last[1] if last else card.n_outputs)
+    head = min(max(HEAD_SLABS * budget.slab, plane), size[axis] * plane)
+    values = window * budget.windows
+    return _Sizes(
+        scan=math.prod(plan.source.shape),
+        image=FLOAT_BYTES * voxels,
+        padded=FLOAT_BYTES * math.prod(padded) if math.prod(padded) > voxels else 0,
+        open=size[axis] * (summed + FLOAT_BYTES * plane_voxels),
+        plane=plane,
+        block=min(max(budget.slab, summed), size[axis] * summed),
+        head=head if last else 0,
+        window=FLOAT_BYTES * window + values * (FLOAT_BYTES + dtype.itemsize),
+        maps=math.prod(plan.source.shape) * _maps(card) * _label_bytes(card),
+    )
+
+
+def _resampling(card: ModelCard, plan: NetworkPlan, budget: Budget) -> int:
+    """Return the bytes of the resampling: the result, and slabs of source and network planes."""
+    voxels, source = math.prod(plan.network.shape), math.prod(plan.source.shape)
+    result = FLOAT_BYTES * voxels
+    plane = FLOAT_BYTES * source // plan.source.shape[plan.lead]
+    ratio = plan.source.shape[plan.lead] / plan.network.shape[plan.network_axis(plan.lead)]
+    planes = 1 if any(plan.lean) else max(1, budget.slab // (2 * plane))
+    slab = min(planes, plan.network.shape[plan.network_axis(plan.lead)]) * plane
+    before = FLOAT_BYTES * source * _copies(card.before) if card.before else 0
+    return result + round(slab * (3 + ratio)) + 2 * plane + before
+
+
+def _copies(steps: tuple[IntensityStep, ...]) -> int:
+    """Return the number of float32 copies of an image that the intensity steps hold at once."""
+    copies = 1
+    for n, step in enumerate(steps):
+        simple = isinstance(step, ScaleRange)  # other steps make one more copy, and masks
+        copies = max(copies, (2 if simple else 4) + (n > 0) + getattr(step, "nonzero", False))
+    return copies
+
+
+def _cleaning(card: ModelCard, map_bytes: int) -> int:
+    """Return the bytes of the card's cleaning, without the label maps themselves."""
+    numbers = {s.number for s in card.structures}
+    gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
+    return map_bytes * (bool(card.cleaning) + gaps) + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
+
+
+def _window(card: ModelCard, plan: NetworkPlan) -> Shape:
+    return window_size(card.window, plan.network.shape)
+
+
+def _maps(card: ModelCard) -> int:
+    return 1 if isinstance(card.decision, Argmax) else card.n_outputs
+
+
+def _label_bytes(card: ModelCard) -> int:
+    return np.dtype(label_type(card.decision, card.n_outputs)).itemsize

@@ -1,0 +1,1 @@
+"""Build a network and load its weights."""

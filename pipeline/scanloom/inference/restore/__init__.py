@@ -1,0 +1,1 @@
+"""Map network scores back to the source grid."""

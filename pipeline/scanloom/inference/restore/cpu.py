@@ -1,0 +1,244 @@
+"""Restores labels on a CPU with kernels that Numba compiles.
+
+Compiled code is cached in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`), or in a
+temporary folder of the process if other users could add code to that folder. If no folder can be
+written, or Numba does not work, `KernelChoice` gives the reason, and plain torch is used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.core import home
+from scanloom.own_python import is_closed, make_private_folder
+
+_CHUNKS_PER_THREAD = 4
+"""Chunks of work per thread, for balance: some regions of a scan have more edges than others."""
+
+Coordinates = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+Axis = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+
+_STORED = {torch.float32: torch.float32, torch.float16: torch.uint16, torch.bfloat16: torch.int16}
+"""Types as which the kernels view scores: NumPy has no bfloat16, Numba no half."""
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """Whether the compiled kernels can be used, and the reason."""
+
+    usable: bool
+    why: str
+
+
+@functools.cache
+def available(
+    overlapping: bool = False, dtype: torch.dtype = torch.float32, wide: bool = False
+) -> KernelChoice:
+    """Return whether a kernel works, which is tested once on four voxels of known labels.
+
+    Parameters
+    ----------
+    overlapping : bool
+        Compare scores with a threshold, not with each other.
+    dtype : torch.dtype
+        Type of the scores.
+    wide : bool
+        Labels are uint16.
+    """
+    if dtype not in _STORED:
+        return KernelChoice(False, f"scores are {str(dtype).removeprefix('torch.')}")
+    try:
+        _kernels()
+        decision = Threshold(0.5) if overlapping else Argmax()
+        correct = _works(decision, dtype, np.dtype(np.uint16 if wide else np.uint8))
+    except OSError:
+        return KernelChoice(False, "compiled code can't be kept in the user's cache folder")
+    except ImportError:
+        return KernelChoice(False, "Numba is not installed, or not for these versions")
+    except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
+        return KernelChoice(False, f"Numba does not run here ({type(exc).__name__})")
+    if not correct:
+        return KernelChoice(False, "Numba's labels were wrong")
+    return KernelChoice(True, "the Numba kernels were compiled and tested")
+
+
+def cache_folder() -> Path:
+    """Return a folder for compiled code that only this user can write; created if missing.
+
+    Raises
+    ------
+    OSError
+        If no folder can be written, or other users could add code to every candidate.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
+    folder = Path(base, "scanloom", "numba").absolute()
+    make_private_folder(folder)
+    if not is_closed(folder):
+        folder = _temporary_folder()
+    with tempfile.TemporaryFile(dir=folder):
+        return folder
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Return a new folder that is removed at the end of this process."""
+    if not is_closed(Path(tempfile.gettempdir()).absolute(), sticky=True):
+        raise PermissionError("others could move a temporary folder away")
+    folder = Path(tempfile.mkdtemp(prefix="scanloom-numba-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    """Import the kernels; their compiled code is loaded from and saved to the cache folder."""
+    folder = cache_folder()
+    from numba import config
+
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)  # read where functions are defined, and there only
+    try:
+        from scanloom.inference.restore import numba_kernels
+    finally:
+        config.CACHE_DIR = before
+    return numba_kernels
+
+
+def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any]) -> bool:
+    """Return whether a kernel separates two classes that cross between two voxels."""
+    line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], dtype=dtype)[None, :, None]
+    at = (np.zeros(1), np.zeros(1), np.arange(4) / 3)
+    expected = [[1, 1, 0, 0]] if isinstance(decision, Argmax) else [[0, 0, 1, 1], [2, 2, 0, 0]]
+    out = [np.zeros((1, 1, 4), labels) for _ in expected]
+    label(line, at, decision, out)
+    return [written.ravel().tolist() for written in out] == expected
+
+
+def label(
+    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[NDArray[Any]]
+) -> None:
+    """Label source voxels from planes of scores.
+
+    Parameters
+    ----------
+    scores : (P, C, B, D) float32, half or bfloat16 tensor
+        Planes of the network's grid on the CPU.
+    at : (along, rows, columns)
+        Coordinates of source voxels along planes (S), rows (J) and columns (I) of the scores,
+        rising or falling; clipped to the ends. The last two may have one line per slice.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    out : sequence of (S, J, I) uint8 or uint16 arrays
+        Output, of any strides: one with the channel of the largest score; or one per channel n,
+        initially 0, with n + 1 where its score reaches the threshold.
+    """
+    if not all(out[0].shape):
+        return
+    kernels = _kernels()
+    out, at = _rising(out, at)
+    if scores.stride(-1) != 1 and scores.shape[-1] > 1:
+        scores = scores.contiguous()
+    flat, steps = _flat_scores(scores)
+    shape = tuple(scores.shape)
+    axes = tuple(taps(a, shape[n]) for a, n in zip(at, (0, 2, 3), strict=True))
+    job = (flat, shape, steps, axes)
+    calls: list[Callable[[tuple[int, int]], None]] = []
+    for number, labels in enumerate(out):
+        target = _flat_labels(labels)
+        if isinstance(decision, Threshold):
+            rule = (number, np.float32(decision.value))
+            calls.append(functools.partial(_each, kernels.threshold_rows, (*job, *target), (rule,)))
+        else:
+            calls.append(functools.partial(_each, kernels.argmax_rows, (*job, *target), ()))
+    _run_in_threads(calls, axes[1][2].shape[1] - 1)
+
+
+def _each(kernel: Callable[..., None], job: Any, rule: Any, rows: tuple[int, int]) -> None:
+    """Call a kernel for a range of rows of blocks."""
+    kernel(*job, rows, *rule)
+
+
+def _run_in_threads(calls: Sequence[Callable[[tuple[int, int]], None]], rows: int) -> None:
+    """Make all calls for all rows of blocks, on as many threads as torch has."""
+    threads = torch.get_num_threads()
+    calls[0]((0, 0))  # compile or load the kernel once, before the threads start
+    if threads == 1:
+        for call in calls:
+            call((0, rows))
+        return
+    ends = np.linspace(0, rows, min(rows, _CHUNKS_PER_THREAD * threads) + 1).astype(int).tolist()
+    chunks = list(itertools.pairwise(ends))
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(call, chunk) for call in calls for chunk in chunks]:
+            future.result()
+
+
+def _rising(out: Sequence[NDArray[Any]], at: Coordinates) -> tuple[list[NDArray[Any]], Coordinates]:
+    """Return labels and coordinates, flipped along the axes whose coordinates fall."""
+    axes, views = list(at), list(out)
+    for n in range(3):
+        if axes[n].shape[-1] > 1 and axes[n].flat[0] > axes[n].flat[axes[n].shape[-1] - 1]:
+            axes[n] = axes[n][..., ::-1]
+            views = [np.flip(labels, n) for labels in views]
+            if n == 0:  # lines follow their slices
+                axes = [a[::-1] if a.ndim == 2 else a for a in axes]
+    return views, (axes[0], axes[1], axes[2])
+
+
+def _flat_scores(scores: torch.Tensor) -> tuple[NDArray[Any], tuple[int, int, int]]:
+    """Return a flat view from the first to the last score, and the strides in elements."""
+    p, c, b, _ = scores.stride()
+    span = 1 + sum((n - 1) * step for n, step in zip(scores.shape, scores.stride(), strict=True))
+    stored = scores.view(_STORED[scores.dtype])
+    return stored.as_strided((span,), (1,)).numpy(), (p, c, b)
+
+
+def _flat_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int, int]]:
+    """Return a flat view of the memory of labels, the offset of the first label and the strides."""
+    steps = [step // labels.itemsize for step in labels.strides]
+    falls = tuple(n for n, step in enumerate(steps) if step < 0)
+    lowest = np.flip(labels, falls)
+    ends = [(n - 1) * abs(step) for n, step in zip(labels.shape, steps, strict=True)]
+    flat = np.lib.stride_tricks.as_strided(lowest, (1 + sum(ends),), (labels.itemsize,))
+    return flat, (sum(ends[n] for n in falls), steps[0], steps[1], steps[2])
+
+
+def taps(at: NDArray[np.float64], size: int) -> Axis:
+    """Return the neighbours and weights of rising coordinates on an axis.
+
+    Parameters
+    ----------
+    at : (N,) or (L, N) array
+        Coordinates.
+    size : int
+        Length of the axis.
+
+    Returns
+    -------
+    (index, weight, starts) of shapes (L, N), (L, N), (L, blocks + 1)
+        The network voxel below, the weight of the voxel above, and the first source index in each
+        block of network voxels.
+    """
+    block = _kernels().BLOCK
+    inside = np.clip(np.atleast_2d(at), 0.0, size - 1.0)
+    index = np.minimum(np.floor(inside), max(size - 2, 0)).astype(np.int64)
+    weight = np.ascontiguousarray((inside - index).astype(np.float32))
+    blocks = np.arange(-(-max(size - 1, 1) // block) + 1) * block
+    starts = np.stack([np.searchsorted(line, blocks) for line in index])
+    return np.ascontiguousarray(index), weight, starts.astype(np.int64)

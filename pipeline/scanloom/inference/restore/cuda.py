@@ -1,0 +1,322 @@
+"""Restores labels on CUDA, tile by tile; most tiles read no score twice.
+
+As on a CPU, linear interpolation mixes neighbours with weights that add up to 1. So within a block
+of network voxels, a class can win only if its maximum there reaches the largest of all classes'
+minima. One kernel records the remaining classes of each block. Another processes a tile of a source
+slice: it fills the tile if one class remains, else interpolates the remaining classes, with the
+running maximum in registers. Labels equal those of plain torch, except for exact ties, which
+rounding decides.
+
+Triton comes with torch's CUDA packages only; without it, plain torch is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.inference.restore.cpu import Coordinates, KernelChoice
+
+BLOCK = 4
+"""Edge of a block in network voxels: larger blocks exclude fewer classes, smaller cost more."""
+TILE_ROWS, TILE_COLUMNS = 8, 32
+"""Source voxels of a slice that are decided together: a warp writes whole sectors of memory."""
+MAX_CLASSES = 1024
+"""Maximum number of classes: beyond it, the values of one block overflow a program's registers."""
+_BLOCK_VALUES = 256
+"""Classes x blocks whose bounds one program holds: 8 values per thread; 32 spill registers."""
+_BITS = 31
+"""Classes per word of a bit mask of remaining classes, as in the kernels."""
+
+
+@dataclass(frozen=True, eq=False)
+class AxisTaps:
+    """Neighbours and weights of the source voxels along an axis, on the device.
+
+    Parameters
+    ----------
+    index : (L, N) int32 tensor
+        The network voxel below. One line, or one line per slice of a sheared stack.
+    weight : (L, N) float32 tensor
+        Weight of the voxel above; 0 if there is none.
+    """
+
+    index: torch.Tensor
+    weight: torch.Tensor
+
+    @property
+    def step(self) -> int:
+        """Elements from the line of one slice to the line of the next."""
+        return self.index.shape[1] if len(self.index) > 1 else 0
+
+
+SourceTaps = tuple[AxisTaps, AxisTaps, AxisTaps]
+"""Taps along planes, rows and columns of scores."""
+
+
+def taps(at: Coordinates, sizes: Sequence[int], device: torch.device) -> SourceTaps:
+    """Return the neighbours and weights of coordinates, copied to the device in one transfer.
+
+    Parameters
+    ----------
+    at : three (N,) or (L, N) float64 arrays
+        Coordinates on planes, rows and columns, in any order; clipped to the ends.
+    sizes : three int
+        Numbers of planes, rows and columns.
+    device : torch.device
+        Device of the scores.
+    """
+    inside = [np.atleast_2d(np.clip(a, 0.0, n - 1.0)) for a, n in zip(at, sizes, strict=True)]
+    below = [np.floor(a) for a in inside]
+    indices = [b.astype(np.int32) for b in below]
+    weights = [(a - b).astype(np.float32) for a, b in zip(inside, below, strict=True)]
+    lines = [v.view(np.int32).ravel() for v in (*indices, *weights)]
+    ends = np.cumsum([len(line) for line in lines[:-1]]).tolist()
+    tensors = torch.from_numpy(np.concatenate(lines)).to(device).tensor_split(ends)
+    along, rows, columns = (
+        AxisTaps(index.view(a.shape), weight.view(torch.float32).view(a.shape))
+        for index, weight, a in zip(tensors[:3], tensors[3:], inside, strict=True)
+    )
+    return along, rows, columns
+
+
+def available(device: torch.device, classes: int = 1) -> KernelChoice:
+    """Return whether the kernels support that many classes, and work on a device."""
+    if device.type != "cuda":
+        return KernelChoice(False, "the device is not CUDA")
+    if classes > MAX_CLASSES:
+        return KernelChoice(False, f"there are more than {MAX_CLASSES} classes")
+    return _tested(device)
+
+
+@functools.cache
+def _tested(device: torch.device) -> KernelChoice:
+    """Return whether the kernels work, which is tested once on four voxels of known labels.
+
+    Triton requires a compiler and a cache folder.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return KernelChoice(False, "Triton is not installed")
+    try:
+        correct = _works(device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as exc:  # noqa: BLE001 a compiler fails in its own ways; torch still works
+        return KernelChoice(False, f"Triton does not run here ({type(exc).__name__})")
+    if not correct:
+        return KernelChoice(False, "Triton's labels were wrong")
+    return KernelChoice(True, "the Triton kernels were compiled and tested")
+
+
+def _works(device: torch.device) -> bool:
+    """Return whether the kernels separate two classes that cross between two voxels."""
+    line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], device=device)[None, :, None]
+    out = np.full((1, 1, 4), 9, np.uint8)
+    label(line, (np.zeros(1), np.zeros(1), np.arange(4) / 3), Argmax(), [out])
+    return bool(out.ravel().tolist() == [1, 1, 0, 0])
+
+
+def label(
+    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[NDArray[Any]]
+) -> None:
+    """Label source voxels from planes of scores: `restore_cpu.label` for scores on CUDA.
+
+    Parameters
+    ----------
+    scores : (P, C, B, D) float32, half or bfloat16 tensor
+        Planes of the network's grid, of any strides.
+    at : (along, rows, columns)
+        Coordinates of source voxels along planes (S), rows (J) and columns (I) of the scores, in
+        any order; clipped to the ends. The last two may have one line per slice.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    out : sequence of (S, J, I) uint8 or uint16 arrays
+        Output, of any strides; fastest for slices of page-locked memory. One with the channel of
+        the largest score; or one per channel n, with n + 1 where its score reaches the threshold,
+        else 0.
+
+    Raises
+    ------
+    ValueError
+        If shapes don't match, or there are more than `MAX_CLASSES` classes.
+    """
+    out, at = _in_memory_direction(out, at)
+    on_host = [torch.from_numpy(labels) for labels in out]
+    on_device = [torch.empty_like(labels, device=scores.device) for labels in on_host]
+    where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
+    decide(scores, where, decision, on_device)
+    for target, labels in zip(on_host, on_device, strict=True):
+        target.copy_(labels, non_blocking=True)
+    if scores.device.type == "cuda":
+        torch.cuda.current_stream(scores.device).synchronize()
+
+
+def _in_memory_direction(
+    out: Sequence[NDArray[Any]], at: Coordinates
+) -> tuple[list[NDArray[Any]], Coordinates]:
+    """Return labels and coordinates, flipped along the axes with negative strides of labels."""
+    views, axes = list(out), list(at)
+    for n in range(3):
+        if views and views[0].strides[n] < 0:
+            views = [np.flip(labels, n) for labels in views]
+            axes[n] = axes[n][..., ::-1]
+            if n == 0:  # lines follow their slices
+                axes = [a[::-1] if a.ndim == 2 else a for a in axes]
+    return views, (axes[0], axes[1], axes[2])
+
+
+def decide(
+    scores: torch.Tensor,
+    where: SourceTaps,
+    decision: Decision,
+    out: Sequence[torch.Tensor],
+) -> None:
+    """Label source voxels on the device asynchronously.
+
+    Parameters
+    ----------
+    scores, decision
+        As for `label`.
+    where : (along, rows, columns)
+        Neighbours and weights of the source voxels.
+    out : sequence of (S, J, I) uint8, uint16 or int32 tensors
+        As for `label`, on the device of the scores.
+
+    Raises
+    ------
+    ValueError
+        If shapes don't match, or there are more than `MAX_CLASSES` classes.
+    """
+    _check(scores, where, decision, out)
+    if out[0].numel() == 0:
+        return
+    with torch.cuda.device(scores.get_device()):  # Triton launches on the current one
+        if isinstance(decision, Threshold):
+            _threshold(scores, where, decision.value, out)
+        else:
+            _argmax(scores, where, out[0])
+
+
+def _check(
+    scores: torch.Tensor,
+    where: SourceTaps,
+    decision: Decision,
+    out: Sequence[torch.Tensor],
+) -> None:
+    """Refuse arguments with which the kernels would access memory out of bounds."""
+    if scores.shape[1] > MAX_CLASSES:
+        raise ValueError(f"at most {MAX_CLASSES} classes, got {scores.shape[1]}")
+    maps = scores.shape[1] if isinstance(decision, Threshold) else 1
+    shape = tuple(axis.index.shape[1] for axis in where)
+    if len(out) != maps or any(tuple(labels.shape) != shape for labels in out):
+        shapes = [tuple(labels.shape) for labels in out]
+        raise ValueError(f"labels must be {maps} of {shape}, got {shapes}")
+    if any(len(axis.index) not in (1, shape[0]) for axis in where[1:]) or len(where[0].index) != 1:
+        raise ValueError("taps must have one line or, except on the leading axis, one per slice")
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Numbers of the blocks of scores, and parameters of the kernels that process them."""
+
+    planes: int
+    rows: int
+    columns: int
+    classes: int
+    at_once: int
+    words: int
+
+    @staticmethod
+    def of(scores: torch.Tensor) -> _Blocks:
+        planes, classes, rows, columns = scores.shape
+        lanes = 1 << (classes - 1).bit_length()  # Triton wants powers of two
+        at_once = max(1, _BLOCK_VALUES // lanes)
+        p, b, d = (-(-size // BLOCK) for size in (planes, rows, columns))
+        return _Blocks(p, b, d, lanes, at_once, -(-classes // _BITS))
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Grid of the programs that record the remaining classes."""
+        return self.planes, self.rows, -(-self.columns // self.at_once)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Compile-time constants of the kernels that record the remaining classes."""
+        lanes = {"CLASSES": self.classes, "BLOCKS": self.at_once}
+        return {"BLOCK": BLOCK, "WORDS": self.words, **lanes}
+
+    def empty(self, halves: int, device: torch.device) -> torch.Tensor:
+        """Return an uninitialized tensor for the bit masks of remaining classes."""
+        shape = (halves, self.planes, self.rows, self.columns, self.words)
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+
+def _argmax(scores: torch.Tensor, where: SourceTaps, out: torch.Tensor) -> None:
+    """Label by the first largest score."""
+    from scanloom.inference.restore import triton_kernels as kernels
+
+    blocks = _Blocks.of(scores)
+    words = blocks.empty(1, scores.device)
+    kernels.survivors[blocks.grid](
+        *(scores, words, *scores.shape, *scores.stride(), blocks.columns), **blocks.constants
+    )
+    kernels.argmax_tile[_tiles(out)](
+        *(scores, words, *_tile_arguments(scores, where, out)), **_tile_constants(blocks)
+    )
+
+
+def _threshold(
+    scores: torch.Tensor,
+    where: SourceTaps,
+    value: float,
+    out: Sequence[torch.Tensor],
+) -> None:
+    """Label the voxels of each class whose score reaches `value`."""
+    from scanloom.inference.restore import triton_kernels as kernels
+
+    blocks = _Blocks.of(scores)
+    words = blocks.empty(2, scores.device)
+    half = words[0].numel()
+    kernels.undecided[blocks.grid](
+        *(scores, words, *scores.shape, *scores.stride(), blocks.columns, value),
+        **blocks.constants,
+    )
+    for number, labels in enumerate(out):
+        kernels.threshold_tile[_tiles(labels)](
+            *(scores, words, *_tile_arguments(scores, where, labels), number, value, half),
+            **_tile_constants(blocks),
+        )
+
+
+def _tiles(out: torch.Tensor) -> tuple[int, int, int]:
+    """Return the grid of the programs that label a map."""
+    slices, rows, columns = out.shape
+    return -(-columns // TILE_COLUMNS), -(-rows // TILE_ROWS), slices
+
+
+def _tile_constants(blocks: _Blocks) -> dict[str, int]:
+    """Return the compile-time constants of the kernels that decide."""
+    tile = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS}
+    return {"BLOCK": BLOCK, "WORDS": blocks.words, **tile}
+
+
+def _tile_arguments(
+    scores: torch.Tensor, where: SourceTaps, out: torch.Tensor
+) -> tuple[torch.Tensor | int, ...]:
+    """Return labels, taps, sizes and strides as arguments of the kernels that decide."""
+    along, rows, columns = where
+    planes, _, height, width = scores.shape
+    return (
+        *(out, along.index, along.weight),
+        *(rows.index, rows.weight, rows.step, columns.index, columns.weight, columns.step),
+        *(planes, height, width, *scores.stride()),
+        *(out.shape[1], out.shape[2], *out.stride()),
+    )

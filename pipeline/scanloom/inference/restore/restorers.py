@@ -1,0 +1,270 @@
+"""Decides labels on the source grid from scores on the network grid, plane by plane.
+
+Scores are interpolated linearly and decided on the source grid, without an array of classes x
+source voxels. The result equals that of resampling all scores to the source grid, then taking the
+first maximum (or comparing each score with a threshold). Uses compiled kernels where available.
+`decide_torch` is the plain PyTorch reference implementation, and runs on every other device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.inference.geometry import NetworkPlan
+from scanloom.inference.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.restore import cpu, cuda
+from scanloom.inference.restore.cpu import Coordinates
+from scanloom.inference.sliding_window import ScorePlanes
+
+CPU_SLAB_BYTES = 2 * 1024**2
+"""Bytes of one class of a slab of source slices on a CPU: it fits the caches."""
+GPU_SLAB_BYTES = 128 * 1024**2
+"""Bytes of one class of a slab of source slices on a GPU, which needs large amounts of work."""
+
+Labels = NDArray[Any]
+Clean = Callable[[Labels], Labels]
+Label = Callable[[torch.Tensor, Coordinates, Decision, Sequence[Labels]], None]
+"""Function that labels source voxels from planes of scores, as `restore_cpu.label` does."""
+
+
+@dataclass(frozen=True)
+class RestoreBackend:
+    """Function that labels source voxels, and the reason for its choice."""
+
+    label: Label
+    why: str
+
+
+def choose_backend(
+    decision: Decision, classes: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> RestoreBackend:
+    """Return the fastest backend for scores of `dtype` on a device; compile it if necessary."""
+    if device.type != "cpu":
+        on_device = cuda.available(device, classes)
+        if on_device.usable:
+            return RestoreBackend(cuda.label, on_device.why)
+        return RestoreBackend(restore_torch, f"plain torch: {on_device.why}")
+    wide = label_type(decision, classes) is np.uint16
+    kernels = cpu.available(isinstance(decision, Threshold), dtype, wide)
+    if kernels.usable:
+        return RestoreBackend(cpu.label, kernels.why)
+    return RestoreBackend(restore_torch, f"plain torch: {kernels.why}")
+
+
+def label_type(decision: Decision, classes: int) -> type[np.uint8] | type[np.uint16]:
+    """Return the smallest type for the labels of `classes` channels."""
+    highest = classes - 1 if isinstance(decision, Argmax) else classes
+    return np.uint8 if highest <= 255 else np.uint16
+
+
+class ScoreRestorer:
+    """Takes planes of scores and decides labels on the source's voxels.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    classes : int
+        Number of channels to decide between.
+    fused : bool
+        Use compiled kernels where available; false for plain torch.
+
+    Attributes
+    ----------
+    labels : list of (I, J, K) uint8 or uint16 arrays
+        I fastest in memory. The channel of the largest score; or one map per channel n, with n + 1
+        where its score reaches the threshold. Complete after the last plane.
+    way : WayBack or None
+        The backend; None until the first planes are added.
+    """
+
+    def __init__(
+        self, plan: NetworkPlan, decision: Decision, classes: int, *, fused: bool = True
+    ) -> None:
+        self._plan, self._decision, self._classes = plan, decision, classes
+        self.way: RestoreBackend | None = (
+            None if fused else RestoreBackend(restore_torch, "plain torch: requested")
+        )
+        dtype = label_type(decision, classes)
+        maps = 1 if isinstance(decision, Argmax) else classes
+        self.labels: list[Labels] = [
+            np.zeros(plan.source.shape, dtype, order="F") for _ in range(maps)
+        ]
+        lead = plan.network_axis(plan.lead)
+        self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
+        slices = np.arange(len(self._positions))
+        self._pending = slices if plan.scale[lead] > 0 else slices[::-1]  # in order of the planes
+        self._last_plane: torch.Tensor | None = None
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes; label the source slices that now have planes on both sides.
+
+        Parameters
+        ----------
+        planes : ScorePlanes
+            Planes across the network axis that follows ``plan.lead``, ascending, without a gap.
+            They may be overwritten afterwards.
+        """
+        scores, first = planes.scores[:, : self._classes], planes.first
+        last = first + len(scores) - 1
+        positions = self._positions[self._pending]
+        between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
+        ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
+        if between and self._last_plane is not None:
+            seam = torch.cat((self._last_plane, scores[:1]))
+            self._label(self._pending[:between], seam, first - 1)
+        if ready > between:
+            self._label(self._pending[between:ready], scores, first)
+        self._pending = self._pending[ready:]
+        self._last_plane = scores[-1:].clone() if len(self._pending) else None
+
+    def _label(self, slices: NDArray[np.int64], scores: torch.Tensor, first: int) -> None:
+        """Label neighbouring source slices from the planes around them, beginning with `first`."""
+        if self.way is None:
+            self.way = choose_backend(self._decision, self._classes, scores.device, scores.dtype)
+        plan = self._plan
+        b, c = other_axes(plan.lead)  # source axes, in the order of `out`
+        lines = slices if any(plan.lean) else slices[:1]
+        at = [self._positions[slices] - first]
+        at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
+        if plan.network_axis(b) > plan.network_axis(c):
+            scores = scores.transpose(2, 3)
+        low, high = int(slices.min()), int(slices.max()) + 1
+        direction = 1 if slices[-1] >= slices[0] else -1
+        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self.labels]
+        if len(lines) == 1:
+            scores, at, out = _in_memory_order(scores, at, out)
+        self.way.label(scores, (at[0], at[1], at[2]), self._decision, out)
+
+
+def _in_memory_order(
+    scores: torch.Tensor, at: list[NDArray[np.float64]], out: list[Labels]
+) -> tuple[torch.Tensor, list[NDArray[np.float64]], list[Labels]]:
+    """Return the arguments with the three axes in the order of the scores in memory."""
+    strides = [scores.stride(dim) for dim in (0, 2, 3)]
+    a, b, c = sorted(range(3), key=lambda axis: -strides[axis])
+    dims = [(0, 2, 3)[axis] for axis in (a, b, c)]
+    permuted = scores.permute(dims[0], 1, dims[1], dims[2])
+    lines = [np.atleast_2d(at[axis]) for axis in (a, b, c)]
+    return permuted, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
+
+
+def restore_torch(
+    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[Labels]
+) -> None:
+    """Label source voxels in plain torch, on any device; arguments as of `restore_cpu.label`."""
+    along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
+    lines = max(len(rows), len(columns))
+    max_bytes = CPU_SLAB_BYTES if scores.device.type == "cpu" else GPU_SLAB_BYTES
+    step = 1 if lines > 1 else max(1, max_bytes // max(1, 4 * rows.shape[1] * columns.shape[1]))
+    for start in range(0, len(along), step):
+        slab = (along[start : start + step], rows[start % lines], columns[start % lines])
+        taps = [
+            LinearWeights(coordinates, size, scores.device)
+            for coordinates, size in zip(slab, (scores.shape[0], *scores.shape[2:]), strict=True)
+        ]
+        for labels, decided in zip(out, decide_torch(scores, taps, decision), strict=True):
+            labels[start : start + step] = decided.cpu().numpy()
+
+
+def decide_torch(
+    scores: torch.Tensor, taps: list[LinearWeights], decision: Decision
+) -> list[torch.Tensor]:
+    """Interpolate scores class by class and decide.
+
+    Parameters
+    ----------
+    scores : (N, C, B, C') floating tensor
+        Planes of the network's grid.
+    taps : list of three Taps
+        Interpolation weights of the source voxels across planes, and along both axes of a plane.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+
+    Returns
+    -------
+    list of (S, J, I) integer tensors
+        The channel of the largest score; or one tensor per channel n, with n + 1 where its score
+        reaches the threshold.
+    """
+    values = _interpolated(scores, taps)
+    dtype = torch.uint8 if scores.shape[1] <= 255 else torch.int32
+    if isinstance(decision, Threshold):
+        masks = ((score >= decision.value).to(dtype) for score in values)
+        return [mask.mul_(number) for number, mask in enumerate(masks, start=1)]
+    best = next(values)
+    labels = torch.zeros_like(best, dtype=dtype)
+    for number, score in enumerate(values, start=1):
+        larger = (score > best).to(dtype).mul_(number)
+        torch.maximum(labels, larger, out=labels)  # numbers ascend: the last one wins
+        torch.maximum(best, score, out=best)
+    return [labels]
+
+
+def _interpolated(scores: torch.Tensor, taps: list[LinearWeights]) -> Iterator[torch.Tensor]:
+    """Yield the scores of each class at the source's voxels, float32 (S, J, I).
+
+    Planes are transposed while they are small, so that whole rows are selected: selecting elements
+    within rows is ten times slower.
+    """
+    across, b, c = taps
+    for number in range(scores.shape[1]):
+        values = across.along(scores[:, number], 0)
+        values = c.along(values.transpose(1, 2).contiguous(), 1)
+        yield b.along(values.transpose(1, 2).contiguous(), 1)
+
+
+class LabelRestorer:
+    """Decides labels on the network grid and resamples them to the source by nearest neighbour.
+
+    Parameters
+    ----------
+    plan : NetworkPlan
+        Source grid and network grid.
+    decision : Decision
+        The first largest score, or each score against a threshold.
+    classes : int
+        Number of channels to decide between.
+    """
+
+    def __init__(self, plan: NetworkPlan, decision: Decision, classes: int) -> None:
+        self._plan, self._decision, self._classes = plan, decision, classes
+        self._planes: list[torch.Tensor] = []
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes across the network axis that follows ``plan.lead``."""
+        scores = planes.scores[:, : self._classes]
+        if isinstance(self._decision, Threshold):
+            masks = (scores >= self._decision.value).transpose(0, 1)
+            numbers = torch.arange(1, self._classes + 1, device=scores.device)
+            labels = masks * numbers.view(-1, 1, 1, 1)
+        else:
+            labels = torch.argmax(scores, dim=1)[None]
+        self._planes.append(labels.to(torch.uint8 if self._classes <= 255 else torch.int32))
+
+    def finish(self, clean: Clean) -> list[Labels]:
+        """Return the label maps on the source grid; `clean` is applied on the network grid."""
+        axis = self._plan.network_axis(self._plan.lead)
+        dtype = label_type(self._decision, self._classes)
+        return [
+            self._to_source(clean(values.movedim(0, axis).cpu().numpy().astype(dtype)))
+            for values in torch.cat(self._planes, dim=1)
+        ]
+
+    def _to_source(self, labels: Labels) -> Labels:
+        """Resample a label map from the network grid to the source grid."""
+        values = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0])
+        plan = self._plan
+        if plan.resampled:
+            step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
+            values = nearest(values, step, plan.oriented.shape)
+        return np.asfortranarray(unorient(values, plan).cpu().numpy().astype(labels.dtype))

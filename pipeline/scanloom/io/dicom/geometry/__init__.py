@@ -1,0 +1,1 @@
+"""Slice positions and stacks: regular, sheared, gapped, enhanced, mosaic."""

@@ -1,0 +1,300 @@
+"""Split multi-frame objects into slices by their functional groups, or by frame vectors.
+
+A frame's own groups take precedence over the shared groups, and those over the object itself
+(DICOM PS3.3 C.7.6.16). The order of the frames has no meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.geometry.nuclear import vector_slices
+from scanloom.io.dicom.geometry.slices import (
+    Slice,
+    decode_text,
+    doubles_as_text,
+    header_volume_attributes,
+    is_hounsfield,
+    normalized_rescale_type,
+    parse_decimal,
+    untyped_as_text,
+)
+from scanloom.io.dicom.header.fallback import PARSE_ERRORS
+from scanloom.io.dicom.header.header import Header, pydicom_muted
+from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+_SHARED, _PER_FRAME = (
+    tags.SHARED_FUNCTIONAL_GROUPS_SEQUENCE,
+    tags.PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE,
+)
+_GROUPS = (
+    tags.UNASSIGNED_SHARED_CONVERTED_ATTRIBUTES_SEQUENCE,
+    tags.UNASSIGNED_PER_FRAME_CONVERTED_ATTRIBUTES_SEQUENCE,
+    tags.FRAME_CONTENT_SEQUENCE,
+    tags.PLANE_POSITION_SEQUENCE,
+    tags.PLANE_ORIENTATION_SEQUENCE,
+    tags.PIXEL_MEASURES_SEQUENCE,
+    tags.PIXEL_VALUE_TRANSFORMATION_SEQUENCE,
+    tags.CT_X_RAY_DETAILS_SEQUENCE,
+    tags.CT_IMAGE_FRAME_TYPE_SEQUENCE,
+    tags.MR_IMAGE_FRAME_TYPE_SEQUENCE,
+    tags.PET_FRAME_TYPE_SEQUENCE,
+    tags.MR_RECEIVE_COIL_SEQUENCE,
+    tags.MR_TIMING_AND_RELATED_PARAMETERS_SEQUENCE,
+    tags.MR_ECHO_SEQUENCE,
+    tags.MR_MODIFIER_SEQUENCE,
+    tags.MR_DIFFUSION_SEQUENCE,
+    tags.CARDIAC_SYNCHRONIZATION_SEQUENCE,
+    tags.TEMPORAL_POSITION_SEQUENCE,
+)
+"""Functional groups that are read (PS3.3 C.7.6.16.2); later ones override earlier ones."""
+_NESTED_GROUPS = (tags.DIFFUSION_GRADIENT_DIRECTION_SEQUENCE,)
+"""DiffusionGradientDirectionSequence, within MRDiffusionSequence."""
+
+_POSITION, _ORIENTATION, _SPACING = (
+    tags.IMAGE_POSITION_PATIENT,
+    tags.IMAGE_ORIENTATION_PATIENT,
+    tags.PIXEL_SPACING,
+)
+_INTERCEPT, _SLOPE, _RESCALE_TYPE = tags.RESCALE_INTERCEPT, tags.RESCALE_SLOPE, tags.RESCALE_TYPE
+_FRAME_TYPE, _TECHNIQUE = tags.FRAME_TYPE, tags.VOLUME_BASED_CALCULATION_TECHNIQUE
+_RENDERING_TECHNIQUES = ("MAX_IP", "MIN_IP", "VOLUME_RENDER", "SURFACE_RENDER")
+_CURVED_TECHNIQUE = "CURVED_MPR"
+"""VolumeBasedCalculationTechnique (PS3.3 C.8.16.2.1.3). VolumetricProperties is no help: Siemens
+marks any EPI as DISTORTED."""
+_TEXT_TAGS = {
+    "StackID": tags.STACK_ID,
+    "EchoTime": tags.ECHO_TIME,
+    "EchoNumbers": tags.ECHO_NUMBERS,
+    "AcquisitionNumber": tags.ACQUISITION_NUMBER,
+    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_IDENTIFIER,
+    "TriggerTime": tags.TRIGGER_TIME,
+    "AcquisitionTime": tags.FRAME_ACQUISITION_DATE_TIME,
+    "ImageType": _FRAME_TYPE,
+    "VolumeBasedCalculationTechnique": _TECHNIQUE,
+}
+_DOUBLE_TAGS = {
+    "EchoTime": tags.EFFECTIVE_ECHO_TIME,
+    "DiffusionBValue": tags.DIFFUSION_B_VALUE,
+    "DiffusionGradientOrientation": tags.DIFFUSION_GRADIENT_ORIENTATION,
+    "TriggerTime": tags.NOMINAL_CARDIAC_TRIGGER_DELAY_TIME,
+    "TemporalPositionTimeOffset": tags.TEMPORAL_POSITION_TIME_OFFSET,
+}
+_INTEGER_TAGS = {
+    "AcquisitionNumber": tags.FRAME_ACQUISITION_NUMBER,
+    "TemporalPositionIdentifier": tags.TEMPORAL_POSITION_INDEX,
+}
+_DIMENSION_INDEX_VALUES = tags.DIMENSION_INDEX_VALUES
+_SPATIAL_POINTERS = (
+    tags.IN_STACK_POSITION_NUMBER,
+    _POSITION,
+    tags.SLICE_LOCATION,
+    tags.IMAGE_POSITION_VOLUME,
+    tags.PLANE_POSITION_SEQUENCE,
+    _ORIENTATION,
+    tags.PLANE_ORIENTATION_SEQUENCE,
+)
+"""Dimension pointers along which the slice position changes, or the orientation."""
+
+_CONCATENATION_UID, _CONCATENATION_NUMBER, _CONCATENATION_TOTAL = (
+    tags.CONCATENATION_UID,
+    tags.IN_CONCATENATION_NUMBER,
+    tags.IN_CONCATENATION_TOTAL_NUMBER,
+)
+
+_TagValues = Mapping[int, bytes]
+
+
+def multiframe_slices(headers: Sequence[Header]) -> list[Slice]:
+    """Return all frames of multi-frame objects; `frame_rejection_reason` then rejects some.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if the functional groups can't be parsed or do not match the number of frames;
+        TRUNCATED if parts of a concatenation are missing.
+    """
+    slices: list[Slice] = []
+    concatenations: dict[bytes, dict[int, int]] = defaultdict(dict)
+    for header in headers:
+        dataset = header.read_dataset()
+        try:
+            with pydicom_muted():
+                slices += _frames(header, dataset)
+                uid = _raw(dataset, _CONCATENATION_UID).strip(b" \0")
+                if uid:
+                    number, total = (
+                        _integer(header, _raw(dataset, t))
+                        for t in (_CONCATENATION_NUMBER, _CONCATENATION_TOTAL)
+                    )
+                    concatenations[uid][number] = total
+        except (OSError, *PARSE_ERRORS) as exc:  # pydicom raises OSError for truncated data
+            detail = f"the functional groups can't be parsed ({type(exc).__name__})"
+            raise ScanError(Reason.DAMAGED, detail) from exc
+    for numbers in concatenations.values():  # PS3.3 C.7.6.16.1
+        total = max(*numbers.values(), *numbers)
+        if total > len(numbers):
+            detail = f"only {len(numbers)} of the {total} parts of a concatenation are present"
+            raise ScanError(Reason.TRUNCATED, detail)
+    return slices
+
+
+def _frames(header: Header, dataset: Dataset) -> list[Slice]:
+    """Return the frames of one object."""
+    groups = _items(dataset, _PER_FRAME)
+    if not groups:
+        return vector_slices(header, dataset)
+    if len(groups) != header.frames:
+        raise ScanError(Reason.DAMAGED, f"{header.frames} frames, but groups for {len(groups)}")
+    from_object = {_TECHNIQUE: _raw(dataset, _TECHNIQUE)}
+    shared = from_object | _attributes(_items(dataset, _SHARED)[:1])
+    dimensions = _non_spatial_dimensions(dataset)
+    return [
+        _slice(header, n, shared | _attributes([group]), dimensions, group)
+        for n, group in enumerate(groups)
+    ]
+
+
+def frame_rejection_reason(frame: Slice) -> Reason | None:
+    """Return why a frame is not a slice of a volume; None if it may be one."""
+    if "LOCALIZER" in frame.phase.get("ImageType", "").split("\\")[2:]:
+        return Reason.LOCALIZER
+    technique = frame.phase.get("VolumeBasedCalculationTechnique", "")
+    if technique in _RENDERING_TECHNIQUES:
+        return Reason.PROJECTION
+    return Reason.DERIVED if technique == _CURVED_TECHNIQUE else None
+
+
+def _slice(
+    header: Header, n: int, attributes: _TagValues, dimensions: Sequence[int], group: Dataset
+) -> Slice:
+    """Return one frame as a slice.
+
+    Parameters
+    ----------
+    header : Header
+        Header of the object.
+    n : int
+        Frame number, from 0.
+    attributes : mapping of int to bytes
+        Raw values of the frame by tag.
+    dimensions : sequence of int
+        Indices of the non-spatial dimensions in DimensionIndexValues.
+    group : pydicom.Dataset
+        Functional groups of the frame.
+    """
+    slope, intercept = (_number(attributes, tag) for tag in (_SLOPE, _INTERCEPT))
+    rescale_type = decode_text(attributes.get(_RESCALE_TYPE, b"")).upper() or header.rescale_type
+    has_rescale = slope is not None or intercept is not None
+    if not has_rescale:
+        slope, intercept, has_rescale = header.slope, header.intercept, header.rescale_given
+    return Slice(
+        header=header,
+        frame=n,
+        position=_numbers(attributes.get(_POSITION, b""), 3),
+        orientation=_numbers(attributes.get(_ORIENTATION, b""), 6) or header.orientation,
+        spacing=_numbers(attributes.get(_SPACING, b""), 2) or header.spacing,
+        slope=math.nan if slope is None else slope,
+        intercept=math.nan if intercept is None else intercept,
+        rescaled=normalized_rescale_type(has_rescale, rescale_type),
+        hounsfield=is_hounsfield(header, has_rescale, rescale_type),
+        phase=_phase(header, attributes, dimensions),
+        multiframe=True,
+        group=group,
+    )
+
+
+def _phase(header: Header, attributes: _TagValues, dimensions: Sequence[int]) -> dict[str, str]:
+    little = header.elements.little
+    phase = {}
+    for name, tag in _TEXT_TAGS.items():
+        phase[name] = decode_text(attributes.get(tag, b""))
+    for name, tag in _DOUBLE_TAGS.items():
+        phase[name] = doubles_as_text(attributes.get(tag, b""), little=little) or phase.get(
+            name, ""
+        )
+    for name, tag in _INTEGER_TAGS.items():
+        if tag in attributes:
+            phase[name] = str(_integer(header, attributes[tag]))
+    for attribute in QUANTITY_TAGS:
+        raw = next((value for tag in attribute.tags if (value := attributes.get(tag))), b"")
+        if raw and attribute.name not in phase:
+            phase[attribute.name] = untyped_as_text(raw, little=little)
+    raw = attributes.get(_DIMENSION_INDEX_VALUES, b"")
+    indices = [_integer(header, raw[n : n + 4]) for n in range(0, len(raw), 4)]
+    phase["DimensionIndexValues"] = "\\".join(
+        str(indices[n]) for n in dimensions if n < len(indices)
+    )
+    return {**header_volume_attributes(header)} | {
+        name: value for name, value in phase.items() if value
+    }
+
+
+def _integer(header: Header, raw: bytes) -> int:
+    return int.from_bytes(raw, "little" if header.elements.little else "big")
+
+
+def _non_spatial_dimensions(dataset: Dataset) -> list[int]:
+    """Return the indices of the dimensions other than position and orientation."""
+    dimensions = []
+    for n, item in enumerate(_items(dataset, tags.DIMENSION_INDEX_SEQUENCE)):
+        pointer = item.get("DimensionIndexPointer")
+        if pointer is not None and int(pointer) not in _SPATIAL_POINTERS:
+            dimensions.append(n)
+    return dimensions
+
+
+def _attributes(groups: Iterable[Dataset]) -> dict[int, bytes]:
+    """Return all raw values of the functional groups that are read, by tag."""
+    values: dict[int, bytes] = {}
+    for group in groups:
+        for tag in _GROUPS:
+            for item in _items(group, tag)[:1]:
+                values |= _raw_values(item)
+                for nested_tag in _NESTED_GROUPS:
+                    for nested_item in _items(item, nested_tag)[:1]:
+                        values |= _raw_values(nested_item)
+    return values
+
+
+def _raw_values(item: Dataset) -> dict[int, bytes]:
+    return {int(tag): raw for tag in item.keys() if (raw := _raw(item, int(tag)))}  # noqa: SIM118
+
+
+def _items(dataset: Dataset, tag: int) -> list[Dataset]:
+    if tag not in dataset:
+        return []
+    value = dataset[tag].value
+    return list(value) if value else []
+
+
+def _raw(dataset: Dataset, tag: int) -> bytes:
+    """Return the raw bytes of a value; empty for sequences and missing elements."""
+    if tag not in dataset:
+        return b""
+    value: Any = dataset.get_item(tag).value
+    return value if isinstance(value, bytes) else b""
+
+
+def _numbers(raw: bytes, count: int) -> tuple[float, ...] | None:
+    if not raw.strip(b" \0"):
+        return None
+    try:
+        numbers = tuple(map(parse_decimal, decode_text(raw).split("\\")))
+    except ValueError:
+        numbers = ()
+    # An invalid value must not be replaced by the shared group's or the object's
+    return numbers if len(numbers) == count else (math.nan,) * count
+
+
+def _number(attributes: _TagValues, tag: int) -> float | None:
+    numbers = _numbers(attributes.get(tag, b""), 1)
+    return numbers[0] if numbers else None

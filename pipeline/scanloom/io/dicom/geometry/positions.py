@@ -1,0 +1,117 @@
+"""Group slices by position, and measure how evenly the positions are spaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.io.dicom.geometry.slices import Slice
+
+SAME_POSITION_MM = 0.01
+"""Slices closer than this share a position; scanners write at least two decimals."""
+MAX_JITTER_MM = 0.05
+"""Largest deviation of a slice from even spacing: rounding to one decimal, table movement."""
+_MAX_COPLANAR = 32
+"""Number of recent positions searched for a match; a proper volume has one position per plane."""
+_JITTER_FRACTION = 0.1
+"""Jitter as a fraction of the slice spacing, for very thin slices."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlicePositions:
+    """Distinct positions of parallel slices.
+
+    Parameters
+    ----------
+    ids : (N,) array of int
+        Number of each slice's position, counted along the normal; slices may share one.
+    positions : (P, 3) array
+        Position of the first slice at each, LPS mm.
+    depth : (P,) array
+        The positions projected on the normal, mm, ascending.
+    """
+
+    ids: NDArray[np.intp]
+    positions: NDArray[np.float64]
+    depth: NDArray[np.float64]
+
+
+def locate_slices(slices: Sequence[Slice], normal: NDArray[np.float64]) -> SlicePositions:
+    """Return the distinct positions of slices that all have ImagePositionPatient.
+
+    Two slices share a position if they differ by no more than the jitter tolerance, which is
+    well below the slice spacing. Slices side by side in one plane have different positions.
+
+    Parameters
+    ----------
+    slices : sequence of Slice
+        In any order.
+    normal : (3,) array
+        Unit normal of the slices, LPS.
+    """
+    positions = np.array([s.position for s in slices], dtype=np.float64)
+    depth = positions @ normal
+    order = np.argsort(depth, kind="stable")
+    tolerance = _depth_tolerance(depth[order])
+    ids = np.empty(len(slices), np.intp)
+    if np.all(np.diff(depth[order]) > tolerance):  # the usual case: no duplicates
+        ids[order] = np.arange(len(slices))
+        return SlicePositions(ids, positions[order], depth[order])
+    firsts: list[int] = []  # the first slice at each position
+    for index in map(int, order):
+        position_id = _known_position(firsts, positions, depth, index, tolerance)
+        if position_id is None:
+            position_id = len(firsts)
+            firsts.append(index)
+        ids[index] = position_id
+    return SlicePositions(ids, positions[firsts], depth[firsts])
+
+
+def _known_position(
+    firsts: Sequence[int],
+    positions: NDArray[np.float64],
+    depth: NDArray[np.float64],
+    index: int,
+    tolerance: float,
+) -> int | None:
+    """Return the number of the known position that a slice shares; None if it has a new one.
+
+    Parameters
+    ----------
+    firsts : sequence of int
+        Index of the first slice at each known position, ascending in depth.
+    positions : (N, 3) array
+        LPS mm.
+    depth : (N,) array
+        mm along the normal.
+    index : int
+        Index of the slice.
+    tolerance : float
+        Largest difference in depth, mm.
+    """
+    for position_id in range(len(firsts) - 1, max(-1, len(firsts) - 1 - _MAX_COPLANAR), -1):
+        first = firsts[position_id]
+        if depth[index] - depth[first] > tolerance:
+            return None
+        if np.abs(positions[index] - positions[first]).max() <= 2 * MAX_JITTER_MM:
+            return position_id
+    return None
+
+
+def spacing_deviation(depth: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the largest deviation of depths from even spacing, and the allowed one, mm."""
+    spacing = float(np.median(np.diff(depth)))
+    regular = np.linspace(depth[0], depth[-1], len(depth))
+    return float(np.abs(depth - regular).max()), min(MAX_JITTER_MM, _JITTER_FRACTION * spacing)
+
+
+def _depth_tolerance(depth: NDArray[np.float64]) -> float:
+    """Return the largest depth difference of slices that share a position, mm."""
+    steps = np.diff(depth)
+    gaps = steps[steps > max(SAME_POSITION_MM, 0.1 * steps.max(initial=0.0))]
+    if not len(gaps):
+        return SAME_POSITION_MM
+    return max(SAME_POSITION_MM, min(MAX_JITTER_MM, _JITTER_FRACTION * float(np.median(gaps))))

@@ -1,0 +1,396 @@
+"""Stack slices into a volume: order, spacing and origin come from the slice positions alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Flag, Gaps, Reason, ScanError
+from scanloom.core.grid import ORTHOGONAL
+from scanloom.core.world import LPS_TO_RAS_AFFINE
+from scanloom.io.affines import orthogonalize
+from scanloom.io.dicom.geometry.header_agreement import header_disagrees
+from scanloom.io.dicom.geometry.positions import (
+    MAX_JITTER_MM,
+    SAME_POSITION_MM,
+    SlicePositions,
+    locate_slices,
+    spacing_deviation,
+)
+from scanloom.io.dicom.geometry.rounded_positions import (
+    MAX_ROUNDING_SHARE,
+    Line,
+    fit_line,
+    fit_line_along,
+    is_rounded_stack,
+    rounding_shift,
+)
+from scanloom.io.dicom.geometry.slices import Slice, unique_by_shared
+from scanloom.io.dicom.splitting.uniform_attributes import Attribute, first_disagreement
+
+MIN_SLICES = 3
+"""Two slices have a single distance, which cannot be checked for regularity."""
+_SAME_COSINE = 1e-4
+"""Largest difference of a direction cosine between slices: 0.03 mm over 300 mm."""
+_COSINE_ROUNDING = 1e-3
+"""Largest deviation from orthonormal that counts as rounding to three decimals, not damage."""
+SPACING_TOLERANCE = 1e-4
+"""Largest relative difference of PixelSpacing between slices: 0.05 mm over 512 pixels."""
+_ITK_ORTHOGONAL = 9e-5
+"""ITK's tolerance for each element of R R^T: 1e-4, computed in float32."""
+_MAX_GAP_FRACTION = 1 / 3
+"""Fraction of the steps between slices that may be gaps; with more, the spacing changes."""
+_MAX_ASPECT_RATIO = 300
+"""Largest slice spacing over pixel spacing; beyond it, PixelSpacing is not in mm."""
+_FLOAT_ERROR_MM = 1e-9
+"""Float64 error, in mm, of the same sum taken in another order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Ordered slices of one volume and their affine.
+
+    Parameters
+    ----------
+    slices : tuple of Slice or None
+        The slice at each index k, ascending along row x column direction; None if it is missing.
+    twins : tuple of (int, Slice)
+        Duplicates: further slices at the position of slice k, to be dropped if their content is
+        the same.
+    affine : (4, 4) array
+        Index (column, row, slice) to RAS mm. The third axis is the step between slices, which is
+        oblique to the others if the gantry was tilted.
+    flags : tuple of Flag
+    """
+
+    slices: tuple[Slice | None, ...]
+    twins: tuple[tuple[int, Slice], ...]
+    affine: NDArray[np.float64]
+    flags: tuple[Flag, ...]
+
+    def with_flag(self, flag: Flag) -> Stack:
+        """Return a copy with a flag added."""
+        return replace(self, flags=(*self.flags, flag))
+
+    @property
+    def real(self) -> tuple[Slice, ...]:
+        """The slices that are present, in order."""
+        return tuple(s for s in self.slices if s is not None)
+
+
+def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
+    """Sort the slices of one volume by ImagePositionPatient along the slice normal.
+
+    Slices are ordered only by their position along the normal of ImageOrientationPatient.
+    InstanceNumber, SliceLocation, SliceThickness, GantryDetectorTilt and file names may all be
+    wrong (DICOM PS3.3 C.7.6.2.1.1).
+
+    Parameters
+    ----------
+    slices : sequence of Slice
+        In any order.
+    gaps : "refuse" or "interpolate"
+        Whether slices of an otherwise regular stack may be missing.
+
+    Raises
+    ------
+    ScanError
+        With a reason code for each way in which slices fail to form a regular, complete stack.
+    """
+    _check_consistent(slices)
+    row, column, rounded = direction_cosines(slices)
+    normal = np.cross(row, column)
+    positions = locate_slices(slices, normal)
+    if len(positions.depth) < MIN_SLICES:
+        raise ScanError(Reason.TOO_FEW_SLICES, f"{len(positions.depth)} distinct slice positions")
+    index = _slice_indices(positions, normal, gaps)
+    line, flag = _slice_line(positions.positions, index, normal)
+    step = line.step
+    between_rows, between_columns = slices[0].spacing or (0.0, 0.0)
+    if np.linalg.norm(step) > _MAX_ASPECT_RATIO * min(between_rows, between_columns):
+        raise ScanError(Reason.BAD_GEOMETRY, "the pixel spacing is far below the slice spacing")
+    affine = np.eye(4)
+    affine[:3, 0] = row * between_columns
+    affine[:3, 1] = column * between_rows
+    affine[:3, 2] = step
+    affine[:3, 3] = line.origin
+    kept, duplicates = _split_duplicates(slices, positions, index)
+    shape = (slices[0].columns, slices[0].rows, len(kept))
+    affine, orthogonalized = _orthogonal_for_itk(LPS_TO_RAS_AFFINE @ affine, shape)
+    flags = [Flag.AFFINE_ROUNDED] if rounded or orthogonalized else []
+    flags += [flag] if flag and flag not in flags else []
+    flags += [Flag.GAPS_INTERPOLATED] if None in kept else []
+    flags += (
+        [Flag.ATTRIBUTES_CONTRADICT] if header_disagrees(slices[0].header, step, normal) else []
+    )
+    return Stack(kept, duplicates, affine, tuple(flags))
+
+
+def _orthogonal_for_itk(
+    affine: NDArray[np.float64], shape: tuple[int, int, int]
+) -> tuple[NDArray[np.float64], bool]:
+    """Return an affine that ITK accepts, and whether it had to be changed.
+
+    Axes whose angles are too close to 90 degrees to count as a shear may still fail ITK's test,
+    which sums the deviations.
+    """
+    axes = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    if np.abs(axes @ axes.T - np.eye(3)).max() <= _ITK_ORTHOGONAL:
+        return affine, False
+    affine, flags = orthogonalize(affine, shape)
+    return affine, bool(flags)
+
+
+def _check_consistent(slices: Sequence[Slice]) -> None:
+    """Refuse slices that differ in, or lack, an attribute that a volume's slices must share.
+
+    Raises
+    ------
+    ScanError
+        With the reason code of the first failed check.
+    """
+    distinct, count = unique_by_shared(slices), len(slices)
+    truncated = sum(s.header.pixels is None for s in slices)
+    if truncated:
+        raise ScanError(Reason.TRUNCATED, f"{truncated} of {count} files have no pixels")
+    _check_equal(distinct, count, lambda s: (s.rows, s.columns), Reason.SLICE_SIZE, "sizes")
+    field_values = zip(*(s.header.patient for s in distinct), strict=True)
+    patients = max(len({value for value in values if value}) for values in field_values)
+    if patients > 1:
+        raise ScanError(Reason.DUPLICATE_SLICES, f"{count} slices belong to {patients} patients")
+    attribute = first_disagreement(slices)
+    if attribute is not None:
+        raise _mixed(slices, attribute)
+    frame = Reason.FRAME_OF_REFERENCE
+    framed = [s for s in distinct if s.header.frame_of_reference]
+    _check_equal(framed, count, lambda s: s.header.frame_of_reference, frame, "frames of reference")
+    if not all_have_geometry(slices):
+        unplaced = sum(not _has_geometry(s) for s in slices)
+        detail = f"{unplaced} of {count} slices have no valid position or orientation"
+        raise ScanError(Reason.NO_POSITION, detail)
+    spacing = np.array([s.spacing or (np.nan, np.nan) for s in distinct])
+    if not (np.isfinite(spacing).all() and spacing.min() > 0):
+        raise ScanError(Reason.BAD_GEOMETRY, "the pixel spacing is missing or not positive")
+    if (np.abs(spacing / spacing[0] - 1) > SPACING_TOLERANCE).any():
+        raise ScanError(Reason.SLICE_SPACING, "slices differ in pixel spacing")
+    orientation = np.array([s.orientation for s in distinct])
+    if (np.abs(orientation - orientation[0]) > _SAME_COSINE).any():
+        raise ScanError(Reason.SLICE_ORIENTATION, "slices differ in orientation")
+
+
+def _mixed(slices: Sequence[Slice], attribute: Attribute) -> ScanError:
+    """Return the error for slices that disagree on an attribute."""
+    normalized = attribute.kinds_of(slices)
+    counts = Counter(normalized[attribute.of(s)] for s in slices)
+    count = len(slices)
+    missing = f"is missing in {counts['']} of {count} slices" if "" in counts else ""
+    detail = missing or f"differs in {count - max(counts.values())} of {count} slices"
+    return ScanError(Reason.MIXED_SLICES, f"{attribute.name} {detail}")
+
+
+def _check_equal(
+    slices: Sequence[Slice],
+    count: int,
+    value_of: Callable[[Slice], object],
+    reason: Reason,
+    name: str,
+) -> None:
+    values = {value_of(s) for s in slices}
+    if len(values) > 1:
+        raise ScanError(reason, f"{count} slices have {len(values)} {name}")
+
+
+def all_have_geometry(slices: Sequence[Slice]) -> bool:
+    """Whether all slices have a valid position and orientation; checks shared ones only once."""
+    positions = [s.position for s in slices]
+    if None in positions or not np.isfinite(np.array(positions)).all():
+        return False
+    return all(map(_has_geometry, unique_by_shared(slices)))
+
+
+def _has_geometry(slice_: Slice) -> bool:
+    """Whether a slice has a valid position and orientation."""
+    position, orientation = slice_.position or (), slice_.orientation or ()
+    if len(position) != 3 or len(orientation) != 6:
+        return False
+    return all(map(math.isfinite, position)) and all(map(math.isfinite, orientation))
+
+
+def direction_cosines(
+    slices: Sequence[Slice],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """Return unit vectors (LPS) along a row and down a column, and whether they were rounded.
+
+    Raises
+    ------
+    ScanError
+        BAD_GEOMETRY if the direction cosines are not orthonormal.
+    """
+    cosines = np.array(slices[0].orientation).reshape(2, 3)
+    gram = cosines @ cosines.T
+    error = float(np.abs(gram - np.eye(2)).max())
+    if error > _COSINE_ROUNDING:
+        raise ScanError(Reason.BAD_GEOMETRY, "the direction cosines are not orthonormal")
+    if error <= ORTHOGONAL:
+        return cosines[0], cosines[1], False
+    row, column = cosines / np.linalg.norm(cosines, axis=1, keepdims=True)
+    correction = (row @ column) / 2  # each vector turns by half the error
+    row, column = row - correction * column, column - correction * row
+    return row / np.linalg.norm(row), column / np.linalg.norm(column), True
+
+
+def _split_duplicates(
+    slices: Sequence[Slice], positions: SlicePositions, index: NDArray[np.intp]
+) -> tuple[tuple[Slice | None, ...], tuple[tuple[int, Slice], ...]]:
+    """Return the slice at each index k, and the duplicates at the same positions as (k, slice)."""
+    kept: list[Slice | None] = [None] * (int(index[-1]) + 1)
+    duplicates: list[tuple[int, Slice]] = []
+    for slice_, position_id in zip(slices, positions.ids, strict=True):
+        k = int(index[position_id])
+        if kept[k] is None:
+            kept[k] = slice_
+        else:
+            duplicates.append((k, slice_))
+    return tuple(kept), tuple(duplicates)
+
+
+def _slice_indices(
+    positions: SlicePositions, normal: NDArray[np.float64], gaps: Gaps
+) -> NDArray[np.intp]:
+    """Return the slice index k of each position; missing slices leave out numbers.
+
+    Raises
+    ------
+    ScanError
+        SLICE_GAP or SPACING_CHANGES if the positions are not evenly spaced; BAD_GEOMETRY if
+        several slices lie in one plane.
+    """
+    depth = positions.depth
+    deviation, tolerance = spacing_deviation(depth)
+    if deviation <= tolerance:
+        return np.arange(len(depth))
+    steps = np.diff(depth)
+    if steps.min() <= SAME_POSITION_MM:
+        raise ScanError(Reason.BAD_GEOMETRY, "several slices lie side by side in one plane")
+    if is_rounded_stack(positions.positions):
+        return np.arange(len(depth))
+    step_range = f"distances between slices range from {steps.min():.3f} to {steps.max():.3f} mm"
+    multiples = _multiples(steps, tolerance, (float(np.median(steps)), float(steps.min())))
+    if multiples is None:
+        multiples = _rounded_multiples(steps, rounding_shift(positions.positions, normal))
+    if multiples is None:
+        raise ScanError(Reason.SPACING_CHANGES, step_range)
+    index = np.concatenate([[0], np.cumsum(multiples)]).astype(np.intp)
+    missing = int(index[-1]) + 1 - len(depth)
+    even = depth[0] + index * (depth[-1] - depth[0]) / index[-1]
+    on_line = np.abs(depth - even).max() <= tolerance or fit_line(positions.positions, index)
+    # With more slices missing than present, most of the volume would be invented
+    if gaps == "refuse" or missing >= len(depth) or not on_line:
+        raise ScanError(Reason.SLICE_GAP, f"{missing} slices are missing: {step_range}")
+    return index
+
+
+def _multiples(
+    steps: NDArray[np.float64], tolerance: float, candidates: Sequence[float]
+) -> NDArray[np.float64] | None:
+    """Return each step as a multiple of the regular step; None if they are not whole numbers.
+
+    None as well if more than a few steps are long: then the spacing changes.
+    """
+    for spacing in candidates:
+        multiples = np.rint(steps / spacing)
+        is_whole = np.abs(steps - multiples * spacing) <= tolerance * np.maximum(multiples, 1)
+        if is_whole.all() and multiples.min() >= 1:
+            are_few = np.count_nonzero(multiples > 1) <= max(1.0, _MAX_GAP_FRACTION * len(steps))
+            return multiples if are_few else None
+    return None
+
+
+def _rounded_multiples(steps: NDArray[np.float64], reach: float) -> NDArray[np.float64] | None:
+    """Return `_multiples` of steps between slices that rounding moved by up to `reach` mm."""
+    single = steps[steps <= steps.min() + 4 * reach + _FLOAT_ERROR_MM]
+    spacing = float(single.mean())  # rounding errors average out
+    if not 0 < reach <= MAX_ROUNDING_SHARE * spacing:
+        return None
+    multiples = _multiples(steps, 4 * reach, (spacing,))
+    return None if multiples is None or multiples.max() == 1 else multiples
+
+
+def _slice_line(
+    positions: NDArray[np.float64], index: NDArray[np.intp], normal: NDArray[np.float64]
+) -> tuple[Line, Flag | None]:
+    """Return the line through the slice positions, and a flag if it was corrected.
+
+    An oblique step is kept: it comes from a tilted gantry or from slices cut at a slant. A
+    sideways shift that rounding alone explains is removed.
+
+    Parameters
+    ----------
+    positions : (P, 3) array
+        Positions of the slices in order, LPS mm.
+    index : (P,) array
+        Slice index k of each position.
+    normal : (3,) array
+        Unit normal of the slices, LPS.
+
+    Raises
+    ------
+    ScanError
+        BAD_GEOMETRY if the slices are shifted sideways irregularly.
+    """
+    count = int(index[-1])
+    ends = Line(positions[0], (positions[-1] - positions[0]) / count)
+    along = (ends.step @ normal) * normal
+    sideways = float(np.linalg.norm(ends.step - along))
+    on_line = _is_on_line(positions, index, ends, normal)
+    if on_line and sideways <= ORTHOGONAL * float(np.linalg.norm(ends.step)):
+        return ends, None
+    if on_line and sideways * count <= MAX_JITTER_MM:
+        return Line(ends.origin, along), Flag.AFFINE_ROUNDED
+    line = fit_line_along(positions, index, normal)
+    if line is None and on_line:
+        return ends, None
+    line = line or fit_line(positions, index)
+    if line is None:
+        raise ScanError(Reason.BAD_GEOMETRY, "the slices are shifted sideways irregularly")
+    return line, Flag.POSITIONS_ROUNDED
+
+
+def _is_on_line(
+    positions: NDArray[np.float64],
+    index: NDArray[np.intp],
+    line: Line,
+    normal: NDArray[np.float64],
+) -> bool:
+    """Whether the slices lie on the line through the first and the last, within the jitter."""
+    residual = positions - line.origin - np.outer(index, line.step)
+    _, tolerance = spacing_deviation(positions @ normal)
+    along = float(np.abs(residual @ normal).max())
+    return (
+        along <= tolerance + _FLOAT_ERROR_MM
+        and float(np.linalg.norm(residual, axis=1).max()) <= 2 * MAX_JITTER_MM
+    )
+
+
+def duplicate_position_error(stack: Stack) -> ScanError:
+    """Return the error for slices that share a position but differ in their pixels."""
+    position_count = len(stack.real)
+    counts = Counter({k: 1 for k, slice_ in enumerate(stack.slices) if slice_ is not None})
+    counts.update(k for k, _ in stack.twins)
+    most = max(counts.values())
+    complete = sum(count == most for count in counts.values())
+    if complete == position_count:
+        detail = f"{most} indistinguishable slices at each of {position_count} positions"
+        return ScanError(Reason.DUPLICATE_SLICES, detail)
+    if complete > position_count / 2:
+        missing = sum(most - count for count in counts.values())
+        short = f"{position_count - complete} of {position_count} positions have fewer than {most}"
+        detail = f"{missing} slices are missing: {short}"
+        return ScanError(Reason.SLICE_GAP, detail)
+    conflicting = len({k for k, _ in stack.twins})
+    return ScanError(Reason.DUPLICATE_SLICES, f"{conflicting} positions have slices that differ")

@@ -1,0 +1,317 @@
+"""`Elements`: the few attributes of a file that are used, as unconverted bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from scanloom.io.dicom import tags
+
+MODALITY_LUT_PRESENT = -2
+"""Stand-in for the tag of ModalityLUTSequence: only whether it has a value is kept."""
+
+CONTRADICTING_ELEMENT, FLOAT_PIXELS = 1, 2
+"""Bits of `Elements.faults`: an element of `KEPT_TAGS` occurs twice with different values; the
+pixels are FloatPixelData or DoubleFloatPixelData."""
+
+_FILE_HEAD = struct.Struct("<BQQ")
+"""Flags, offset and length of the pixels; it precedes the values of one file."""
+_SHARED_HEAD = struct.Struct("<I?")
+"""Length of the transfer syntax UID and `little`; it precedes the shared values."""
+_COUNT = struct.Struct("<H")
+
+KEPT_TAGS = frozenset(
+    (
+        tags.IMAGE_TYPE,
+        tags.SOP_CLASS_UID,
+        tags.SOP_INSTANCE_UID,
+        tags.STUDY_DATE,
+        tags.SERIES_DATE,
+        tags.ACQUISITION_DATE,
+        tags.CONTENT_DATE,
+        tags.ACQUISITION_DATE_TIME,
+        tags.SERIES_TIME,
+        tags.ACQUISITION_TIME,
+        tags.CONTENT_TIME,
+        tags.MODALITY,
+        tags.MANUFACTURER,
+        tags.SERIES_DESCRIPTION,
+        tags.COMPLEX_IMAGE_COMPONENT,
+        tags.ACQUISITION_CONTRAST,
+        tags.PATIENT_NAME,
+        tags.PATIENT_ID,
+        tags.PATIENT_BIRTH_DATE,
+        tags.PATIENT_SEX,
+        tags.CONTRAST_BOLUS_AGENT,
+        tags.BODY_PART_EXAMINED,
+        tags.SCANNING_SEQUENCE,
+        tags.SEQUENCE_VARIANT,
+        tags.SCAN_OPTIONS,
+        tags.SEQUENCE_NAME,
+        tags.SLICE_THICKNESS,
+        tags.KVP,
+        tags.REPETITION_TIME,
+        tags.ECHO_TIME,
+        tags.INVERSION_TIME,
+        tags.ECHO_NUMBERS,
+        tags.SPACING_BETWEEN_SLICES,
+        tags.PROTOCOL_NAME,
+        tags.TRIGGER_TIME,
+        tags.GANTRY_DETECTOR_TILT,
+        tags.FILTER_TYPE,
+        tags.CONVOLUTION_KERNEL,
+        tags.RECEIVE_COIL_NAME,
+        tags.FLIP_ANGLE,
+        tags.PATIENT_POSITION,
+        tags.INVERSION_TIMES,
+        tags.EFFECTIVE_ECHO_TIME,
+        tags.DIFFUSION_B_VALUE,
+        tags.DIFFUSION_GRADIENT_ORIENTATION,
+        tags.MULTIENERGY_CT_ACQUISITION,
+        tags.SIEMENS_B_VALUE,
+        tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+        tags.GE_PULSE_SEQUENCE_NAME,
+        tags.GE_USER_DATA_12,
+        tags.GE_USER_DATA_20,
+        tags.GE_USER_DATA_21,
+        tags.GE_USER_DATA_22,
+        tags.STUDY_INSTANCE_UID,
+        tags.SERIES_INSTANCE_UID,
+        tags.SERIES_NUMBER,
+        tags.ACQUISITION_NUMBER,
+        tags.INSTANCE_NUMBER,
+        tags.IMAGE_POSITION_PATIENT,
+        tags.IMAGE_ORIENTATION_PATIENT,
+        tags.FRAME_OF_REFERENCE_UID,
+        tags.TEMPORAL_POSITION_IDENTIFIER,
+        tags.NOMINAL_PERCENTAGE_OF_CARDIAC_PHASE,
+        tags.SAMPLES_PER_PIXEL,
+        tags.PHOTOMETRIC_INTERPRETATION,
+        tags.NUMBER_OF_FRAMES,
+        tags.ROWS,
+        tags.COLUMNS,
+        tags.PIXEL_SPACING,
+        tags.CORRECTED_IMAGE,
+        tags.BITS_ALLOCATED,
+        tags.BITS_STORED,
+        tags.HIGH_BIT,
+        tags.PIXEL_REPRESENTATION,
+        tags.PIXEL_PADDING_VALUE,
+        tags.PIXEL_PADDING_RANGE_LIMIT,
+        tags.BURNED_IN_ANNOTATION,
+        tags.RESCALE_INTERCEPT,
+        tags.RESCALE_SLOPE,
+        tags.RESCALE_TYPE,
+        tags.GE_IMAGE_TYPE,
+        tags.GE_B_VALUE,
+        tags.SIEMENS_COIL_STRING,
+        tags.SIEMENS_IMAGE_TYPE,
+        tags.UIH_B_VALUE,
+        tags.SERIES_TYPE,
+        tags.UNITS,
+        tags.SUV_TYPE,
+        tags.DECAY_CORRECTION,
+        tags.RECONSTRUCTION_METHOD,
+        tags.PHILIPS_DIFFUSION_B_FACTOR,
+        tags.PHILIPS_IMAGE_TYPE,
+        tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+        tags.PHILIPS_DIFFUSION_DIRECTION_AP,
+    )
+)
+"""Tags of the data set whose values are kept."""
+PER_SLICE_TAGS = frozenset(
+    (
+        tags.SOP_INSTANCE_UID,
+        tags.ACQUISITION_DATE,
+        tags.CONTENT_DATE,
+        tags.ACQUISITION_DATE_TIME,
+        tags.ACQUISITION_TIME,
+        tags.CONTENT_TIME,
+        tags.ECHO_TIME,
+        tags.ECHO_NUMBERS,
+        tags.TRIGGER_TIME,
+        tags.DIFFUSION_B_VALUE,
+        tags.DIFFUSION_GRADIENT_ORIENTATION,
+        tags.ACQUISITION_NUMBER,
+        tags.INSTANCE_NUMBER,
+        tags.IMAGE_POSITION_PATIENT,
+        tags.TEMPORAL_POSITION_IDENTIFIER,
+    )
+)
+"""Tags whose values usually differ between the slices or volumes of a series."""
+PER_SERIES_TAGS = (tags.MEDIA_STORAGE_SOP_CLASS_UID, *sorted(KEPT_TAGS - PER_SLICE_TAGS))
+"""All other tags, whose values are usually the same in all files of a series."""
+
+
+class PixelDataLocation(NamedTuple):
+    """Location of the value of PixelData in a file; `length` is None for encapsulated pixels."""
+
+    offset: int
+    length: int | None
+
+
+class SharedElements:
+    """Values that the files of a series share: one object for equal values, see `intern_shared`.
+
+    Parameters
+    ----------
+    syntax : str
+        Transfer syntax UID, inferred from the encoding if the file has no UID.
+    little : bool
+        Whether binary values are little endian.
+    values : mapping of int to bytes
+        Values by tag of `PER_SERIES_TAGS`, with their padding; absent attributes are left out.
+    """
+
+    def __init__(self, syntax: str, little: bool, values: Mapping[int, bytes]) -> None:
+        self.syntax, self.little, self.values = syntax, little, values
+
+    @cached_property
+    def packed(self) -> bytes:
+        """Encode syntax, byte order and values as bytes."""
+        syntax = self.syntax.encode("utf-8", "replace")
+        return _SHARED_HEAD.pack(len(syntax), self.little) + syntax + _pack(self.values)
+
+
+@lru_cache(1024)
+def intern_shared(syntax: str, little: bool, values: tuple[bytes | None, ...]) -> SharedElements:
+    """Return the one object for these values, given in the order of `PER_SERIES_TAGS`."""
+    pairs = zip(PER_SERIES_TAGS, values, strict=True)
+    return SharedElements(syntax, little, {tag: value for tag, value in pairs if value is not None})
+
+
+class EncodedElements(NamedTuple):
+    """`Elements` as bytes: values that a file shares with others, and its own."""
+
+    common: bytes
+    own: bytes
+
+
+class Elements(NamedTuple):
+    """Attributes of one file that are used, unconverted.
+
+    Parameters
+    ----------
+    common : Common
+        Values that the file shares with most files of its series, and its encoding.
+    own : mapping of int to bytes
+        Values by tag of `PER_SLICE_TAGS`, with their padding; absent attributes are left out.
+    lookup_table : bool
+        Whether ModalityLUTSequence has a value.
+    pixels : PixelPlace or None
+        Location of the pixels; None if PixelData is missing, or the file ends before it.
+    gzipped : bool
+        Whether the file is compressed by gzip.
+    faults : int
+        Sum of `CONTRADICTING_ELEMENT` and `FLOAT_PIXELS`, as they apply; the whole series is
+        refused for them.
+    """
+
+    common: SharedElements
+    own: Mapping[int, bytes]
+    lookup_table: bool
+    pixels: PixelDataLocation | None
+    gzipped: bool = False
+    faults: int = 0
+
+    @property
+    def syntax(self) -> str:
+        """Transfer syntax UID, inferred from the encoding if the file has no UID."""
+        return self.common.syntax
+
+    @property
+    def little(self) -> bool:
+        """Whether binary values are little endian."""
+        return self.common.little
+
+    def raw(self, tag: int) -> bytes:
+        """Return the bytes of an element; empty if it is absent."""
+        return (self.own if tag in PER_SLICE_TAGS else self.common.values).get(tag, b"")
+
+    def text(self, tag: int) -> str:
+        """Return a value that should be ASCII, without padding."""
+        return self.raw(tag).decode("ascii", "replace").strip(" \0")
+
+    def number(self, tag: int, default: int, *, signed: bool = False) -> int:
+        """Return a value of two bytes (US, SS); `default` if it is absent or of another length."""
+        raw = self.raw(tag)
+        if len(raw) != 2:
+            return default
+        return int.from_bytes(raw, "little" if self.little else "big", signed=signed)
+
+    def packed(self) -> EncodedElements:
+        """Encode as bytes, for another process or the index; `decode_elements` decodes them."""
+        flags, offset, length = self.lookup_table | self.gzipped << 1 | self.faults << 4, 0, 0
+        if self.pixels is not None:
+            offset, length = self.pixels.offset, self.pixels.length or 0
+            flags |= 4 | (self.pixels.length is not None) << 3
+        return EncodedElements(
+            self.common.packed, _FILE_HEAD.pack(flags, offset, length) + _pack(self.own)
+        )
+
+
+def elements_from_values(
+    values: Mapping[int, bytes], syntax: str, *, little: bool, pixels: PixelDataLocation | None
+) -> Elements:
+    """Build `Elements` from values by tag.
+
+    Parameters
+    ----------
+    values : mapping of int to bytes
+        Values of `KEPT_TAGS`, MediaStorageSOPClassUID and `MODALITY_LUT_PRESENT`; absent attributes
+        are left out.
+    syntax : str
+        Transfer syntax UID.
+    little : bool
+        Whether binary values are little endian.
+    pixels : PixelPlace or None
+        Location of the pixels.
+    """
+    own = {tag: value for tag, value in values.items() if tag in PER_SLICE_TAGS}
+    common = intern_shared(syntax, little, tuple(map(values.get, PER_SERIES_TAGS)))
+    return Elements(common, own, bool(values.get(MODALITY_LUT_PRESENT)), pixels)
+
+
+def decode_elements(packed: EncodedElements) -> Elements:
+    """Decode the result of `Elements.packed`.
+
+    Raises
+    ------
+    ValueError, struct.error
+        If the bytes are not such a result.
+    """
+    flags, offset, length = _FILE_HEAD.unpack_from(packed.own)
+    pixels = PixelDataLocation(offset, length if flags & 8 else None) if flags & 4 else None
+    common, own = _unpack_common(packed.common), _unpack(packed.own[_FILE_HEAD.size :])
+    return Elements(common, own, bool(flags & 1), pixels, bool(flags & 2), flags >> 4)
+
+
+@lru_cache(1024)
+def _unpack_common(packed: bytes) -> SharedElements:
+    size, little = _SHARED_HEAD.unpack_from(packed)
+    end = _SHARED_HEAD.size + size
+    values = _unpack(packed[end:])
+    return intern_shared(
+        packed[_SHARED_HEAD.size : end].decode(), little, tuple(map(values.get, PER_SERIES_TAGS))
+    )
+
+
+def _pack(values: Mapping[int, bytes]) -> bytes:
+    """Encode the number of values, their tags, their lengths, and the values."""
+    numbers = struct.pack(f"<H{2 * len(values)}I", len(values), *values, *map(len, values.values()))
+    return b"".join((numbers, *values.values()))
+
+
+def _unpack(packed: bytes) -> dict[int, bytes]:
+    (count,) = _COUNT.unpack_from(packed)
+    numbers: Sequence[int] = struct.unpack_from(f"<{2 * count}I", packed, _COUNT.size)
+    start = _COUNT.size + 8 * count
+    values = {}
+    for tag, size in zip(numbers[:count], numbers[count:], strict=True):
+        values[tag] = packed[start : start + size]
+        start += size
+    if start != len(packed):
+        raise ValueError(f"encoded elements have {len(packed)} bytes instead of {start}")
+    return values

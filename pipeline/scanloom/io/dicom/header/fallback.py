@@ -1,0 +1,259 @@
+"""Read unusual headers, and whole data sets, with pydicom."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.dicom import tags, uids
+from scanloom.io.dicom.header.elements import (
+    CONTRADICTING_ELEMENT,
+    FLOAT_PIXELS,
+    KEPT_TAGS,
+    MODALITY_LUT_PRESENT,
+    Elements,
+    PixelDataLocation,
+    elements_from_values,
+)
+from scanloom.io.system.unpacking import open_inflated
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+MAX_INFLATED_BYTES = 1 << 26
+"""Size of the inflated header of a deflated file, at most (64 MiB)."""
+MAX_VALUE_BYTES = 1 << 26
+"""Longer values before the pixels are skipped."""
+
+_CHUNK_BYTES = 1 << 16
+_META_BYTES = 1 << 11
+"""The transfer syntax is within so many bytes from the start of the file."""
+_MIN_HEAD_BYTES = 8
+_PIXEL_DATA_TAGS = frozenset((tags.PIXEL_DATA, tags.DOUBLE_FLOAT_PIXEL_DATA, tags.FLOAT_PIXEL_DATA))
+_LONG_VRS = (b"OB", b"OW", b"UN")
+_UNDEFINED = 0xFFFFFFFF
+PARSE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+"""Exceptions that pydicom raises for damaged data sets."""
+
+
+def parse_with_pydicom(path: Path) -> Elements:
+    """Read the header of a file that `parse_plain` left, in any encoding.
+
+    Raises
+    ------
+    OSError
+        If it can't be read.
+    ScanError
+        DAMAGED if it can't be parsed.
+    """
+    dataset, location, faults = _read(path, _kept_tags())
+    elements = {int(tag): element for tag, element in dataset.items()}  # not converted
+    meta = dict(dataset.file_meta.items()).get(tags.MEDIA_STORAGE_SOP_CLASS_UID)
+    values = {tag: _raw(elements[tag]) for tag in elements.keys() & KEPT_TAGS}
+    if meta is not None:
+        values[tags.MEDIA_STORAGE_SOP_CLASS_UID] = _raw(meta)
+    if getattr(elements.get(tags.MODALITY_LUT_SEQUENCE), "value", None):
+        values[MODALITY_LUT_PRESENT] = b"present"
+    little = dataset.original_encoding[1] is not False
+    result = elements_from_values(values, _syntax(dataset), little=little, pixels=location)
+    return result._replace(faults=faults)
+
+
+def read_dataset(path: Path) -> Dataset:
+    """Read all elements before the pixels. They may identify the patient.
+
+    Raises
+    ------
+    OSError
+        If the file can't be read.
+    ScanError
+        DAMAGED if it can't be parsed.
+    """
+    return _read(path, None)[0]
+
+
+@cache
+def _kept_tags() -> list[Any]:
+    from pydicom.tag import BaseTag
+
+    return [BaseTag(tag) for tag in (*KEPT_TAGS, tags.MODALITY_LUT_SEQUENCE)]
+
+
+class _ElementRecorder:
+    """Callback that stops pydicom at the pixels and records the location of kept elements.
+
+    Of two elements with one tag, pydicom silently keeps the last.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+
+    def __call__(self, tag: int, vr: str | None, length: int) -> bool:
+        """Record an element; return whether pydicom stops, as at pixel data of any kind."""
+        if tag in KEPT_TAGS or tag == tags.MODALITY_LUT_SEQUENCE:
+            spans, start = self._spans.setdefault(int(tag), []), self._file.tell()
+            if spans and start - spans[-1][0] < _MIN_HEAD_BYTES:
+                spans.pop()  # the first element: pydicom reads it twice, to detect the encoding
+            spans.append((start, length))
+        return tag in _PIXEL_DATA_TAGS
+
+    def has_contradiction(self) -> bool:
+        """Return whether an element occurs twice with different values."""
+        repeated = [spans for spans in self._spans.values() if len(spans) > 1]
+        return any(len({self._value(*span) for span in spans}) > 1 for spans in repeated)
+
+    def _value(self, start: int, length: int) -> object:
+        if length == _UNDEFINED:
+            return start  # a sequence: its content is not compared, so that two always differ
+        self._file.seek(start)
+        return self._file.read(length)
+
+
+def _read(path: Path, kept: list[Any] | None) -> tuple[Dataset, PixelDataLocation | None, int]:
+    """Return the data set up to the pixels, their location, and `Elements.faults`.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    kept : list of BaseTag or None
+        Tags of the elements to read; None for all.
+    """
+    from pydicom.errors import BytesLengthException, InvalidDicomError
+    from pydicom.filereader import read_partial
+
+    try:
+        with open_inflated(path, MAX_INFLATED_BYTES) as file:
+            inflated = inflate_header(file)
+            data: BinaryIO = file if inflated is None else BytesIO(inflated[1])
+            data.seek(0)
+            recorder = _ElementRecorder(data)
+            max_value = MAX_VALUE_BYTES if inflated is None else None
+            dataset = read_partial(data, recorder, max_value, True, kept)
+            location, faults = _pixel_location(data, dataset)
+            if recorder.has_contradiction() or _meta_contradicts(file):
+                faults |= CONTRADICTING_ELEMENT
+            if inflated is not None:
+                dataset.file_meta = inflated[0]  # its pixels are decoded from the whole file
+                location = None if location is None else PixelDataLocation(0, None)
+            return dataset, location, faults
+    except (InvalidDicomError, BytesLengthException, *PARSE_ERRORS, OSError) as exc:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            raise  # from the disk; for a file that is cut off, pydicom raises OSError without errno
+        detail = f"the header of a DICOM file can't be parsed ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+
+
+def _meta_contradicts(file: BinaryIO) -> bool:
+    """Return whether the meta header has two different transfer syntaxes or SOP classes."""
+    from pydicom.filereader import data_element_generator
+
+    file.seek(0)
+    start = file.read(_META_BYTES)
+    if start[128:132] != b"DICM":
+        return False
+    seen: dict[int, set[object]] = {
+        tags.TRANSFER_SYNTAX_UID: set(),
+        tags.MEDIA_STORAGE_SOP_CLASS_UID: set(),
+    }
+    meta = BytesIO(start[132:])
+    for element in data_element_generator(meta, False, True, lambda tag, *_: tag >> 16 != 2):
+        if element.tag in seen:
+            seen[element.tag].add(element.value)
+    return any(len(values) > 1 for values in seen.values())
+
+
+def inflate_header(file: BinaryIO) -> tuple[Any, bytes] | None:
+    """Return meta header and the inflated start of a deflated data set; None for other files.
+
+    pydicom would inflate the whole file, of any size.
+    """
+    from pydicom.filereader import read_partial
+
+    start = file.read(_CHUNK_BYTES)
+    if (
+        start[128:132] != b"DICM"
+        or uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN.encode() not in start[:_META_BYTES]
+    ):
+        return None
+    end = 144 + int.from_bytes(start[140:144], "little")  # FileMetaInformationGroupLength
+    meta = read_partial(BytesIO(start[:end])).file_meta
+    if _named_syntax(meta) != uids.DEFLATED_EXPLICIT_VR_LITTLE_ENDIAN:
+        return None
+    file.seek(end)
+    return meta, _inflate(file)
+
+
+def _inflate(file: BinaryIO) -> bytes:
+    decompressor, chunks, size = zlib.decompressobj(-zlib.MAX_WBITS), [], 0
+    compressed = file.read(_CHUNK_BYTES)
+    while compressed and size < MAX_INFLATED_BYTES and not decompressor.eof:
+        chunks.append(decompressor.decompress(compressed, MAX_INFLATED_BYTES - size))
+        size += len(chunks[-1])
+        compressed = decompressor.unconsumed_tail or file.read(_CHUNK_BYTES)
+    return b"".join(chunks)
+
+
+def _named_syntax(meta: Any) -> str:
+    return str(meta.get("TransferSyntaxUID", "") or "").strip(" \0")
+
+
+def _syntax(dataset: Dataset) -> str:
+    syntax = _named_syntax(dataset.file_meta)
+    if syntax:
+        return syntax
+    implicit, little = dataset.original_encoding  # inferred by pydicom from the first element
+    if implicit:
+        return uids.IMPLICIT_VR_LITTLE_ENDIAN
+    return uids.EXPLICIT_VR_LITTLE_ENDIAN if little else uids.EXPLICIT_VR_BIG_ENDIAN
+
+
+def _pixel_location(file: BinaryIO, dataset: Dataset) -> tuple[PixelDataLocation | None, int]:
+    """Return the location of the pixels, and `Elements.faults`; the file is at their tag."""
+    offset = file.tell()
+    start = file.read(12)
+    if len(start) < 8:
+        return None, 0
+    implicit, little = dataset.original_encoding
+    order = "<" if little else ">"
+    group, element = struct.unpack(order + "HH", start[:4])
+    if group << 16 | element != tags.PIXEL_DATA:
+        return None, FLOAT_PIXELS if group << 16 | element in _PIXEL_DATA_TAGS else 0
+    offset, form, field = offset + 8, "I", start[4:8]
+    has_vr = start[6:8] == b"\0\0" or not implicit  # as a length, OB would be odd
+    if start[4:6] in _LONG_VRS and has_vr:
+        offset, field = offset + 4, start[8:12]
+    elif not implicit:
+        form, field = "H", start[6:8]
+    if len(field) < struct.calcsize(form):
+        return None, 0
+    (length,) = struct.unpack(order + form, field)
+    return PixelDataLocation(offset, None if length == _UNDEFINED else length), 0
+
+
+def _raw(element: Any) -> bytes:
+    """Return the unconverted bytes of an element.
+
+    When pydicom converts a value, its warnings quote the header, which may name a patient.
+    """
+    value = element.value
+    if isinstance(value, bytes):
+        return value
+    return b"" if value is None else str(value).encode("ascii", "replace")

@@ -1,0 +1,352 @@
+"""Read the values of a stack: decode and rescale each slice directly into the output array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError, format_bytes
+from scanloom.core.process.cpu_count import core_count
+from scanloom.io.dicom.geometry.slices import Slice
+from scanloom.io.dicom.header.header import Header
+from scanloom.io.dicom.pixels.byte_source import inflation_bytes
+from scanloom.io.dicom.pixels.decode import find_frame_tables, read_stored_samples
+from scanloom.io.dicom.pixels.encapsulated import MAX_OVERHEAD_BYTES, FrameTable
+from scanloom.io.dicom.pixels.frame import (
+    FrameRef,
+    as_words,
+    frame_ref,
+    from_words,
+    slice_frame_ref,
+    stored_dtype,
+)
+from scanloom.io.limits import VOXEL_LIMIT_BYTES
+from scanloom.io.system.sandbox import SandboxLimits, report_progress, run_sandboxed, shared_empty
+
+_MAX_THREADS = 8
+"""Most reader threads: with more, disk or memory bandwidth is the limit."""
+SCRATCH = 24
+"""Decoder memory per sample, in bytes: OpenJPEG keeps two int32 copies and the codestream."""
+SPARE = 384 << 20
+"""Bytes that decoding a series may use on top of its values, or on top of the limit."""
+_THREAD_BYTES = 24 << 20
+"""Fixed memory of a decoder thread: its stack and decoder state of constant size."""
+_MIN_TIMEOUT_S = 20.0
+"""Decoding timeout of a small slice; most take 0.03 s."""
+_MIN_BYTES_PER_S = 1 << 20
+"""Decoding rate below which a decoder counts as stuck; decoders reach at least 15 MB/s."""
+
+_MAX_RESCALE = 1e15
+"""Largest slope or intercept; larger ones are damage and would overflow int64 and float32."""
+_MIN_SLOPE = 1e-30
+"""Smallest slope; smaller ones would underflow float32."""
+
+
+class _DoesNotFitError(Exception):
+    """Raised if a value exceeds the range of the output dtype."""
+
+
+def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) -> NDArray[Any]:
+    """Read all slices as slope * stored + intercept.
+
+    Compressed pixels are decoded in a child process.
+
+    Parameters
+    ----------
+    slices : sequence of Slice or None
+        Slices of one size; None for a missing slice, whose values are 0.
+    limit : int
+        Largest size of the values, in bytes.
+
+    Returns
+    -------
+    (columns, rows, slices) array, the first axis fastest in memory
+        int16, else int32, if all slopes and intercepts are whole numbers and the values fit;
+        float32 otherwise.
+
+    Raises
+    ------
+    ScanError
+        RESCALE, PIXEL_TYPE, TOO_LARGE, TRUNCATED, DAMAGED, DECODE_TIMEOUT, DECODER, UNREADABLE or
+        OUT_OF_MEMORY.
+    """
+    check_decodable([s for s in slices if s])
+    frames = [slice_frame_ref(s) if s else None for s in slices]
+    _check_size([f for f in frames if f], limit, len(frames))
+    are_integers = all(f.slope.is_integer() and f.intercept.is_integer() for f in frames if f)
+    dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32) if are_integers else (np.float32,)
+    for dtype in dtypes:
+        values = _read_as(dtype, frames, limit)
+        if values is not None:
+            return values.T
+    raise AssertionError("every value fits float32")
+
+
+def check_decodable(slices: Sequence[Slice]) -> None:
+    """Refuse invalid or unsupported rescales, pixel formats and sizes, from the headers alone.
+
+    Raises
+    ------
+    ScanError
+        RESCALE, PIXEL_TYPE or DAMAGED.
+    """
+    if any(s.header.lookup_table for s in slices):
+        raise ScanError(Reason.RESCALE, "the values need a modality lookup table")
+    for slope, intercept in {(s.slope, s.intercept) for s in slices}:
+        if not (math.isfinite(slope) and math.isfinite(intercept)) or slope == 0:
+            detail = "a rescale slope or intercept is missing or not finite, or a slope is 0"
+            raise ScanError(Reason.RESCALE, detail)
+        if max(abs(slope), abs(intercept)) > _MAX_RESCALE or abs(slope) < _MIN_SLOPE:
+            raise ScanError(Reason.RESCALE, "a rescale slope or intercept is out of range")
+    if len({s.rescaled for s in slices}) > 1:
+        raise ScanError(Reason.RESCALE, "slices differ in RescaleType, or some have no rescale")
+    for pixel_format in {s.header.format for s in slices}:
+        stored_dtype(pixel_format)
+    if any(s.rows * s.columns < 1 for s in slices):
+        raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
+
+
+def _check_size(frames: Sequence[FrameRef], limit: int = VOXEL_LIMIT_BYTES, count: int = 0) -> None:
+    """Refuse values larger than the limit, from the headers alone.
+
+    Parameters
+    ----------
+    frames : sequence of Plane
+        Frames, or tiles of frames, to read.
+    limit : int
+        Largest size of the values, in bytes.
+    count : int
+        Number of slices with the missing ones, if there are more than `frames`.
+
+    Raises
+    ------
+    ScanError
+        TOO_LARGE; PIXEL_TYPE or DAMAGED for invalid sample formats.
+    """
+    if not frames or any(not f.count for f in frames):
+        raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
+    slice_bytes = max(math.prod(f.shape) * max(2, f.dtype.itemsize) for f in frames)
+    frame_bytes = max(
+        f.count * f.dtype.itemsize for f in frames
+    )  # more than a slice if that is a tile
+    size = max(slice_bytes * max(count, len(frames)), frame_bytes)
+    if size > limit:
+        detail = f"{format_bytes(size)} of voxels, the limit is {format_bytes(limit)}"
+        raise ScanError(Reason.TOO_LARGE, detail)
+
+
+def read_stored_frame(header: Header, out: NDArray[Any], frame: int = 0) -> None:
+    """Read the stored samples of one frame of a file into `out`, unused high bits cleared.
+
+    Parameters
+    ----------
+    out : (rows, columns) array of the stored type
+        Contiguous.
+    frame : int
+        Frame number, from 0.
+
+    Raises
+    ------
+    ScanError
+        As `read_values`.
+    """
+    np.copyto(out, _stored([frame_ref(header, frame)])[0])
+
+
+def same_pixels(first: Slice, second: Slice) -> bool:
+    """Whether two slices have equal stored samples and the same rescale."""
+    if _encoding(first) != _encoding(second):
+        return False
+    first_samples, second_samples = _stored([slice_frame_ref(s) for s in (first, second)])
+    return bool(np.array_equal(first_samples, second_samples))
+
+
+def _encoding(slice_: Slice) -> tuple[object, ...]:
+    frame = slice_frame_ref(slice_)
+    return frame.format, frame.shape, frame.slope, frame.intercept
+
+
+def _thread_count() -> int:
+    """Return the number of reader threads: the cores of this process, up to a maximum."""
+    return min(core_count(), _MAX_THREADS)
+
+
+def _read_as(dtype: type, frames: list[FrameRef | None], limit: int) -> NDArray[Any] | None:
+    """Read values (slices, rows, columns) as `dtype`; None if they do not fit."""
+    present = [f for f in frames if f]
+    shape = (len(frames), *present[0].shape)
+    indices = [k for k, f in enumerate(frames) if f]
+    if all(f.is_plain for f in present):
+        values: NDArray[Any] = np.empty(shape, dtype)
+        for k in set(range(len(frames))).difference(indices):
+            values[k] = 0
+        return values if _fill(present, indices, values, _thread_count()) else None
+    values = shared_empty(shape, dtype)
+    limits, workers = _limits(present, values.nbytes, limit)
+    messages = [as_words(f) for f in present]
+    fits = run_sandboxed(decode_job, messages, indices, values, workers, limits=limits)
+    return values if fits else None
+
+
+def _stored(frames: list[FrameRef]) -> list[NDArray[Any]]:
+    """Return the stored samples of each frame or tile, (rows, columns)."""
+    _check_size(frames)
+    messages = [as_words(f) for f in frames]
+    if all(f.is_plain for f in frames):
+        return decode_stored_job(messages)
+    limits, _ = _limits(frames, 0, VOXEL_LIMIT_BYTES)
+    return run_sandboxed(decode_stored_job, messages, limits=limits)
+
+
+def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[SandboxLimits, int]:
+    """Return the resource limits of decoding, and the number of threads.
+
+    Together with the values, memory stays within the limit plus `SPARE`.
+
+    Parameters
+    ----------
+    frames : list of Plane
+        Frames to decode.
+    allocated : int
+        Bytes allocated for the values.
+    limit : int
+        Largest size of the values, in bytes.
+    """
+    thread_bytes = _THREAD_BYTES + max(
+        SCRATCH * f.count + 4 * f.count * f.dtype.itemsize + MAX_OVERHEAD_BYTES + inflation_bytes(f)
+        for f in frames
+    )
+    available = SPARE + max(0, limit - allocated)
+    workers = max(1, min(_thread_count(), available // thread_bytes, len(frames)))
+    largest = max(f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames)
+    total_bytes = sum(f.count * f.dtype.itemsize + inflation_bytes(f) for f in frames)
+    memory = min(available, _THREAD_BYTES + workers * thread_bytes)
+    timeout = _MIN_TIMEOUT_S + largest / _MIN_BYTES_PER_S
+    total_timeout = 2 * _MIN_TIMEOUT_S + total_bytes / _MIN_BYTES_PER_S + timeout
+    return SandboxLimits(memory, timeout, total_timeout), workers
+
+
+def decode_job(
+    messages: list[list[Any]], indices: list[int], values: NDArray[Any], workers: int
+) -> bool:
+    """Run `_fill` in a child process, for frames sent as messages."""
+    return _fill([from_words(message) for message in messages], indices, values, workers)
+
+
+def decode_stored_job(messages: list[list[Any]]) -> list[NDArray[Any]]:
+    """Return the stored samples of frames sent as messages to a child process."""
+    frames = [from_words(message) for message in messages]
+    frame_tables = find_frame_tables(frames)
+    stored = []
+    for frame in frames:
+        stored.append(shared_empty(frame.shape, frame.dtype))
+        buffer = np.empty((frame.rows, frame.columns), frame.dtype) if frame.tile else stored[-1]
+        read_stored_samples(frame, buffer, frame_tables)
+        if frame.tile:
+            np.copyto(stored[-1], _crop_to_tile(frame, buffer))
+        report_progress()
+    return stored
+
+
+def _fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], workers: int) -> bool:
+    """Read frames into `values`, in this process.
+
+    Parameters
+    ----------
+    frames : list of Plane
+        Frames, or tiles of frames, to read.
+    indices : list of int
+        Slice of `values` for each of them.
+    values : (slices, rows, columns) array
+        Output array of the final dtype.
+    workers : int
+        Number of threads.
+
+    Returns
+    -------
+    bool
+        Whether all values fit the dtype of `values`.
+
+    Raises
+    ------
+    ScanError
+        As `read_values`.
+    """
+    tables = find_frame_tables(frames)
+    slices_by_frame: dict[tuple[Path, int], list[tuple[FrameRef, NDArray[Any]]]] = {}
+    for frame, k in zip(frames, indices, strict=True):
+        slices_by_frame.setdefault((frame.path, frame.frame), []).append((frame, values[k]))
+    with ThreadPoolExecutor(workers) as pool:
+        tasks = [pool.submit(_read_frame, slices, tables) for slices in slices_by_frame.values()]
+        try:
+            for task in tasks:
+                task.result()
+        except _DoesNotFitError:
+            pool.shutdown(cancel_futures=True)
+            return False
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return True
+
+
+def _read_frame(
+    slices: list[tuple[FrameRef, NDArray[Any]]], tables: Mapping[Path, FrameTable]
+) -> None:
+    """Read the slices of one frame, the whole frame or its tiles, each into its output array."""
+    first, out = slices[0]
+    dtype = first.dtype
+    if first.tile is None and out.dtype.kind == "i" and out.dtype.itemsize == dtype.itemsize:
+        read_stored_samples(first, out.view(dtype), tables)
+        for _, repeated in slices[1:]:
+            np.copyto(repeated, out)
+        for frame, values in slices:
+            _rescale_in_place(frame, values)
+    else:
+        samples = np.empty((first.rows, first.columns), dtype)
+        read_stored_samples(first, samples, tables)
+        for frame, values in slices:
+            stored = _crop_to_tile(frame, samples)
+            if values.dtype.kind == "i":
+                _check_fits(frame, stored, values.dtype)
+            # Computed in float64
+            np.copyto(values, stored * frame.slope + frame.intercept, casting="unsafe")
+    report_progress()
+
+
+def _rescale_in_place(frame: FrameRef, out: NDArray[Any]) -> None:
+    """Rescale stored samples to values of the same width; exact modulo 2^bits, as all fit."""
+    _check_fits(frame, out.view(frame.dtype), out.dtype)
+    slope, intercept = (np.array(int(v)).astype(out.dtype) for v in (frame.slope, frame.intercept))
+    if slope != 1:
+        np.multiply(out, slope, out=out)
+    if intercept != 0:
+        np.add(out, intercept, out=out)
+
+
+def _crop_to_tile(frame: FrameRef, samples: NDArray[Any]) -> NDArray[Any]:
+    if frame.tile is None:
+        return samples
+    first_row, first_column, rows, columns = frame.tile
+    return samples[first_row : first_row + rows, first_column : first_column + columns]
+
+
+def _check_fits(frame: FrameRef, stored: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    bits, signed = frame.format.stored, frame.format.signed
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if not _fits(frame, low, high, dtype) and not _fits(
+        frame, int(stored.min()), int(stored.max()), dtype
+    ):
+        raise _DoesNotFitError
+
+
+def _fits(frame: FrameRef, low: int, high: int, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    extremes = [int(frame.slope) * stored + int(frame.intercept) for stored in (low, high)]
+    return limits.min <= min(extremes) and max(extremes) <= limits.max

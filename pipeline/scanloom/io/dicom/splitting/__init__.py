@@ -1,0 +1,1 @@
+"""Split a series into volumes."""

@@ -1,0 +1,1 @@
+"""Find scans in folders: walk, inspect, group into series, keep the index."""

@@ -1,0 +1,396 @@
+"""Index of all files at some paths, of the series they form, and of the outcome of each file.
+
+The index is stored as `index.parquet`, so that an unchanged file (size, modification time, inode)
+is not opened again. It contains paths, UIDs and patient IDs: in an output folder it lies in
+`private/`, otherwise in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, home
+from scanloom.core.process.cpu_count import core_count
+from scanloom.io.identity import case_id, key_fingerprint, study_id
+from scanloom.io.index.inspection import FileInfo, SeriesInfo, gc_paused
+from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
+from scanloom.io.index.series import FAILED_REASONS, SeriesFiles, group_files, known_infos
+from scanloom.io.index.storage import (
+    IndexedSeries,
+    IndexTable,
+    StoredIndex,
+    make_table,
+    read_index,
+    write_index,
+)
+from scanloom.io.index.walk import FileEntry, list_files, stamp_of
+from scanloom.io.index.workers import DescribeTask, HeaderWorkers
+from scanloom.io.output.layout import check_foreign_entries
+from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
+from scanloom.io.session import current_session
+from scanloom.io.system.unpacking import UnpackedFiles
+from scanloom.own_python import make_private_folder
+
+logger = logging.getLogger(__name__)
+
+INDEX_NAME = "index.parquet"
+MIN_FILES_FOR_WORKERS = 3000
+"""Number of files to open above which worker processes are started; this many take 0.5 s."""
+
+_UNREADABLE = (Reason.DAMAGED, Reason.TRUNCATED)
+_CHUNK = 256  # files, or slices of series, that a process gets at once
+_LARGEST = 4096  # files of one folder that stay in one chunk
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """All files that were found, and the series that they form.
+
+    Parameters
+    ----------
+    rows : Rows
+        A row for each file, in a fixed order.
+    series : tuple of IndexedSeries
+        In the order of `scanloom.io.index.series.find_series`; skipped series come last.
+    opened : int
+        Number of files that had to be opened this time.
+    """
+
+    rows: IndexTable
+    series: tuple[IndexedSeries, ...]
+    opened: int
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of files found, used, and of each outcome; "found" is the sum."""
+        counted = Counter(outcome for outcome, _ in self.outcomes())
+        return {
+            "found": len(self.rows),
+            **{outcome: counted[outcome] for outcome in ("used", *OUTCOMES)},
+        }
+
+    def outcomes(self) -> Iterator[tuple[str, str]]:
+        """Yield the outcome of each file ("used" or one of `OUTCOMES`) and its reason code."""
+        outcome_of: dict[str, tuple[str, str]] = {
+            reason.code: (reason.outcome, reason.code) for reason in Reason
+        }
+        outcome_of[""] = ("used", "")
+        series_reasons = [series.what.reason for series in self.rows.series]
+        for reason, number in zip(self.rows.reasons, self.rows.groups, strict=True):
+            yield outcome_of[reason or (series_reasons[number] if number >= 0 else "")]
+
+    @cached_property
+    def _unreadable(self) -> UnreadableFiles:
+        """Files that may be slices but can't be read."""
+        rows = self.rows
+        dicom = {n: series for n, series in enumerate(rows.series) if series.kind == DICOM}
+        damaged = {
+            n
+            for n, series in dicom.items()
+            if not series.series_uid and series.reason in _UNREADABLE
+        }
+        return UnreadableFiles(
+            rows.entries,
+            lambda n: rows.reasons[n] in FAILED_REASONS or rows.groups[n] in damaged,
+            (
+                DicomFiles(series.study_uid or series.series_uid, series.files, series.slices)
+                for n, series in dicom.items()
+                if n not in damaged
+            ),
+        )
+
+    def _count_unreadable(self, series: IndexedSeries) -> int:
+        """Return how many unreadable files may be slices of a series."""
+        if series.kind != DICOM:
+            return 0
+        paths = (self.rows.entries[n].path for n in series.files)
+        return self._unreadable.of(series.study_uid or series.series_uid, paths)
+
+    def stamp(self, series: IndexedSeries) -> str:
+        """Return the stamp of the files of a series; see `Series`."""
+        return stamp_of(self.rows.entries[n] for n in series.files)
+
+    def as_series(self, series: IndexedSeries) -> Series:
+        """Return a series as readers take it; compressed files and archives are unpacked."""
+        scratch = current_session().cache(UnpackedFiles)
+        return Series(
+            kind=series.kind,
+            files=tuple(
+                scratch.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
+                for n in series.files
+            ),
+            study_uid=series.study_uid,
+            series_uid=series.series_uid,
+            modality=series.what.modality or None,
+            description=series.what.description,
+            lost=self._count_unreadable(series),
+            stamp=self.stamp(series),
+        )
+
+
+def build_index(
+    paths: Sequence[Path | str],
+    key: bytes,
+    out: Path | None = None,
+    *,
+    processes: int | None = None,
+    archives: bool = False,
+) -> Index:
+    """List all files at some paths, inspect new and changed ones, and store the index.
+
+    Parameters
+    ----------
+    paths : sequence of Path or str
+        As for `scanloom.io.index.walk.list_files`.
+    key : bytes
+        Secret key of the case IDs.
+    out : Path or None
+        Output folder that the index belongs to; None for a file in the user's cache folder.
+    processes : int or None
+        Number of processes for many files; None for one per core.
+    archives : bool
+        Whether to search archives inside folders.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND; KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE or DISK_FULL if its
+        index can't be written.
+    """
+    fingerprint = key_fingerprint(key)
+    if out is not None:
+        check_key(out, fingerprint)
+        check_foreign_entries(out)  # the index claims it
+    path = cached_index_path(paths) if out is None else out / PRIVATE / INDEX_NAME
+    stored = read_index(path, fingerprint)
+    with HeaderWorkers(processes or core_count()) as workers, gc_paused():
+        start_workers = workers.start if stored is None else None
+        entries = list_files(paths, MIN_FILES_FOR_WORKERS, start_workers, out, archives=archives)
+        unchanged = None if stored is None else stored.rows_of(entries)
+        if unchanged is not None:
+            return Index(unchanged, _in_order(unchanged), 0)
+        if stored is not None and not stored.is_whole():
+            stored = None
+        rows, opened = _build(entries, key, stored, workers)
+    if out is None:
+        _store_in_cache(rows, path, fingerprint)
+    else:
+        _store_in_output(rows, out, fingerprint)
+    return Index(rows, _in_order(rows), opened)
+
+
+def stored_index(out: Path, fingerprint: str) -> Index | None:
+    """Return the index stored in an output folder, or None if it has none for this key.
+
+    It describes the files that existed when it was built; none of them is checked.
+    """
+    stored = read_index(out / PRIVATE / INDEX_NAME, fingerprint)
+    if stored is None or not stored.is_whole():
+        return None
+    rows = stored.rows()
+    return Index(rows, _in_order(rows), 0)
+
+
+def cached_index_path(paths: Sequence[Path | str]) -> Path:
+    """Return the path of the stored index of some paths outside any output folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else home() / ".cache") / "scanloom" / "index"
+    joined = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # keeps symbolic links
+    digest = hashlib.blake2b(os.fsencode(joined), digest_size=16).hexdigest()
+    return folder / f"{digest}.parquet"
+
+
+def _build(
+    entries: list[FileEntry], key: bytes, stored: StoredIndex | None, workers: HeaderWorkers
+) -> tuple[IndexTable, int]:
+    """Return a row for each entry, and the number of files that were opened."""
+    stored_rows = [-1] * len(entries) if stored is None else stored.unchanged(entries)
+    infos, described, opened = _inspect(entries, stored_rows, stored, workers)
+    groups = group_files(entries, infos)
+    series = [_stored_series(_files(group), stored_rows, stored) for group in groups]
+    new = [n for n, known in enumerate(series) if known is None]
+    tasks = [
+        described.get(_files(groups[n])) or _to_describe(groups[n], entries, infos) for n in new
+    ]
+    for n, info in zip(new, _describe(tasks, workers), strict=True):
+        series[n] = _series(groups[n], info, entries, infos, key)
+    complete = [known for known in series if known is not None]
+    return make_table(entries, infos, groups, complete), opened
+
+
+def _inspect(
+    entries: Sequence[FileEntry],
+    stored_rows: Sequence[int],
+    stored: StoredIndex | None,
+    workers: HeaderWorkers,
+) -> tuple[list[FileInfo], dict[tuple[int, ...], SeriesInfo], int]:
+    """Inspect the files that the stored index does not have.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    stored_rows : sequence of int
+        Row of each file in the stored index; -1 if it is new or changed.
+    stored : StoredRows or None
+    workers : Helpers
+        Started if there are many files to open.
+
+    Returns
+    -------
+    list of Look
+        One for each entry.
+    dict of tuple of int to Description
+        Series whose files were all inspected in one chunk, by the indices of the files.
+    int
+        Number of files that were opened.
+    """
+    infos, paths = known_infos(
+        entries,
+        [stored.looks[row] if stored is not None and row >= 0 else None for row in stored_rows],
+    )
+    if len(paths) > MIN_FILES_FOR_WORKERS:
+        workers.start()
+    chunks = list(_chunks(list(paths), entries))
+    files = [[(paths[n], entries[n].size) for n in chunk] for chunk in chunks]
+    described: dict[tuple[int, ...], SeriesInfo] = {}
+    for chunk, result in zip(chunks, workers.survey(files), strict=True):
+        for n, info in zip(chunk, result.looks, strict=True):
+            infos[n] = info
+        for members, series_info in result.series:
+            described[tuple([chunk[n] for n in members])] = series_info
+    return [info for info in infos if info is not None], described, len(paths)
+
+
+def _chunks(to_open: Sequence[int], entries: Sequence[FileEntry]) -> Iterator[list[int]]:
+    """Split the files to open into chunks of work; those of one folder stay together."""
+    chunk: list[int] = []
+    previous = ""
+    for n in to_open:
+        folder = entries[n].path.rpartition(os.sep)[0]
+        if (len(chunk) >= _CHUNK and folder != previous) or len(chunk) >= _LARGEST:
+            yield chunk
+            chunk = []
+        chunk.append(n)
+        previous = folder
+    if chunk:
+        yield chunk
+
+
+def _files(group: SeriesFiles) -> tuple[int, ...]:
+    return tuple(group.members or group.skipped)
+
+
+def _stored_series(
+    files: tuple[int, ...], stored_rows: Sequence[int], stored: StoredIndex | None
+) -> IndexedSeries | None:
+    """Return the stored series with exactly these files, all of them unchanged."""
+    if stored is None or stored_rows[files[0]] < 0:
+        return None
+    number = stored.groups[stored_rows[files[0]]]
+    if number < 0 or {stored_rows[n] for n in files} != set(stored.series[number].files):
+        return None
+    return stored.series[number]._replace(files=files)
+
+
+def _to_describe(
+    group: SeriesFiles, entries: Sequence[FileEntry], infos: Sequence[FileInfo]
+) -> DescribeTask | SeriesInfo:
+    """Return the task of describing a series; a finished description if its files are damaged."""
+    files, scratch = _files(group), current_session().cache(UnpackedFiles)
+    try:
+        paths = [scratch.place(entries[n].path) for n in files]
+    except ScanError as error:
+        return SeriesInfo(reason=error.code, detail=error.detail)
+    if group.kind != DICOM:
+        return DescribeTask(group.kind, paths, [])
+    headers = [packed for n in files if (packed := infos[n].packed)]
+    damaged = [infos[n] for n in files if not infos[n].packed]
+    if damaged:
+        return SeriesInfo(reason=damaged[0].reason, detail=damaged[0].detail)
+    return DescribeTask(DICOM, paths, headers)
+
+
+def _describe(
+    tasks: Sequence[DescribeTask | SeriesInfo], workers: HeaderWorkers
+) -> Iterator[SeriesInfo]:
+    """Yield a description for each task, in order; small series share a chunk."""
+    chunks: list[list[DescribeTask]] = [[]]
+    size = 0
+    for task in tasks:
+        if isinstance(task, DescribeTask):
+            if size >= _CHUNK:
+                chunks.append([])
+                size = 0
+            chunks[-1].append(task)
+            size += len(task.paths)
+    results = (info for chunk in workers.describe(chunks) for info in chunk)
+    for task in tasks:
+        yield next(results) if isinstance(task, DescribeTask) else task
+
+
+def _series(
+    group: SeriesFiles,
+    info: SeriesInfo,
+    entries: Sequence[FileEntry],
+    infos: Sequence[FileInfo],
+    key: bytes,
+) -> IndexedSeries:
+    files, scratch = _files(group), current_session().cache(UnpackedFiles)
+    try:
+        readable = (
+            ()
+            if group.series
+            else tuple(scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in files)
+        )
+        case = case_id(Series(group.kind, readable, group.study, group.series), key)
+    except ScanError:
+        case = ""
+    study = study_id(group.study, key) if group.study else ""
+    slices = bool(group.members)
+    return IndexedSeries(case, study, group.kind, group.study, group.series, files, slices, info)
+
+
+def _in_order(rows: IndexTable) -> tuple[IndexedSeries, ...]:
+    """Return the series in the order in which `find_series` numbers them, skipped ones last."""
+
+    def order(series: IndexedSeries) -> tuple[object, ...]:
+        first = rows.entries[series.files[0]].path
+        return (
+            not series.slices,
+            -len(series.files),
+            series.study_uid,
+            series.series_uid,
+            first,
+        )
+
+    return tuple(sorted(rows.series, key=order))
+
+
+def _store_in_output(rows: IndexTable, out: Path, fingerprint: str) -> None:
+    try:
+        with private_folder(out, fingerprint) as folder:
+            for draft in folder.glob(
+                f".{INDEX_NAME}.*"
+            ):  # of a killed process: the folder is locked
+                draft.unlink(missing_ok=True)
+            write_private(folder / INDEX_NAME, lambda draft: write_index(rows, draft, fingerprint))
+    except OSError as exc:
+        reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
+        raise ScanError(reason, f"the index can't be written ({type(exc).__name__})") from exc
+
+
+def _store_in_cache(rows: IndexTable, path: Path, fingerprint: str) -> None:
+    """Store the index for its owner only; without a usable cache folder, it is not stored."""
+    try:
+        make_private_folder(path.parent)
+        path.parent.chmod(0o700)
+        write_private(path, lambda draft: write_index(rows, draft, fingerprint))
+    except OSError:
+        logger.debug("the index can't be stored", exc_info=True)

@@ -1,0 +1,264 @@
+"""Unreadable files, and the series to which they may belong.
+
+Slices of a series lie in one folder or in neighbouring folders; an archive counts as a folder. An
+unreadable file is therefore assigned by its path alone, in this order:
+
+1. a series in several folders may own any file below their innermost common folder;
+2. else the innermost folder around the file that holds slices, at any depth, decides. If these are
+   of one study, the file may belong to any of its series. If they are of several studies, it may
+   belong to the study of other objects next to the file; without such objects, to the series in
+   that very folder, and in the readable folders or archives before and after the file's own.
+
+The last rule keeps one damaged study from casting doubt on all the others of an archive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import NamedTuple
+
+from scanloom.core import Reason
+from scanloom.io.index.walk import FileEntry
+from scanloom.io.system.archives import MEMBER_SEPARATOR, archive_kind
+
+MIN_DICOM_BYTES = 132
+"""Minimal size of a DICOM file in bytes: preamble and prefix."""
+
+_ANY = "*"  # suffix of an unreadable file that counts whatever its name
+_SEVERAL = "\0"  # study of a folder that holds more than one
+_DIGITS = re.compile(r"(\d+)")
+_Rule = tuple[str, str, str]  # name, folder, study
+
+
+class DicomFiles(NamedTuple):
+    """Files of a DICOM series that were read.
+
+    Parameters
+    ----------
+    study : str
+        Equal for all series of one study; empty if unknown.
+    files : sequence of int
+        Their indices into the entries.
+    slices : bool
+        Whether they are slices, not other objects.
+    """
+
+    study: str
+    files: Sequence[int]
+    slices: bool
+
+
+class _Location(NamedTuple):
+    """Folder, container (the archive, or else the folder) and suffix of a file."""
+
+    folder: str
+    container: str
+    suffix: str
+
+
+class UnreadableFiles:
+    """Counts the unreadable files that may belong to a series.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    is_unreadable : function of int
+        Whether the file with this index can't be read.
+    series : iterable of DicomFiles
+        All readable series. A file too short for DICOM counts as unreadable if its suffix is that
+        of DICOM files in its folder, or if no file of its folder can be read.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[FileEntry],
+        is_unreadable: Callable[[int], bool],
+        series: Iterable[DicomFiles],
+    ) -> None:
+        self._counts: Counter[tuple[_Rule, str]] = Counter()
+        unreadable = [n for n in range(len(entries)) if is_unreadable(n)]
+        excluded = set(unreadable)
+        short = [n for n, entry in enumerate(entries) if _is_short(entry) and n not in excluded]
+        if not unreadable and not short:
+            return
+        located = [(group, {_locate(entries[n].path) for n in group.files}) for group in series]
+        self._slices = _studies((group.study, at) for group, at in located if group.slices)
+        self._other_objects = _studies(
+            (group.study, at) for group, at in located if not group.slices
+        )
+        counts = Counter(_locate_unreadable(entries[n]) for n in unreadable)
+        if short:
+            excluded.update(short)
+            dicom = {(file.folder, file.suffix) for _, at in located for file in at}
+            counts.update(self._possible_slices(entries, short, excluded, dicom))
+        if counts:
+            self._siblings = _siblings(at for group, at in located if group.slices)
+        for location, count in counts.items():
+            for rule in self._rules(location):
+                self._counts[rule, location.suffix] += count
+
+    def of(self, study: str, paths: Iterable[str]) -> int:
+        """Return how many unreadable files may belong to a series of `study` at these paths."""
+        if not self._counts:
+            return 0
+        locations = {_locate(path) for path in paths}
+        folders = {location.folder for location in locations}
+        suffixes = {_ANY, *(location.suffix for location in locations)}
+        common = _common_folder(folders)
+        spread = len(folders) > 1
+        rules: set[_Rule] = {("below", common, "")} if spread else {("in", common, "")}
+        for folder in _ancestors(common):
+            if folder != common or not spread:
+                rules |= {("all", folder, ""), ("study", folder, study)}
+        for folder in {common, *(location.container for location in locations)}:
+            if common == folder or common.startswith(folder + "/"):
+                rules.add(("beside", folder, ""))
+        return sum(self._counts[rule, suffix] for rule in rules for suffix in suffixes)
+
+    def _possible_slices(
+        self,
+        entries: Sequence[FileEntry],
+        short: Sequence[int],
+        excluded: set[int],
+        dicom: Set[tuple[str, str]],
+    ) -> Iterator[_Location]:
+        """Yield the locations of short files that may have been slices.
+
+        Parameters
+        ----------
+        entries : sequence of Entry
+        short : sequence of int
+            Files that are too short for DICOM.
+        excluded : set of int
+            Short and unreadable files.
+        dicom : set of (folder, suffix)
+            Those of DICOM files.
+        """
+        locations = [_locate(entries[n].path) for n in short]
+        unread = {file.folder for file in locations if (file.folder, file.suffix) not in dicom}
+        unread -= self._slices.keys() | self._other_objects.keys()
+        if unread:
+            readable = (entry for n, entry in enumerate(entries) if n not in excluded)
+            unread.difference_update(_folder(entry.path) for entry in readable)
+        for location in locations:
+            if location.folder in unread or (location.folder, location.suffix) in dicom:
+                yield location
+
+    def _rules(self, unreadable: _Location) -> Iterator[_Rule]:
+        """Yield the rules of which a series must match one to own an unreadable file."""
+        for folder in _ancestors(unreadable.folder):
+            yield "below", folder, ""
+        branch, top = "", unreadable.folder
+        while top not in self._slices:
+            if not top:
+                return
+            branch, top = top, _parent(top)
+        study = self._other_objects.get(branch, "") if branch else ""
+        if study and not study.startswith(_SEVERAL):
+            yield "study", top, study
+        elif self._slices[top] != _SEVERAL:
+            yield "all", top, ""
+        elif unreadable.folder == top:
+            yield "in", top, ""
+        else:
+            candidates = (unreadable.container, unreadable.folder)
+            own = next((folder for folder in candidates if _parent(folder) == top), "")
+            if own:
+                yield "in", top, ""
+                yield from (("beside", folder, "") for folder in self._neighbours(top, own))
+
+    def _neighbours(self, top: str, own: str) -> list[str]:
+        """Return the readable folders or archives next to a folder, in natural order."""
+        siblings = self._siblings[top]
+        n = bisect_left(siblings, _natural_key(own), key=_natural_key)
+        return siblings[max(n - 1, 0) : n + 1]
+
+
+def _locate_unreadable(entry: FileEntry) -> _Location:
+    """Return the location of an unreadable file; for an archive or folder, all files in it."""
+    path = entry.path
+    is_container = entry.reason is not None and (
+        archive_kind(path) is not None or (entry.reason is Reason.UNREADABLE and not entry.inode)
+    )
+    if is_container and MEMBER_SEPARATOR not in path:
+        return _Location(path, path, _ANY)
+    return _locate(path)._replace(suffix=_ANY)
+
+
+def _is_short(entry: FileEntry) -> bool:
+    """Return whether a file is too short for DICOM; pipes are too."""
+    return entry.size < MIN_DICOM_BYTES and entry.reason in (None, Reason.NOT_AN_IMAGE)
+
+
+def _studies(series: Iterable[tuple[str, Set[_Location]]]) -> dict[str, str]:
+    """Map each folder to the study of the files in and below it, or to `_SEVERAL`."""
+    studies: dict[str, str] = {}
+    for known_study, locations in series:
+        for folder in {location.folder for location in locations}:
+            study = known_study or f"{_SEVERAL}{folder}"
+            for ancestor in _ancestors(folder):
+                previous = studies.setdefault(ancestor, study)
+                if previous == _SEVERAL:
+                    break  # so are all folders above
+                if previous != study:
+                    studies[ancestor] = _SEVERAL
+    return studies
+
+
+def _siblings(series: Iterable[Set[_Location]]) -> dict[str, list[str]]:
+    """Map each folder to the folders and archives of slices directly in it, in natural order."""
+    children: defaultdict[str, set[str]] = defaultdict(set)
+    for locations in series:
+        for location in locations:
+            for folder in (location.folder, location.container):
+                children[_parent(folder)].add(folder)
+    return defaultdict(
+        list, {parent: sorted(folders, key=_natural_key) for parent, folders in children.items()}
+    )
+
+
+def _natural_key(path: str) -> list[tuple[int, str]]:
+    """Return the sort key of a name with numbers by value: 2 before 10."""
+    tokens = _DIGITS.split(path.rpartition("/")[2].lower())
+    return [(int(token), "") if n % 2 else (0, token) for n, token in enumerate(tokens)]
+
+
+def _folder(path: str) -> str:
+    """Return the folder of a file; an archive counts as one."""
+    end = max(path.rfind("/"), path.rfind(MEMBER_SEPARATOR))
+    return path[: max(end, 0)].replace(MEMBER_SEPARATOR, "/")
+
+
+def _locate(path: str) -> _Location:
+    folder = _folder(path)
+    archive, separator, _ = path.partition(MEMBER_SEPARATOR)
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix[1:].isdigit():  # the last component of a UID
+        suffix = ""
+    return _Location(folder, archive if separator else folder, suffix)
+
+
+def _parent(folder: str) -> str:
+    return folder.rpartition("/")[0]
+
+
+def _ancestors(folder: str) -> Iterator[str]:
+    """Yield a folder and all folders above it."""
+    yield folder
+    while folder:
+        folder = _parent(folder)
+        yield folder
+
+
+def _common_folder(folders: Iterable[str]) -> str:
+    """Return the innermost folder that holds all these folders."""
+    split = [folder.split("/") for folder in folders]
+    first, last = min(split), max(split)
+    depth = 0
+    while depth < min(len(first), len(last)) and first[depth] == last[depth]:
+        depth += 1
+    return "/".join(first[:depth])

@@ -1,0 +1,373 @@
+"""Rows of an index, in memory and in a Parquet file: first the files, then the series."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from scanloom.core import Reason
+from scanloom.io.dicom.header.elements import EncodedElements
+from scanloom.io.index.inspection import FileInfo, SeriesInfo
+from scanloom.io.index.series import SeriesFiles
+from scanloom.io.index.walk import FileEntry
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+INDEX_VERSION = "7"
+"""File format version; stored with scanloom's own, as another release may classify differently."""
+
+_VERSION_FIELD = b"scanloom.index"
+_KEY_FIELD = b"scanloom.key"
+_FILE_COUNT_FIELD = b"scanloom.files"
+_FILE_COLUMNS = ("path", "size", "mtime_ns", "inode", "unopened", "reason", "group", "gzipped")
+_STATE_COLUMNS = _FILE_COLUMNS[:5]
+_INFO_COLUMNS = ("kind", "gzipped", "study", "series", "look_reason", "detail", "common", "own")
+_SERIES_COLUMNS = ("id", "study_id", "series_kind", "study_uid", "series_uid", "slices")
+_RENAMED = {"reason": "series_reason", "detail": "series_detail"}
+
+_RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
+_OPENED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # not a fault of the file
+_NO_ELEMENTS = EncodedElements(b"", b"")
+
+
+class IndexedSeries(NamedTuple):
+    """One series of the index.
+
+    Parameters
+    ----------
+    id : str
+        Its case ID; empty if its files can't be read.
+    study : str
+        Keyed ID of the study; empty if absent.
+    kind : str
+        Name of the format in `scanloom.io.formats.FORMATS`.
+    study_uid, series_uid : str
+    files : tuple of int
+        Its slices, by their rows in the index; for a skipped series, all its files.
+    slices : bool
+        Whether any of them may be a slice. A series without slices is counted, but can't be
+        selected.
+    what : Description
+        Its metadata, and the result that reading it would have. The last fields may identify a
+        patient.
+    """
+
+    id: str
+    study: str
+    kind: str
+    study_uid: str
+    series_uid: str
+    files: tuple[int, ...]
+    slices: bool
+    what: SeriesInfo
+
+    @property
+    def reason(self) -> Reason | None:
+        """Reason for which the series gives no volume, or None if it gives one."""
+        return Reason[self.what.reason] if self.what.reason else None
+
+    @property
+    def status(self) -> str:
+        """Outcome of the series: used, skipped, ambiguous or failed."""
+        return "used" if self.reason is None else self.reason.outcome
+
+
+@dataclass(eq=False)
+class IndexTable:
+    """Properties of each file, one list per property, and the series that the files form.
+
+    Parameters
+    ----------
+    entries : list of Entry
+    reasons : list of str
+        Code of the reason for which a file is not part of a used series; empty if the reason of
+        its series applies.
+    groups : list of int
+        Index of the file's series in `series`; -1 if it belongs to none.
+    gzipped : list of bool
+    series : list of IndexedSeries
+    looks : callable
+        Returns the `FileInfo` of each file; it may have to be read first.
+    """
+
+    entries: list[FileEntry]
+    reasons: list[str]
+    groups: list[int]
+    gzipped: list[bool]
+    series: list[IndexedSeries]
+    looks: Callable[[], list[FileInfo]]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class StoredIndex:
+    """Rows read from a file; columns of `looks` are read when they are first needed.
+
+    Parameters
+    ----------
+    path : Path
+        The Parquet file.
+    table : pyarrow.Table
+        All columns of the files except those of `looks`.
+    """
+
+    def __init__(self, path: Path, table: pa.Table) -> None:
+        self._path, self._table = path, table
+        self.reasons: list[str] = table.column("reason").to_pylist()
+        self.groups: list[int] = table.column("group").to_pylist()
+        self.series = _read_series(path, self.groups)
+        if not set(self.reasons) <= {"", *(reason.code for reason in Reason)}:
+            raise ValueError("unknown reason code in the index")
+
+    @cached_property
+    def looks(self) -> list[FileInfo]:
+        """Stored inspection result of each file."""
+        return _read_infos(self._path)
+
+    def is_whole(self) -> bool:
+        """Return whether `looks` can be read too; damage to them is not detected earlier."""
+        try:
+            return len(self.looks) == len(self._table)
+        except _read_errors():
+            return False
+
+    def rows_of(self, entries: list[FileEntry]) -> IndexTable | None:
+        """Return the rows if exactly these files are stored, unchanged, and none needs a retry."""
+        if len(entries) != len(self._table) or self._to_retry():
+            return None
+        table = self._table
+        equal = (
+            np.array_equal(table.column(name).to_numpy(), np.fromiter(values, kind, len(entries)))
+            for name, kind, values in (
+                ("size", np.int64, (e.size for e in entries)),
+                ("mtime_ns", np.int64, (e.mtime_ns for e in entries)),
+                ("inode", np.uint64, (e.inode for e in entries)),
+            )
+        )
+        if not all(equal) or table.column("unopened").to_pylist() != _unopened(entries):
+            return None
+        if table.column("path").to_pylist() != [os.fsencode(e.path) for e in entries]:
+            return None
+        return self._rows(entries)
+
+    def rows(self) -> IndexTable:
+        """Return all rows, with the file states stored in the index."""
+        return self._rows(
+            [
+                FileEntry(os.fsdecode(path), size, time, inode, Reason[code] if code else None)
+                for path, size, time, inode, code in self._states()
+            ]
+        )
+
+    def unchanged(self, entries: Sequence[FileEntry]) -> list[int]:
+        """Return the row of each file; -1 if the file is new, changed or must be retried."""
+        to_retry = self._to_retry()
+        row_of = {state: n for n, state in enumerate(self._states()) if n not in to_retry}
+        return [
+            row_of.get((os.fsencode(e.path), e.size, e.mtime_ns, e.inode, code), -1)
+            for e, code in zip(entries, _unopened(entries), strict=True)
+        ]
+
+    def _rows(self, entries: list[FileEntry]) -> IndexTable:
+        gzipped = self._table.column("gzipped").to_pylist()
+        return IndexTable(
+            entries, self.reasons, self.groups, gzipped, self.series, lambda: self.looks
+        )
+
+    def _states(self) -> Iterable[tuple[Any, ...]]:
+        columns = (self._table.column(name).to_pylist() for name in _STATE_COLUMNS)
+        return zip(*columns, strict=True)
+
+    def _to_retry(self) -> set[int]:
+        """Return the rows of files that must be opened again although they have not changed.
+
+        An unreadable file may become readable without a visible change; other reasons are marked
+        for a retry.
+        """
+        failed = {n for n, reason in enumerate(self.reasons) if reason in _OPENED_AGAIN}
+        failed.update(
+            n for series in self.series if series.what.reason in _RETRIED for n in series.files
+        )
+        unopened = self._table.column("unopened")
+        return {n for n in failed if not unopened[n].as_py()}
+
+
+def make_table(
+    entries: list[FileEntry],
+    infos: list[FileInfo],
+    groups: Sequence[SeriesFiles],
+    series: list[IndexedSeries],
+) -> IndexTable:
+    """Return the rows of files that were inspected and grouped."""
+    reasons = [info.reason for info in infos]
+    numbers = [-1] * len(entries)
+    for number, (group, indexed) in enumerate(zip(groups, series, strict=True)):
+        for n in indexed.files:
+            numbers[n] = number
+        for n in group.members:
+            reasons[n] = ""  # that of the series; detached voxels alone would not be an image
+    return IndexTable(
+        entries, reasons, numbers, [info.gzipped for info in infos], series, lambda: infos
+    )
+
+
+_NO_ROWS = IndexTable([], [], [], [], [], list)
+
+
+def write_index(rows: IndexTable, path: Path, fingerprint: str) -> None:
+    """Write rows to a Parquet file: first the files, then the series.
+
+    Raises
+    ------
+    OSError
+        If the file can't be written.
+    """
+    from pyarrow import parquet
+
+    metadata = {
+        _VERSION_FIELD: _version(),
+        _KEY_FIELD: fingerprint.encode(),
+        _FILE_COUNT_FIELD: str(len(rows)).encode(),
+    }
+    parquet.write_table(
+        _table(rows).replace_schema_metadata(metadata),
+        path,
+        compression="zstd",
+        compression_level=1,
+        write_page_checksum=True,
+    )
+
+
+def read_index(path: Path, fingerprint: str) -> StoredIndex | None:
+    """Return the stored rows; None if the file is missing, outdated, damaged or of another key."""
+    try:
+        with _open_parquet(path) as file:
+            metadata = file.schema_arrow.metadata or {}
+            if metadata.get(_VERSION_FIELD) != _version():
+                return None
+            if metadata.get(_KEY_FIELD) != fingerprint.encode():
+                return None
+            if not file.schema_arrow.equals(_table(_NO_ROWS).schema):
+                return None
+            table = file.read(columns=list(_FILE_COLUMNS)).slice(
+                0, int(metadata[_FILE_COUNT_FIELD])
+            )
+            return StoredIndex(path, table)
+    except _read_errors():
+        return None
+
+
+def _open_parquet(path: Path) -> parquet.ParquetFile:
+    """Open the file; a page with a wrong checksum raises OSError."""
+    from pyarrow import parquet
+
+    if not path.is_file():
+        raise FileNotFoundError
+    return parquet.ParquetFile(path, page_checksum_verification=True)
+
+
+def _read_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions raised by reading a damaged or foreign file."""
+    import pyarrow as pa
+
+    return OSError, LookupError, TypeError, ValueError, pa.ArrowException
+
+
+def _version() -> bytes:
+    return f"{INDEX_VERSION} {version('scanloom')}".encode()
+
+
+def _unopened(entries: Iterable[FileEntry]) -> list[str]:
+    return ["" if entry.reason is None else entry.reason.code for entry in entries]
+
+
+def _table(rows: IndexTable) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.concat_tables([_file_table(rows), _series_table(rows)], promote_options="default")
+
+
+def _file_table(rows: IndexTable) -> pa.Table:
+    import pyarrow as pa
+
+    entries, infos = rows.entries, rows.looks()
+    elements = [info.packed or _NO_ELEMENTS for info in infos]
+    texts = pa.dictionary(pa.int32(), pa.string())
+    columns: dict[str, tuple[list[Any], pa.DataType]] = {
+        "path": ([os.fsencode(e.path) for e in entries], pa.binary()),
+        "size": ([e.size for e in entries], pa.int64()),
+        "mtime_ns": ([e.mtime_ns for e in entries], pa.int64()),
+        "inode": ([e.inode for e in entries], pa.uint64()),
+        "unopened": (_unopened(entries), texts),
+        "reason": (rows.reasons, texts),
+        "group": (rows.groups, pa.int32()),
+        "gzipped": (rows.gzipped, pa.bool_()),
+        "kind": ([info.kind for info in infos], texts),
+        "study": ([info.study for info in infos], texts),
+        "series": ([info.series for info in infos], texts),
+        "look_reason": ([info.reason for info in infos], texts),
+        "detail": ([info.detail for info in infos], texts),
+        "common": ([e.common for e in elements], pa.dictionary(pa.int32(), pa.binary())),
+        "own": ([e.own for e in elements], pa.binary()),
+    }
+    return pa.table({name: pa.array(values, kind) for name, (values, kind) in columns.items()})
+
+
+def _series_table(rows: IndexTable) -> pa.Table:
+    import pyarrow as pa
+
+    lists = {"shape": pa.int32(), "spacing": pa.float64()}
+    kinds = {name: pa.list_(pa.field("element", kind)) for name, kind in lists.items()}
+    kinds |= {"number": pa.int64(), "contrast": pa.bool_(), "slices": pa.bool_()}
+    columns: dict[str, list[Any]] = {
+        name: [series[n] for series in rows.series]
+        for name, n in zip(_SERIES_COLUMNS, (0, 1, 2, 3, 4, 6), strict=True)
+    }
+    for n, name in enumerate(SeriesInfo._fields):
+        columns[_RENAMED.get(name, name)] = [series.what[n] for series in rows.series]
+    return pa.table(
+        {name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()}
+    )
+
+
+def _read_series(path: Path, groups: Sequence[int]) -> list[IndexedSeries]:
+    info_columns = [_RENAMED.get(name, name) for name in SeriesInfo._fields]
+    with _open_parquet(path) as file:
+        first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
+        table = file.read(columns=[*_SERIES_COLUMNS, *info_columns]).slice(first)
+    files: list[list[int]] = [[] for _ in range(len(table))]
+    for n, group in enumerate(groups):
+        if group >= 0:
+            files[group].append(n)
+    all_series = []
+    for row, members in zip(table.to_pylist(), files, strict=True):
+        info = SeriesInfo(*(row[name] for name in info_columns))
+        info = info._replace(shape=tuple(info.shape), spacing=tuple(info.spacing))
+        if info.reason:
+            Reason[info.reason]  # KeyError for an unknown code
+        *ids, slices = (row[name] for name in _SERIES_COLUMNS)
+        all_series.append(IndexedSeries._make((*ids, tuple(members), slices, info)))
+    return all_series
+
+
+def _read_infos(path: Path) -> list[FileInfo]:
+    with _open_parquet(path) as file:
+        first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
+        table = file.read(columns=list(_INFO_COLUMNS)).slice(0, first)
+    *texts, shared, own = (table.column(name).to_pylist() for name in _INFO_COLUMNS)
+    interned: dict[bytes, bytes] = {}
+    elements = (
+        EncodedElements(interned.setdefault(common, common), per_file) if per_file else None
+        for common, per_file in zip(shared, own, strict=True)
+    )
+    return [FileInfo(*row) for row in zip(*texts, elements, strict=True)]

@@ -1,0 +1,400 @@
+"""List of the files at some paths: each file once, with its state, in a fixed order.
+
+The state (size, modification time, inode) shows later whether a file has changed. Only a DICOMDIR
+and archives are opened here, to list their members.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.layout import EARLY_ENTRIES, OUTPUT_ENTRIES, is_output_folder
+from scanloom.io.system.archives import ARCHIVE_SUFFIXES, MEMBER_SEPARATOR, is_archive, list_members
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+BIDS_MARKER = "dataset_description.json"
+"""File that marks a folder as a BIDS dataset."""
+BIDS_EXCLUDED = ("derivatives", "sourcedata")
+"""Folders of a BIDS dataset that do not hold its scans; used only if given explicitly."""
+DICOMDIR = "DICOMDIR"
+
+_FILE_ID = 0x00041500  # ReferencedFileID
+_RECORDS = 0x00041220  # DirectoryRecordSequence
+_UNDEFINED_LENGTH = 0xFFFFFFFF  # of a sequence that ends with a delimiter
+_STATE = struct.Struct("<qqQ")  # size, mtime_ns, inode
+_by_name = attrgetter("name")
+
+
+class FileEntry(NamedTuple):
+    """A file that was found.
+
+    Parameters
+    ----------
+    path : str
+        Absolute; for an archive member: path of the archive, `MEMBER_SEPARATOR`, name of the
+        member.
+    size, mtime_ns, inode : int
+        State of the file, which shows whether it changed; 0 if it can't be queried.
+    reason : Reason or None
+        Reason for which the file is not opened.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    reason: Reason | None = None
+
+
+def list_files(
+    paths: Sequence[Path | str],
+    many: int = 0,
+    on_many: Callable[[], None] | None = None,
+    out: Path | None = None,
+    *,
+    archives: bool = False,
+) -> list[FileEntry]:
+    """List files, folders with all folders below, archives, DICOMDIRs and glob patterns.
+
+    Links to files and folders are followed; each folder is entered once. Unreadable files, pipes,
+    sockets and devices are listed with a reason, and not opened. Files that scanloom wrote to an
+    output folder are skipped, unless that folder or a path inside it was given explicitly.
+
+    Parameters
+    ----------
+    paths : sequence of Path or str
+    many : int
+        Number of files above which `on_many` is called.
+    on_many : callable or None
+        Called once, while the remaining files are listed: starts worker processes, for example.
+    out : Path or None
+        The caller's output folder; its results are skipped even if it was given explicitly.
+    archives : bool
+        Whether to list the members of archives inside folders too.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if a path does not exist.
+    """
+    entries: dict[str, FileEntry] = {}
+    explicit = [os.path.abspath(path) for path in paths]
+    roots = [root for path in explicit for root in _expand(path)]
+    listed_below = frozenset(roots)
+    walker = _Walker(explicit, out, archives=archives)
+    for root in sorted(roots, key=len, reverse=True):  # a given path is never excluded
+        for entry in _list_root(root, walker):
+            if entry.reason is Reason.NESTED_ARCHIVE and entry.path in listed_below:
+                continue
+            entries.setdefault(entry.path, entry)
+            if on_many and len(entries) > many:
+                on_many()
+                on_many = None
+    for entry in walker.linked():
+        entries.setdefault(entry.path, entry)
+    return _mark_duplicate_links(list(entries.values()), walker.links)
+
+
+def stamp_of(entries: Iterable[FileEntry]) -> str:
+    """Return a hash of size, modification time and inode of files, whatever their paths.
+
+    Files with the same stamp are unchanged; with another stamp, they may have changed. A change
+    with an unchanged size, inode and modification time (reset on purpose) is missed.
+    """
+    states = sorted(_STATE.pack(entry.size, entry.mtime_ns, entry.inode) for entry in entries)
+    return hashlib.blake2b(b"".join(states), digest_size=16).hexdigest()
+
+
+def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
+    """Refuse paths without any file, before other work is done.
+
+    The parameters are those of `list_files`.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if a path does not exist; NO_IMAGES if no path has a file, such as the mount
+        point of a disk that is not mounted.
+    """
+    explicit = [os.path.abspath(path) for path in paths]
+    walker = _Walker(explicit, out)
+    roots = [root for path in explicit for root in _expand(path)]
+    files = (entry for root in roots for entry in _list_root(root, walker))
+    if next(itertools.chain(files, walker.linked()), None) is None:
+        raise ScanError(Reason.NO_IMAGES, "there is no file at any of these paths")
+
+
+def _expand(path: str) -> list[str]:
+    """Return the path itself, or the paths that match it as a glob pattern."""
+    if os.path.lexists(path):
+        return [path]
+    if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):
+        return _outside_outputs(matching, path)
+    raise ScanError(Reason.NOT_FOUND, "a given path does not exist")
+
+
+def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
+    """Return the matches of a pattern, without results in output folders that it does not name."""
+    n_literal = next(n for n, name in enumerate(Path(pattern).parts) if glob.has_magic(name))
+    known: dict[str, bool] = {}
+
+    def is_result(path: str) -> bool:
+        names = Path(path).parts
+        for n in range(n_literal, len(names)):
+            if names[n] in OUTPUT_ENTRIES:
+                folder = str(Path(*names[:n]))
+                if folder not in known:
+                    known[folder] = is_output_folder(folder, os.listdir(folder))
+                if known[folder]:
+                    return True
+        return False
+
+    return [path for path in matching if not is_result(path)]
+
+
+def _list_root(path: str, walker: _Walker) -> Iterable[FileEntry]:
+    if os.path.isdir(path):
+        return walker.below(path)
+    if is_archive(path):
+        return _list_archive(path)
+    if os.path.basename(path).upper() == DICOMDIR and os.path.isfile(path):
+        return _list_dicomdir(path)
+    return [_entry(path)]
+
+
+def _entry(path: str) -> FileEntry:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return FileEntry(path, 0, 0, 0, Reason.UNREADABLE)
+    return _entry_of_state(path, state)
+
+
+def _entry_of_state(path: str, state: os.stat_result, reason: Reason | None = None) -> FileEntry:
+    """Return the entry of an existing file; reading anything but a regular file may never end."""
+    if not stat.S_ISREG(state.st_mode):
+        reason = reason or Reason.NOT_AN_IMAGE
+    return FileEntry(path, state.st_size, state.st_mtime_ns, state.st_ino, reason)
+
+
+class _Walker:
+    """Lists folders recursively; linked folders come last, so that real paths take precedence.
+
+    Parameters
+    ----------
+    explicit : iterable of str
+        Explicitly given folders, which are never excluded.
+    out : Path or None
+        The caller's output folder.
+    archives : bool
+        Whether to list the members of archives that were not given explicitly.
+    """
+
+    def __init__(
+        self, explicit: Iterable[str] = (), out: Path | None = None, *, archives: bool = False
+    ) -> None:
+        self.links: set[str] = set()  # paths of entries that are links to files
+        self._archives = archives
+        self._explicit = frozenset(explicit)
+        self._out = _identity(out)
+        self._entered: set[tuple[int, int]] = set()
+        self._linked: list[tuple[str, Reason | None]] = []
+
+    def below(self, root: str, root_reason: Reason | None = None) -> Iterator[FileEntry]:
+        """Yield the files of a folder and of all folders below it, ordered by name."""
+        waiting = [(root, root_reason)]
+        while waiting:
+            folder, reason = waiting.pop()
+            try:
+                state = os.stat(folder)
+                with os.scandir(folder) as listing:
+                    children = sorted(listing, key=_by_name)
+            except OSError:
+                yield FileEntry(folder, 0, 0, 0, Reason.UNREADABLE)
+                continue
+            identity = state.st_dev, state.st_ino
+            if identity in self._entered:
+                continue
+            self._entered.add(identity)
+            names = [child.name for child in children]
+            bids = BIDS_MARKER in names
+            if results := self._results(folder, identity, names):
+                children = [child for child in children if child.name not in results]
+            folders: list[tuple[str, Reason | None]] = []
+            for child in children:
+                excluded = Reason.LEFT_OUT if bids and child.name in BIDS_EXCLUDED else reason
+                try:
+                    entry = self._child_entry(child, excluded, folders)
+                except OSError:
+                    entry = FileEntry(child.path, 0, 0, 0, Reason.UNREADABLE)
+                if entry is None:
+                    continue
+                if entry.reason is Reason.NESTED_ARCHIVE and self._archives:
+                    yield from _list_archive(entry.path)
+                else:
+                    yield entry
+            waiting.extend(reversed(folders))
+
+    def linked(self) -> Iterator[FileEntry]:
+        """Yield the files of linked folders that were not listed yet."""
+        while self._linked:
+            yield from self.below(*self._linked.pop(0))
+
+    def _results(self, folder: str, identity: tuple[int, int], names: list[str]) -> frozenset[str]:
+        """Return the names in a folder that scanloom wrote, or is about to write, as results."""
+        is_own = identity == self._out
+        if (is_own or folder not in self._explicit) and is_output_folder(folder, names):
+            return OUTPUT_ENTRIES
+        return EARLY_ENTRIES if is_own else frozenset()
+
+    def _child_entry(
+        self,
+        child: os.DirEntry[str],
+        reason: Reason | None,
+        folders: list[tuple[str, Reason | None]],
+    ) -> FileEntry | None:
+        """Return the entry of a file; None for a folder, which is added to a list."""
+        if child.is_dir(follow_symlinks=False):
+            folders.append((child.path, reason))
+            return None
+        if not child.is_file():
+            if child.is_dir():
+                self._linked.append((child.path, reason))
+                return None
+        elif child.is_symlink():
+            self.links.add(child.path)
+        elif reason is None and child.name.lower().endswith(ARCHIVE_SUFFIXES):
+            reason = Reason.NESTED_ARCHIVE
+        return _entry_of_state(child.path, child.stat(), reason)
+
+
+def _identity(folder: Path | None) -> tuple[int, int] | None:
+    """Return device and inode of a folder, which identify it; None if it does not exist."""
+    try:
+        state = folder.stat() if folder else None
+    except OSError:
+        return None
+    return (state.st_dev, state.st_ino) if state else None
+
+
+def _mark_duplicate_links(entries: list[FileEntry], links: set[str]) -> list[FileEntry]:
+    """Mark links to files that are entries themselves or the target of an earlier link."""
+    if not links:
+        return entries
+    inodes = {e.inode for e in entries if e.path in links}
+    files = {e.path.split(MEMBER_SEPARATOR)[0] for e in entries if e.inode in inodes}
+    real = {os.path.realpath(path) for path in files if path not in links}
+    marked = []
+    for entry in entries:
+        if entry.path in links:
+            target = os.path.realpath(entry.path)
+            if target in real:
+                marked.append(entry._replace(reason=entry.reason or Reason.DUPLICATE_LINK))
+                continue
+            real.add(target)
+            if target.lower().endswith(ARCHIVE_SUFFIXES):
+                entry = entry._replace(reason=entry.reason or Reason.NESTED_ARCHIVE)
+        marked.append(entry)
+    return marked
+
+
+def _list_archive(path: str) -> list[FileEntry]:
+    """Return the members of an archive; the archive itself if it is empty or unusable."""
+    archive = _entry(path)
+    if archive.reason is not None:
+        return [archive]
+    try:
+        members = list_members(Path(path))
+    except ScanError as error:
+        return [archive._replace(reason=error.reason)]
+    if not members:
+        return [archive._replace(reason=Reason.NO_IMAGES)]
+    return [
+        FileEntry(path + MEMBER_SEPARATOR + name, size, archive.mtime_ns, archive.inode, reason)
+        for name, size, reason in members
+    ]
+
+
+def _list_dicomdir(path: str) -> list[FileEntry]:
+    """Return the DICOMDIR itself and the files that its records reference (PS3.3 F.3)."""
+    root = os.path.dirname(path)
+    try:
+        file_ids = dict.fromkeys(_file_ids(Path(path)))
+    except ScanError as error:
+        return [_entry(path)._replace(reason=error.reason)]
+    entries = [_entry(path)._replace(reason=Reason.NOT_AN_IMAGE)]
+    for components in file_ids:
+        file = _resolve(root, components)
+        if file is None:
+            missing = os.path.join(root, *(name.replace(os.sep, "_") for name in components))
+            entries.append(FileEntry(missing, 0, 0, 0, Reason.NOT_FOUND))
+        else:
+            entries.append(_entry(file))
+    return entries
+
+
+def _file_ids(path: Path) -> Iterator[tuple[str, ...]]:
+    from pydicom import dcmread
+
+    from scanloom.io.dicom.header.header import pydicom_muted
+
+    try:
+        with pydicom_muted():
+            directory = dcmread(path, force=True)
+            _check_complete(directory)
+            records = directory.get("DirectoryRecordSequence") or ()
+            ids = [record.get_item(_FILE_ID) for record in records if _FILE_ID in record]
+            texts = [_text(element.value) for element in ids]
+    except Exception as exc:  # foreign data, foreign code
+        detail = f"a DICOMDIR can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.DAMAGED, detail) from exc
+    return (tuple(name.strip() for name in text.split("\\")) for text in texts if text)
+
+
+def _check_complete(directory: Dataset) -> None:
+    """Refuse a truncated DICOMDIR, of which pydicom returns the records before its end."""
+    stored: Any = directory.get_item(_RECORDS) if _RECORDS in directory else None
+    value = getattr(stored, "value", None)
+    if isinstance(value, bytes) and len(value) < stored.length < _UNDEFINED_LENGTH:
+        raise EOFError
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("latin-1").strip(" \0")
+    return value if isinstance(value, str) else "\\".join(map(str, value or ()))  # type: ignore[call-overload]
+
+
+def _resolve(root: str, components: tuple[str, ...]) -> str | None:
+    """Return the path of a File ID, whatever its case; None if it is not a file below the root."""
+    path = root
+    for name in components:
+        if name in ("", ".", "..") or os.sep in name or "\0" in name:
+            return None
+        if not os.path.lexists(os.path.join(path, name)):
+            name = _name_on_disc(path, name)
+        path = os.path.join(path, name)
+    real, prefix = os.path.realpath(path), os.path.realpath(root) + os.sep
+    return path if real.startswith(prefix) and os.path.isfile(real) else None
+
+
+def _name_on_disc(folder: str, name: str) -> str:
+    """Return a name as the folder has it: a mounted disc may show it in lower case or with ";1"."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return name
+    matching = [n for n in names if n.lower().removesuffix(";1").removesuffix(".") == name.lower()]
+    return min(matching, default=name)

@@ -1,0 +1,1 @@
+"""Files of an output folder: layout, case folders, tables, crosswalk, failures."""

@@ -1,0 +1,198 @@
+"""Builds and publishes case folders: a case folder that exists is complete.
+
+A case is built in `OUT/.work/`. Every file and folder is synced to the disk (fsync), then one
+rename moves the case to `OUT/cases/<name>/`. The name is the case id, unless names of sources are
+requested. `scanloom.io.output.work_folder` documents the names in `.work`, how a published case is
+replaced, and the recovery from an interruption.
+
+`SHA256SUMS` lists every file but itself and `timing.json`: the timing is the one file that differs
+between two equal runs, and the checksums must not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.crosswalk import SourceRecord, add_sources
+from scanloom.io.output.file_names import CHECKSUMS, TIMING
+from scanloom.io.output.private import private_folder
+from scanloom.io.output.published import Provenance, read_provenance, store_file_stamps
+from scanloom.io.output.work_folder import WorkEntry
+from scanloom.io.system.atomic_write import fsync_path
+from scanloom.io.system.disk_errors import output_error
+
+
+def check_writable(out: Path) -> None:
+    """Check that a case can be built in `out`, which is left unchanged.
+
+    Raises
+    ------
+    ScanError
+        DISK_FULL or OUTPUT_UNWRITABLE.
+    """
+    with CaseFolder(out, "check"):
+        pass
+
+
+class CaseFolder:
+    """A case folder being built; leaving the block without `publish` removes it.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder; created if missing, and removed again if it stays empty.
+    name : str
+        Name of the published folder: the case id, or another name without dots.
+    fingerprint : str or None
+        Fingerprint of the key that made the ids, for `OUT/private/`; None does not claim `out`.
+
+    Raises
+    ------
+    ScanError
+        DISK_FULL or OUTPUT_UNWRITABLE, for every OSError between entering and leaving the block.
+    """
+
+    def __init__(self, out: Path, name: str, fingerprint: str | None = None) -> None:
+        self.out, self.name, self.fingerprint = out, name, fingerprint
+        self.path = out / ".work" / str(WorkEntry.of_this_process(name))
+
+    def __enter__(self) -> Self:
+        self._created = _missing_folders(self.path.parent)
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as exc:
+            self._undo()
+            raise output_error(exc) from exc
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._undo()
+        if isinstance(error, OSError):
+            raise output_error(error) from error
+
+    def publish(self, *, replace: bool = False, source: SourceRecord | None = None) -> Path:
+        """Sync the case to the disk and rename it to `OUT/cases/<name>`.
+
+        Parameters
+        ----------
+        replace : bool
+            Replace an existing result of another recipe. A result of the same recipe is always
+            replaced if the content of its source was different.
+        source : Source or None
+            The source of the case, for the crosswalk.
+
+        Returns
+        -------
+        Path
+            `OUT/cases/<name>`.
+
+        Raises
+        ------
+        ScanError
+            STALE if a result of another recipe exists and `replace` is false; KEY_MISMATCH if OUT
+            was claimed for another key in the meantime.
+        OSError
+            If writing fails; leaving the block converts it to ScanError.
+        """
+        target = self.out / "cases" / self.name
+        if target.exists() and not replace:
+            published, built = _provenance(target), _provenance(self.path)
+            if published is None or built is None or published.recipe != built.recipe:
+                raise ScanError(Reason.STALE, "the case folder already exists")
+            if published.source == built.source:
+                return target  # another process was given the same case and finished first
+        _write_checksums(self.path)
+        if (self.path / TIMING).exists():
+            store_file_stamps(self.path)
+        _sync_tree(self.path)
+        self._created += _missing_folders(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self._recorded(source):  # the crosswalk has the case before it becomes visible
+            if target.exists():
+                self._replace(target)
+            else:
+                self.path.rename(target)
+        fsync_path(target.parent)
+        fsync_path(self.path.parent)
+        self._created = []
+        return target
+
+    def _replace(self, target: Path) -> None:
+        ready, old = self.path.with_suffix(".ready"), self.path.with_suffix(".old")
+        self.path.rename(ready)
+        fsync_path(ready.parent)
+        target.rename(old)
+        try:
+            ready.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)  # the next start removes any remains
+
+    @contextmanager
+    def _recorded(self, source: SourceRecord | None) -> Iterator[None]:
+        """Claim OUT for the key and record the source; on failure, OUT is left unclaimed."""
+        if self.fingerprint is None:
+            yield
+            return
+        with private_folder(self.out, self.fingerprint) as private:
+            if source is not None:
+                add_sources(private, [dataclasses.replace(source, folder=self.name)])
+            yield
+
+    def _undo(self) -> None:
+        for state in (".new", ".ready"):
+            shutil.rmtree(self.path.with_suffix(state), ignore_errors=True)
+        for folder in reversed(self._created):
+            with suppress(OSError):  # not empty: another process uses it
+                folder.rmdir()
+
+
+def _provenance(folder: Path) -> Provenance | None:
+    """Return the recipe and source hash of a case, or None if the case is damaged."""
+    try:
+        return read_provenance(folder)
+    except (OSError, ValueError):
+        return None
+
+
+def _write_checksums(folder: Path) -> None:
+    """Write SHA256SUMS in the format of `sha256sum --check`."""
+    lines = []
+    for path in _files(folder):
+        name = path.relative_to(folder).as_posix()
+        if name not in (CHECKSUMS, TIMING):
+            with path.open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _sync_tree(folder: Path) -> None:
+    """Sync all files to the disk, then all folders from the innermost outwards."""
+    for path in _files(folder):
+        fsync_path(path)
+    subfolders = sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True)
+    for path in (*subfolders, folder):
+        fsync_path(path)
+
+
+def _missing_folders(folder: Path) -> list[Path]:
+    """Return `folder` and its parents as far as they do not exist, the outermost first."""
+    return [p for p in (*reversed(folder.parents), folder) if not p.exists()]

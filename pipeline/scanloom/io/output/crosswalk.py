@@ -1,0 +1,275 @@
+"""The crosswalk `OUT/private/crosswalk.parquet`: the sources of case ids.
+
+A row records the source of a case. A scan that was found under two paths has two rows, the newest
+last. The table identifies patients: it is for the holders of the key, and leaves the private folder
+only on request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.core import DICOM, Reason, ScanError, Series
+from scanloom.io.output.private import CROSSWALK, PRIVATE, write_private
+from scanloom.io.session import current_session
+from scanloom.io.system.regular_files import open_regular_file
+from scanloom.io.system.unpacking import UnpackedFiles
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_HEADERS_READ = 8
+"""Files of a series that are searched for the patient's id before it is left empty."""
+
+_HEADER_COLUMNS = {
+    "patient_id": "PatientID",
+    "patient_name": "PatientName",
+    "accession_number": "AccessionNumber",
+    "study_date": "StudyDate",
+    "series_number": "SeriesNumber",
+    "series_description": "SeriesDescription",
+}
+"""Keywords of DICOM attributes, by column."""
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    r"""The source of a case. All fields but the first two can name a patient.
+
+    Parameters
+    ----------
+    id : str
+        The case id.
+    kind : str
+        A name of `scanloom.io.formats.FORMATS`.
+    path : str
+        Absolute path of the file, or of the innermost folder that contains all files. Bytes that
+        are not valid UTF-8 are written as `\xNN`.
+    files : int
+        Number of files.
+    folder : str
+        Name of the case's folder in `OUT/cases/`; empty for a case without a result.
+    study_uid, series_uid, patient_id, patient_name, accession_number, study_date, series_number,
+    series_description : str
+        Values of the DICOM header; empty if missing, and for other formats.
+    """
+
+    id: str
+    kind: str
+    path: str
+    files: int
+    folder: str = ""
+    study_uid: str = ""
+    series_uid: str = ""
+    patient_id: str = ""
+    patient_name: str = ""
+    accession_number: str = ""
+    study_date: str = ""
+    series_number: str = ""
+    series_description: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(SourceRecord))
+
+
+def source_from_series(series: Series, case_id: str) -> SourceRecord:
+    """Return the source of a series. For DICOM, the header of one readable file is read."""
+    attributes = _header_attributes(series.files) if series.kind == DICOM else {}
+    return SourceRecord(
+        id=case_id,
+        kind=series.kind,
+        path=path_text(common_parent(series.files)),
+        files=len(series.files),
+        study_uid=series.study_uid,
+        series_uid=series.series_uid,
+        **attributes,
+    )
+
+
+def common_parent(files: Sequence[Path]) -> str:
+    """Return the absolute path of the only file, or of the innermost folder of all files.
+
+    For unpacked files, the path of the compressed file or archive is used.
+    """
+    scratch = current_session().cache(UnpackedFiles)
+    return common_path({scratch.origin(file) for file in files})
+
+
+def add_sources(private: Path, sources: Sequence[SourceRecord]) -> None:
+    """Add rows to the crosswalk of a private folder that is locked (`private_folder`).
+
+    A row replaces an older row of the same id and path. If a row names no case folder, the one of
+    an older row of the same id is kept.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the existing crosswalk can't be read: it is never overwritten.
+    OSError
+        If the crosswalk can't be written.
+    """
+    table = _read(private / CROSSWALK)
+    affected = _with_ids(table, [row.id for row in sources])
+    before = _rows(table.filter(affected))
+    folders = {row.id: row.folder for row in before if row.folder}
+    added = [_in_folder(row, folders.get(row.id, "")) for row in sources]
+    after = {(row.id, row.path): row for row in before}
+    for row in added:
+        after.pop((row.id, row.path), None)  # the newest row comes last
+        after[row.id, row.path] = row
+    if tuple(after.values()) != before:
+        import pyarrow as pa
+        from pyarrow import compute, parquet
+
+        unaffected = table.filter(compute.invert(affected))
+        updated = pa.concat_tables([unaffected, _table(list(after.values()))])
+        write_private(private / CROSSWALK, lambda path: parquet.write_table(updated, path))
+
+
+def find_sources(out: Path, ids: Sequence[str]) -> tuple[SourceRecord, ...]:
+    """Return the rows of OUT's crosswalk that have one of these ids, oldest first.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    path = out / PRIVATE / CROSSWALK
+    if not path.exists():
+        return ()
+    table = _read(path)
+    return _rows(table.filter(_with_ids(table, ids)))
+
+
+def known_ids(out: Path) -> set[str]:
+    """Return all ids of OUT's crosswalk.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    path = out / PRIVATE / CROSSWALK
+    return set(_read(path).column("id").to_pylist()) if path.exists() else set()
+
+
+def case_folders(out: Path) -> dict[str, str]:
+    """Return the folder names in `OUT/cases/` of the cases with a result, by id.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    path = out / PRIVATE / CROSSWALK
+    if not path.exists():
+        return {}
+    table = _read(path)
+    rows = zip(table.column("id").to_pylist(), table.column("folder").to_pylist(), strict=True)
+    return {case_id: folder for case_id, folder in rows if folder}
+
+
+def ids_by_volume_file(out: Path) -> dict[str, set[str]]:
+    """Return the case ids of each volume file, by its path, as they were last recorded.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the crosswalk can't be read.
+    """
+    path = out / PRIVATE / CROSSWALK
+    ids: dict[str, set[str]] = {}
+    if path.exists():
+        from pyarrow import compute
+
+        table = _read(path)
+        volumes = table.filter(compute.not_equal(table.column("kind"), DICOM))
+        for row in latest_by_id(_rows(volumes)).values():
+            if row.files == 1:
+                ids.setdefault(row.path, set()).add(row.id)
+    return ids
+
+
+def latest_by_id(sources: Iterable[SourceRecord]) -> dict[str, SourceRecord]:
+    """Return the last row of each id."""
+    return {row.id: row for row in sources}
+
+
+def _read(path: Path) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not path.exists():
+        return _table([])
+    try:
+        with open_regular_file(path) as plain, parquet.ParquetFile(plain) as file:
+            return file.read().select(list(COLUMNS)).cast(_table([]).schema)
+    except (OSError, KeyError, ValueError, pa.ArrowException) as exc:
+        detail = (
+            f"{PRIVATE}/{CROSSWALK} can't be read ({type(exc).__name__}) and is not overwritten: "
+            "move it aside, and the next run makes a new one from the scans that it finds"
+        )
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+
+
+def _with_ids(table: pa.Table, ids: Sequence[str]) -> pa.ChunkedArray:
+    """Return a mask of the rows that have one of the ids."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    return compute.is_in(table.column("id"), value_set=pa.array(ids, pa.string()))
+
+
+def _rows(table: pa.Table) -> tuple[SourceRecord, ...]:
+    return tuple(SourceRecord(**row) for row in table.to_pylist())
+
+
+def _table(rows: Sequence[SourceRecord]) -> pa.Table:
+    import pyarrow as pa
+
+    types = {f.name: pa.int64() if f.type == "int" else pa.string() for f in fields(SourceRecord)}
+    columns = {name: [getattr(row, name) for row in rows] for name in types}
+    return pa.table(columns, pa.schema(types.items()))
+
+
+def _in_folder(row: SourceRecord, folder: str) -> SourceRecord:
+    return row if row.folder or not folder else replace(row, folder=folder)
+
+
+def _header_attributes(files: Sequence[Path]) -> dict[str, str]:
+    """Return the patient's attributes from the first readable header; empty if no file has any."""
+    from pydicom import dcmread
+
+    from scanloom.io.dicom.header.header import pydicom_muted
+
+    with pydicom_muted():
+        for path in files[:MAX_HEADERS_READ]:
+            try:
+                tags: list[Any] = list(_HEADER_COLUMNS.values())
+                header = dcmread(path, specific_tags=tags, stop_before_pixels=True, force=True)
+                values = {name: header.get(tag) for name, tag in _HEADER_COLUMNS.items()}
+                attributes = {name: _text(str(value or "")) for name, value in values.items()}
+            except Exception:  # noqa: BLE001, S112 the reader of the scan reports the error
+                continue
+            if any(attributes.values()):
+                return attributes
+    return {}
+
+
+def common_path(paths: Iterable[Path | str]) -> str:
+    """Return the only path, or the innermost folder that contains all paths; absolute."""
+    return os.path.commonpath([os.path.abspath(path) for path in paths])  # noqa: PTH100 keep links
+
+
+def path_text(path: str) -> str:
+    """Return a path as it is stored in the crosswalk; see `SourceRecord`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _text(text: str) -> str:
+    """Return text that UTF-8 can encode, without the NULs that pad header values."""
+    return text.replace("\0", "").strip().encode("utf-8", "backslashreplace").decode()

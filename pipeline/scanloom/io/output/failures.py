@@ -1,0 +1,118 @@
+"""Failure records `OUT/failed/<case id>.json`, which do not identify the source of a case."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scanloom.core import CaseRecord, Reason, ScanError
+from scanloom.core.reasons import reason_of
+from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.regular_files import read_regular_file
+
+FAILED = "failed"
+_MAX_RECORD_BYTES = 1 << 20
+"""Size limit of a record; a larger file was not written by scanloom."""
+
+_OUTPUT_REASONS = (
+    Reason.DISK_FULL,
+    Reason.OUTPUT_UNWRITABLE,
+    Reason.STALE,
+    Reason.RESULT_DAMAGED,
+    Reason.NEWER_VERSION,
+    Reason.KEY_MISMATCH,
+)
+"""Reasons that concern OUT and not the case."""
+
+
+def is_failure(record: CaseRecord) -> bool:
+    """Return whether a case belongs in `failed/`: it failed by itself, or awaits a choice."""
+    reason = record.reason
+    return reason is not None and reason.wanted and reason not in _OUTPUT_REASONS
+
+
+def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:
+    """Write the failure record of a case, in place of an older one.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    record : CaseRecord
+        Record with an id and a reason.
+    recipe : str
+        Hash of the recipe, as in `case.json`.
+    stamp : str
+        Stamp of the source's files, as in `Case`.
+
+    Raises
+    ------
+    OSError
+        If the record can't be written.
+    """
+    if record.reason is None or not record.id:
+        raise ValueError("a failure record requires a case id and a reason")
+    document = {
+        "schema": 1,
+        "case": record.id,
+        "outcome": record.reason.outcome,
+        "reason": record.reason.code,
+        "detail": record.detail,
+        "advice": record.reason.advice,
+        "retry": record.reason.retry,
+        "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
+        "recipe": recipe,
+        "source_stamp": stamp,
+    }
+    path = out / FAILED / f"{record.id}.json"
+    with suppress(OSError, ValueError, RecursionError):
+        if json.loads(read_regular_file(path, _MAX_RECORD_BYTES)) == document:
+            return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, lambda draft: write_json(draft, document))
+    return path
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason and detail of a failure in an earlier run."""
+
+    reason: Reason
+    detail: str
+
+
+def has_failed(out: Path, case_id: str) -> bool:
+    """Return whether the last attempt at a case failed."""
+    return (out / FAILED / f"{case_id}.json").exists()
+
+
+def failed_cases(out: Path) -> set[str]:
+    """Return the ids of the cases whose last attempt failed."""
+    return {path.stem for path in (out / FAILED).glob("*.json")}
+
+
+def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> Failure | None:
+    """Return the recorded failure of the same recipe on the same files, or None."""
+    path = out / FAILED / f"{case_id}.json"
+    try:
+        document = read_json(path, _MAX_RECORD_BYTES)
+        if document["recipe"] != recipe or document.get("source_stamp", "") != stamp:
+            return None
+        reason = reason_of(document["reason"])
+        return Failure(reason, str(document["detail"])) if reason.wanted else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
+        return None  # missing or not written by scanloom: the case is tried again
+
+
+def remove_failure(out: Path, case_id: str) -> None:
+    """Remove the failure record of a case that has a result now.
+
+    Raises
+    ------
+    OSError
+        If the record exists and can't be removed.
+    """
+    (out / FAILED / f"{case_id}.json").unlink(missing_ok=True)

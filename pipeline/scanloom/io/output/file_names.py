@@ -1,0 +1,54 @@
+"""File names of a case folder, shared by writers and read-back.
+
+========================================  ==================================================
+`segmentation.nii.gz`                     the label map of the first layer
+`segmentation-2.nii.gz`                   the label map of the second layer (overlaps)
+`segmentation_rect.nii.gz`                a sheared scan's labels on a rectangular grid
+`<model>-segmentation.nii.gz`             prefixed if the case has several models
+`segments.json`                           the structures: their files and numbers
+`dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
+`dicom/segmentation_rect.dcm`             the same on the rectangular grid
+`split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
+`image.nii.gz`                            the scan as it was read
+========================================  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+IMAGE = "image.nii.gz"
+SEGMENTS = "segments.json"
+MEASUREMENTS_CSV = "measurements.csv"
+MEASUREMENTS_JSON = "measurements.json"
+CASE = "case.json"
+TIMING = "timing.json"
+CHECKSUMS = "SHA256SUMS"
+
+Stem = Literal["segmentation", "segmentation_rect"]
+
+
+def label_map_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
+    """Return the name of a label map; `layer` counts from 0; `models` lists the case's models."""
+    return f"{_prefix(model, models)}{stem}{_number(layer)}.nii.gz"
+
+
+def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> str:
+    """Return the name of a DICOM SEG; `layer` counts from 0; `models` lists the case's models."""
+    return f"dicom/{_prefix(model, models)}{stem}{_number(layer)}.dcm"
+
+
+def mask_name(label: str, model: str, models: Sequence[str]) -> str:
+    """Return the name of the mask of one structure; `models` lists the case's models."""
+    return f"split/{_prefix(model, models)}{label}.nii.gz"
+
+
+def _prefix(model: str, models: Sequence[str]) -> str:
+    if model not in models or len(set(models)) != len(models):
+        raise ValueError(f"{model!r} must be one of {list(models)}, and these must be unique")
+    return f"{model}-" if len(models) > 1 else ""
+
+
+def _number(layer: int) -> str:
+    return f"-{layer + 1}" if layer else ""

@@ -1,0 +1,159 @@
+"""Layout of an output folder: its recognition, its entries and its published cases."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.private import CROSSWALK, KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES, PRIVATE
+from scanloom.io.output.published import check_files
+from scanloom.io.system.regular_files import read_regular_file
+
+CASES = "cases"
+EARLY_ENTRIES = frozenset({".work", "runs", PRIVATE})
+"""Entries that a run creates before the folder is recognizable as an output folder."""
+OUTPUT_ENTRIES = EARLY_ENTRIES | {
+    CASES,
+    "failed",
+    "report",
+    "bids",
+    *(f"{table}.{kind}" for table in ("manifest", "measurements") for kind in ("csv", "parquet")),
+}
+"""All entries that scanloom writes to an output folder."""
+_MAY_BE_EMPTY = frozenset({CASES, "failed"})
+"""Folders that a run may leave if it dies before its first result."""
+
+_CASE_NAME = re.compile(r"[^\W_][\w-]*")  # ids, and the names of `scanloom.io.output.source_names`
+_FINGERPRINT = re.compile(rb"[a-z2-7]{26}")
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""Exceptions when reading a file that was changed after its publication."""
+
+T = TypeVar("T")
+
+
+def is_output_folder(folder: str, inside: list[str]) -> bool:
+    """Return whether a folder is an output folder.
+
+    Parameters
+    ----------
+    folder : str
+        Path of the folder.
+    inside : list of str
+        Names of its entries.
+    """
+    if PRIVATE not in inside:
+        return False
+    file = Path(folder, PRIVATE, KEY_FINGERPRINT)
+    with suppress(OSError):
+        if _FINGERPRINT.fullmatch(read_regular_file(file, MAX_FINGERPRINT_BYTES).strip()):
+            return True
+    try:
+        file.lstat()
+    except PermissionError:  # the folder of another user
+        pass
+    except OSError:
+        return False
+    # The fingerprint is damaged or unreadable: a published case identifies the folder too
+    return CASES in inside and _contains_a_case(Path(folder, CASES))
+
+
+def _contains_a_case(cases: Path) -> bool:
+    """Return whether a folder in `cases` has a `case.json`."""
+    try:
+        with os.scandir(cases) as entries:
+            return any(os.path.lexists(os.path.join(entry.path, CASE)) for entry in entries)  # noqa: PTH118
+    except OSError:
+        return False
+
+
+def check_foreign_entries(out: Path) -> None:
+    """Refuse a folder with foreign files that scanloom would overwrite.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, which need not exist. A folder that was claimed for a key is accepted;
+        so is a folder that lost its fingerprint but has its crosswalk.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if a foreign entry has a name that scanloom writes to, or the folder can't
+        be read.
+    """
+    try:
+        foreign = _foreign(out)
+    except OSError as exc:
+        detail = f"the output folder can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+    if foreign is not None:
+        detail = f"{foreign} in the output folder was not written by scanloom: use another --out"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
+
+
+def _foreign(out: Path) -> str | None:
+    """Return the name of a foreign entry that scanloom would overwrite; None for a claimed OUT."""
+    if any(os.path.lexists(out / PRIVATE / name) for name in (KEY_FINGERPRINT, CROSSWALK)):
+        return None
+    for name in sorted(OUTPUT_ENTRIES - EARLY_ENTRIES):
+        path = out / name
+        empty = name in _MAY_BE_EMPTY and path.is_dir() and not any(path.iterdir())
+        if os.path.lexists(path) and not empty:
+            return name
+    return None
+
+
+def published_cases(out: Path) -> list[Path]:
+    """Return the folders of the published cases, sorted by name; foreign entries are ignored."""
+    try:
+        with os.scandir(out / CASES) as entries:
+            names = [entry.name for entry in entries if is_case_name(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [out / CASES / name for name in sorted(names)]
+
+
+def iter_cases(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Iterator[T]:
+    """Yield the result of `read` for the folder of each published case.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    read : callable
+        Function of a case folder, which opens no files outside it.
+    damaged : set of str
+        Receives the names of the cases whose files are missing, unreadable or changed.
+    """
+    for folder in published_cases(out):
+        try:
+            check_files(folder)
+            case = read(folder)
+        except _DAMAGE:
+            damaged.add(folder.name)
+        else:
+            yield case
+
+
+def read_case(folder: Path) -> dict[str, Any]:
+    """Return the document `case.json` of a published case.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the document is missing or damaged.
+    """
+    return read_json(folder / CASE)
+
+
+def is_case_name(name: str) -> bool:
+    """Return whether a folder in `cases/` with that name is a case folder."""
+    return _CASE_NAME.fullmatch(unicodedata.normalize("NFC", name)) is not None

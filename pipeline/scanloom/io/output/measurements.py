@@ -1,0 +1,103 @@
+"""Measurements of a case folder, as a table (CSV) and a document (JSON)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Measurement
+from scanloom.core.reasons import known_flags
+from scanloom.io.output.file_names import MEASUREMENTS_CSV, MEASUREMENTS_JSON
+from scanloom.io.output.json_file import read_json, write_json
+
+SIGNIFICANT_DIGITS = 7
+"""Significant digits of numbers: more than a measurement is accurate to, without noise digits."""
+
+_CORNERS = ("i_first", "j_first", "k_first", "i_last", "j_last", "k_last")
+COLUMNS = (
+    *(f.name for f in fields(Measurement) if f.name not in ("box", "components", "flags")),
+    *_CORNERS,
+    "components",
+    "flags",
+)
+"""Columns of `measurements.csv`, in order."""
+
+
+def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
+    """Write `measurements.csv` and `measurements.json`, one row per model and structure.
+
+    Unknown values are empty in the CSV and null in the JSON, never 0. Numbers have seven
+    significant digits in both. Flags are codes, separated by spaces in the CSV.
+    """
+    rows = [measurement_to_json(m) for m in measurements]
+    write_json(folder / MEASUREMENTS_JSON, {"schema": 1, "measurements": rows})
+    with (folder / MEASUREMENTS_CSV).open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(measurement_to_row(row) for row in rows)
+
+
+def read_measurements(folder: Path) -> tuple[Measurement, ...]:
+    """Read the measurements that `write_measurements` wrote, with seven digits.
+
+    Raises
+    ------
+    OSError, ValueError
+        If `measurements.json` is missing or malformed.
+    ScanError
+        NEWER_VERSION if a newer scanloom wrote it.
+    """
+    try:
+        return tuple(_measurement(row) for row in read_measurements_json(folder))
+    except (KeyError, TypeError) as exc:
+        raise ValueError("measurements.json is malformed") from exc
+
+
+def read_measurements_json(folder: Path) -> list[dict[str, Any]]:
+    """Read the measurements of a case folder as plain JSON objects.
+
+    Raises
+    ------
+    OSError, ValueError
+        If `measurements.json` is missing or malformed.
+    ScanError
+        NEWER_VERSION if a newer scanloom wrote it.
+    """
+    rows = read_json(folder / MEASUREMENTS_JSON).get("measurements")
+    if not isinstance(rows, list):
+        raise ValueError("measurements.json is malformed")  # noqa: TRY004
+    return rows
+
+
+def measurement_to_json(measurement: Measurement) -> dict[str, Any]:
+    """Return a measurement as a JSON object, as in `measurements.json` and `--json`."""
+    row = {f.name: getattr(measurement, f.name) for f in fields(measurement)}
+    row = {name: _rounded(v) if isinstance(v, float) else v for name, v in row.items()}
+    if measurement.box is not None:
+        row["box"] = [[int(n) for n in corner] for corner in measurement.box]
+    row["flags"] = [flag.code for flag in measurement.flags]
+    return row
+
+
+def measurement_to_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a plain measurement as a row of `COLUMNS`; unknown fields are left out."""
+    box = row["box"]
+    corners = [None] * 6 if box is None else [n for corner in box for n in corner]
+    cells = {**row, **dict(zip(_CORNERS, corners, strict=True)), "flags": " ".join(row["flags"])}
+    return {name: cells.get(name) for name in COLUMNS}
+
+
+def _measurement(row: dict[str, Any]) -> Measurement:
+    """Return the measurement of a plain row; missing fields get their defaults."""
+    box = row["box"]
+    known = {f.name: row[f.name] for f in fields(Measurement) if f.name in row}
+    known["box"] = None if box is None else (tuple(box[0]), tuple(box[1]))
+    known["flags"] = known_flags(row["flags"])
+    return Measurement(**known)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")

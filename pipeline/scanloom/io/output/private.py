@@ -1,0 +1,195 @@
+"""`OUT/private/`: files that identify sources and the key, readable by their owner alone.
+
+The folder has mode 0700, its files 0600. A file is written to a temporary file, synced to the disk
+and renamed, so that a reader sees either the old or the new one. A process that changes a file
+holds the lock, so that no change of a concurrent process is lost.
+
+If the file system does not support flock, no lock is taken: one run at a time per OUT is the rule,
+and the atomic rename still keeps every file intact.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.file_lock import lock_file
+from scanloom.io.system.regular_files import read_regular_file
+
+PRIVATE = "private"
+KEY_FINGERPRINT = "key.fingerprint"
+CROSSWALK = "crosswalk.parquet"
+LOCK = ".lock"
+LINK_FREE_ENTRIES = (".work", PRIVATE, "report", "report/thumbs", "bids")
+"""Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
+
+MAX_FINGERPRINT_BYTES = 1 << 10
+"""Size limit of a fingerprint file."""
+
+_STALE_AFTER_S = 3600
+"""Age at which a temporary file is no longer being written: a write takes moments."""
+
+_DAMAGED_FINGERPRINT = (
+    f"{PRIVATE}/{KEY_FINGERPRINT} is damaged: if you are sure of the key, remove the file, and the "
+    "next run with that key writes it anew"
+)
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+"""Links are not followed: a dangling link would look like a lock file that was just removed."""
+
+
+def read_fingerprint(out: Path) -> str | None:
+    """Return the fingerprint of the key that made OUT's ids, or None if OUT is not claimed.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the fingerprint can't be read.
+    """
+    try:
+        text = (
+            read_regular_file(out / PRIVATE / KEY_FINGERPRINT, MAX_FINGERPRINT_BYTES)
+            .decode("ascii")
+            .strip()
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as exc:
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, f"{PRIVATE}/ can't be read") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _DAMAGED_FINGERPRINT) from exc
+    if not text or not text.isalnum():
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, _DAMAGED_FINGERPRINT)
+    return text
+
+
+def check_links(out: Path) -> None:
+    """Refuse an OUT with linked subfolders: their targets must not be cleared or restricted.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE, with the name of the subfolder.
+    """
+    for name in LINK_FREE_ENTRIES:
+        if (out / name).is_symlink():
+            detail = f"{name} in the output folder is a link: a folder is required"
+            raise ScanError(Reason.OUTPUT_UNWRITABLE, detail)
+
+
+def check_key(out: Path, fingerprint: str) -> None:
+    """Refuse a key other than OUT's; an OUT that is not claimed yet accepts any key.
+
+    Raises
+    ------
+    ScanError
+        KEY_MISMATCH; OUTPUT_UNWRITABLE if the private folder can't be read, or a subfolder of OUT
+        is a link.
+    """
+    check_links(out)
+    if read_fingerprint(out) not in (None, fingerprint):
+        detail = "the ids in the output folder were made with another key"
+        raise ScanError(Reason.KEY_MISMATCH, detail)
+
+
+@contextmanager
+def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
+    """Yield `OUT/private/`, locked and claimed for a key; it is created if missing.
+
+    If the block fails, an OUT that was not claimed before is not claimed after.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, created if missing.
+    fingerprint : str
+        Fingerprint of the key, as `scanloom.io.identity.key_fingerprint` returns it.
+
+    Raises
+    ------
+    ScanError
+        KEY_MISMATCH if OUT belongs to another key; OUTPUT_UNWRITABLE if a subfolder is a link.
+    OSError
+        If the folder can't be written.
+    """
+    check_links(out)
+    folder = out / PRIVATE
+    with _locked(folder):
+        new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]
+        try:
+            _remove_stale_temporaries(folder)
+            if KEY_FINGERPRINT in new:
+                line = f"{fingerprint}\n"
+                write_private(folder / KEY_FINGERPRINT, lambda path: path.write_text(line))
+            check_key(out, fingerprint)
+            yield folder
+        except BaseException:
+            if KEY_FINGERPRINT in new:
+                _unclaim(folder, new)
+            raise
+
+
+def write_private(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file, readable by its owner only, as `atomic_write` does."""
+    atomic_write(path, write, 0o600)
+
+
+def _remove_stale_temporaries(folder: Path) -> None:
+    """Remove old temporary files; age decides, since there may be no lock."""
+    for name in (KEY_FINGERPRINT, CROSSWALK):
+        for path in folder.glob(f".{name}.*"):
+            with suppress(FileNotFoundError):  # removed by another process
+                if time.time() - path.stat().st_mtime > _STALE_AFTER_S:
+                    path.unlink()
+
+
+def _unclaim(folder: Path, new: Sequence[str]) -> None:
+    """Remove the files `new`, and the folder if it contains nothing else."""
+    with suppress(OSError):
+        for name in new:
+            (folder / name).unlink(missing_ok=True)
+        if {path.name for path in folder.iterdir()} == {LOCK}:
+            (folder / LOCK).unlink()
+            folder.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if missing."""
+    handle = _open_lock(folder)
+    while not _is_current(folder, handle):  # the previous holder removed the folder
+        os.close(handle)
+        handle = _open_lock(folder)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_lock(folder: Path) -> int:
+    """Return the descriptor of the folder's lock file, locked."""
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        try:
+            handle = os.open(folder / LOCK, _LOCK_FLAGS, 0o600)
+        except FileNotFoundError:  # the folder was removed in between
+            continue
+        try:
+            lock_file(handle)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+
+def _is_current(folder: Path, handle: int) -> bool:
+    """Return whether the open lock file is still the folder's."""
+    try:
+        return os.path.samestat((folder / LOCK).stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False

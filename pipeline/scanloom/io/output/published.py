@@ -1,0 +1,222 @@
+"""Provenance of a published case, and the check that its files are unchanged.
+
+`case.json` records the recipe and the hash of the source's content. `timing.json`, the one file
+that differs between two equal runs, records two stamps, which cost only a `stat` to compare: the
+stamp of the source's files, and size and modification time of each file of the folder. If a stamp
+differs, the contents are compared; if they are equal, as after a copy, the new stamp is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Case, Reason, ScanError
+from scanloom.io.output.file_names import CASE, CHECKSUMS, TIMING
+from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.io.system.regular_files import open_regular_file, read_regular_file
+
+MAX_DOCUMENT_BYTES = 1 << 26
+"""Size limit of a document of a case; a larger file was not written by scanloom."""
+FILE_STAMPS, SOURCE_STAMP = "files", "source_stamp"
+"""Keys of `timing.json`: size and modification time of each other file; stamp of the source."""
+
+
+class ResultState(Enum):
+    """State of a published result, compared with the requested case."""
+
+    ABSENT = auto()
+    """No result exists."""
+    CURRENT = auto()
+    """Made from the same content by the same recipe."""
+    UNSURE = auto()
+    """Made by the same recipe; the source may have changed, so its content must be compared."""
+    CHANGED = auto()
+    """Made by the same recipe from different content."""
+    REPLACEABLE = auto()
+    """Made by another recipe, or damaged, and it may be replaced."""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Provenance of a published case.
+
+    Parameters
+    ----------
+    recipe : str
+        Hash of the recipe.
+    source : str
+        Hash of the source's content.
+    stamp : str
+        Stamp of the source's files; empty if not recorded.
+    """
+
+    recipe: str
+    source: str
+    stamp: str
+
+
+def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultState:
+    """Compare the published result of a case, if any, with the requested case.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, which need not exist.
+    name : str
+        Name of the case folder.
+    case : Case
+        The requested case. Its recipe and stamp are compared, and its source hash if it has one.
+    replace : bool
+        Whether a result that is damaged, or of another recipe, may be replaced.
+
+    Raises
+    ------
+    ScanError
+        STALE, RESULT_DAMAGED or NEWER_VERSION if such a result exists and may not be replaced;
+        STALE also if its source has changed and its folder contains foreign files.
+    """
+    folder = out / "cases" / name
+    if not folder.is_dir():
+        return ResultState.ABSENT
+    try:
+        provenance = read_provenance(folder)
+    except (OSError, ValueError) as exc:
+        if replace:
+            return ResultState.REPLACEABLE
+        detail = "a file of the published result was changed or is missing"
+        raise ScanError(Reason.RESULT_DAMAGED, detail) from exc
+    except ScanError:  # NEWER_VERSION
+        if replace:
+            return ResultState.REPLACEABLE
+        raise
+    if provenance.recipe != case.recipe:
+        if replace:
+            return ResultState.REPLACEABLE
+        raise ScanError(Reason.STALE, "the existing result was made by another recipe")
+    if case.source_hash and provenance.source != case.source_hash:
+        if not replace and _has_foreign_files(folder):
+            detail = "the case folder contains foreign files, such as a correction"
+            raise ScanError(Reason.STALE, detail)
+        return ResultState.CHANGED
+    if case.source_hash:
+        return ResultState.CURRENT
+    return (
+        ResultState.CURRENT if case.stamp and provenance.stamp == case.stamp else ResultState.UNSURE
+    )
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """Return the provenance of a published case after checking its files.
+
+    Raises
+    ------
+    OSError, ValueError
+        If the case is damaged: a file is missing, unreadable or changed.
+    """
+    case, timing = _read(folder / CASE), _read(folder / TIMING)
+    _check_files(folder, timing)
+    source = case.get("source")
+    recipe, content = case.get("recipe"), source.get("hash") if isinstance(source, dict) else None
+    if not isinstance(recipe, str) or not isinstance(content, str):
+        raise ValueError("case.json is malformed")  # noqa: TRY004
+    return Provenance(recipe, content, str(timing.get(SOURCE_STAMP, "")))
+
+
+def check_files(folder: Path) -> None:
+    """Check size and modification time of each file of a published case.
+
+    If only the time differs, the content is compared with `SHA256SUMS`.
+
+    Raises
+    ------
+    OSError, ValueError
+        If a file is missing, unreadable or changed.
+    """
+    _check_files(folder, _read(folder / TIMING))
+
+
+def store_source_stamp(folder: Path, stamp: str) -> None:
+    """Store the new stamp of a source whose content was compared and is unchanged."""
+    with suppress(OSError, ValueError, ScanError):  # the content is compared again next time
+        timing = _read(folder / TIMING)
+        if stamp and timing.get(SOURCE_STAMP) != stamp:
+            _write_timing(folder, {**timing, SOURCE_STAMP: stamp})
+
+
+def store_file_stamps(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Store size and modification time of a case folder's files in its `timing.json`.
+
+    Parameters
+    ----------
+    folder : Path
+        The case folder.
+    names : iterable of str, optional
+        Paths relative to the folder; by default, all files but `timing.json`.
+
+    Raises
+    ------
+    OSError, ValueError
+        If `timing.json` can't be read or written.
+    """
+    timing = _read(folder / TIMING)
+    if names is None:
+        names = [name for name in _names(folder) if name != TIMING]
+    states = {name: (folder / name).stat() for name in names}
+    stamps = {name: [s.st_size, s.st_mtime_ns] for name, s in states.items()}
+    _write_timing(folder, {**timing, FILE_STAMPS: stamps})
+
+
+def _names(folder: Path) -> Iterator[str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    yield from (path.relative_to(folder).as_posix() for path in files)
+
+
+def _has_foreign_files(folder: Path) -> bool:
+    """Return whether a case folder contains unpublished files, except those of file managers."""
+    stamps = _read(folder / TIMING).get(FILE_STAMPS, {})
+    foreign = (set(_names(folder)) - {TIMING} - set(stamps)) if stamps else set()
+    return any(not name.rpartition("/")[2].startswith((".", "@", "Thumbs.db")) for name in foreign)
+
+
+def _check_files(folder: Path, timing: dict[str, Any]) -> None:
+    stamps = timing.get(FILE_STAMPS, {})  # earlier versions had none
+    if not isinstance(stamps, dict):
+        raise ValueError("timing.json is malformed")  # noqa: TRY004
+    touched = []
+    for name, stamp in stamps.items():
+        state = os.stat(folder / name)  # noqa: PTH116
+        if not isinstance(stamp, list) or state.st_size != stamp[0]:
+            raise ValueError(f"{name} has a different size")
+        if state.st_mtime_ns != stamp[1]:
+            touched.append(name)
+    if touched:
+        _compare_sums(folder, touched)
+        with suppress(OSError, ValueError):  # the contents are compared again next time
+            store_file_stamps(folder, stamps)
+
+
+def _compare_sums(folder: Path, files: Sequence[str]) -> None:
+    lines = read_regular_file(folder / CHECKSUMS, MAX_DOCUMENT_BYTES).decode().splitlines()
+    sums = {line[66:]: line[:64] for line in lines}
+    for name in files:
+        if name == CHECKSUMS:
+            continue
+        with open_regular_file(folder / name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sums.get(name):
+                raise ValueError(f"{name} was changed")
+
+
+def _write_timing(folder: Path, timing: dict[str, Any]) -> None:
+    atomic_write(folder / TIMING, lambda draft: write_json(draft, timing))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path, MAX_DOCUMENT_BYTES)

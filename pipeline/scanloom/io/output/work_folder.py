@@ -1,0 +1,183 @@
+"""`OUT/.work`, where cases are built: recovery from interrupted runs and removal of leftovers.
+
+The name of an entry tells which process builds it, so that the leftovers of a dead process are
+recognized at the next start::
+
+    <name>.<host>.<process>.<start>.<random>.new         being built
+    ... .ready                                           complete, about to replace an older result
+    ... .old                                             the older result, about to be deleted
+
+`scanloom.io.output.case_folder` replaces a published case by three renames: `.new` to `.ready`, the
+case to `.old`, `.ready` to the case. If it was interrupted after the second rename, recovery does
+the third; if before, recovery removes `.ready`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from scanloom.io.output.layout import check_foreign_entries
+from scanloom.io.output.private import PRIVATE, check_key, check_links
+from scanloom.io.system.atomic_write import fsync_path, remove_stale_temporaries
+from scanloom.io.system.disk_errors import output_error
+from scanloom.io.system.liveness import host_id, process_start_ticks
+
+REMOTE_STALE_AFTER_S = 86_400.0
+"""Age of the last change at which a folder that another host was building counts as abandoned."""
+
+HANDSHAKE_PREFIX = "handshake"
+"""Name of the file in `.work` by which the workers of a run prove that they see OUT."""
+
+_RUN_FILE = re.compile(
+    rf"{HANDSHAKE_PREFIX}\..+|run(-\d+-of-\d+)?\.lock\.[0-9a-f]{{16}}(\.stale)?|\..+\.[0-9a-f]{{8}}"
+)
+"""Files of `.work` that a run makes besides its lock: handshakes, lock drafts, temporary files."""
+_BIDS_FOLDER = re.compile(r"bids-[0-9a-f]{8}(-old)?")
+"""Folders of `.work` in which `OUT/bids` is rebuilt."""
+
+State = Literal["new", "ready", "old"]
+
+
+def open_output(out: Path, fingerprint: str) -> None:
+    """Check that `out` belongs to this key, and recover from the interrupted runs in it.
+
+    No file is created: the key's fingerprint is written when the first case is published, so that a
+    run without a result leaves no trace.
+
+    Raises
+    ------
+    ScanError
+        KEY_MISMATCH if the case ids in `out` were made with another key; OUTPUT_UNWRITABLE if `out`
+        can't be read, or contains foreign files under names that scanloom writes to.
+    """
+    check_key(out, fingerprint)
+    check_foreign_entries(out)
+    try:
+        _recover(out)
+    except OSError as exc:
+        raise output_error(exc) from exc
+
+
+def clean_up(out: Path, since: float) -> None:
+    """Remove the leftovers of dead processes from `out`; published cases are not touched.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    since : float
+        Seconds since 1970. Temporary files last changed before that are removed, so it must lie
+        further in the past than any write takes.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if a subfolder is a link.
+    OSError
+        If a leftover can't be removed.
+    """
+    check_links(out)
+    _recover(out)
+    for folder in (out, *(out / name for name in ("failed", "report", "report/thumbs", PRIVATE))):
+        remove_stale_temporaries(folder, since)
+    work = out / ".work"
+    for path in work.iterdir() if work.is_dir() else ():
+        with suppress(FileNotFoundError):  # removed by the run of another shard
+            if _BIDS_FOLDER.fullmatch(path.name) and path.stat().st_mtime < since:
+                shutil.rmtree(path, ignore_errors=True)
+            elif _RUN_FILE.fullmatch(path.name) and path.is_file() and _is_leftover(path, since):
+                path.unlink()
+
+
+def handshake_file_name() -> str:
+    """Return a name for a file in `.work` that is kept only as long as this process lives."""
+    entry = WorkEntry.of_this_process(HANDSHAKE_PREFIX)
+    return f"{HANDSHAKE_PREFIX}.{entry.host}.{entry.process}.{entry.start}.{entry.random}"
+
+
+def _is_leftover(path: Path, since: float) -> bool:
+    """Return whether no process needs a run's file: by its process if known, else by its age."""
+    entry = WorkEntry.parse(f"{path.name}.new")
+    return entry.is_abandoned(path) if entry else path.stat().st_mtime < since
+
+
+@dataclass(frozen=True)
+class WorkEntry:
+    """The name of an entry of `.work`: the case, the process that builds it, and its state.
+
+    Parameters
+    ----------
+    name : str
+        Name of the case folder to be.
+    host : str
+        Host of the process, as `host_id` returns it.
+    process : int
+        Process ID.
+    start : str
+        Start time of the process, as `process_start_ticks` returns it.
+    random : str
+        Makes the name unique.
+    state : "new", "ready" or "old"
+    """
+
+    name: str
+    host: str
+    process: int
+    start: str
+    random: str
+    state: State
+
+    @classmethod
+    def of_this_process(cls, name: str) -> Self:
+        """Return a unique new entry that this process builds."""
+        process = os.getpid()
+        return cls(
+            name, host_id(), process, process_start_ticks(process), secrets.token_hex(4), "new"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the entry of that file name, or None if it has another format."""
+        fields = text.split(".")
+        if len(fields) != 6 or not fields[2].isdigit():
+            return None
+        name, host, process, start, random, state = fields
+        if state not in ("new", "ready", "old"):
+            return None
+        return cls(name, host, int(process), start, random, state)  # type: ignore[arg-type]
+
+    def is_abandoned(self, path: Path) -> bool:
+        """Return whether its process is dead, or is of another host and silent for a day."""
+        if self.host == host_id():
+            return process_start_ticks(self.process) != self.start
+        with suppress(FileNotFoundError):  # removed by another process
+            return time.time() - path.stat().st_mtime > REMOTE_STALE_AFTER_S
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.host}.{self.process}.{self.start}.{self.random}.{self.state}"
+
+
+def _recover(out: Path) -> None:
+    """Complete or undo the replacements that dead processes left in `.work`."""
+    work = out / ".work"
+    if not work.is_dir():
+        return
+    entries = {p: entry for p in sorted(work.iterdir()) if (entry := WorkEntry.parse(p.name))}
+    abandoned = {path: entry for path, entry in entries.items() if entry.is_abandoned(path)}
+    for path, entry in abandoned.items():
+        if entry.state == "old":
+            target, ready = out / "cases" / entry.name, path.with_suffix(".ready")
+            if not target.exists():
+                (ready if ready.is_dir() else path).rename(target)
+                fsync_path(target.parent)
+    for path in abandoned:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Decode published results independently of the writers, and compare."""

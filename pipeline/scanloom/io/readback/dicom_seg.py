@@ -1,0 +1,321 @@
+"""Reads back DICOM SEG files, decoded with pydicom alone.
+
+Neither the order of frames nor their references to images are trusted: the position of each frame
+comes from ImagePositionPatient, ImageOrientationPatient and PixelSpacing (PS3.3 C.7.6.2.1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Case, Code, Grid, Layer, Segmentation, Structure
+from scanloom.core.world import LPS_TO_RAS
+from scanloom.io.output import file_names
+from scanloom.io.readback.elements import (
+    Elements,
+    only_item,
+    parse_decimals,
+    parse_text,
+    sequence_items,
+)
+from scanloom.io.readback.slices import NEAREST_SHIFT_VOXELS, contains_only, mismatch_error
+from scanloom.io.scan import DicomSource, SourceSlice
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+_MAX_OFFSET_VOXELS = 0.2
+"""Largest distance of a frame from its slice: a regular grid fits the slices of a real scan."""
+
+_MAX_IN_PLANE_SHIFT_MM = 0.15
+"""Largest in-plane distance of a source image from the grid: images further apart do not form a
+stack."""
+
+_MAX_ROW_DEVIATION = 1e-3
+"""Largest deviation of a source image's row from the grid's row, relative to its length: direction
+cosines have at least 3 decimals."""
+
+_STEP_TOLERANCE_MM = 1e-8
+"""Largest difference between the pixel steps of a frame and of its source image: rounding of
+decimal strings."""
+
+_POSITION_TOLERANCE_MM = 0.01
+"""Largest distance between a frame and its source image: a position has at least two decimals."""
+
+# Tags of the functional groups: sequences, and attributes in their items
+_SHARED, _PER_FRAME = 0x52009229, 0x52009230
+_DERIVATION, _SOURCE_IMAGE, _SOP_INSTANCE = 0x00089124, 0x00082112, 0x00081155
+_FRAME_NUMBER = 0x00081160
+_PLANE, _POSITION = 0x00209113, 0x00200032
+_ORIENTATION, _COSINES = 0x00209116, 0x00200037
+_MEASURES, _SPACING = 0x00289110, 0x00280030
+_IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
+
+
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """One decoded frame.
+
+    Parameters
+    ----------
+    pixels : (rows, columns) array
+        0 and 1 in a BINARY, segment numbers in a LABELMAP.
+    segment : int
+        Segment number; 0 in a LABELMAP, whose frames contain all segments.
+    position : (3,) array
+        Position of the first pixel, LPS mm.
+    index : (3,) array
+        Fractional index of that position on the segmentation's grid.
+    images : list of (str, int or None)
+        SOPInstanceUID and frame number of the source images that the frame refers to.
+    """
+
+    pixels: NDArray[Any]
+    segment: int
+    position: NDArray[np.float64]
+    index: NDArray[np.float64]
+    images: list[tuple[str, int | None]]
+
+
+def check_segs(
+    folder: Path,
+    segmentation: Segmentation,
+    source: DicomSource,
+    case: Case,
+    models: Sequence[str],
+) -> None:
+    """Compare a model's DICOM SEG with its label maps.
+
+    Raises
+    ------
+    ScanError
+        WRITE_MISMATCH.
+    """
+    model, grid, layers = segmentation.model, segmentation.grid, segmentation.layers
+    labelmap = case.outputs.seg == "labelmap"
+    for n, stored in enumerate([(layer,) for layer in layers] if labelmap else [layers]):
+        path = folder / file_names.seg_name("segmentation", model, models, n)
+        dataset = _read(path, source, labelmap=labelmap)
+        _check_frames(dataset, stored, grid, source)
+        if grid.sheared:
+            path = folder / file_names.seg_name("segmentation_rect", model, models, n)
+            dataset = _read(path, source, labelmap=labelmap)
+            _check_frames(dataset, stored, grid, None)
+
+
+def _read(path: Path, source: DicomSource, *, labelmap: bool) -> Dataset:
+    import pydicom
+
+    dataset = pydicom.dcmread(path)
+    if dataset.SegmentationType != ("LABELMAP" if labelmap else "BINARY"):
+        raise mismatch_error("the DICOM SEG has a different SegmentationType")
+    for name in ("StudyInstanceUID", "FrameOfReferenceUID"):
+        if dataset[name].value != source.first[name].value:
+            raise mismatch_error(f"the DICOM SEG has a different {name}")
+    return dataset
+
+
+def _check_frames(
+    dataset: Dataset, layers: Sequence[Layer], grid: Grid, source: DicomSource | None
+) -> None:
+    """Compare every frame with its slice of the labels; slices without a frame must be empty.
+
+    With `source`, the pixels of a frame coincide with those of a source image. Without it, a frame
+    is on the rectangular grid, and its pixels are nearest neighbours of the labels.
+    """
+    segments = _segments(dataset, [s for layer in layers for s in layer.structures])
+    labels_of = {s.number: layer.labels for layer in layers for s in layer.structures}
+    voxels = dict.fromkeys(segments, 0)
+    seen = set()
+    for frame in _frames(dataset, grid, source):
+        k = round(float(frame.index[2]))
+        key = (frame.segment, k)
+        between = abs(frame.index[2] - k) > _MAX_OFFSET_VOXELS
+        if not 0 <= k < grid.shape[2] or between or key in seen:
+            raise mismatch_error("a frame of the DICOM SEG is repeated or not at a slice")
+        seen.add(key)
+        origin = -frame.index[[1, 0]]
+        if source is not None:
+            _check_reference(frame, source.slices[k])
+            _check_in_plane_shift(frame, grid)
+            origin = np.zeros(2)
+        structure = segments[frame.segment]
+        labels = layers[0].labels if structure is None else labels_of[structure.number]
+        plane = labels[:, :, k].T
+        expected = plane if structure is None else plane == structure.number
+        if not contains_only(frame.pixels, expected, origin, NEAREST_SHIFT_VOXELS):
+            raise mismatch_error(
+                "a frame of the DICOM SEG contains different voxels than its slice"
+            )
+        voxels[frame.segment] += int(np.count_nonzero(expected))
+    # A frame cannot contain more of a structure than its slice: equal sums imply equal counts
+    if sum(voxels.values()) != sum(_stored_voxels(layer.labels, source) for layer in layers):
+        raise mismatch_error("frames of the DICOM SEG are missing")
+
+
+def _stored_voxels(labels: NDArray[Any], source: DicomSource | None) -> int:
+    """Count the labelled voxels that frames must contain: in slices that have a source image."""
+    planes = labels.T
+    if source is None or None not in source.slices:
+        return int(np.count_nonzero(planes))
+    pairs = zip(planes, source.slices, strict=True)
+    return sum(int(np.count_nonzero(plane)) for plane, image in pairs if image is not None)
+
+
+def _segments(dataset: Dataset, structures: Sequence[Structure]) -> dict[int, Structure | None]:
+    """Return the structure of each segment number of a frame.
+
+    In a LABELMAP, frames have the number 0, which stands for all structures (None).
+    """
+    by_label = {s.label: s for s in structures}
+    labelmap = dataset.SegmentationType == "LABELMAP"
+    segments: dict[int, Structure] = {}
+    for item in dataset.SegmentSequence:
+        if labelmap and item.SegmentNumber == 0:  # the background
+            continue
+        structure = by_label.get(item.SegmentLabel)
+        if structure is None or not _codes_agree(item, structure):
+            raise mismatch_error("the DICOM SEG has a different label or code for a structure")
+        if labelmap and item.SegmentNumber != structure.number:
+            raise mismatch_error("the DICOM SEG has a different number for a structure")
+        segments[int(item.SegmentNumber)] = structure
+    if sorted(s.label for s in segments.values()) != sorted(by_label):
+        raise mismatch_error("the DICOM SEG has different structures")
+    return {0: None} if labelmap else dict(segments)
+
+
+def _codes_agree(item: Dataset, structure: Structure) -> bool:
+    type_code = item.SegmentedPropertyTypeCodeSequence[0]
+    modifiers = type_code.get("SegmentedPropertyTypeModifierCodeSequence") or []
+    pairs = [
+        (item.SegmentedPropertyCategoryCodeSequence[0], structure.category),
+        (type_code, structure.type),
+        (modifiers[0] if modifiers else None, structure.laterality),
+    ]
+    return all(_code(written) == expected for written, expected in pairs)
+
+
+def _code(item: Dataset | None) -> Code | None:
+    if item is None:
+        return None
+    return Code(item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning)
+
+
+def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterator[_Frame]:
+    """Yield decoded frames with the positions of their functional groups."""
+    shared = only_item(_sequence(dataset, _SHARED))
+    groups = sequence_items(_sequence(dataset, _PER_FRAME))
+    if len(groups) != dataset.NumberOfFrames:
+        raise mismatch_error("NumberOfFrames of the DICOM SEG does not match its frames")
+    positions = np.array([parse_decimals(only_item(g[_PLANE])[_POSITION]) for g in groups])
+    indices = grid.index(positions * LPS_TO_RAS)
+    previous: tuple[memoryview, memoryview] | None = None
+    pixels = _pixels(dataset)
+    for group, position, index, plane in zip(groups, positions, indices, pixels, strict=True):
+        merged = shared | group
+        if previous != (merged[_ORIENTATION], merged[_MEASURES]):
+            previous = merged[_ORIENTATION], merged[_MEASURES]
+            _check_directions(_pixel_steps(merged), grid, source)
+        identified = _IDENTIFICATION in merged
+        segment = only_item(merged[_IDENTIFICATION])[_SEGMENT] if identified else b"\0"
+        number = int.from_bytes(segment, "little")
+        yield _Frame(plane, number, position, index, _images(group))
+
+
+def _sequence(dataset: Dataset, tag: int) -> memoryview:
+    """Return the encoded bytes of a sequence."""
+    value = dataset.get_item(tag).value
+    if not isinstance(value, bytes):
+        raise mismatch_error("the DICOM SEG has a different encoding")
+    return memoryview(value)
+
+
+def _pixel_steps(group: Elements) -> NDArray[np.float64]:
+    """Return the steps (2, 3) to the next pixel in a row and to the next row, LPS mm."""
+    cosines = np.array(parse_decimals(only_item(group[_ORIENTATION])[_COSINES]))
+    rows, columns = parse_decimals(only_item(group[_MEASURES])[_SPACING])
+    return np.array([cosines[:3] * columns, cosines[3:] * rows])
+
+
+def _check_directions(steps: NDArray[np.float64], grid: Grid, source: DicomSource | None) -> None:
+    """Compare the pixel steps of frames with the grid's I and J, up to the far corner.
+
+    With `source`, the steps must equal those of its images, which the grid may have made
+    orthonormal.
+
+    Parameters
+    ----------
+    steps : (2, 3) array
+        As `_pixel_steps` returns them.
+    """
+    index_steps = np.linalg.solve(grid.affine[:3, :3], (steps * LPS_TO_RAS).T).T
+    size = np.array(grid.shape[:2])[:, None]
+    drift = np.abs(index_steps - np.eye(3)[:2]) * size
+    tolerance = _MAX_OFFSET_VOXELS + (0 if source is None else _MAX_ROW_DEVIATION * size)
+    if (drift > tolerance).any():
+        raise mismatch_error("the frames of the DICOM SEG have different directions or spacing")
+    if source is not None and np.abs(steps - _source_steps(source)).max() > _STEP_TOLERANCE_MM:
+        raise mismatch_error("the frames of the DICOM SEG are rotated against their source images")
+
+
+def _source_steps(source: DicomSource) -> NDArray[np.float64]:
+    """Return the pixel steps of the source images, as `_pixel_steps` does of a frame."""
+    rows, columns = map(float, source.spacing)
+    cosines = np.array(source.orientation, dtype=np.float64)
+    return np.array([cosines[:3] * columns, cosines[3:] * rows])
+
+
+def _pixels(dataset: Dataset) -> Iterator[NDArray[Any]]:
+    """Yield the pixels of each frame; frames are decoded one at a time, to limit memory."""
+    from pydicom.pixels import iter_pixels
+
+    if dataset.BitsAllocated != 1:
+        yield from iter_pixels(dataset)
+        return
+    rows, columns = dataset.Rows, dataset.Columns
+    size, packed = rows * columns, np.frombuffer(dataset.PixelData, np.uint8)
+    stored = -(-size * dataset.NumberOfFrames // 8)
+    if len(packed) != stored + stored % 2:  # PS3.5 8.1: an even number of bytes
+        raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
+    for n in range(dataset.NumberOfFrames):
+        # PS3.5 8.1.1: bits are stored from the lowest; a frame may begin within a byte
+        begin, end = n * size, (n + 1) * size
+        bits = np.unpackbits(packed[begin // 8 : -(-end // 8)], bitorder="little")
+        yield bits[begin % 8 : begin % 8 + size].reshape(rows, columns).view(np.bool_)
+
+
+def _images(group: Elements) -> list[tuple[str, int | None]]:
+    """Return SOPInstanceUID and frame number of the source images of a frame."""
+    return [
+        (parse_text(image[_SOP_INSTANCE]), _frame_number(image))
+        for derivation in sequence_items(group.get(_DERIVATION, memoryview(b"")))
+        for image in sequence_items(derivation.get(_SOURCE_IMAGE, memoryview(b"")))
+    ]
+
+
+def _frame_number(image: Elements) -> int | None:
+    return int(parse_text(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
+
+
+def _check_in_plane_shift(frame: _Frame, grid: Grid) -> None:
+    """Refuse a frame that is shifted in its plane by more than the images of a stack may be."""
+    limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
+    if (np.abs(frame.index[:2]) > limits).any():
+        raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
+
+
+def _check_reference(frame: _Frame, image: SourceSlice | None) -> None:
+    """Refuse a frame that is not at its source image, or that refers to a different image."""
+    if image is None:
+        raise mismatch_error("a frame of the DICOM SEG belongs to an interpolated slice")
+    distance = np.abs(frame.position - np.array(image.position, float)).max()
+    if distance > _POSITION_TOLERANCE_MM:
+        raise mismatch_error("a frame of the DICOM SEG is shifted against its source image")
+    if frame.images != [(image.sop_instance, image.frame)]:
+        raise mismatch_error("a frame of the DICOM SEG refers to a different source image")

@@ -1,0 +1,1 @@
+"""Files, processes and shared memory: atomic writes, locks, sandbox, archives."""

@@ -1,0 +1,39 @@
+"""Open regular files only: reading a pipe, a socket or a device may never return."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+
+def open_regular_file(path: Path | str) -> BufferedReader:
+    """Open a regular file for reading bytes, without blocking.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened or is not a regular file. A read that would block raises it too.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced after the first check
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
+def read_regular_file(path: Path | str, max_bytes: int) -> bytes:
+    """Return the content of a small file, at most `max_bytes` + 1 bytes.
+
+    Raises
+    ------
+    OSError
+        As for `open_regular_file`.
+    """
+    with open_regular_file(path) as file:
+        return file.read(max_bytes + 1)

@@ -1,0 +1,280 @@
+"""Functions run in a child process, with a deadline and a memory limit.
+
+Decoders are C code, and files come from anywhere: a damaged file can crash a decoder, hang it or
+exhaust the memory. In a child process, this costs one scan and nothing else. Every job has a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from scanloom.core import Reason, ScanError
+from scanloom.core.process.resource_limits import limit_met
+from scanloom.own_python import own_environment, own_python, safe_path
+
+Result = TypeVar("Result")
+
+AVAILABLE = sys.platform == "linux" and hasattr(os, "memfd_create") and bool(sys.executable)
+"""Whether child processes are used; if not, functions run in this process, without limits."""
+
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from scanloom.io.system.sandbox_server import main; main(int(sys.argv[1]))"
+)
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_FORK_TIMEOUT_S = 60  # the server may have to import a module before it forks
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Resources that a job may use.
+
+    Parameters
+    ----------
+    memory : int
+        Bytes of private memory, in addition to the shared arrays that it receives and returns.
+    silence : float
+        Seconds between two progress messages.
+    seconds : float
+        Seconds in total.
+    """
+
+    memory: int
+    silence: float
+    seconds: float
+
+
+def run_sandboxed(
+    target: Callable[..., Result],
+    *arguments: Any,
+    limits: SandboxLimits,
+    modules: tuple[str, ...] = (),
+) -> Result:
+    """Return `target(*arguments)`, run in a child process.
+
+    Parameters
+    ----------
+    target : function
+        At the top level of an importable module. It allocates arrays with `shared_empty`, so that
+        they are returned without a copy, and calls `report_progress` regularly.
+    *arguments
+        None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, lists, tuples and dicts of
+        these; the result likewise. Arrays of `shared_empty` are not copied: the caller sees the
+        values that the child process writes into them.
+    limits : Limits
+    modules : tuple of str
+        Modules that `target` imports and that take long to import: the server imports them once
+        for all jobs.
+
+    Raises
+    ------
+    ScanError
+        The error raised by `target`; DAMAGED if it crashed, DECODE_TIMEOUT if it took too long,
+        TOO_LARGE if it exceeded its memory limit, OUT_OF_MEMORY if the system killed it, INTERNAL
+        for any other exception.
+    """
+    if not AVAILABLE:
+        return target(*arguments)
+    job = {
+        "target": f"{target.__module__}:{target.__qualname__}",
+        "arguments": list(arguments),
+        "memory": limits.memory,
+    }
+    connection, worker = _SERVER.fork((target.__module__, *modules))
+    reply: dict[str, Any] = {}
+    status = 0
+    try:
+        with connection:
+            reply = _run_job(connection, job, limits)
+    except TimeoutError as exc:
+        raise ScanError(Reason.DECODE_TIMEOUT, "the decoder exceeded its deadline") from exc
+    except ValueError as exc:
+        raise ScanError(Reason.DAMAGED, "the decoder sent an invalid reply") from exc
+    except (EOFError, OSError):
+        pass  # the worker died: its exit status shows how
+    finally:
+        status = _SERVER.end(worker)
+    if "result" in reply:
+        return reply["result"]  # type: ignore[no-any-return]
+    raise _error(reply, status)
+
+
+def start_sandbox() -> None:
+    """Start the server process in the background, for jobs that will follow soon."""
+    if AVAILABLE:
+        _SERVER.warm_up()
+
+
+def shared_empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return a new array that another process can fill or read without a copy.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    """
+    if not AVAILABLE:
+        return np.zeros(shape, dtype)
+    from scanloom.io.system.shared_memory import shared_empty as allocate
+
+    return allocate(shape, dtype)
+
+
+def report_progress() -> None:
+    """Report progress; in a child process, this restarts the timeout `Limits.silence`."""
+    _report_progress()
+
+
+def set_progress_reporter(report: Callable[[], None]) -> None:
+    """Set the function that `report_progress` calls in a child process."""
+    global _report_progress
+    _report_progress = report
+
+
+def _no_report() -> None:
+    pass
+
+
+_report_progress: Callable[[], None] = _no_report
+
+
+def _run_job(
+    connection: socket.socket, job: dict[str, Any], limits: SandboxLimits
+) -> dict[str, Any]:
+    """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
+    from scanloom.io.system.messages import receive, send
+
+    deadline = time.monotonic() + limits.seconds
+    connection.settimeout(limits.silence)
+    send(connection, job)
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connection.settimeout(min(limits.silence, remaining))
+        reply = receive(connection)
+        if not isinstance(reply, dict):
+            raise ValueError("invalid reply")  # noqa: TRY004 - as for any other invalid message
+        if "alive" not in reply:
+            return reply
+
+
+def _error(reply: dict[str, Any], status: int) -> ScanError:
+    """Return the error for a reply without a result, or for the exit status of a dead worker."""
+    if isinstance(reply.get("error"), Reason):
+        return ScanError(reply["error"], str(reply.get("detail", "")))
+    if "memory" in reply:
+        return ScanError(Reason.TOO_LARGE, "decoding takes more memory than the image size allows")
+    if "fault" in reply:
+        return ScanError(Reason.INTERNAL, str(reply["fault"]))
+    limit = limit_met(-os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    if limit is not None:
+        return limit
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return ScanError(Reason.OUT_OF_MEMORY, "the system killed the decoder process")
+    return ScanError(Reason.DAMAGED, "the decoder crashed")
+
+
+class _Server:
+    """Server process that forks workers; started on first use, and again if it died."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def warm_up(self) -> None:
+        with self._lock:
+            self._connected()
+
+    def fork(self, modules: tuple[str, ...]) -> tuple[socket.socket, int]:
+        """Return a socket to a new worker, and its process ID."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            worker = self._request({"fork": list(modules)}, [theirs.fileno()]).get("pid", 0)
+        if not worker:
+            ours.close()
+            raise ScanError(Reason.OUT_OF_MEMORY, "no decoder process could be started")
+        return ours, worker
+
+    def end(self, worker: int) -> int:
+        """Kill a worker if it is still running; return its wait status, as of waitpid(2)."""
+        return int(self._request({"end": worker}, []).get("status", 0))
+
+    def _request(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        with self._lock:
+            for _ in range(2):  # the server may have been killed since the last request
+                control = self._connected()
+                try:
+                    socket.send_fds(control, [json.dumps(request).encode("ascii")], descriptors)
+                    reply = control.recv(1 << 12)
+                    if reply:
+                        return dict(json.loads(reply))
+                except OSError:
+                    pass
+                self._stop()
+                if "end" in request:
+                    break  # its workers died with it
+            return {}
+
+    def _connected(self) -> socket.socket:
+        """Return the control socket of the server, which is started if necessary."""
+        if self._control is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.settimeout(_FORK_TIMEOUT_S)
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - this very Python
+                    own_python(
+                        "-s", "-c", _START, f"{theirs.fileno()}", json.dumps(safe_path(sys.path))
+                    ),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # decoders print text from headers
+                    env={**own_environment(), **dict.fromkeys(_ONE_THREAD, "1")},
+                )
+            self._control = ours
+        return self._control
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def forget(self) -> None:
+        """Drop the server after a fork: it belongs to the parent, which must see it end."""
+        if self._control is not None:
+            self._control.close()
+        _OF_PARENT.append(self._process)
+        self._lock = threading.Lock()
+        self._process = self._control = None
+
+
+_OF_PARENT: list[subprocess.Popen[bytes] | None] = []  # referenced, so that none is waited for
+_SERVER = _Server()
+if AVAILABLE:
+    atexit.register(_SERVER.stop)
+    os.register_at_fork(after_in_child=_SERVER.forget)

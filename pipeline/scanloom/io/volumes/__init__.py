@@ -1,0 +1,1 @@
+"""Volume formats: NIfTI, Analyze, NRRD, MetaImage, MGH."""

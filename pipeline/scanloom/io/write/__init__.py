@@ -1,0 +1,1 @@
+"""Write results: NIfTI label maps, DICOM SEG."""

@@ -1,0 +1,103 @@
+"""Writes NIfTI: label maps, masks and the scan itself, on the source's grid.
+
+The same content gives the same bytes. Headers come from nibabel and contain geometry only: no text
+of the source, no scaling, mm.
+
+- DICOM and ITK sources: sform and qform are equal, with codes 1 (scanner).
+- Sheared grids: sform only. A quaternion cannot represent a shear, and readers that prefer the
+  qform would drop it silently. The same if no float32 quaternion is close enough (`io.quaternion`).
+- NIfTI sources: their own forms and codes, so that result and scan are aligned in every tool.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Grid, Layer, Reason, ScanError, Volume
+from scanloom.io.scan import NiftiSource, Source
+from scanloom.io.volumes.nifti_forms import forms_for
+
+_COMPRESSION_LEVEL = 1
+"""igzip level: 6 times faster than zlib, and a label map is small at any level."""
+
+_MAX_AXIS_LENGTH = 32767
+"""Largest number of voxels along an axis in a NIfTI-1 header (int16)."""
+
+
+def write_label_map(layer: Layer, grid: Grid, source: Source, path: Path) -> None:
+    """Write one layer's labels as uint8 or uint16.
+
+    Parameters
+    ----------
+    layer : Layer
+        Labels on `grid`.
+    grid : Grid
+        The scan's own grid, or the rectangular grid of a sheared scan.
+    source : Source
+        Format of the scan, on which sform and qform depend.
+    path : Path
+        Path that ends in `.nii.gz`.
+    """
+    _write(layer.labels, grid, source, path)
+
+
+def write_mask(layer: Layer, number: int, grid: Grid, source: Source, path: Path) -> None:
+    """Write the mask of the structure with that number: 1 inside, 0 outside (uint8)."""
+    _write((layer.labels == number).view(np.uint8), grid, source, path)
+
+
+def write_image(volume: Volume, source: Source, path: Path) -> None:
+    """Write the scan's rescaled values in their own type, without further scaling."""
+    array = volume.array
+    if array.dtype == np.float16:  # not a NIfTI type; float32 represents every value
+        array = array.astype(np.float32)
+    _write(array, volume.grid, source, path)
+
+
+def _write(array: NDArray[Any], grid: Grid, source: Source, path: Path) -> None:
+    from isal import igzip
+
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    # NIfTI's first index varies fastest, as in memory: the transpose is a contiguous view
+    voxels = np.ascontiguousarray(array.T)
+    with (
+        path.open("wb") as file,
+        igzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped,
+    ):
+        zipped.write(_header(array, grid, source))
+        zipped.write(voxels)
+
+
+def _header(array: NDArray[Any], grid: Grid, source: Source) -> bytes:
+    """Return the header and the extension flag: the 352 bytes before the voxels."""
+    import nibabel as nib
+
+    if max(grid.shape) > _MAX_AXIS_LENGTH:
+        detail = f"NIfTI-1 allows at most {_MAX_AXIS_LENGTH} voxels along an axis"
+        raise ScanError(Reason.TOO_LARGE, detail)
+    header = nib.Nifti1Header(endianness="<")
+    header.set_data_dtype(array.dtype)
+    header.set_data_shape(grid.shape)
+    header.set_zooms(grid.spacing)
+    header.set_xyzt_units(xyz="mm")
+    header["scl_slope"], header["scl_inter"] = 1, 0
+    _set_forms(header, forms_for(grid, source))
+    header["magic"] = header.single_magic
+    header["vox_offset"] = header.single_vox_offset
+    return bytes(header.binaryblock) + bytes(4)  # no extension follows
+
+
+def _set_forms(header: Any, forms: NiftiSource) -> None:  # nibabel has no types
+    if forms.sform is not None:
+        header.set_sform(forms.sform, forms.sform_code)
+    if forms.qform is None or forms.quaternion is None:
+        return
+    mirrored = np.linalg.det(forms.qform[:3, :3]) < 0
+    header["qform_code"] = forms.qform_code
+    header["pixdim"][:4] = -1 if mirrored else 1, *np.linalg.norm(forms.qform[:3, :3], axis=0)
+    header["quatern_b"], header["quatern_c"], header["quatern_d"] = forms.quaternion
+    header["qoffset_x"], header["qoffset_y"], header["qoffset_z"] = forms.qform[:3, 3]

@@ -1,0 +1,90 @@
+"""Voxel files of a case in NIfTI, and `segments.json`, which names their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Code, Layer, Segmentation, Structure
+from scanloom.io.output import file_names
+from scanloom.io.output.json_file import write_json
+from scanloom.io.scan import GridOnlySource, Scan
+from scanloom.io.write.nifti import write_label_map, write_mask
+from scanloom.ops.rectify import rectangular_grid, rectangular_labels
+
+
+def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: Scan) -> None:
+    """Write the label maps of all models, and `segments.json`, into a case folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The case folder being built.
+    segmentations : sequence of Segmentation
+        One for each model, with the requested structures.
+    scan : Scan
+        The scan whose geometry they have.
+    """
+    models = [s.model for s in segmentations]
+    write_json(folder / file_names.SEGMENTS, segments_json(segmentations))
+    for segmentation in segmentations:
+        _write_label_maps(folder, segmentation, scan, models)
+
+
+def write_masks(folder: Path, segmentations: Sequence[Segmentation], scan: Scan) -> None:
+    """Write a mask for each structure; parameters as in `write_label_maps`."""
+    models = [s.model for s in segmentations]
+    (folder / "split").mkdir(exist_ok=True)
+    for segmentation in segmentations:
+        for layer in segmentation.layers:
+            for structure in layer.structures:
+                path = folder / file_names.mask_name(structure.label, segmentation.model, models)
+                write_mask(layer, structure.number, segmentation.grid, scan.source, path)
+
+
+def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:
+    """Return the structures of each label map, by their numbers."""
+    models = [s.model for s in segmentations]
+    return {
+        "schema": 1,
+        "files": [
+            {
+                "file": file_names.label_map_name("segmentation", s.model, models, n),
+                "model": s.model,
+                "structures": [_structure(structure) for structure in layer.structures],
+            }
+            for s in segmentations
+            for n, layer in enumerate(s.layers)
+        ],
+    }
+
+
+def _write_label_maps(
+    folder: Path, segmentation: Segmentation, scan: Scan, models: Sequence[str]
+) -> None:
+    for n, layer in enumerate(segmentation.layers):
+        name = file_names.label_map_name("segmentation", segmentation.model, models, n)
+        write_label_map(layer, segmentation.grid, scan.source, folder / name)
+        if segmentation.grid.sheared:
+            labels = rectangular_labels(layer.labels, segmentation.grid)
+            name = file_names.label_map_name("segmentation_rect", segmentation.model, models, n)
+            grid = rectangular_grid(segmentation.grid)
+            write_label_map(Layer(labels, layer.structures), grid, GridOnlySource(), folder / name)
+
+
+def _structure(structure: Structure) -> dict[str, Any]:
+    return {
+        "number": structure.number,
+        "label": structure.label,
+        "name": structure.name,
+        "category": _code(structure.category),
+        "type": _code(structure.type),
+        "laterality": _code(structure.laterality) if structure.laterality else None,
+        "color": list(structure.color),
+        "experimental": structure.experimental,
+    }
+
+
+def _code(code: Code) -> dict[str, str]:
+    return {"value": code.value, "scheme": code.scheme, "meaning": code.meaning}

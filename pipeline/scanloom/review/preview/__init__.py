@@ -1,0 +1,1 @@
+"""The preview picture of a case."""

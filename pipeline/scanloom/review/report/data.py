@@ -1,0 +1,235 @@
+"""Collect the data of a report from published files; it contains no path and no identity."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
+from scanloom.core.reasons import current_code
+from scanloom.io.output.failures import FAILED
+from scanloom.io.output.file_names import TIMING
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.measurements import read_measurements
+from scanloom.io.system.liveness import observed_state
+from scanloom.io.system.regular_files import open_regular_file
+
+PREVIEW = "preview.png"
+FILE_OUTCOMES = ("used", *OUTCOMES, "open")
+
+
+@dataclass(frozen=True)
+class ReportCase:
+    """A case as the report shows it.
+
+    Parameters
+    ----------
+    id : str
+        Name of its folder in `cases/`, or the case id if it failed.
+    status : "done", "failed" or "ambiguous"
+    reason, detail : str
+        Why it failed, or the choice that it waits for; of a case that is done, why a later
+        attempt failed.
+    models, flags : tuple of str
+        Names of its models, and codes of its flags.
+    measurements : tuple of Measurement
+    modality : str
+    axes : str
+        Axis codes of its grid.
+    seconds : dict
+        Wall seconds by step.
+    preview : Path or None
+        The picture of the preview.
+    """
+
+    id: str
+    status: str
+    reason: str = ""
+    detail: str = ""
+    models: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    modality: str = ""
+    axes: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    preview: Path | None = None
+
+
+@dataclass(frozen=True)
+class ExclusionCount:
+    """Number of series, and of files, without a result for one reason."""
+
+    code: str
+    outcome: str
+    series: int
+    files: int
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """The data of a report.
+
+    Parameters
+    ----------
+    cases : tuple of Shown
+        Cases in the order of their ids.
+    left_out : tuple of LeftOut
+        Counts by reason, those with the most files first.
+    files : dict
+        Count of files by outcome.
+    models : tuple of dict
+        Each model of a `case.json`, once.
+    versions : dict
+        Versions of the libraries, from the last case.
+    workflow : dict or None
+        Workflow of the newest run.
+    runs : tuple of dict
+        `totals.json` of each run, or else its status; the newest first.
+    """
+
+    cases: tuple[ReportCase, ...]
+    left_out: tuple[ExclusionCount, ...]
+    files: dict[str, int]
+    models: tuple[dict[str, Any], ...]
+    versions: dict[str, str]
+    workflow: dict[str, Any] | None
+    runs: tuple[dict[str, Any], ...]
+
+
+def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
+    """Read the data of a report from an output folder.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    damaged : set of str
+        Receives the names of published cases that can't be read, which are left out.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE if the manifest can't be read.
+    """
+    models: dict[str, dict[str, Any]] = {}
+    versions: dict[str, str] = {}
+    cases = []
+    failed = {case.id: case for case in _failures(out)}
+    for published in iter_cases(out, _published, damaged):
+        later = failed.pop(published.case, None)
+        cases.append(_outdated(published.shown, later) if later else published.shown)
+        models.update(published.models)
+        versions = published.versions
+    cases += failed.values()
+    left_out, files = _manifest(out)
+    folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
+    runs = [_json(p / "totals.json") or _status(p) for p in folders]
+    workflows = (_json(p / "workflow.json") for p in folders)
+    return ReportData(
+        tuple(sorted(cases, key=lambda case: case.id)),
+        left_out,
+        files,
+        tuple(models.values()),
+        versions,
+        next((workflow for workflow in workflows if workflow is not None), None),
+        tuple(run for run in runs if run is not None),
+    )
+
+
+def _status(run: Path) -> dict[str, Any] | None:
+    """Return the last status of a run, for one without totals."""
+    status = _json(run / "status.json")
+    try:
+        return status and {**status, "state": observed_state(status)}
+    except (LookupError, TypeError):
+        return None  # not written by scanloom
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A published case, its models by card, device and precision, and its library versions."""
+
+    case: str
+    shown: ReportCase
+    models: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+
+
+def _published(folder: Path) -> _Published:
+    document = read_case(folder)
+    timing = read_json(folder / TIMING)
+    preview = folder / PREVIEW
+    shown = ReportCase(
+        id=folder.name,
+        status="done",
+        models=tuple(model["name"] for model in document["models"]),
+        flags=tuple(flag["code"] for flag in document["flags"]),
+        measurements=read_measurements(folder),
+        modality=document["source"]["modality"] or "",
+        axes=document["grid"]["axes"],
+        seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
+        preview=preview if preview.exists() else None,
+    )
+    models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
+    return _Published(document["case"], shown, models, document["versions"])
+
+
+def _outdated(case: ReportCase, later: ReportCase) -> ReportCase:
+    flags = (*case.flags, Flag.OUTDATED.code)
+    return replace(case, flags=flags, reason=later.reason, detail=later.detail)
+
+
+def _failures(out: Path) -> Iterator[ReportCase]:
+    for path in sorted((out / FAILED).glob("*.json")):
+        document = _json(path)
+        with suppress(LookupError, TypeError):  # not written by scanloom: ignored
+            if document is not None:
+                flags = tuple(flag["code"] for flag in document["flags"])
+                code = current_code(document["reason"])
+                status = Reason[code].outcome if code in Reason.__members__ else "failed"
+                yield ReportCase(document["case"], status, code, document["detail"], flags=flags)
+
+
+def _manifest(out: Path) -> tuple[tuple[ExclusionCount, ...], dict[str, int]]:
+    """Return the counts without a result by reason, and the count of files by outcome."""
+    files: Counter[str] = Counter()
+    by_reason: Counter[tuple[str, str]] = Counter()
+    series: dict[tuple[str, str], set[str]] = defaultdict(set)
+    try:
+        with TextIOWrapper(open_regular_file(out / "manifest.csv"), "utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                files[row["outcome"]] += 1
+                if row["reason"]:
+                    key = current_code(row["reason"]), row["outcome"]
+                    by_reason[key] += 1
+                    series[key] |= {row["case"]} - {""}
+    except FileNotFoundError:
+        return (), {}
+    except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
+        detail = "manifest.csv is damaged: delete it, and the next run writes it again"
+        raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
+    order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
+    left_out = (ExclusionCount(*key, len(series[key]), by_reason[key]) for key in order)
+    return tuple(left_out), {name: files[name] for name in FILE_OUTCOMES if files[name]}
+
+
+def advice(code: str) -> str:
+    """Return the advice of a reason, or the text of a flag; empty for an unknown code."""
+    if code in Reason.__members__:
+        return Reason[code].advice
+    return Flag[code].text if code in Flag.__members__ else ""
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if it is missing, unreadable or not an object."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,534 @@
+"""Kills a run over an archive again and again, and compares what it gives with an undisturbed one.
+
+    python tests/stress/kill_runs.py --folder FOLDER [--studies 2010] [--repeat 5] [--broken-writer]
+
+An archive of small studies is made in FOLDER (and kept for the next time), a fifth of them
+compressed, a few damaged. It is run undisturbed, then again with SIGKILL for client, scheduler,
+worker, engine child and decode child while cases are being indexed, loaded, segmented, written,
+published and reported; where the run is at is seen from outside, by its folder and by /proc. What
+has ended is started again. At the end everything is compared byte for byte. A formula stands for
+the network (`formula_run.py`).
+
+With `--broken-writer` a case is published file by file: the script then must find faults, and ends
+with 0 if it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
+
+from support.commands import write_tiny_bundle
+from support.formula_run import formula_environment, processes, start
+from support.write_dicom import Coding, Words, write_series
+
+SLICES = 6
+SYNTAXES = (JPEG2000Lossless, JPEGLSLossless, RLELossless)
+FIRST = 3000
+"""The brightest voxel of study n is FIRST + n, so that the formula knows which one it works on."""
+WRONG = 1006
+"""`engine_models.WRONG`: the model raises."""
+PATIENCE = 60.0
+"""Seconds to wait for a moment to kill at, and for a run to end."""
+ORPHAN_AFTER = 10.0
+"""Seconds that the processes of a run may outlive its client."""
+
+Victim = str  # "client", "scheduler", "worker", "engine" or "decoder"
+PLAN: tuple[tuple[str, Victim, str], ...] = (
+    ("index", "client", "none"),
+    ("load", "decoder", "none"),
+    ("write", "engine", "none"),
+    ("publish", "client", "none"),
+    ("segment", "client", "none"),
+    ("load", "client", "local"),
+    ("segment", "worker", "local"),
+    ("publish", "engine", "local"),
+    ("write", "worker", "local"),
+    ("write", "client", "local"),
+    ("load", "scheduler", "address"),
+    ("segment", "engine", "address"),
+    ("publish", "worker", "address"),
+    ("write", "scheduler", "address"),
+    ("report", "client", "none"),
+)
+"""What is killed when, and how the run is done; each is repeated."""
+
+
+def make_archive(folder: Path, studies: int) -> None:
+    """Write small CT studies: a fifth compressed, some no CT, damaged, with a gap, packed."""
+    if (folder / "whole").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    for n in range(studies):
+        stored = np.random.default_rng(n).integers(0, 900, (32, 32, SLICES)).astype(np.int16)
+        brightest = WRONG if n % 100 == 11 else FIRST + n
+        stored[3:7, 3:7, 1 : SLICES - 1] = brightest + 1024
+        syntax = SYNTAXES[n % 3] if n % 5 == 0 else Coding().syntax
+        words = Words(
+            modality="MR" if n % 100 == 7 else "CT",
+            name=f"series {n}",
+            study=f"study {n}",
+            more={} if n % 10 == 0 else {"BurnedInAnnotation": "YES"},  # most need no picture
+        )
+        paths = write_series(
+            folder / f"{n // 100:03d}" / f"{n:06d}",
+            stored,
+            coding=Coding(syntax=syntax),
+            words=words,
+        )
+        if n % 100 == 8:
+            paths[2].write_bytes(paths[2].read_bytes()[:-100])
+        elif n % 100 == 9:
+            paths[2].unlink()
+        elif n % 100 == 12:
+            packed = paths[0].with_suffix(".dcm.gz")
+            packed.write_bytes(gzip.compress(paths[0].read_bytes(), mtime=0))
+            paths[0].unlink()
+    (folder / "whole").write_text("no image")
+
+
+@dataclass
+class Place:
+    """One output folder with all that belongs to its runs."""
+
+    folder: Path
+    archive: Path
+    broken: bool = False
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.out, self.notes = self.folder / "out", self.folder / "notes"
+        more = {"TMPDIR": str(self.folder / "tmp"), "FORMULA_BROKEN": "1" if self.broken else ""}
+        self.environment = formula_environment(self.notes, 0.02, **more)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "tmp").mkdir(parents=True)
+        self.notes.mkdir()
+        shutil.copy(self.folder.parent / "key", self.notes / "key")
+
+    def begin(self, cluster: str) -> subprocess.Popen[bytes]:
+        """Start the run."""
+        where = self._open_cluster() if cluster == "address" else cluster
+        workflow = self.folder.parent / "workflow.yaml"
+        command = ["run", workflow, self.archive, "--out", self.out, "--cluster", where]
+        return start(command, self.environment, self.folder / "log")
+
+    def _open_cluster(self) -> str:
+        """Start a scheduler and a worker of their own, on this machine."""
+        self.close_cluster()
+        file = self.folder / "scheduler.json"
+        file.unlink(missing_ok=True)
+        common = ("--host", "127.0.0.1", "--scheduler-file", str(file))
+        self._dask("scheduler", *common, "--port", "0", "--no-dashboard")
+        wait_for(file.exists)
+        preload = ("--preload", "scanloom.engine.clusters.dask_preload", "--no-dashboard")
+        self._dask("worker", *common, "--nthreads", "3", *preload, "--death-timeout", "20")
+        return str(file)
+
+    def _dask(self, *command: str) -> None:
+        with (self.folder / "dask.log").open("ab") as words:
+            self.workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "dask", *command],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=words,
+                    stderr=words,
+                    start_new_session=True,
+                )
+            )
+
+    def close_cluster(self) -> None:
+        """End the scheduler and the worker."""
+        for process in reversed(self.workers):
+            process.terminate()
+        for process in self.workers:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.workers.clear()
+
+    # --- what goes on, seen from outside -------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        runs = sorted((self.out / "runs").glob("*/status.json"))
+        try:
+            told: dict[str, Any] = json.loads(runs[-1].read_text())
+        except (IndexError, OSError, ValueError):
+            return {}
+        return told
+
+    def published(self) -> int:
+        cases = self.out / "cases"
+        return len(list(cases.iterdir())) if cases.is_dir() else 0
+
+    def drafts(self) -> Iterator[set[str]]:
+        """Give what is in each case folder that is being made."""
+        try:
+            for entry in os.scandir(self.out / ".work"):
+                if entry.name.endswith(".new"):
+                    yield {file.name for file in os.scandir(entry.path)}
+        except OSError:
+            return
+
+    def engines(self) -> list[int]:
+        return [
+            p
+            for p, words in processes(self.notes).items()
+            if "scanloom.engine.worker.child_main" in words
+        ]
+
+    def decoders(self, engine: int) -> list[int]:
+        """Return the processes that decode for an engine child: children of its helper."""
+        return [worker for helper in children(engine) for worker in children(helper)]
+
+    def loading(self, engine: int) -> bool:
+        """Whether an engine child has a file of the archive open."""
+        try:
+            files = [os.readlink(fd.path) for fd in os.scandir(f"/proc/{engine}/fd")]  # noqa: PTH115 fast
+        except OSError:
+            return False
+        return any(file.startswith(str(self.archive)) for file in files)
+
+    def marks(self) -> list[str]:
+        return [path.name for path in self.notes.glob("at-*")]
+
+    def is_at(self, stage: str, engine: int) -> bool:
+        """Whether a case (or the run itself) is at that stage now."""
+        if stage == "write":
+            return any(names and "SHA256SUMS" not in names for names in self.drafts())
+        if stage == "publish":
+            return any("SHA256SUMS" in names for names in self.drafts())
+        if stage == "segment":
+            return bool(self.marks())
+        return bool(self.decoders(engine)) or self.loading(engine)
+
+
+def children(process: int) -> list[int]:
+    """Return the children of all threads of a process."""
+    found: list[int] = []
+    try:
+        for thread in os.scandir(f"/proc/{process}/task"):
+            with open(f"{thread.path}/children") as file:  # noqa: PTH123 it is read often
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def parent(process: int) -> int:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def wait_for(what: Callable[[], object], seconds: float = PATIENCE) -> bool:
+    """Return whether it came true in time."""
+    until = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@dataclass
+class Tally:
+    """What was killed, and what was found wrong on the way."""
+
+    kills: Counter[tuple[str, Victim, str]] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    starts: int = 0
+    slowest_end: float = 0.0
+
+
+class Killer:
+    """Goes through the plan with one output folder."""
+
+    def __init__(self, place: Place, seed: int = 0) -> None:
+        self.place, self.tally = place, Tally()
+        self._random = random.Random(seed)
+        self._client: subprocess.Popen[bytes] | None = None
+        self._cluster = ""
+
+    def kill(self, stage: str, victim: Victim, cluster: str) -> bool:
+        """Kill once; return whether the moment came."""
+        client = self._running(cluster)
+        if stage in ("index", "report"):
+            hit = self._at(stage, client)
+        else:
+            hit = self._in_work(stage, victim, client)
+        if hit:
+            self.tally.kills[stage, victim, cluster] += 1
+        if victim in ("client", "scheduler"):
+            self._end(client)
+        return hit
+
+    def finish(self) -> None:
+        """Let the run come to its end."""
+        for _ in range(3):
+            code = self._running("local").wait()  # Dask clears what it left when it next starts
+            self._end(self._client)
+            if code in (0, 1):
+                return
+            self.tally.faults.append(f"the run ended with {code}")
+
+    def _running(self, cluster: str) -> subprocess.Popen[bytes]:
+        if self._client is not None and (
+            self._client.poll() is not None or cluster != self._cluster
+        ):
+            if self._client.poll() is None:
+                self._client.send_signal(signal.SIGINT)  # another kind of run comes next
+            self._end(self._client)
+        if self._client is None:
+            self._client, self._cluster = self.place.begin(cluster), cluster
+            self.tally.starts += 1
+        return self._client
+
+    def _end(self, client: subprocess.Popen[bytes] | None) -> None:
+        """Wait until all processes of a run are gone; those that are not are orphans."""
+        if client is None:
+            return
+        try:
+            client.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.tally.faults.append("the client did not end")
+            client.kill()
+            client.wait()
+        began = time.monotonic()
+        self.place.close_cluster()
+        wait_for(lambda: not processes(self.place.notes), ORPHAN_AFTER)
+        left = processes(self.place.notes)
+        self.tally.slowest_end = max(self.tally.slowest_end, time.monotonic() - began)
+        for process, words in left.items():
+            self.tally.faults.append(f"orphan: {words}")
+            os.kill(process, signal.SIGKILL)
+        for mark in self.place.marks():
+            (self.place.notes / mark).unlink(missing_ok=True)
+        self._client = None
+
+    def _at(self, stage: str, client: subprocess.Popen[bytes]) -> bool:
+        """Kill the client while it indexes, or while it writes tables and report."""
+        began = time.time()
+        states = ("indexing",) if stage == "index" else ("collecting", "done")
+
+        def there() -> bool:
+            now = self.place.status()
+            return client.poll() is not None or (
+                now.get("moment", 0) >= began - 1 and now.get("state") in states
+            )
+
+        wait_for(there, 20 * PATIENCE)
+        time.sleep(self._random.uniform(0.0, 1.0))
+        if client.poll() is not None:
+            return False
+        client.kill()
+        client.wait()
+        return self.place.status().get("state") in states
+
+    def _in_work(self, stage: str, victim: Victim, client: subprocess.Popen[bytes]) -> bool:
+        done = self.place.published()
+        until = time.monotonic() + 2 * PATIENCE
+        wait_for(lambda: self.place.published() > done or client.poll() is not None)
+        engines = self.place.engines()
+        looked = time.monotonic()
+        while time.monotonic() < until and client.poll() is None:
+            if time.monotonic() - looked > 1 or not engines:  # it may have been replaced
+                engines, looked = self.place.engines(), time.monotonic()
+            for engine in engines:
+                if self.place.is_at(stage, engine) and self._strike(victim, engine, client):
+                    return True
+        return False
+
+    def _strike(self, victim: Victim, engine: int, client: subprocess.Popen[bytes]) -> bool:
+        if victim == "client":
+            client.kill()
+            return True
+        if victim == "scheduler":
+            self.place.workers[0].kill()
+            return True
+        chosen = {"engine": [engine], "worker": [parent(engine)]}.get(victim)
+        if chosen is None:
+            chosen = self.place.decoders(engine)
+        try:
+            os.kill(chosen[0], signal.SIGKILL)
+        except (IndexError, ProcessLookupError):
+            return False
+        return True
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Return the hash of every file that must be the same for equal runs."""
+    found = {}
+    for path in sorted(out.rglob("*")):
+        name = path.relative_to(out).as_posix()
+        aside = name.startswith(("runs/", "report/", "private/runs/")) or path.name == "timing.json"
+        if path.is_file() and not aside:
+            found[name] = hashlib.blake2b(path.read_bytes()).hexdigest()
+    return found
+
+
+def compare(undisturbed: Path, killed: Path) -> list[str]:
+    """Return what is different, missing or more in the run that was killed."""
+    ours, theirs = digests(killed), digests(undisturbed)
+    faults = [f"missing: {name}" for name in theirs.keys() - ours.keys()]
+    faults += [f"more: {name}" for name in ours.keys() - theirs.keys()]
+    faults += [f"different: {n}" for n in ours.keys() & theirs.keys() if ours[n] != theirs[n]]
+    return sorted(faults)
+
+
+def left_over(place: Place) -> list[str]:
+    """Return what lies about that no run needs: drafts, sockets, temporary files."""
+    temporary = place.folder / "tmp"
+    known = ("torchinductor_", "dask-scratch-space")  # a cache; a folder with two lock files
+    own = [p for p in temporary.glob("*") if not p.name.startswith(known)]
+    scratch = [p for p in temporary.glob("dask-scratch-space/*") if p.is_dir()]
+    own += [p for p in scratch if not p.name.startswith("scheduler-")]  # of this script's own
+    faults = [f"left in .work: {p.name}" for p in (place.out / ".work").glob("*")]
+    faults += [f"left in TMPDIR: {p.relative_to(temporary)}" for p in own]
+    drafts = {p for p in place.out.rglob(".*") if p.name not in (".work", ".lock")}
+    return faults + [f"a draft: {p.relative_to(place.out)}" for p in drafts]
+
+
+def started_again(place: Place, values: dict[int, str]) -> list[str]:
+    """Return the cases that were started when they had been published."""
+    faults = []
+    for line in (place.notes / "starts").read_text().splitlines():
+        value, _, moment = line.split()
+        folder = place.out / "cases" / values.get(int(value), "none")
+        if folder.exists() and folder.stat().st_ctime + 0.01 < float(moment):
+            faults.append(f"started when it was published: study {int(value) - FIRST}")
+    return faults
+
+
+def brightest(out: Path) -> dict[int, str]:
+    """Return the id of each published case, by its brightest voxel."""
+    found = {}
+    for folder in (out / "cases").iterdir():
+        told = json.loads((folder / "measurements.json").read_text())
+        found[round(told["measurements"][0]["mean"])] = folder.name  # all voxels are that bright
+    return found
+
+
+def measured(place: Place) -> dict[str, float]:
+    """Run undisturbed; return seconds, peak memory of all processes together, and bytes."""
+    place.clear()
+    began, peak = time.monotonic(), 0.0
+    client = place.begin("none")
+    while client.poll() is None:
+        peak = max(peak, memory(place.notes))
+        time.sleep(1.0)
+    if client.returncode != 1:  # some failed: they are damaged
+        raise SystemExit(f"the undisturbed run ended with {client.returncode}")
+    size = sum(p.stat().st_size for p in place.out.rglob("*") if p.is_file())
+    return {
+        "seconds": time.monotonic() - began,
+        "MiB at most": peak / 2**20,
+        "MiB out": size / 2**20,
+    }
+
+
+def memory(notes: Path) -> float:
+    """Return the bytes that all processes of a run take, shared pages shared out."""
+    total = 0.0
+    for process in processes(notes):
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def main() -> int:
+    """Run the script."""
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--folder", type=Path, required=True)
+    reader.add_argument("--studies", type=int, default=2010)
+    reader.add_argument("--repeat", type=int, default=3, help="how often each line of the plan")
+    reader.add_argument("--only", choices=("none", "local", "address"), help="one kind of run")
+    reader.add_argument("--seed", type=int, default=0)
+    reader.add_argument("--broken-writer", action="store_true")
+    asked = reader.parse_args()
+    folder = asked.folder.absolute()
+    prepare(folder, asked.studies)
+    undisturbed = Place(folder / "undisturbed", folder / "archive")
+    if not (folder / "measured.json").exists():
+        (folder / "measured.json").write_text(json.dumps(measured(undisturbed)))
+    print("undisturbed:", (folder / "measured.json").read_text())
+    killed = Place(folder / "killed", folder / "archive", asked.broken_writer)
+    killed.clear()
+    began = time.monotonic()
+    plan = [line for line in PLAN if asked.only in (None, line[2])]
+    tally = kill_all(killed, plan, asked.repeat, asked.seed)
+    faults = tally.faults + compare(undisturbed.out, killed.out) + left_over(killed)
+    faults += started_again(killed, brightest(undisturbed.out))
+    print_table(tally, time.monotonic() - began)
+    print("\n".join(faults[:40]) or "no fault")
+    print(f"{len(faults)} faults")
+    return int(bool(faults) != asked.broken_writer)
+
+
+def prepare(folder: Path, studies: int) -> None:
+    """Make archive, key, model and workflow."""
+    make_archive(folder / "archive", studies)
+    if not (folder / "key").exists():
+        (folder / "key").write_bytes(bytes(range(32)))
+        model = write_tiny_bundle(folder / "bundles")
+        execution = "{threads: 1, workers: 1, device: cpu}"
+        text = f"name: kills\nmodels: [{model}]\nselect: {{modality: CT}}\nexecution: {execution}\n"
+        (folder / "workflow.yaml").write_text(text)
+
+
+def kill_all(
+    place: Place, plan: Sequence[tuple[str, Victim, str]], repeat: int, seed: int
+) -> Tally:
+    """Go through the plan: by kinds of run, so that not every kill needs another kind."""
+    killer = Killer(place, seed)
+    for stage, victim, cluster in plan:
+        for _ in range(repeat):
+            hit = killer.kill(stage, victim, cluster)
+            print(f"{stage} {victim} {cluster}: {'killed' if hit else 'missed'}", flush=True)
+    killer.finish()
+    return killer.tally
+
+
+def print_table(tally: Tally, seconds: float) -> None:
+    """Print how often was killed what, where."""
+    stages = dict.fromkeys(stage for stage, _, _ in PLAN)
+    victims = dict.fromkeys(victim for _, victim, _ in PLAN)
+    print(f"{'':10s}" + "".join(f"{victim:>10s}" for victim in victims) + f"{'all':>10s}")
+    for stage in stages:
+        row = [
+            sum(n for (s, v, _), n in tally.kills.items() if (s, v) == (stage, w)) for w in victims
+        ]
+        print(f"{stage:10s}" + "".join(f"{n or '':>10}" for n in row) + f"{sum(row):>10d}")
+    print(f"{tally.kills.total()} kills, {tally.starts} starts, {seconds:.0f} s;", end=" ")
+    print(f"all processes gone {tally.slowest_end:.1f} s after the client at the latest")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

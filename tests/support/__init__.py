@@ -1,0 +1,1 @@
+"""Helpers of the tests: generated scans, models, runs and commands."""

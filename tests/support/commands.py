@@ -1,0 +1,67 @@
+"""The command line, run in this process or in one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.bundles import spleen_config, spleen_metadata, write_bundle
+from support.model_cards import SMALL_UNET, small_weights
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What `--json` printed: stdout holds one document and nothing else."""
+        return json.loads(self.out)
+
+
+def scanloom(*arguments: str | Path) -> Ended:
+    """Run a command in this process."""
+    from scanloom.cli.main import main
+
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def scanloom_process(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Ended:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "scanloom", *map(str, arguments)]
+    env = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def write_tiny_bundle(folder: Path, name: str = "tiny") -> Path:
+    """Write a bundle with a small UNet of random weights: two structures in CT, in seconds."""
+    config, metadata = spleen_config(), spleen_metadata()
+    config["network_def"] = {"_target_": "UNet", **SMALL_UNET}
+    config["inferer"]["roi_size"] = [32, 32, 16]
+    outputs = metadata["network_data_format"]["outputs"]["pred"]
+    outputs["num_channels"] = 3
+    outputs["channel_def"] = {"0": "background", "1": "spleen", "2": "liver"}
+    folder.mkdir(parents=True)
+    weights = small_weights(folder).read_bytes()
+    (folder / "model.pt").unlink()
+    return write_bundle(folder / name, config, metadata, weights)

@@ -1,0 +1,86 @@
+"""Output folders of quick runs, and commands with a deadline, for tests of what can go wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from support.archives import nifti
+from support.commands import Ended, write_tiny_bundle
+
+DEADLINE = 120.0
+"""Seconds in which every command ends, whatever is in its way."""
+SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+class Quick:
+    """A workflow that selects none of two scans: a whole run, tables and report, in no time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.scans, self.out = folder, folder / "scans", folder / "out"
+        self.scans.mkdir(parents=True)
+        for n in range(2):
+            nifti(self.scans / f"{n}.nii.gz", seed=n)
+        model = write_tiny_bundle(folder / "models")
+        self.workflow = folder / "workflow.yaml"
+        text = (
+            f"name: test\nmodels: [{model}]\nselect: {{modality: MR}}\npolicy: {{modality: CT}}\n"
+        )
+        self.workflow.write_text(text + "execution: {device: cpu}\n")
+
+    def words(self, out: Path | None = None) -> list[str]:
+        """Return the words of the run."""
+        words = ["run", self.workflow, self.scans, "--out", out or self.out, "--cluster", "none"]
+        return [str(word) for word in words]
+
+    @property
+    def last(self) -> Path:
+        """The folder of the newest run."""
+        return sorted(path for path in (self.out / "runs").iterdir() if path.is_dir())[-1]
+
+
+def in_time(*words: str | Path, deadline: float = DEADLINE, **environment: str) -> Ended:
+    """Run a command in a process of its own; what never ends fails."""
+    command = [sys.executable, "-m", "scanloom", *map(str, words)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+        timeout=deadline,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def on_small_disk(script: str, words: Sequence[str | Path]) -> str:
+    """Run a shell script that mounts small disks, in a namespace of its own; return what it said.
+
+    In the script, `scanloom` is the program, and `$1` ... are the words.
+    """
+    disk = Path(words[0])
+    disk.mkdir(exist_ok=True)
+    probe = [*SMALL_DISK, 'mount -t tmpfs none "$1"', "sh", str(disk)]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(probe, capture_output=True, check=False).returncode
+    ):
+        pytest.skip("unshare can't mount a small disk here")
+    head = f'scanloom() {{ "{sys.executable}" -m scanloom "$@" 2>&1; }}\n'
+    done = subprocess.run(
+        [*SMALL_DISK, head + script, "sh", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout, done.stdout
+    assert "INTERNAL" not in done.stdout, done.stdout
+    return done.stdout + done.stderr

@@ -1,0 +1,86 @@
+"""`scanloom demo`: what ships works, and what was found is what was drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pydicom
+import pytest
+
+from scanloom.cli.commands.demo import JUDGED, MODEL, WITHIN, compare, known_volumes
+from scanloom.core import CaseRecord, Measurement, Reason, ScanError
+from scanloom.core.resources import shipped
+from support.commands import scanloom
+
+
+def found(**volumes: float) -> CaseRecord:
+    """Return the record of a case with these volumes in ml."""
+    none = dict.fromkeys(("mean", "sd", "p05", "p25", "median", "p75", "p95", "box"))
+    measured = tuple(
+        Measurement(
+            model=MODEL,
+            label=label,
+            number=n,
+            voxels=int(ml),
+            volume_ml=ml,
+            unit="HU",
+            components=1,
+            **none,
+        )
+        for n, (label, ml) in enumerate(volumes.items(), 1)
+    )
+    return CaseRecord("id", None, "", (), None, measured)
+
+
+def test_volumes_found_are_those_drawn(tmp_path: Path) -> None:
+    ended = scanloom("demo", "--out", tmp_path / "demo", "--json")
+
+    assert ended.code == 0, ended.err
+    rows = {row["structure"]: row for row in ended.document["volumes"]}
+    for label in JUDGED:
+        print(f"{label}: {rows[label]['difference_percent']:+.2f} %")
+        assert abs(rows[label]["difference_percent"]) <= WITHIN
+    folder = Path(ended.document["folder"])
+    measured = json.loads((folder / "measurements.json").read_text())["measurements"]
+    assert {m["label"]: round(m["volume_ml"], 1) for m in measured} == {
+        label: row["ml"] for label, row in rows.items()
+    }
+    again = scanloom("demo", "--out", tmp_path / "demo")
+    assert again.code == 0
+    assert f"Preview: {folder / 'preview.png'}" in again.out
+
+
+def test_what_is_far_off_is_not_within() -> None:
+    rows = compare(found(lung=4000.0, fat=104.0, bone=0.0), {"lung": 4000, "fat": 100, "bone": 7})
+
+    assert [(r["structure"], r["difference_percent"], r["within"]) for r in rows] == [
+        ("lung", 0.0, True),
+        ("fat", 4.0, True),
+        ("bone", -100.0, False),
+    ]
+    assert all(row["judged"] for row in rows)
+
+
+def test_known_volumes_lie_within_the_study() -> None:
+    """All tissues together are smaller than the field of view of the DICOM series, and judged."""
+    study = shipped("data") / "torso_ct"
+    slices = [pydicom.dcmread(f, stop_before_pixels=True) for f in study.iterdir()]
+    first = slices[0]
+    area = first.Rows * first.Columns * first.PixelSpacing[0] * first.PixelSpacing[1]
+    ml = area * float(first.SliceThickness) * len(slices) / 1000
+
+    known = known_volumes(study.with_name("torso_truth.json"))
+    assert set(JUDGED) <= set(known)
+    assert 0.3 * ml < sum(known.values()) < ml
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(None, Reason.NOT_FOUND), ("[]", Reason.DAMAGED), ("{", Reason.DAMAGED)]
+)
+def test_volumes_that_cannot_be_read(text: str | None, reason: Reason, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "truth.json").write_text(text)
+    with pytest.raises(ScanError) as error:
+        known_volumes(tmp_path / "truth.json")
+    assert error.value.reason is reason

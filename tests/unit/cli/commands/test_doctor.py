@@ -1,0 +1,250 @@
+"""`scanloom doctor` sees what is wrong, and says what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import pydicom
+import pydicom.pixels
+import pytest
+import SimpleITK as sitk
+
+from scanloom.cli.checks.decoders import SYNTAXES, check_decoders
+from scanloom.cli.checks.devices import (
+    Driver,
+    available_memory,
+    check_devices,
+    cpu_flags,
+    judge_torch,
+)
+from scanloom.cli.checks.finding import Finding
+from scanloom.cli.checks.software import check_software, requirements
+from scanloom.cli.checks.storage import check_key, check_out, judge_space
+from scanloom.io.system import sandbox
+from support.commands import scanloom
+
+
+def test_this_machine_can_run_scanloom(tmp_path: Path) -> None:
+    """All but the models, which other tests look at."""
+    ended = scanloom("doctor", "--out", tmp_path / "out", "--json")
+
+    findings = ended.document["findings"]
+    topics = {finding["topic"] for finding in findings}
+    assert topics == {"software", "decoders", "devices", "output", "key", "models"}
+    wrong = [f for f in findings if f["level"] == "bad" and f["topic"] != "models"]
+    assert wrong == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_says_the_same(tmp_path: Path) -> None:
+    ended = scanloom("doctor", "--out", tmp_path)
+
+    assert ended.out.count("\n  ok ") > 30
+    assert "JPEG 2000 lossless: exact" in ended.out
+    assert ended.err == ""
+
+
+def test_something_wrong_is_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    ended = scanloom("doctor", "--out", tmp_path / "file")
+
+    assert ended.code == 1
+    assert "-> choose another folder" in ended.out
+
+
+def test_a_warning_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="advice is required"):
+        Finding("topic", "name", "warn", "seen")
+
+
+def test_every_requirement_is_looked_at() -> None:
+    names = {finding.name for finding in check_software()}
+
+    assert {r.name for r in requirements()} <= names
+    assert "pytest" not in names
+
+
+def test_a_missing_and_an_old_library_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["numpy>=99", "torch!=2.*", "no-such-library>=1", "typer>=0.1", "pytest; extra == 'x'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: lines)
+
+    levels = {f.name: f.level for f in check_software()}
+    expected = {"numpy": "bad", "torch": "bad", "no-such-library": "bad", "typer": "ok"}
+    assert {name: levels.get(name) for name in expected} == expected
+    assert "pytest" not in levels
+
+
+def test_decoders_are_all_exact_but_the_lossy_ones() -> None:
+    seen = {finding.name: finding for finding in check_decoders()}
+
+    assert len(seen) == len(SYNTAXES)
+    for syntax in SYNTAXES:
+        assert seen[syntax.name].level == "ok", seen[syntax.name]
+        assert (seen[syntax.name].seen == "exact") == (syntax.tolerance == 0)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: s.name)
+def test_frames_are_what_they_say(
+    syntax: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others decode the same frame: pydicom, and GDCM where pydicom has no decoder for it."""
+    from scanloom.cli.checks import decoders
+
+    assert isinstance(syntax, decoders.Syntax)
+    file = tmp_path / "frame.dcm"
+    frame = decoders._frame(syntax.bits)
+    decoders._save(frame, syntax, file)
+
+    dataset = pydicom.dcmread(file)
+    assert dataset.file_meta.TransferSyntaxUID == syntax.uid
+    if "JPEG lossless" in syntax.name:
+        decoded = sitk.GetArrayFromImage(sitk.ReadImage(file))[0]
+    else:
+        decoded = pydicom.pixels.pixel_array(dataset, raw=True)
+    assert np.abs(decoded.astype(int) - frame).max() <= syntax.tolerance
+    assert frame.max() > 1 << (syntax.bits - 1)
+
+
+def test_a_decoder_that_gives_wrong_values_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "AVAILABLE", False)  # decoders run in this process
+    right = imagecodecs.jpegls_decode
+    monkeypatch.setattr(imagecodecs, "jpegls_decode", lambda frame: right(frame)[::-1])
+
+    levels = {f.name: f.level for f in check_decoders()}
+    assert levels.pop("JPEG-LS") == levels.pop("JPEG-LS near-lossless") == "bad"
+    assert set(levels.values()) == {"ok"}
+
+
+def test_a_decoder_that_is_not_there_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(frame: bytes) -> None:
+        raise imagecodecs.DelayedImportError("jpegsof3")
+
+    monkeypatch.setattr(sandbox, "AVAILABLE", False)
+    monkeypatch.setattr(imagecodecs, "jpegsof3_decode", missing)
+
+    bad = [f for f in check_decoders() if f.level == "bad"]
+    assert [f.name for f in bad] == ["JPEG lossless (57)", "JPEG lossless (70)"]
+    assert all("DECODER" in f.seen and "imagecodecs" in f.advice for f in bad)
+
+
+GPU = ("NVIDIA H200",)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "usable", "level", "word"),
+    [
+        (None, None, 0, "ok", "the CPU is used"),
+        ("12.8", None, 0, "warn", "no NVIDIA driver"),
+        (None, Driver("570", (12, 8), GPU), 0, "warn", "without CUDA"),
+        ("12.8", Driver("570", (12, 8), GPU), 1, "ok", "driver 570"),
+        ("13.0", Driver("570", (12, 8), GPU), 0, "bad", "too old"),
+        ("12.8", Driver("570", (12, 8), GPU), 0, "bad", "sees no GPU"),
+        ("12.8", Driver("570", (12, 8), ()), 0, "ok", "0 GPUs"),
+    ],
+)
+def test_torch_is_judged_against_the_driver(
+    cuda: str | None, driver: Driver | None, usable: int, level: str, word: str
+) -> None:
+    finding = judge_torch("2.13.0", cuda, driver, usable)
+
+    assert finding.level == level
+    assert word in finding.seen
+
+
+def test_devices_of_this_machine() -> None:
+    seen = {f.name: f for f in check_devices()}
+
+    assert {"processor", "memory", "torch", "torch on the CPU"} <= set(seen)
+    assert seen["processor"].seen.split()[0].rstrip(",") == os.uname().machine
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 64 kB\nMemAvailable:    4096 kB\n")
+    assert available_memory(tmp_path) == 4096 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("1000\n")
+    (group / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) == 4096 * 1024
+    (group / "memory.max").write_text("5000\n")
+    assert available_memory(tmp_path) == 4000
+    assert available_memory(tmp_path / "nowhere") is None
+
+
+def test_flags_of_a_processor(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("model name : x\nflags\t\t: fpu avx512f amx_bf16\n")
+    assert cpu_flags(tmp_path / "cpuinfo") == {"fpu", "avx512f", "amx_bf16"}
+    assert cpu_flags(tmp_path / "none") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(0, "bad"), (1 << 20, "bad"), (1 << 30, "warn"), (1 << 40, "ok")]
+)
+def test_space(free: int, level: str) -> None:
+    assert judge_space("out", free).level == level
+
+
+def test_a_new_folder_is_judged_by_the_one_above(tmp_path: Path) -> None:
+    findings = list(check_out(tmp_path / "a" / "b"))
+
+    assert [f.level for f in findings] == ["ok", "ok"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_synced_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(22, "not here")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    [_, finding] = check_out(tmp_path)
+
+    assert finding.level == "bad"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_cannot_be_made_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SCANLOOM_KEY", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # root may not write there either
+    [home] = check_key()
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "nope" / "key"))
+    [named] = check_key()
+
+    assert (home.level, named.level) == ("bad", "bad")
+    assert "can't be created" in home.seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scanloom.io.identity import load_key
+
+    key = tmp_path / "key"
+    monkeypatch.setenv("SCANLOOM_KEY", str(key))
+    assert [f.level for f in check_key()] == ["ok"]
+    assert not key.exists()
+    load_key()
+    assert [f.level for f in check_key()] == ["ok"]
+    key.chmod(0o640)
+    [open_to_others] = check_key()
+    assert open_to_others.level == "warn"
+    assert "chmod 600" in open_to_others.advice
+    key.write_bytes(b"short")
+    assert [f.level for f in check_key()] == ["bad"]
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("Doe^Jane")
+
+    monkeypatch.setattr("scanloom.cli.checks.storage.check_key", broken)
+    ended = scanloom("doctor", "--out", tmp_path)
+
+    assert ended.code == 1
+    assert "raised RuntimeError" in ended.out
+    assert "Doe" not in ended.out + ended.err

@@ -1,0 +1,37 @@
+"""Exit codes say what became of what was asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanloom.cli.exit_codes import Exit, exit_of_reason, exit_of_records
+from scanloom.core import CaseRecord, Reason
+
+
+def records(*reasons: Reason | None) -> list[CaseRecord]:
+    return [CaseRecord("id", reason, "", (), None) for reason in reasons]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "code"),
+    [
+        ((None,), 0),
+        ((None, None), 0),
+        ((Reason.SLICE_GAP,), 65),
+        ((Reason.MODALITY,), 65),
+        ((Reason.DISK_FULL,), 74),
+        ((Reason.OUTPUT_UNWRITABLE,), 74),
+        ((Reason.INTERNAL,), 1),
+        ((None, Reason.SLICE_GAP), 1),
+        ((None, Reason.MODALITY), 0),
+        ((Reason.MODALITY, Reason.LOCALIZER), 1),
+        ((None, Reason.SLICE_GAP, Reason.DISK_FULL), 74),
+    ],
+)
+def test_code_of_records(reasons: tuple[Reason | None, ...], code: int) -> None:
+    assert exit_of_records(records(*reasons)) == code
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_no_reason_ends_well(reason: Reason) -> None:
+    assert exit_of_reason(reason) in (Exit.SOME_FAILED, Exit.UNUSABLE, Exit.INPUT_OUTPUT)

@@ -1,0 +1,153 @@
+"""What an unforeseen error blames: memory and machine are told from scanloom and from scans."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import pwd
+import resource
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import Reason, ScanError, blame
+from scanloom.io.system.shared_memory import shared_empty
+
+
+def no_memory() -> None:
+    raise MemoryError
+
+
+def no_memory_by_the_system() -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def no_library() -> None:
+    import scanloom_has_no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+
+def no_library_mapped() -> None:
+    raise ImportError("libx.so: failed to map segment from shared object")
+
+
+def no_file() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        os.open(os.devnull, os.O_RDONLY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def foreign() -> None:
+    raise KeyError("Doe^Jane")
+
+
+def ours() -> None:
+    raise ScanError(Reason.SLICE_GAP, "slice 7 of 20")
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (no_memory, Reason.OUT_OF_MEMORY),
+        (no_memory_by_the_system, Reason.OUT_OF_MEMORY),
+        (no_library_mapped, Reason.OUT_OF_MEMORY),
+        (no_library, Reason.ENVIRONMENT),
+        (no_file, Reason.ENVIRONMENT),
+        (foreign, Reason.INTERNAL),
+        (ours, Reason.SLICE_GAP),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_error_blames_what_is_at_fault(fails: Callable[[], None], reason: Reason) -> None:
+    told = told_of(fails)
+
+    assert told.reason is reason
+    assert "Doe" not in told.detail
+
+
+@pytest.mark.parametrize("reason", [Reason.OUT_OF_MEMORY, Reason.ENVIRONMENT, Reason.INTERNAL])
+def test_what_says_nothing_of_a_scan_is_tried_again(reason: Reason) -> None:
+    assert reason.retry
+
+
+def test_a_user_without_a_name_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    nobody = max(entry.pw_uid for entry in pwd.getpwall()) + 4711
+    monkeypatch.setattr(os, "getuid", lambda: nobody)
+
+    assert told_of(getpass.getuser).reason is Reason.ENVIRONMENT
+    assert told_of(Path.home).reason is Reason.ENVIRONMENT
+
+
+def test_no_folder_for_temporary_files_is_the_machines_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/nowhere"])
+
+    assert "TMPDIR" in told_of(tempfile.mkdtemp).detail
+
+
+def test_no_thread_is_the_machines_fault() -> None:
+    with little_address_space():
+        told = told_of(start_many)
+
+    assert told.reason in (Reason.ENVIRONMENT, Reason.OUT_OF_MEMORY)
+
+
+def start_many() -> None:
+    over = threading.Event()
+    try:
+        for _ in range(400):  # 8 MiB of stack each
+            threading.Thread(target=over.wait, daemon=True).start()
+    finally:
+        over.set()
+
+
+@contextmanager
+def little_address_space() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def told_of(fails: Callable[[], object]) -> ScanError:
+    try:
+        fails()
+    except Exception as error:  # noqa: BLE001 whichever it is
+        return blame(error)
+    raise AssertionError("it did not fail")
+
+
+@pytest.mark.parametrize("write", ["file", "memory"])
+def test_a_limit_of_file_sizes_is_not_taken_for_a_lack_of_memory(
+    write: str, tmp_path: Path
+) -> None:
+    """Memory that processes share counts as a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        if write == "file":
+            (tmp_path / "file").write_bytes(bytes(1 << 20))
+        else:
+            shared_empty((1 << 20,), "u1")
+    except (OSError, ScanError, MemoryError) as error:
+        told = blame(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert told.reason is Reason.ENVIRONMENT
+    assert "ulimit -f" in told.detail

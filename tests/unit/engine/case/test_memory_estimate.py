@@ -1,0 +1,57 @@
+"""A case's memory, from header and card alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scanloom.core import Outputs, Reason, ScanError
+from scanloom.engine.case.memory_estimate import check_memory, estimate_case, parse_size
+from support import model_cards as cards_by_hand
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("8GB", 8 * 10**9),
+        ("7.5 GiB", 15 * 2**29),
+        ("900MB", 900 * 10**6),
+        ("1g", 10**9),
+        ("123", 123),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
+    assert parse_size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "nan", "8 apples"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        parse_size(text)
+
+
+def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) -> None:
+    """Nothing that grows with the scan is held beside them while the network runs."""
+    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
+    few, many = (
+        estimate_case(cards_by_hand.grid((512, 512, n), (0.7, 0.7, 1.0)), np.int16, [card])
+        for n in (300, 1000)
+    )
+    voxels = 512 * 512 * 700
+    copy = 4 * 179 * 179 * 350
+    added = many.host["network"] - few.host["network"]
+    assert voxels * 3 + copy <= added <= 1.2 * (voxels * 3 + copy)
+
+
+def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
+    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
+    need = estimate_case(cards_by_hand.grid((512, 512, 1000)), np.int16, [card], Outputs())
+    check_memory(need, need.peak)
+    check_memory(need, None)
+    with pytest.raises(ScanError) as caught:
+        check_memory(need, 10**9)
+    assert caught.value.reason is Reason.OUT_OF_MEMORY
+    assert f"needs {need.peak / 1e9:.1f} GB" in caught.value.detail
+    assert "limit 1 GB" in caught.value.detail

@@ -1,0 +1,89 @@
+"""Models that change after the recipe was made are refused, wherever they are loaded."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scanloom.cards.store import find_model
+from scanloom.core import Reason, ScanError
+from scanloom.engine.case.models import check_unchanged, load_models
+from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.segment import iter_segment, segment_options
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.supervisor import WorkerSupervisor
+from scanloom.engine.workflow.schema import Execution
+from support import engine_models as em
+from support.commands import write_tiny_bundle
+from support.real_run import other_weights
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_tiny_bundle(tmp_path / "bundles")
+
+
+def test_other_weights_another_card_and_none_are_told_apart_from_the_same(bundle: Path) -> None:
+    models, digests = [str(bundle)], [card_digest(find_model(str(bundle)))]
+    check_unchanged(models, digests)
+
+    other_weights(bundle)
+    with pytest.raises(ScanError, match="MODEL_CHANGED"):
+        load_models(models, digests, Execution(device="cpu"))
+    shutil.rmtree(bundle)
+    with pytest.raises(ScanError, match="MODEL_CHANGED"):
+        check_unchanged(models, digests)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_started_again_refuses_weights_that_changed(
+    bundle: Path, tmp_path: Path
+) -> None:
+    models, digests = [str(bundle)], [card_digest(find_model(str(bundle)))]
+    labellers = partial(load_models, models, digests, Execution(device="cpu"))
+    engine = WorkerSupervisor(
+        WorkerSetup(OutputTarget(tmp_path / "out", "print"), labellers), 120.0
+    )
+    try:
+        first = engine.run(em.make_case(tmp_path, "a")).record
+        other_weights(bundle)
+        kept = engine.run(em.make_case(tmp_path, "b")).record  # loaded before: still right
+        for child in psutil.Process().children():
+            if "scanloom.engine.worker.child_main" in child.cmdline():
+                child.kill()
+                child.wait()
+        again = engine.run(em.make_case(tmp_path, "c"))
+    finally:
+        engine.stop()
+
+    assert [record and record.reason for record in (first, kept)] == [None, None]
+    assert first is not None
+    assert kept is not None
+    assert again.record is None
+    assert again.fault is not None
+    assert again.fault.reason is Reason.MODEL_CHANGED
+
+
+def test_segment_refuses_weights_that_changed_after_the_recipe(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    scan = em.make_case(tmp_path, "a").series.files[0]
+    options = segment_options(
+        models=(str(bundle),), out=tmp_path / "out", modality="CT", device="cpu"
+    )
+
+    def paths():  # type: ignore[no-untyped-def]  # the session is made before the first is taken
+        other_weights(bundle)
+        yield scan
+
+    with pytest.raises(ScanError) as caught:
+        list(iter_segment(paths(), options))
+
+    assert caught.value.reason is Reason.MODEL_CHANGED
+    assert not list((tmp_path / "out").glob("cases/*"))

@@ -1,0 +1,108 @@
+"""Recipes: the same request has the same hash in every version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import field, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanloom.cards import card as cards
+from scanloom.cards.card import ModelCard
+from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
+from scanloom.engine.case.recipe import (
+    FIELDS_OF_SCHEMA_1,
+    card_digest,
+    recipe_document,
+    recipe_hash,
+)
+from support.model_cards import card
+
+OPTIONS = (ReadOptions(), ComputeOptions())
+DIGEST = "2128c0958a495c055dc0236bbe67daacdd0c27aca16a4986ef8c756e78a9f1d5"
+RECIPE = "25d3c5d7891e87ea599cb118eaf347e6de478d993d7d184793710624bd410fb5"
+RECIPE_OF_OPTIONS = "4fd2b24671a37467e77471ba97e3a6095ca1b26e041e1f0dd08869fe2aa7c19e"
+FROZEN = "b253d278e03ecdeab3a524e7c8e27dbf41cf17cd468c8ca8246f674dd293584c"
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> ModelCard:
+    """Return a card that has a value of each class."""
+    weights = tmp_path / "model.pt"
+    weights.write_bytes(b"weights")
+    steps = (cards.ScaleRange(-57.0, 164.0, 0.0, 1.0, clip=True), cards.ScaleMinMax())
+    left = Code("7771000", "SCT", "Left")
+    made = card(
+        weights,
+        before=steps,
+        after=(cards.Normalize(nonzero=True),),
+        decision=cards.Threshold(0.25),
+        cleaning=(cards.KeepLargest((1, 2), when="before"),),
+        checks=cards.Checks(low=cards.Range(-1100, 0), refuse=("spacing",)),
+        air_below=-500.0,
+    )
+    first, *others = made.structures
+    return replace(made, structures=(replace(first, laterality=left), *others))
+
+
+def later(value: Any, **new: Any) -> Any:
+    """Return the value as of a later version, whose class has new fields with defaults."""
+    kind = type(value)
+    defaults = [(name, Any, field(default=None)) for name in new]
+    made = make_dataclass(kind.__name__, defaults, bases=(kind,), frozen=True)
+    return made(**{f: getattr(value, f) for f in kind.__dataclass_fields__}, **new)
+
+
+def test_hashes_are_those_of_the_first_version(full: ModelCard) -> None:
+    # Both were computed by the code of commit f2802b4
+    assert card_digest(full) == DIGEST
+    outputs = Outputs(seg="labelmap", structures=("part-1",))
+    assert recipe_hash([full], OPTIONS, outputs) == RECIPE
+    read = ReadOptions("interpolate", "padding", "RAS", "CT", max_size=1 << 30)
+    compute = ComputeOptions("half", skip_air=False, compiled_restore=False)
+    outputs = Outputs(dates="now", also=("masks", "image"))
+    assert recipe_hash([full], (read, compute), outputs) == RECIPE_OF_OPTIONS
+
+
+def test_the_fields_of_schema_1_are_frozen() -> None:
+    text = json.dumps(FIELDS_OF_SCHEMA_1, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest() == FROZEN
+
+
+@pytest.mark.parametrize("name", ["grid", "window", "weights", "network", "checks", "decision"])
+def test_a_new_field_counts_if_it_differs_from_its_default(full: ModelCard, name: str) -> None:
+    before = card_digest(full)
+    value = getattr(full, name)
+    assert card_digest(replace(full, **{name: later(value, new=None)})) == before
+    assert card_digest(replace(full, **{name: later(value, new=1)})) != before
+
+
+@pytest.mark.parametrize("name", ["before", "after", "cleaning", "channels", "structures"])
+def test_the_same_holds_in_sequences(full: ModelCard, name: str) -> None:
+    before = card_digest(full)
+    first, *others = getattr(full, name)
+    assert card_digest(replace(full, **{name: (later(first, new=None), *others)})) == before
+    assert card_digest(replace(full, **{name: (later(first, new=1), *others)})) != before
+
+
+def test_the_same_holds_of_cards_and_outputs(full: ModelCard) -> None:
+    assert card_digest(later(full, new=None)) == card_digest(full)
+    assert card_digest(later(full, new=1)) != card_digest(full)
+    outputs = Outputs()
+    before = recipe_hash([full], OPTIONS, outputs)
+    assert recipe_hash([full], OPTIONS, later(outputs, new=None)) == before
+    assert recipe_hash([full], OPTIONS, later(outputs, new=1)) != before
+
+
+def test_a_class_without_schema_1_has_all_its_set_fields() -> None:
+    kind = make_dataclass("Later", [("a", int), ("b", int, field(default=2))], frozen=True)
+    assert recipe_document(kind(1)) == {"a": 1}
+    assert recipe_document(kind(1, 3)) == {"a": 1, "b": 3}
+
+
+def test_the_place_of_the_weights_does_not_count(full: ModelCard, tmp_path: Path) -> None:
+    moved = replace(full.weights, file=tmp_path / "elsewhere.pt")
+    assert card_digest(replace(full, weights=moved)) == card_digest(full)

@@ -1,0 +1,62 @@
+"""The registry of writers: names, estimate, and a writer that it does not know yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from scanloom.core import Outputs, ScanError
+from scanloom.core.options import Extra
+from scanloom.engine.case.writers import (
+    WRITERS,
+    CaseContent,
+    Writer,
+    estimate_writers,
+    read_back,
+    write_files,
+    writers_of,
+)
+from support import case_folders as wc
+from support import model_cards as cards_by_hand
+
+
+def names(outputs: Outputs) -> list[str]:
+    return [writer.name for writer in writers_of(outputs)]
+
+
+def test_optional_writers_are_those_that_outputs_can_name() -> None:
+    usual = ["dicom_seg", "label_maps", "measurements", "preview"]
+    assert names(Outputs()) == usual
+    assert set(names(Outputs(also=("image", "masks")))) == {*usual, *get_args(Extra)}
+    assert len({writer.name for writer in WRITERS}) == len(WRITERS)
+
+
+def test_the_estimate_grows_by_what_is_asked_for(tmp_path: Path) -> None:
+    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
+    grid = cards_by_hand.grid((100, 80, 60))
+    usual = estimate_writers(grid, [card], Outputs())
+    assert estimate_writers(grid, [card], Outputs(also=("masks",))) == usual + 100 * 80 * 60
+
+
+def test_a_new_writer_takes_part_by_its_entry(tmp_path: Path) -> None:
+    def write(folder: Path, content: CaseContent) -> None:
+        (folder / "notes.txt").write_text(content.case.id)
+
+    def compare(folder: Path, content: CaseContent) -> None:
+        if (folder / "notes.txt").read_text() != content.case.id:
+            raise ValueError("other notes")
+
+    notes = Writer("notes", lambda _: {"notes.txt"}, write, compare)
+    unused = Writer("unused", lambda _: set(), write, compare)
+    scan = wc.dicom_scan()
+    content = CaseContent(wc.case_with(), scan, [wc.segmentation_of(scan)])
+
+    with pytest.raises(ScanError, match="WRITE_MISMATCH"):
+        read_back(tmp_path, content, [notes])
+    write_files(tmp_path, content, [notes, unused])
+    read_back(tmp_path, content, [notes, unused])
+    (tmp_path / "notes.txt").write_text("another")
+    with pytest.raises(ValueError, match="other notes"):
+        read_back(tmp_path, content, [notes])

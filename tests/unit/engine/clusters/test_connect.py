@@ -1,0 +1,374 @@
+"""What clusters are asked for: jobs, sessions, GPUs, and what workers answer, without a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.engine.clusters.handshake import Answer, Handshake, answer, describe_mismatch
+from scanloom.engine.clusters.kubernetes import KubernetesJob
+from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
+from scanloom.engine.clusters.ssh import SshHosts
+from scanloom.engine.machine import gpus
+from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.workflow.schema import Cluster, Execution, parse_workflow
+from support import engine_models as em
+
+GOOD = Answer("word", "1.0", (3, 11), ("hash",), True, True, True)
+
+
+class FakeNvml:
+    """Two plain GPUs, one cut into two slices with an empty place, one cut and without a slice."""
+
+    def __init__(self) -> None:
+        self.slices: dict[str, list[str | None]] = {
+            "GPU-b": ["MIG-b0", None, "MIG-b1"],
+            "GPU-d": [],
+        }
+        self.names = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+
+    def into(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def slice_of(handle: str, n: int) -> str:
+            found = self.slices[handle][n]
+            if found is None:
+                raise pynvml.NVMLError_NotFound
+            return found
+
+        def mig_mode(handle: str) -> tuple[int, int]:
+            if handle == "GPU-c":
+                raise pynvml.NVMLError_NotSupported
+            return int(handle in self.slices), 0
+
+        fakes = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: len(self.names),
+            "nvmlDeviceGetHandleByIndex": lambda n: self.names[n],
+            "nvmlDeviceGetMigMode": mig_mode,
+            "nvmlDeviceGetMaxMigDeviceCount": lambda handle: len(self.slices[handle]),
+            "nvmlDeviceGetMigDeviceHandleByIndex": slice_of,
+            "nvmlDeviceGetUUID": lambda handle: handle,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(pynvml, name, fake)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml()
+    fake.into(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+@pytest.mark.usefixtures("nvml")
+def test_each_gpu_and_each_slice_gets_a_worker() -> None:
+    devices = gpus.local_devices(Execution())
+
+    assert devices == ["GPU-a", "MIG-b0", "MIG-b1", "GPU-c"]
+    seen = [gpus.worker_environment(d, 4)["CUDA_VISIBLE_DEVICES"] for d in devices]
+    assert seen == devices
+
+
+@pytest.mark.usefixtures("nvml")
+def test_workers_beyond_the_gpus_share_them_and_a_cpu_worker_sees_what_there_is() -> None:
+    five = gpus.local_devices(Execution(workers=5))
+    assert five == ["GPU-a", "MIG-b0", "MIG-b1", "GPU-c", "GPU-a"]
+    assert gpus.local_devices(Execution(device="cpu", workers=2)) == ["", ""]
+    assert gpus.local_devices(Execution(device="cuda:1")) == [""]  # numbered as CUDA numbers them
+    assert "CUDA_VISIBLE_DEVICES" not in gpus.worker_environment("", 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ("1, 3", ["1", "3"]),
+        ("MIG-x", ["MIG-x"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,2", ["0"]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_a_list_of_the_user_or_of_slurm_is_kept(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, said: str, seen: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    assert gpus.visible_gpus() == seen
+
+
+def test_without_a_driver_there_is_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert gpus.local_devices(Execution()) == [""]
+
+
+def test_workers_share_the_cores_and_what_the_user_said_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")
+
+    shared = gpus.worker_environment("", 3)
+
+    assert (shared["OMP_NUM_THREADS"], shared["MKL_NUM_THREADS"]) == ("2", "7")
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (GOOD, None),
+        (RuntimeError("foreign words"), "1 of 2 workers have no scanloom 1.0"),
+        (replace(GOOD, version="0.9"), "workers run scanloom 0.9, this is 1.0"),
+        (replace(GOOD, python=(3, 9)), "workers run Python 3.9, this is 3.11"),
+        (replace(GOOD, word=None), "1 of 2 workers don't see the output folder"),
+        (replace(GOOD, word="other"), "1 of 2 workers don't see the output folder"),
+        (replace(GOOD, models=(None,)), "1 of 2 workers have no or different files of the models"),
+        (replace(GOOD, sees_scans=False), "1 of 2 workers don't see the scans"),
+        (replace(GOOD, reads_scans=False), "1 of 2 workers can't read the scans"),
+        (replace(GOOD, writes=False), "1 of 2 workers can't write in the output folder"),
+    ],
+)
+def test_what_is_wrong_with_a_worker_is_said_in_our_words(answer: object, word: str | None) -> None:
+    assert describe_mismatch({"a": GOOD, "b": answer}, GOOD) == word
+
+
+def test_what_this_process_can_not_do_either_is_not_a_worker_s_fault() -> None:
+    unable = replace(GOOD, sees_scans=False, reads_scans=False, writes=False)
+
+    assert describe_mismatch({"a": GOOD, "b": unable}, unable) is None
+
+
+def test_a_worker_tries_to_read_and_to_write(tmp_path: Path) -> None:
+    (tmp_path / "out" / "cases").mkdir(parents=True)
+    case = em.make_case(tmp_path, "scan")
+    book = CaseFile.write(tmp_path / "book", [case])
+    scan = case.series.files[0]
+    with Handshake(tmp_path / "out", book=book.path) as shake:
+        before = answer(shake.question)
+        scan.rename(tmp_path / "away")
+        scan.mkdir()  # it is there, and nobody can read it, not even root
+        after = answer(shake.question)
+        blocked = replace(shake.question, token=str(book.path / "handshake"))
+
+        assert (before.sees_scans, before.reads_scans, before.writes) == (True, True, True)
+        assert (after.sees_scans, after.reads_scans, after.writes) == (True, False, True)
+        assert not answer(blocked).writes
+        assert not list((tmp_path / "out" / "cases").iterdir())
+        assert len(list((tmp_path / "out" / ".work").iterdir())) == 1
+
+
+WORKFLOW = """
+name: site
+models: [ct_tissue]
+execution:
+  workers: 6
+  cluster:
+    queue: gpu
+    account: radiology
+    walltime: 1-00:30:00
+    cores: 8
+    memory: 32 GiB
+    gpus: 4
+    job_extra_directives: ["--constraint=a100", "#SBATCH --mail-type=FAIL --nice=10"]
+    job_script_prologue: ["module load python", "source '/opt/my env/bin/activate'"]
+    python: /opt/my env/bin/python
+"""
+
+
+def test_a_job_is_ordered_as_the_site_wants_it() -> None:
+    orders = job_spec(parse_workflow(WORKFLOW).execution)
+
+    assert orders.jobs == 2  # of four workers each
+    assert orders.arguments == (
+        "--ntasks=1",
+        "--partition=gpu",
+        "--account=radiology",
+        "--time=1470",
+        "--mem=32768M",
+        "--cpus-per-task=8",
+        "--gres=gpu:4",
+        "--constraint=a100",
+        "--mail-type=FAIL",
+        "--nice=10",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("24:00:00", 86400), ("'01:30:00'", 5400), ("2-00:00:00", 172800), ("36 h", 129600)],
+)
+def test_a_walltime_as_slurm_or_people_write_it(said: str, seconds: float) -> None:
+    text = WORKFLOW.replace("1-00:30:00", said)
+    assert parse_workflow(text).execution.cluster.walltime == seconds
+
+
+def test_the_script_of_a_job_is_shell_whatever_stands_in_a_path(tmp_path: Path) -> None:
+    python = tmp_path / "an 'odd' $(name)"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$MARK" "$@"\n')
+    python.chmod(0o755)
+    options = Cluster(python=str(python), job_script_prologue=("export MARK='a b'",))
+    orders = job_spec(Execution(cluster=options))
+    contact = tmp_path / "a b; c.json"
+
+    script = SlurmJobs(orders, contact, tmp_path).script()
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+
+    assert said.split("\n")[:-1] == [
+        "a b",
+        "-P",
+        "-m",
+        "scanloom.engine.clusters.remote_worker",
+        str(contact),
+    ]
+
+
+def test_a_session_of_ssh_is_told_no_secret_and_asks_nothing(tmp_path: Path) -> None:
+    options = Cluster(ssh_options=("-p", "2222"))
+    contact = tmp_path / "contact.json"
+
+    command = SshHosts(["node1"], options, contact, tmp_path).command("node1")
+
+    assert command[:3] == ["ssh", "-p", "2222"]
+    assert "BatchMode=yes" in command
+    assert command[-3:-1] == ["--", "node1"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "scanloom.engine.clusters.remote_worker",
+        str(contact),
+        "--tied",
+    ]
+    assert shlex.split(command[-1]) == ["sh", "-c", f"exec {shlex.join(words)}"]
+
+
+class Cluster22:
+    """A SLURM that notes what it is asked, and whose jobs are as the test says."""
+
+    def __init__(self, folder: Path, alive: int, code: int = 0) -> None:
+        self.alive, self.code, self.asked = alive, code, []
+        self.jobs = SlurmJobs(job_spec(Execution(workers=3)), folder / "c.json", folder)
+        self.jobs._call = self.ask  # type: ignore[method-assign]
+
+    def ask(self, command: list[str], text: str = "") -> SimpleNamespace:
+        self.asked.append(command[0])
+        return SimpleNamespace(returncode=self.code, stdout="RUNNING\n" * self.alive, stderr="")
+
+
+def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Path) -> None:
+    slurm = Cluster22(tmp_path, 0)
+    now = [1000.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "scanloom.engine.clusters.slurm.time", SimpleNamespace(monotonic=lambda: now[0])
+        )
+        slurm.jobs.keep(came=False)
+        assert slurm.asked.count("sbatch") == 3
+        slurm.jobs.keep(came=False)
+        assert slurm.asked.count("sbatch") == 3  # a moment later
+        slurm.alive, now[0] = 2, now[0] + 11
+        slurm.jobs.keep(came=True)
+        assert slurm.asked.count("sbatch") == 4
+        slurm.code, slurm.alive, now[0] = 1, 0, now[0] + 1000
+        slurm.jobs.keep(came=True)
+        assert slurm.asked.count("sbatch") == 4  # it does not answer: nothing is known
+        slurm.code = 0
+        slurm.jobs.keep(came=True)
+        now[0] += 1000
+        with pytest.raises(ScanError, match="jobs end before a worker joins"):
+            slurm.jobs.keep(came=False)
+
+
+def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> None:
+    from distributed.security import Security
+
+    from scanloom.engine.clusters.contact import Contact, contact_file, make_contact
+
+    contact = make_contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
+    with contact_file(contact, Security.temporary(), tmp_path) as path:
+        told = Contact.read(path)
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+        assert modes == {0o600}
+        assert "PRIVATE KEY" in Path(told.key).read_text()
+        assert "PRIVATE KEY" not in Path(told.certificate).read_text() + path.read_text()
+        assert (told.workers, told.lifetime) == (2, 3480.0)
+    assert not list(tmp_path.iterdir())
+
+
+POD = Cluster(
+    image="registry/scanloom:1",
+    namespace="imaging",
+    volumes=("archive:/data", "results:/out"),
+    gpus=1,
+    cores=4,
+    memory=8 * 2**30,
+)
+
+
+def test_the_job_of_kubernetes(tmp_path: Path) -> None:
+    contact = tmp_path / "cluster.json"
+    job = KubernetesJob(Execution(workers=3, cluster=POD), contact, tmp_path / "20260101T1-ab")
+
+    told = job.manifest()
+    pod = told["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+
+    assert told["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
+    assert told["spec"]["parallelism"] == 3
+    assert container["command"] == [
+        "python",
+        "-P",
+        "-m",
+        "scanloom.engine.clusters.remote_worker",
+        str(contact),
+    ]
+    limits = {"cpu": "4", "memory": "8192Mi", "nvidia.com/gpu": "1"}
+    assert container["resources"]["limits"] == limits
+    mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    claimed = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]}
+    assert {claimed[n]: path for n, path in mounted.items()} == {
+        "archive": "/data",
+        "results": "/out",
+    }
+
+
+def test_kubectl_is_told_once_and_the_job_goes_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat > {tmp_path}/told-$4\n')
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = KubernetesJob(Execution(cluster=POD), tmp_path / "c.json", tmp_path)
+
+    job.keep(came=False)
+    job.keep(came=True)
+    job.close()
+
+    apply, delete = (tmp_path / "asked").read_text().split("\n")[:-1]
+    assert apply == "--namespace imaging apply -f -"
+    assert delete.startswith(f"--namespace imaging delete job {job.name} ")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [(Cluster(), "needs execution.cluster.image"), (Cluster(image="i", volumes=("a",)), "CLAIM:")],
+)
+def test_a_job_without_what_it_needs(tmp_path: Path, options: Cluster, word: str) -> None:
+    with pytest.raises(ScanError, match=word):
+        KubernetesJob(Execution(cluster=options), tmp_path, tmp_path).manifest()

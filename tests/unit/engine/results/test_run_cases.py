@@ -1,0 +1,71 @@
+"""The cases of a run: shards, outcomes of earlier runs, and outcomes by series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scanloom.core import Case, CaseRecord, Outputs, Reason, Series
+from scanloom.engine.results.run_cases import EarlierOutcomes, RunCases
+from scanloom.engine.results.tables import CaseOutcome
+from scanloom.engine.workflow.scope import Scope
+from scanloom.engine.workflow.selection import Inputs
+from scanloom.io.index.inspection import SeriesInfo
+from scanloom.io.index.storage import IndexedSeries
+from scanloom.io.output.failures import write_failure
+
+NAMES = [f"case{n}" for n in range(8)]
+
+
+def case(name: str) -> Case:
+    return Case(name, Series("nifti", (Path("scan.nii"),)), Outputs(), "", "recipe")
+
+
+def inputs(name: str) -> Inputs:
+    """Return two channels, the second of which is the same series for all cases."""
+    return tuple(
+        IndexedSeries(series, "", "nifti", "", "", (0,), True, SeriesInfo())
+        for series in (name, "shared")
+    )
+
+
+def fail(out: Path, name: str) -> None:
+    write_failure(out, CaseRecord(name, Reason.DAMAGED, "truncated", (), None), "recipe")
+
+
+def test_cases_are_divided_by_the_outcomes_of_earlier_runs(tmp_path: Path) -> None:
+    fail(tmp_path, "case3")
+    blocked = tmp_path / "cases" / "case5"
+    blocked.mkdir(parents=True)  # a result without its documents
+
+    earlier = EarlierOutcomes.read(tmp_path, map(case, NAMES), Scope())
+
+    assert [c.id for c in earlier.pending] == [n for n in NAMES if n not in ("case3", "case5")]
+    assert [(r.id, r.reason) for r in earlier.finished] == [("case3", Reason.DAMAGED)]
+    assert [(r.id, r.reason) for r in earlier.blocked] == [("case5", Reason.RESULT_DAMAGED)]
+
+
+def test_outcomes_are_noted_for_each_series_in_order(tmp_path: Path) -> None:
+    cases = RunCases(tmp_path, Scope())
+    own = cases.of_this_shard((inputs(name), case(name)) for name in NAMES)
+    fail(tmp_path, "case2")
+
+    cases.earlier_outcomes(own)
+    cases.note(CaseRecord("case1", None, "", (), None))
+
+    failed, published = CaseOutcome("DAMAGED", "truncated"), CaseOutcome("", "")
+    expected = {"case2": [failed], "case1": [published], "shared": [failed, published]}
+    assert cases.endings == expected
+
+
+def test_outcomes_of_other_shards_are_read_at_the_end(tmp_path: Path) -> None:
+    cases = RunCases(tmp_path, Scope(shard=(1, 2)))
+    own = cases.of_this_shard((inputs(name), case(name)) for name in NAMES)
+    others = sorted(set(NAMES) - {c.id for c in own})
+    assert own
+    assert others
+    fail(tmp_path, others[0])
+
+    assert cases.endings == {}
+    cases.note_other_shards()
+
+    assert set(cases.endings) == {others[0], "shared"}

@@ -1,0 +1,84 @@
+"""Tables of shards: each knows a part, together they know all."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from scanloom.engine.results.tables import MANIFEST_COLUMNS, merge_shard_tables
+from scanloom.io.output.json_file import write_json
+from support.make_report import add_case, id_of, measured
+
+USED, OPEN, FAILED = ("used", ""), ("open", ""), ("failed", "CRASHED")
+
+
+def shard(out: Path, run: str, ends: list[tuple[str, str]], workflow: str = "w") -> None:
+    """Write what a shard leaves: of each file, what it knows of it."""
+    folder = out / "runs" / run
+    folder.mkdir(parents=True)
+    write_json(folder / "workflow.json", {"name": workflow})
+    write_json(folder / "totals.json", {})
+    rows = [
+        {
+            **dict.fromkeys(MANIFEST_COLUMNS, ""),
+            "file": f"file{n // 2}",
+            "copy": n % 2 + 1,
+            "outcome": outcome,
+            "reason": reason,
+        }
+        for n, (outcome, reason) in enumerate(ends)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "manifest.parquet")
+
+
+def outcomes(out: Path) -> list[str]:
+    with (out / "manifest.csv").open(newline="") as file:
+        return [row["outcome"] for row in csv.DictReader(file)]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    add_case(tmp_path, id_of(1), [measured("m", "liver", 5.0)])
+    return tmp_path
+
+
+def test_each_file_has_the_row_of_who_knows_it(out: Path) -> None:
+    shard(out, "1", [USED, OPEN, OPEN, FAILED])
+    shard(out, "2", [OPEN, USED, OPEN, OPEN])
+
+    assert merge_shard_tables(out)
+    assert outcomes(out) == ["open", "used", "open", "failed"]
+    assert parquet.read_table(out / "measurements.parquet")["label"].to_pylist() == ["liver"]
+
+
+def test_what_was_tried_again_counts_as_it_last_ended(out: Path) -> None:
+    """Also what was used before: its scan changed since, and can't be used any more."""
+    shard(out, "1", [FAILED, USED, USED])
+    shard(out, "2", [USED, FAILED, OPEN])
+
+    merge_shard_tables(out)
+
+    assert outcomes(out) == ["used", "failed", "open"]  # results are seen by who ended last
+
+
+def test_another_workflow_is_another_run(out: Path) -> None:
+    shard(out, "1", [USED, USED], workflow="another")
+    shard(out, "2", [OPEN, USED])
+
+    merge_shard_tables(out)
+
+    assert outcomes(out) == ["open", "used"]
+
+
+def test_a_whole_run_is_left_alone(out: Path) -> None:
+    shard(out, "1", [USED])
+    (out / "runs" / "2").mkdir()
+    write_json(out / "runs" / "2" / "totals.json", {})
+
+    assert not merge_shard_tables(out)
+    assert not (out / "manifest.csv").exists()
+    assert not merge_shard_tables(out / "elsewhere")

@@ -1,0 +1,79 @@
+"""What a worker and its engine child send each other arrives as it was sent."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scanloom.core import Case, CaseRecord, Outputs, Reason, ScanError, Series
+from scanloom.engine.case.models import load_models
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.worker.messages import (
+    CaseReply,
+    CaseRequest,
+    FunctionCall,
+    Ready,
+    Step,
+    WorkerSetup,
+)
+from scanloom.engine.workflow.schema import Cluster, Execution
+from scanloom.io.system.messages import receive, send
+from support import engine_models as em
+
+CASE = Case("a" * 26, Series("dicom", (Path("/a"), Path("/b"))), Outputs(), "hash", "recipe")
+
+
+def there_and_back(value: Any) -> Any:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send(ours, value)
+        return receive(theirs)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CaseRequest(1, CASE),
+        Ready(),
+        Step(1, "load"),
+        CaseReply(1, CaseRecord("a", None, "", (), Path("/out")), (1.5, 2.5)),
+        CaseReply(
+            2, CaseRecord("a", Reason.OUT_OF_MEMORY, "too large", (), None), None, refused=True
+        ),
+    ],
+)
+def test_messages_arrive_as_sent(message: object) -> None:
+    assert there_and_back(message) == message
+
+
+def test_the_reason_of_a_child_that_cannot_work_arrives() -> None:
+    fault = there_and_back(Ready(ScanError(Reason.MODEL_DAMAGED, "its weights"))).fault
+    assert (fault.reason, fault.detail) == (Reason.MODEL_DAMAGED, "its weights")
+
+
+def test_the_setup_of_a_run_arrives() -> None:
+    execution = Execution(
+        workers=2, time_limit=90.0, memory_limit=8 << 30, cluster=Cluster(hosts=("a", "b"))
+    )
+    models = partial(load_models, ("one", "two"), ["d1", "d2"], execution)
+    setup = WorkerSetup(
+        OutputTarget(Path("/out"), "print", key=b"\xff" * 32), FunctionCall.of(models), 3
+    )
+    assert there_and_back(setup) == setup
+
+
+def test_a_function_is_called_in_the_other_process(tmp_path: Path) -> None:
+    call = there_and_back(FunctionCall.of(partial(em.threshold_models, tmp_path / "w", seconds=2)))
+    assert call == FunctionCall("engine_models:threshold_models", (tmp_path / "w",), {"seconds": 2})
+    (tmp_path / "w").touch()
+    assert [model.card.name for model in call()] == ["threshold"]
+
+
+@pytest.mark.parametrize("function", [lambda: (), em.Threshold.predict, partial(lambda: ())])
+def test_a_function_that_is_not_at_the_top_of_a_module_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match="top level"):
+        FunctionCall.of(function)

@@ -1,0 +1,374 @@
+"""Pools and the pump: the window holds, losses blame nobody, the book is for workers alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import Case, CaseRecord, Outputs, ReadOptions, Reason, ScanError, Series
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.retries import MAX_OUTDONE_CASES, MAX_WORKER_LOSSES
+from scanloom.engine.run_lock import hold_run_lock
+from scanloom.engine.worker.case_file import CaseFile
+from scanloom.engine.worker.dispatch import dispatch_cases
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.pool import LocalPool, WorkerLostError, WorkerUnfitError
+from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from scanloom.io.system.liveness import host_id
+from support import engine_models as em
+
+
+def case(name: str) -> Case:
+    return Case(name, Series("nifti", (Path(name),)), Outputs(), "", "")
+
+
+class Threads:
+    """A pool of plain threads; `lose` says how often each case loses its worker."""
+
+    def __init__(
+        self, window: int, lose: int = 0, seconds: float = 0.0, error: type = WorkerLostError
+    ) -> None:
+        self.window, self._lose, self._seconds, self._error = window, lose, seconds, error
+        self.starts: Counter[str] = Counter()
+        self.most, self._now, self._lock = 0, 0, threading.Lock()
+        self.stopped: float | None = None
+
+    def submit(self, one: Case) -> Future[CaseOutcome]:
+        future: Future[CaseOutcome] = Future()
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self.starts[one.id] += 1
+        threading.Thread(target=self._run, args=(one, future)).start()
+        return future
+
+    def stop(self, patience: float) -> None:
+        self.stopped = patience
+
+    def _run(self, one: Case, future: Future[CaseOutcome]) -> None:
+        time.sleep(self._seconds)
+        with self._lock:
+            self._now -= 1
+        if self.starts[one.id] <= self._lose:
+            future.set_exception(self._error("killed"))
+        else:
+            future.set_result(CaseOutcome(CaseRecord(one.id, None, "", (), None), ()))
+
+
+def test_the_window_holds_and_tasks_are_taken_as_there_is_room() -> None:
+    pool, taken, ended = Threads(4), [], []
+
+    def tasks():
+        for n in range(60):
+            taken.append(n)
+            assert len(taken) - len(ended) <= 5
+            yield case(f"t{n}")
+
+    assert dispatch_cases(tasks(), pool, lambda t, o: ended.append(t.id))
+    assert sorted(ended) == sorted(f"t{n}" for n in range(60))
+    assert pool.most <= 4
+
+
+def test_who_loses_its_worker_goes_on() -> None:
+    pool, records = Threads(3, lose=2), []
+
+    assert dispatch_cases(map(case, "abc"), pool, lambda t, o: records.append(o.record))
+
+    assert [r.reason for r in records] == [None] * 3
+    assert pool.starts == {"a": 3, "b": 3, "c": 3}
+
+
+def test_who_always_loses_its_worker_is_given_up() -> None:
+    pool, records = Threads(3, lose=1000), []
+
+    assert dispatch_cases(map(case, "a"), pool, lambda t, o: records.append(o.record))
+
+    assert [r.reason for r in records] == [Reason.WORKER_LOST]
+    assert pool.starts["a"] == MAX_WORKER_LOSSES
+
+
+def test_workers_that_could_never_do_the_work_cost_a_case_nothing() -> None:
+    pool, records = Threads(3, lose=3 * MAX_WORKER_LOSSES, error=WorkerUnfitError), []
+
+    assert dispatch_cases(map(case, "ab"), pool, lambda t, o: records.append(o.record))
+
+    assert [r.reason for r in records] == [None, None]
+
+
+def test_who_was_cut_off_by_a_worker_that_left_goes_on() -> None:
+    """A worker that is retired ends its engine: an outcome without a record is none."""
+    starts: Counter[str] = Counter()
+
+    class Leaving(Threads):
+        def submit(self, one: Case) -> Future[CaseOutcome]:
+            future: Future[CaseOutcome] = Future()
+            starts[one.id] += 1
+            record = CaseRecord(one.id, None, "", (), None) if starts.total() > 3 else None
+            future.set_result(CaseOutcome(record, ()))
+            return future
+
+    records = []
+
+    assert dispatch_cases(map(case, "abc"), Leaving(3), lambda t, o: records.append(o.record))
+    assert sorted(r.id for r in records if r) == ["a", "b", "c"]
+    assert starts == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_pool_without_workers_is_waited_for() -> None:
+    """Between two workers the window is 0: that is no end."""
+
+    class Late(Threads):
+        looks = 0
+
+        @property
+        def window(self) -> int:
+            self.looks += 1
+            return int(self.looks % 3 == 0)
+
+        @window.setter
+        def window(self, _: int) -> None: ...
+
+    ended: list[str] = []
+
+    assert dispatch_cases(map(case, "abc"), Late(1, lose=1), lambda t, o: ended.append(t.id))
+    assert sorted(ended) == ["a", "b", "c"]
+
+
+def test_stop_starts_nothing_more() -> None:
+    pool, stop, ended = Threads(2, seconds=0.2), threading.Event(), []
+
+    def note(t: Case, o: CaseOutcome) -> None:
+        ended.append(t.id)
+        stop.set()
+
+    assert not dispatch_cases(map(case, "abcdefgh"), pool, note, stop=stop, drain=3.0)
+    assert 1 <= len(ended) <= 2
+    assert pool.stopped == 3.0
+
+
+def test_an_error_of_the_caller_stops_the_pool() -> None:
+    pool = Threads(2)
+
+    def full(t: Case, o: CaseOutcome) -> None:
+        raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        dispatch_cases(map(case, "abc"), pool, full)
+    assert pool.stopped == 0.0
+
+
+OPTIONS = ReadOptions(orientation="RAS", modality="CT")
+
+
+def test_the_book_gives_each_case_back_as_it_was(tmp_path: Path) -> None:
+    odd = Path("b\udcff\n c.nii")  # bytes that are no UTF-8, and a line break
+    series = Series("nifti", (odd, Path("/x/ö.img")), "1.2", "1.3", "CT", "Ü^x")
+    one = Case("one", series, Outputs(structures=("liver",), also=("masks",)), "s", "r", OPTIONS, 2)
+    book = CaseFile.write(tmp_path / "book", [case("zero"), one])
+
+    assert book.case("one") == one
+    assert len(book) == 2
+    assert stat.S_IMODE(book.path.stat().st_mode) == 0o600
+
+
+def test_a_lock_keeps_others_out_and_goes_with_its_run(tmp_path: Path) -> None:
+    with hold_run_lock(tmp_path), pytest.raises(Exception, match="LOCKED"), hold_run_lock(tmp_path):
+        pass
+    with hold_run_lock(tmp_path), hold_run_lock(tmp_path, shard="1-of-2"):
+        pass
+    assert not list((tmp_path / ".work").glob("*lock*"))
+
+
+def test_the_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from scanloom.engine.run_lock import hold_lock\n"
+        "with hold_lock(Path(sys.argv[1])): os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    assert (tmp_path / ".work" / "run.lock").exists()
+
+    with hold_run_lock(tmp_path):
+        pass
+
+
+def test_the_lock_of_another_host_is_taken_only_if_asked(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    lock.parent.mkdir()
+    lock.write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
+
+    with pytest.raises(Exception, match="on host elsewhere"), hold_run_lock(tmp_path):
+        pass
+    with hold_run_lock(tmp_path, take_over=True):
+        pass
+    assert not lock.exists()
+
+
+def test_the_lock_of_another_container_of_this_host_is_taken_only_if_asked(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    with hold_run_lock(tmp_path):
+        held = json.loads(lock.read_text())
+    dead = {**held, "process": 2**22 + 1, "space": "pid:[1]"}
+    lock.write_text(json.dumps(dead))
+
+    with pytest.raises(ScanError, match="another container of host"), hold_run_lock(tmp_path):
+        pass
+    with hold_run_lock(tmp_path, take_over=True):
+        pass
+    lock.write_text(json.dumps({**dead, "space": held["space"]}))
+    with hold_run_lock(tmp_path):
+        pass
+
+
+OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
+TRY_LOCK = """
+import sys
+from pathlib import Path
+from scanloom.engine.run_lock import hold_lock
+from scanloom.io.system.liveness import state_seen, this_host
+told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
+print(state_seen(told), flush=True)
+with hold_lock(Path(sys.argv[1])):
+    pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a PID namespace")
+def test_a_run_in_another_pid_namespace_of_this_host_is_not_taken_for_dead(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TRY_LOCK, str(tmp_path), host_id()]
+    if subprocess.run([*OWN_PROCESSES, "true"], check=False).returncode != 0:
+        pytest.skip("no PID namespace can be made")
+    with hold_run_lock(tmp_path):
+        there = subprocess.run(
+            [*OWN_PROCESSES, *command], capture_output=True, text=True, check=False
+        )
+        here = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert there.stdout == "running\n"
+    assert "another container of host" in there.stderr
+    assert here.stdout == "died\n"
+    assert "on this host" in here.stderr
+
+
+def test_of_many_who_take_a_dead_lock_one_comes_first(tmp_path: Path) -> None:
+    lock = tmp_path / ".work" / "run.lock"
+    lock.parent.mkdir()
+    inside, most, lockdoor = [0], [0], threading.Lock()
+    refused = []
+
+    def take() -> None:
+        try:
+            with hold_run_lock(tmp_path, take_over=True):
+                with lockdoor:
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                time.sleep(0.02)
+                with lockdoor:
+                    inside[0] -= 1
+        except Exception as error:  # noqa: BLE001
+            refused.append(error)
+
+    for _ in range(10):
+        lock.write_text('{"host": "elsewhere", "process": 1, "start": "1", "since": "then"}')
+        threads = [threading.Thread(target=take) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert most[0] == 1
+    assert all("LOCKED" in str(error) for error in refused)
+
+
+def test_local_pool(tmp_path: Path) -> None:
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.threshold_models, tmp_path / "w.pt")
+    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
+    pool = LocalPool([WorkerSupervisor(setup, 60.0)], 2)
+    cases = [em.make_case(tmp_path, f"c{n}") for n in range(3)]
+    ended = []
+
+    assert dispatch_cases(cases, pool, lambda t, o: ended.append(o.record.reason))
+    pool.stop(5.0)
+
+    assert ended == [None] * 3
+
+
+@pytest.mark.slow
+def test_dask_workers_convict_the_guilty_alone(tmp_path: Path) -> None:
+    from scanloom.engine.clusters.dask_pool import DaskPool
+    from scanloom.engine.clusters.dask_worker import EngineSetup
+    from scanloom.engine.clusters.handshake import Handshake
+    from scanloom.engine.clusters.local import local_cluster
+
+    out = tmp_path / "out"
+    (out / ".work").mkdir(parents=True)
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.threshold_models, tmp_path / "w.pt")
+    setup = WorkerSetup(OutputTarget(out, "print"), models, in_flight=2)
+    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.WRONG, em.FINE]
+    cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
+    book = CaseFile.write(tmp_path / "book", cases)
+    ended = {}
+    with local_cluster(["", ""], 2, tmp_path) as client, Handshake(out) as shake:
+        shake.check(client)
+        logs, seen = tmp_path / "logs", (shake.question, shake.expected)
+        pool = DaskPool(client, book, EngineSetup("run", setup, 60.0, logs, *seen))
+        assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o.record}))
+        pool.stop(5.0)
+
+    expected = {em.ABORT: Reason.CRASHED, em.WRONG: Reason.INTERNAL}
+    assert [ended[c.id].reason for c in cases] == [expected.get(task) for task in tasks]
+
+
+@pytest.mark.slow
+def test_what_one_worker_fails_another_does_and_the_first_is_sent_away(tmp_path: Path) -> None:
+    from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits
+    from scanloom.engine.clusters.dask_worker import EngineSetup
+    from scanloom.engine.clusters.handshake import Handshake
+    from scanloom.engine.clusters.local import local_cluster
+
+    out = tmp_path / "out"
+    (out / ".work").mkdir(parents=True)
+    (tmp_path / "w.pt").write_bytes(b"none")
+    models = partial(em.full_worker_models, tmp_path / "w.pt", tmp_path / "first", 0.5)
+    setup = WorkerSetup(OutputTarget(out, "print"), models)
+    cases = [em.make_case(tmp_path, f"c{n}") for n in range(12)]
+    book, ended, faults = CaseFile.write(tmp_path / "book", cases), {}, []
+    with local_cluster(["", ""], 1, tmp_path) as client, Handshake(out) as shake:
+        made = EngineSetup("run", setup, 60.0, tmp_path, shake.question, shake.expected)
+        pool = DaskPool(client, book, made, PoolLimits(on_unfit=faults.append))
+        until = time.monotonic() + 60.0
+        while pool.window < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert dispatch_cases(cases, pool, lambda t, o: ended.update({t.id: o}))
+        pool.stop(5.0)
+
+    assert [ended[c.id].record.reason for c in cases] == [None] * 12
+    again = [o for o in ended.values() if len(o.tries) == 2]
+    assert {o.tries[0].end for o in again} == {"SCRATCH_FULL"}
+    assert MAX_OUTDONE_CASES <= len(again) < 12
+    assert faults == [
+        f"a worker failed {MAX_OUTDONE_CASES} cases that succeeded elsewhere (SCRATCH_FULL)"
+    ]
+
+
+def test_a_fault_that_all_cases_share_ends_the_work(tmp_path: Path) -> None:
+    models = partial(em.unfit_models, tmp_path / "loads", "model", 1000)
+    setup = WorkerSetup(OutputTarget(tmp_path / "out", "print"), models, in_flight=2)
+    pool = LocalPool([WorkerSupervisor(setup, 60.0)], 2)
+    cases, ended = [em.make_case(tmp_path, f"c{n}") for n in range(4)], []
+
+    with pytest.raises(ScanError) as raised:
+        dispatch_cases(cases, pool, lambda t, o: ended.append(t.id))
+
+    assert raised.value.reason is Reason.MODEL_DAMAGED
+    assert ended == []

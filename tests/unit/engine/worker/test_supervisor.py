@@ -1,0 +1,290 @@
+"""The engine: what brings its process down is convicted, and its neighbours are not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scanloom.core import Case, Reason
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.retries import MAX_CHILD_STARTS
+from scanloom.engine.worker.gate import AdmissionGate
+from scanloom.engine.worker.messages import WorkerSetup
+from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
+from support import engine_models as em
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"none")
+    return path
+
+
+def setup(tmp_path: Path, weights: Path, **changes: object) -> WorkerSetup:
+    models = partial(em.threshold_models, weights, tmp_path / "starts")
+    fields = {"place": OutputTarget(tmp_path / "out", "print"), "labellers": models, "in_flight": 3}
+    return WorkerSetup(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, weights: Path) -> Iterator[WorkerSupervisor]:
+    made = WorkerSupervisor(setup(tmp_path, weights), time_limit=120.0, log=tmp_path / "log")
+    yield made
+    made.stop()
+
+
+def run_all(engine: WorkerSupervisor, cases: Sequence[Case]) -> list[CaseOutcome]:
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(engine.run, cases))
+
+
+def reasons(outcomes: Sequence[CaseOutcome]) -> list[Reason | None]:
+    assert all(o.record is not None for o in outcomes)
+    return [o.record.reason for o in outcomes if o.record]
+
+
+def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
+    cases = [em.make_case(tmp_path, f"fine{n}") for n in range(4)]
+
+    outcomes = run_all(engine, cases)
+
+    assert reasons(outcomes) == [None] * 4
+    assert {p.name for p in (tmp_path / "out" / "cases").iterdir()} == {c.id for c in cases}
+    assert len({line.split()[1] for line in (tmp_path / "starts").read_text().splitlines()}) == 1
+    spans = sorted(o.device for o in outcomes if o.device)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weights: Path) -> None:
+    engine = WorkerSupervisor(
+        setup(tmp_path, weights, labellers=partial(os._exit, 3)), time_limit=60.0
+    )
+
+    outcome = engine.run(em.make_case(tmp_path, "one"))
+    engine.stop()
+
+    assert outcome.record is None
+    assert outcome.fault is not None
+    assert outcome.fault.reason is Reason.ENVIRONMENT
+
+
+@pytest.mark.slow
+def test_the_guilty_are_convicted_and_nobody_else(tmp_path: Path, weights: Path) -> None:
+    engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=20.0)
+    tasks = [em.FINE, em.ABORT, em.FINE, em.FINE, em.HANG, em.FINE, em.WRONG, em.FINE]
+    cases = [em.make_case(tmp_path, f"c{n}", task) for n, task in enumerate(tasks)]
+
+    outcomes = run_all(engine, cases)
+    engine.stop()
+
+    expected = {em.ABORT: Reason.CRASHED, em.HANG: Reason.CASE_TIMEOUT, em.WRONG: Reason.INTERNAL}
+    assert reasons(outcomes) == [expected.get(task) for task in tasks]
+    assert all(
+        o.tries[-1].alone for o in outcomes if o.record and o.record.reason is Reason.CRASHED
+    )
+    deaths = sum(t.end not in ("done", "INTERNAL") for o in outcomes for t in o.tries)
+    assert sum(len(o.tries) for o in outcomes) <= len(cases) + deaths * 3
+
+
+@pytest.mark.slow
+def test_who_takes_all_memory_ends_alone(tmp_path: Path, weights: Path) -> None:
+    engine = WorkerSupervisor(setup(tmp_path, weights, memory_limit=3 << 30), time_limit=60.0)
+    cases = [
+        em.make_case(tmp_path, f"m{n}", t) for n, t in enumerate((em.FINE, em.GREEDY, em.FINE))
+    ]
+
+    outcomes = run_all(engine, cases)
+    engine.stop()
+
+    assert reasons(outcomes) == [None, Reason.OUT_OF_MEMORY, None]
+
+
+@pytest.mark.slow
+def test_time_before_the_door_does_not_count(tmp_path: Path, weights: Path) -> None:
+    """Each works for three seconds and waits for two others: more than the limit in all."""
+    engine = WorkerSupervisor(setup(tmp_path, weights), time_limit=8.0)
+
+    outcomes = run_all(engine, [em.make_case(tmp_path, f"s{n}", em.SLOW) for n in range(3)])
+    engine.stop()
+
+    assert reasons(outcomes) == [None] * 3
+    assert [len(o.tries) for o in outcomes] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_who_is_killed_from_outside_is_tried_alone_twice(
+    engine: WorkerSupervisor, tmp_path: Path
+) -> None:
+    """As the system kills for memory, and a person by mistake."""
+    killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
+    fine = engine.run(em.make_case(tmp_path, "fine"))
+
+    assert reasons([killed, fine]) == [Reason.OUT_OF_MEMORY, None]
+    assert [t.alone for t in killed.tries] == [False, True, True]
+    assert Reason.OUT_OF_MEMORY.retry  # by the next run
+
+
+@contextmanager
+def limited(which: int, soft: int) -> Iterator[None]:
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
+
+
+@pytest.mark.slow
+def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
+    engine: WorkerSupervisor, tmp_path: Path, weights: Path
+) -> None:
+    """The limit is met before the first case; and a process is killed as by it within a case."""
+    tired = WorkerSupervisor(setup(tmp_path, weights, labellers=em.tiring_models), time_limit=60.0)
+    with limited(resource.RLIMIT_CPU, 10**7):
+        outcome = tired.run(em.make_case(tmp_path, "fine"))
+        killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
+    tired.stop()
+
+    assert outcome.fault
+    assert outcome.fault.reason is Reason.ENVIRONMENT
+    assert "ulimit -t" in outcome.fault.detail
+    assert reasons([killed]) == [Reason.ENVIRONMENT]
+    assert killed.record
+    assert "ulimit -t" in killed.record.detail
+
+
+def test_stop_cuts_off_without_a_verdict(engine: WorkerSupervisor, tmp_path: Path) -> None:
+    case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(engine.run, case)
+        while not (tmp_path / "starts").exists():
+            time.sleep(0.05)
+        engine.stop()
+        outcome = coming.result(timeout=5)
+
+    assert outcome.record is None
+    assert not list((tmp_path / "out" / "cases").glob("*"))
+
+
+def test_the_child_goes_when_the_engine_stops(engine: WorkerSupervisor, tmp_path: Path) -> None:
+    engine.run(em.make_case(tmp_path, "one"))
+    [child] = [
+        p for p in psutil.Process().children() if "scanloom.engine.worker.child_main" in p.cmdline()
+    ]
+
+    engine.stop(patience=5.0)
+
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_gate_lets_one_be_alone() -> None:
+    gate, seen, inside = AdmissionGate(3), [], threading.Semaphore(0)
+
+    def visit(n: int) -> None:
+        with gate.alone() if n % 5 == 0 else gate.among_others():
+            seen.append((n, "in"))
+            time.sleep(0.01)
+            seen.append((n, "out"))
+        inside.release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(visit, range(40)))
+
+    now: set[int] = set()
+    for n, what in seen:
+        now.add(n) if what == "in" else now.remove(n)
+        assert len(now) <= 3
+        assert len(now) <= 1 or not any(m % 5 == 0 for m in now)
+
+
+def test_the_gate_counts_what_is_needed() -> None:
+    gate, most, now = AdmissionGate(8, capacity=10.0), [0.0], [0.0]
+    lock = threading.Lock()
+
+    def visit(need: float) -> None:
+        with gate.among_others(need):
+            with lock:
+                now[0] += need
+                most[0] = max(most[0], now[0])
+            time.sleep(0.005)
+            with lock:
+                now[0] -= need
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(visit, [4.0, 5.0, 3.0, 12.0, 1.0, 6.0] * 4))
+
+    assert most[0] == 12.0  # it came in alone
+
+
+def test_a_scan_that_is_away_for_a_moment_is_read_later(
+    engine: WorkerSupervisor, tmp_path: Path
+) -> None:
+    """As on a share of the network: the case is tried again after a pause."""
+    case = replace(em.make_case(tmp_path, "away"), source_hash="")
+    [path] = case.series.files
+    away = path.rename(tmp_path / "elsewhere")
+    begun = []
+
+    def come_back(step: str) -> None:
+        begun.append(step)
+        if begun.count("find") == 3 and away.exists():  # twice each time that it is tried
+            away.rename(path)
+
+    outcome = engine.run(case, on_step=come_back)
+
+    ends = [t.end for t in outcome.tries]
+    assert ends[-1] == "done"
+    assert set(ends[:-1]) == {"UNREADABLE"}
+    assert outcome.record is not None
+    assert outcome.record.reason is None
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "starts"),
+    [
+        ("model", Reason.MODEL_DAMAGED, 1),
+        ("library", Reason.ENVIRONMENT, MAX_CHILD_STARTS),
+        ("memory", Reason.OUT_OF_MEMORY, MAX_CHILD_STARTS),
+        ("exit", Reason.ENVIRONMENT, MAX_CHILD_STARTS),
+        ("killed", Reason.OUT_OF_MEMORY, MAX_CHILD_STARTS),
+    ],
+)
+def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
+    tmp_path: Path, weights: Path, how: str, reason: Reason, starts: int
+) -> None:
+    models = partial(em.unfit_models, tmp_path / "loads", how, 1000)
+    engine = WorkerSupervisor(setup(tmp_path, weights, labellers=models), time_limit=60.0)
+
+    outcomes = run_all(engine, [em.make_case(tmp_path, f"c{n}") for n in range(4)])
+    engine.stop()
+
+    assert [o.record for o in outcomes] == [None] * 4
+    assert [o.fault.reason if o.fault else None for o in outcomes] == [reason] * 4
+    assert len((tmp_path / "loads").read_text().splitlines()) == starts
+
+
+@pytest.mark.parametrize("how", ["library", "exit"])
+def test_a_start_that_came_to_nothing_is_made_again(
+    tmp_path: Path, weights: Path, how: str
+) -> None:
+    models = partial(em.unfit_models, tmp_path / "loads", how, MAX_CHILD_STARTS - 1)
+    engine = WorkerSupervisor(setup(tmp_path, weights, labellers=models), time_limit=60.0)
+
+    [outcome] = run_all(engine, [em.make_case(tmp_path, "one")])
+    engine.stop()
+
+    assert reasons([outcome]) == [None]
+    assert [t.end for t in outcome.tries] == ["done"]  # the case had no part in it

@@ -1,0 +1,164 @@
+"""Workflows: what may stand in them, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError
+from scanloom.engine.workflow.schema import (
+    Workflow,
+    parse_stored_workflow,
+    parse_workflow,
+    read_workflow,
+)
+
+ROOT = Path(__file__).parents[4]
+SMALL = "name: small\nmodels: ct_tissue\n"
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    workflow = parse_workflow(SMALL)
+
+    assert workflow.models == ("ct_tissue",)
+    assert workflow.select.modality == ()
+    assert workflow.output_options == Outputs()
+    assert workflow.execution.workers == "auto"
+
+
+def test_json_says_the_same_as_yaml() -> None:
+    yaml = parse_workflow(SMALL + "select: {modality: [CT], min_slices: 20}\n")
+    same = {
+        "name": "small",
+        "models": ["ct_tissue"],
+        "select": {"modality": "CT", "min_slices": 20},
+    }
+
+    assert parse_workflow(json.dumps(same)) == yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90 s", 90), ("1.5min", 90), ("2 h", 7200)]
+)
+def test_times_may_have_a_unit(text: str, seconds: float) -> None:
+    workflow = parse_workflow(SMALL + f"execution: {{time_limit: {text}}}\n")
+
+    assert workflow.execution.time_limit == seconds
+
+
+def test_sizes_may_have_a_unit() -> None:
+    workflow = parse_workflow(SMALL + "execution: {memory_limit: 1.5 GiB}\n")
+
+    assert workflow.execution.memory_limit == 3 << 29
+
+
+def test_it_does_not_change_once_it_is_read() -> None:
+    workflow = parse_workflow(SMALL)
+
+    with pytest.raises(ValueError, match="frozen"):
+        workflow.name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: x\nname: a\n", "line 1: model is not a key here; did you mean models?"),
+        ("name: a\n", "line 1: models is missing"),
+        (SMALL + "select:\n  modality: ct\n", "line 4: select.modality: did you mean CT?"),
+        (SMALL + "select: {modalty: CT}\n", "select.modalty is not a key here; did you mean modal"),
+        (
+            SMALL + "select:\n\n  min_slices: x\n",
+            "line 5: select.min_slices: expected a whole number",
+        ),
+        (SMALL + "execution: {memory_limit: lots}\n", "MB, GB, MiB, GiB, such as 16 GiB"),
+        (SMALL + "execution: {memory_limit: no}\n", "such as 16 GiB"),
+        (SMALL + "execution: {device: gpu}\n", "expected auto, cpu, cuda, cuda:N, such as cuda:0"),
+        (SMALL + "policy: {orientation: up}\n", "expected axis codes for files that do not say"),
+        (SMALL + "select: {modality: no}\n", "expected one or several of CT, MR, PT, NM"),
+        (SMALL + "select: {body_part: no}\n", "expected a word, or a list of them, in quotes"),
+        (SMALL + "select: [CT]\n", "line 3: select: expected keys and values"),
+        ("name: a\nmodels: &a [ct_tissue, *a]\n", "an alias holds itself"),
+        ("name: a\nmodels: &a {b: *a}\n", "an alias holds itself"),
+        (SMALL + "select: {kernel: '('}\n", "line 3: select.kernel: expected a regular expression"),
+        (SMALL + "execution: {workers: 0}\n", "execution.workers: expected greater than or equal"),
+        (SMALL + "execution: {time_limit: 3 parsecs}\n", "one of the units s, min, h"),
+        (SMALL + "execution: {precision: halff}\n", "did you mean half?"),
+        (SMALL + "select: {min_spacing: 3, max_spacing: 1}\n", "max_spacing at least as large"),
+        (SMALL + "name: b\n", "line 3: name is given twice"),
+        ("name: [\n", "no valid YAML"),
+        ("- a\n", "a workflow is a list of keys and values"),
+        ("", "a workflow is a list of keys and values"),
+        (SMALL + "outputs: !!python/object/apply:os.system [ls]\n", "no valid YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ScanError) as caught:
+        parse_workflow(text)
+
+    assert caught.value.reason is Reason.WORKFLOW
+    assert said in caught.value.detail
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    text = "name: A B\nmodels: x\nselect: {modality: ct}\noutputs: {seg: both}\n"
+
+    with pytest.raises(ScanError) as caught:
+        parse_workflow(text)
+
+    assert [part[:6] for part in caught.value.detail.split("; ")] == ["line 1", "line 3", "line 4"]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ScanError, match="FileNotFoundError"):
+        read_workflow(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "workflows").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_shipped_ones_are_valid(path: Path) -> None:
+    assert read_workflow(path).name == path.stem
+
+
+def test_the_published_schema_is_that_of_the_code() -> None:
+    published = json.loads((ROOT / "docs" / "workflow.schema.json").read_text())
+
+    assert published == Workflow.model_json_schema(), "run docs/write_schema.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("execution: {body_box: false}", "line 3: execution.body_box is now skip_air"),
+        ("execution: {fused_restore: true}", "execution.fused_restore is now compiled_restore"),
+        ("outputs: {image: true}", "outputs.image is now `also: [image]`"),
+        ("outputs: {split: false}", "outputs.split is now `also: [masks]`"),
+    ],
+)
+def test_a_former_key_is_refused_by_its_new_name(text: str, message: str) -> None:
+    with pytest.raises(ScanError) as error:
+        parse_workflow(SMALL + text)
+    assert message in error.value.detail
+
+
+def test_a_stored_workflow_of_an_earlier_version_is_read() -> None:
+    stored = {
+        "name": "a",
+        "models": ["m"],
+        "outputs": {"seg": "labelmap", "image": True, "split": False, "structures": ["liver"]},
+        "execution": {"precision": "half", "body_box": False, "fused_restore": True},
+    }
+    workflow = parse_stored_workflow(json.dumps(stored))
+    assert workflow.output_options == Outputs("labelmap", "source", ("image",), ("liver",))
+    assert workflow.compute_options == ComputeOptions("half", skip_air=False)
+    assert parse_stored_workflow(workflow.model_dump_json()) == workflow
+    with pytest.raises(ScanError, match="WORKFLOW"):
+        parse_stored_workflow("[]")
+
+
+def test_sections_have_the_defaults_of_their_options() -> None:
+    workflow = parse_workflow(SMALL)
+    assert workflow.read_options == ReadOptions()
+    assert workflow.compute_options == ComputeOptions()
+    read = parse_workflow(SMALL + "policy: {gaps: interpolate, max_size: 1 GiB}").read_options
+    assert read == ReadOptions(gaps="interpolate", max_size=1 << 30)

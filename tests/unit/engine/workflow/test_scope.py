@@ -1,0 +1,26 @@
+"""A job array's parts are equally large, and no case is in two of them or in none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import Series
+from scanloom.engine.workflow.scope import Scope
+from scanloom.io.identity import case_id
+
+CASES = 4000
+
+
+@pytest.mark.parametrize("parts", [2, 3, 16, 100])
+def test_parts_are_equally_large(parts: int) -> None:
+    ids = [
+        case_id(Series("dicom", (Path("a"),), "1.2", f"1.3.{n}"), bytes(32)) for n in range(CASES)
+    ]
+
+    counts = [sum(Scope(shard=(k + 1, parts)).holds(one) for one in ids) for k in range(parts)]
+
+    assert sum(counts) == CASES
+    assert min(counts) > CASES / parts / 2
+    assert max(counts) < CASES / parts * 2

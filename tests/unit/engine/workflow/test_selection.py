@@ -1,0 +1,105 @@
+"""Which series become cases, and why the others don't."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanloom.core import Reason
+from scanloom.engine.workflow.schema import Workflow, make_workflow
+from scanloom.engine.workflow.selection import select
+from scanloom.io.index.inspection import SeriesInfo
+from scanloom.io.index.storage import IndexedSeries
+
+CHEST = SeriesInfo(
+    modality="CT",
+    shape=(512, 512, 300),
+    spacing=(0.7, 0.7, 1.0),
+    plane="axial",
+    body_part="CHEST",
+    date="20250102101500",
+    image_type="ORIGINAL\\PRIMARY\\AXIAL",
+    kernel="B30f",
+    description="Thorax 1.0 B30f",
+)
+
+
+def series(name: str, *, study: str = "s1", **changes: object) -> IndexedSeries:
+    what = CHEST._replace(**changes)  # type: ignore[arg-type]
+    fields = {"id": name, "study": study, "kind": "dicom", "study_uid": "1.2", "series_uid": "1.3"}
+    made = IndexedSeries._make([None] * len(IndexedSeries._fields))
+    return made._replace(**fields, files=(0,), what=what)  # type: ignore[arg-type]
+
+
+def workflow(policy: dict[str, object] | None = None, **wanted: object) -> Workflow:
+    return make_workflow(name="w", models=["m"], select=wanted, policy=policy or {})
+
+
+def outcome(one: IndexedSeries, wanted: Workflow) -> Reason | None:
+    chosen, left = select([one], wanted)
+    assert len(chosen) + len(left) == 1
+    return left[0].reason if left else None
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("modality", ["PT", "CT"], "MR"),
+        ("body_part", "chest", "HEAD"),
+        ("description", "thor(ax|acic)", "abdomen"),
+        ("not_description", "topogram", "b30f"),
+        ("image_type", ["original", "AXIAL"], "DERIVED"),
+        ("kernel", "^B3", "^B7"),
+        ("contrast", False, True),
+        ("orientation", "axial", "sagittal"),
+        ("min_slices", 300, 301),
+        ("min_spacing", 1.0000001, 1.5),
+        ("max_spacing", 0.9999999, 0.8),
+    ],
+)
+def test_each_key_lets_in_and_leaves_out(key: str, right: object, wrong: object) -> None:
+    one = series("a", contrast=False)
+    assert outcome(one, workflow(**{key: right})) is None
+    assert outcome(one, workflow(**{key: wrong})) is Reason.NOT_SELECTED
+
+
+def test_what_failed_is_told_unless_nobody_wanted_it() -> None:
+    wanted = workflow(modality="CT", orientation="axial")
+    gap = {"reason": "SLICE_GAP", "detail": "3", "shape": (), "spacing": (), "plane": ""}
+    assert outcome(series("a", **gap), wanted) is Reason.SLICE_GAP
+    assert outcome(series("a", modality="MR", **gap), wanted) is Reason.NOT_SELECTED
+    assert outcome(series("a", modality="", **gap), wanted) is Reason.SLICE_GAP
+    assert outcome(series("a", modality="MR", reason="LOCALIZER"), wanted) is Reason.LOCALIZER
+
+
+@pytest.mark.parametrize(
+    ("reason", "policy"),
+    [
+        ("SLICE_GAP", {"gaps": "interpolate"}),
+        ("PHASES", {"phases": "all"}),
+        ("FOUR_D", {"phases": "first"}),
+        ("ORIENTATION_UNKNOWN", {"orientation": "RAS"}),
+    ],
+)
+def test_the_policy_lets_in_what_is_refused_otherwise(
+    reason: str, policy: dict[str, object]
+) -> None:
+    one = series("a", reason=reason, shape=(), spacing=(), plane="")
+    assert outcome(one, workflow()) is Reason[reason]
+    assert outcome(one, workflow(policy)) is None
+
+
+def test_the_best_and_the_newest_of_each_study() -> None:
+    old_thin = series("old_thin", date="20200101")
+    new_thick = series("new_thick", date="20240101", spacing=(0.7, 0.7, 5.0), shape=(512, 512, 60))
+    derived = series("derived", date="20250101", image_type="DERIVED\\SECONDARY")
+    other = series("other", study="s2", date="19990101")
+    found = [derived, new_thick, old_thin, other]
+
+    def ids(choose: str, **more: object) -> list[str]:
+        return [one.id for (one,) in select(found, workflow(choose=choose, **more))[0]]
+
+    assert ids("all") == ["derived", "new_thick", "old_thin", "other"]
+    assert ids("best") == ["old_thin", "other"]
+    assert ids("best", prefer_spacing=5.0) == ["new_thick", "other"]
+    assert ids("newest") == ["derived", "other"]
+    assert ids("newest", image_type="ORIGINAL") == ["new_thick", "other"]

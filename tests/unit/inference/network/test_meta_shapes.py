@@ -1,0 +1,60 @@
+"""Shapes by the short way are those that torch gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from scanloom.inference.network.meta_shapes import meta_dispatch
+
+LAYERS: list[tuple[type[nn.Module], dict[str, Any]]] = [
+    (nn.Conv3d, {"kernel_size": 3, "padding": 1}),
+    (nn.Conv3d, {"kernel_size": (3, 5, 1), "stride": (2, 1, 3), "padding": (0, 2, 1)}),
+    (nn.Conv3d, {"kernel_size": 3, "dilation": 2, "groups": 2, "bias": False}),
+    (nn.Conv3d, {"kernel_size": 3, "padding": "same"}),
+    (nn.ConvTranspose3d, {"kernel_size": 2, "stride": 2}),
+    (
+        nn.ConvTranspose3d,
+        {"kernel_size": 3, "stride": (2, 3, 1), "padding": 1, "output_padding": (1, 2, 0)},
+    ),
+    (nn.ConvTranspose3d, {"kernel_size": 3, "dilation": (1, 2, 3), "groups": 2}),
+]
+
+
+@pytest.mark.parametrize(("layer", "how"), LAYERS)
+def test_a_convolution_gives_what_torch_says(layer: type[nn.Module], how: dict[str, Any]) -> None:
+    real = layer(4, 6, **how)
+    image = torch.zeros(2, 4, 9, 10, 11)
+    with torch.inference_mode():
+        wanted = real(image)
+        with meta_dispatch():
+            found = real.to("meta")(image.to("meta"))
+
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert found.is_meta
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool3d(2),
+        nn.MaxPool3d(3, stride=(2, 1, 2), padding=1),
+        nn.MaxPool3d(2, dilation=2),
+        nn.MaxPool3d(2, ceil_mode=True),
+    ],
+)
+def test_pooling_gives_what_torch_says(pool: nn.Module) -> None:
+    image = torch.zeros(2, 4, 9, 10, 11)
+    with torch.inference_mode(), meta_dispatch():
+        found = pool(image.to("meta"))
+    assert found.shape == pool(image).shape
+
+
+@pytest.mark.parametrize("image", [torch.zeros(1, 3, 9, 9, 9), torch.zeros(1, 4, 2, 9, 9)])
+def test_what_does_not_fit_is_refused_as_torch_refuses_it(image: torch.Tensor) -> None:
+    layer = nn.Conv3d(4, 6, kernel_size=3).to("meta")
+    with torch.inference_mode(), meta_dispatch(), pytest.raises(RuntimeError):
+        layer(image.to("meta"))

@@ -1,0 +1,167 @@
+"""The CUDA kernels, run by Triton's interpreter: no GPU is needed, Triton is.
+
+Triton reads when it is imported whether it shall interpret, so a process of its own does it, once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scanloom.cards.card import Argmax
+from scanloom.inference.restore import cuda
+from support import restore_cases
+
+
+def needs_triton(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that takes Triton, and half a minute."""
+    absent = importlib.util.find_spec("triton") is None
+    skip = pytest.mark.skipif(absent, reason="Triton is not installed")
+    marked: Callable[..., None] = pytest.mark.slow(skip(test))
+    return marked
+
+
+CASES = restore_cases.cases()
+
+RUN = """
+import json
+import numpy as np, torch
+from support import restore_cases
+from scanloom.inference.restore import cuda
+from scanloom.inference.restore import triton_kernels
+
+cpu, seen = torch.device("cpu"), {}
+for name, case in restore_cases.cases().items():
+    labels = restore_cases.labelled(case, cpu)
+    seen[name] = [restore_cases.wrong(case, labels), np.unique(labels).tolist()]
+scores = restore_cases.smooth(9, 40, 18, 30)
+blocks = restore_cuda._Blocks.of(scores)
+words = blocks.empty(1, cpu)
+restore_triton.survivors[blocks.grid](
+    scores, words, *scores.shape, *scores.stride(), blocks.columns, **blocks.constants
+)
+print(json.dumps({"cases": seen, "words": words[0].tolist()}))
+"""
+
+COMPILE = """
+import json
+import numpy as np, torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver, jit
+from scanloom.cards.card import Argmax, Threshold
+from scanloom.inference.restore import cuda
+
+class Elsewhere:  # what Triton asks of a driver before it compiles
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return GPUTarget("cuda", 80, 32)
+
+driver.set_active(Elsewhere())
+compiled, launch = {}, jit.JITFunction.run
+
+def only_compile(kernel, *args, grid, warmup, **constants):
+    code = launch(kernel, *args, grid=grid, warmup=True, **constants)
+    compiled.setdefault(f"{kernel.__name__} {args[0].dtype}", set()).add(code.hash)
+    assert len(code.asm["cubin"]) > 0
+
+jit.JITFunction.run = only_compile
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    for shape in ((1, 20, 1, 1), (16, 20, 16, 32), (7, 20, 33, 47)):
+        sizes = (shape[0], *shape[2:])
+        at = tuple(np.linspace(0, n - 1, 2 * n) for n in sizes)
+        for decision, maps in ((Argmax(), 1), (Threshold(0.5), shape[1])):
+            out = [np.zeros([2 * n for n in sizes], np.uint8) for _ in range(maps)]
+            restore_cuda.label(torch.zeros(shape, dtype=dtype), at, decision, out)
+print(json.dumps({name: len(codes) for name, codes in compiled.items()}))
+"""
+
+
+def answer(script: str, **variables: str) -> dict[str, Any]:
+    """Return the JSON that a script prints in a process of its own."""
+    folder = Path(restore_cases.__file__).parents[1]
+    here = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    """Return what the kernels gave for every case, and who was left in each block."""
+    return answer(RUN, TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_labels_are_those_of_scores_brought_back(interpreted: dict[str, Any], name: str) -> None:
+    """As float64 matrices have them, but for ties of rounding; every voxel is written."""
+    wrong, _ = interpreted["cases"][name]
+
+    assert wrong == 0
+
+
+@needs_triton
+def test_cases_hold_several_labels(interpreted: dict[str, Any]) -> None:
+    """Else any kernel that fills would do."""
+    plain = {"one class", "ties"}
+
+    assert all(
+        len(found) > 2 for name, (_, found) in interpreted["cases"].items() if name not in plain
+    )
+
+
+@needs_triton
+def test_the_first_of_equal_scores_wins(interpreted: dict[str, Any]) -> None:
+    assert interpreted["cases"]["ties"][1] == [1]
+
+
+@needs_triton
+def test_who_can_win_a_block_is_left_and_nobody_else(interpreted: dict[str, Any]) -> None:
+    """Exactly those whose largest value reaches the largest of the smallest ones."""
+    scores = restore_cases.smooth(9, 40, 18, 30).numpy()
+    words = np.array(interpreted["words"])
+
+    for place in np.ndindex(words.shape[:3]):
+        p, b, d = (slice(4 * n, 4 * n + 5) for n in place)
+        block = scores[p, :, b, d].transpose(1, 0, 2, 3).reshape(40, -1)
+        expected = block.max(axis=1) >= block.min(axis=1).max()
+        found = [bool(words[place][c // 31] >> (c % 31) & 1) for c in range(40)]
+        assert found == expected.tolist()
+    left = np.vectorize(int.bit_count)(words.astype(object)).sum(axis=-1)
+    assert left.min() < 20, "no block leaves anybody out: the test shows nothing"
+
+
+@needs_triton
+def test_kernels_compile_for_a_gpu_once_whatever_the_shape(tmp_path: Path) -> None:
+    """For four kernels and three types of scores; no GPU is needed to compile."""
+    compiled = answer(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+
+    assert len(compiled) == 12
+    assert set(compiled.values()) == {1}
+
+
+def test_without_cuda_the_kernels_are_not_taken() -> None:
+    choice = cuda.available(torch.device("cpu"))
+
+    assert not choice.usable
+    assert choice.why == "the device is not CUDA"
+
+
+def test_labels_of_another_shape_are_refused() -> None:
+    """A kernel would write beyond them."""
+    scores, at = torch.zeros(2, 3, 4, 5), (np.zeros(2), np.zeros(2), np.zeros(2))
+
+    with pytest.raises(ValueError, match="labels must be 1 of"):
+        cuda.label(scores, at, Argmax(), [np.zeros((2, 2, 3), np.uint8)])

@@ -1,0 +1,152 @@
+"""What the network's part takes: the estimate against what torch and the system really hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from scanloom.cards.card import NetworkSpec, Window
+from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.memory_estimate import Budget, estimate_network, network_bytes
+from scanloom.inference.memory_fallback import MemoryLimits, fallback_plans, first_fitting, resident
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards as cards_by_hand
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+UNET = {
+    "spatial_dims": 3,
+    "in_channels": 1,
+    "out_channels": 8,
+    "channels": [32, 64],
+    "strides": [2],
+    "norm": "instance",
+}
+
+FORWARD = """
+import json, sys
+from pathlib import Path
+import torch
+from scanloom.cards.card import NetworkSpec
+from scanloom.inference.network.mixed_bfloat16 import Ends
+from scanloom.inference.network.architectures import build_network
+
+def status(name):
+    line = next(l for l in Path("/proc/self/status").read_text().splitlines() if name in l)
+    return int(line.split()[1]) * 1024
+
+spec = NetworkSpec("UNet", json.loads(sys.argv[1]))
+network = build_network(spec)
+if sys.argv[2] == "bfloat16":
+    network = Ends(network, 1, (96, 96, 96))
+window = torch.zeros(1, 1, 96, 96, 96)
+with torch.inference_mode():
+    network(window[..., :32])
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    network(window)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_what_a_network_holds_is_known_without_running_it(precision: str) -> None:
+    """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
+    command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
+    # What threads hold at once depends on how busy the machine is: the least of three counts
+    measured = min(int(subprocess.check_output(command, text=True)) for _ in range(3))
+
+    dtype = getattr(torch, precision)
+    estimated = network_bytes(NetworkSpec("UNet", UNET), (96, 96, 96), dtype)
+
+    print(f"measured {measured >> 20} MiB, estimated {estimated >> 20} MiB")
+    assert 0.8 * measured <= estimated <= 1.5 * measured
+
+
+def test_half_as_wide_numbers_and_fewer_windows_take_less() -> None:
+    spec = NetworkSpec("UNet", UNET)
+    whole = network_bytes(spec, (64, 64, 64), windows=4)
+    assert network_bytes(spec, (64, 64, 64), torch.float16, 4) == whole // 2
+    assert network_bytes(spec, (64, 64, 64), windows=1) == whole // 4
+
+
+def test_scores_on_the_host_leave_the_device(tmp_path: Path) -> None:
+    weights, many = cards_by_hand.small_weights(tmp_path), cards_by_hand.structures(60)
+    card = cards_by_hand.card(weights, window=Window((96, 96, 96)), structures=many)
+    plan = plan_grid(cards_by_hand.grid((400, 400, 400)), card.grid)
+    there = estimate_network(card, plan, CUDA, budget=Budget(scores="device"))
+    here = estimate_network(card, plan, CUDA, budget=Budget(scores="host"))
+    assert here.device["network"] < there.device["network"]
+    assert here.host["network"] > there.host["network"]
+
+
+def test_the_ladder_goes_down_to_less_and_less(tmp_path: Path) -> None:
+    card = cards_by_hand.card(
+        cards_by_hand.small_weights(tmp_path),
+        window=Window((96, 96, 96)),
+        structures=cards_by_hand.structures(60),
+    )
+    plan = plan_grid(cards_by_hand.grid((400, 400, 400)), card.grid)
+    ways = list(fallback_plans(CUDA, torch.float16, Budget(4), [CPU]))
+
+    assert [way.change for way in ways] == [
+        "",
+        "windows 2",
+        "windows 1",
+        "scores on host",
+        "slab 16 MiB",
+        "slab 4 MiB",
+        "device cpu",
+        "slab 16 MiB",
+        "slab 4 MiB",
+    ]
+    needs = [estimate_network(card, plan, w.device, w.dtype, w.budget) for w in ways]
+    on_device = [need.device_peak for need in needs]
+    assert on_device == sorted(on_device, reverse=True)
+
+
+def test_what_fits_is_decided_before_anything_is_allocated(tmp_path: Path) -> None:
+    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
+    plan = plan_grid(cards_by_hand.grid((200, 200, 200)), card.grid)
+    ways = list(fallback_plans(CPU, torch.float32, Budget()))
+    whole, _, least = (
+        estimate_network(card, plan, w.device, w.dtype, w.budget).host_peak for w in ways
+    )
+
+    chosen, changes = first_fitting(iter(ways), card, plan, 2, MemoryLimits(host=whole - 1))
+    assert chosen[0].budget.slab < ways[0].budget.slab
+    assert changes == ["slab 16 MiB"]
+    with pytest.raises(ScanError) as caught:
+        first_fitting(iter(ways), card, plan, 2, MemoryLimits(host=least - 1))
+    assert caught.value.reason is Reason.OUT_OF_MEMORY
+    assert f"{least / 1e9:.1f} GB" in caught.value.detail
+
+
+def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> None:
+    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
+    grid = cards_by_hand.grid((90, 80, 70))
+    volume = Volume(cards_by_hand.smooth_scan(grid.shape), grid, "HU", "CT")
+    free = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
+    ways, _ = free.ways(volume, plan_grid(grid, card.grid))
+    need = estimate_network(card, plan_grid(grid, card.grid), CPU, budget=ways[1].budget)
+    tight, clock = (
+        TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32")),
+        StepTimer(),
+    )
+    expected = free.predict(volume).layers[0].labels
+
+    tight.memory_limit = resident() + need.host_peak + 2**20
+    found = tight.predict(volume, clock).layers[0].labels
+
+    np.testing.assert_array_equal(found, expected)
+    assert len(np.unique(expected)) == 3
+    assert clock.notes["ladder"][0] == "slab 16 MiB"
+    assert len(set(clock.notes["ladder"])) == len(clock.notes["ladder"])

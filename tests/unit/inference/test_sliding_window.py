@@ -1,0 +1,212 @@
+"""Windows lie where MONAI's lie and are blended as MONAI blends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from scanloom.cards.card import Window
+from scanloom.core import Reason, ScanError
+from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow
+
+Shape = tuple[int, int, int]
+
+
+def sweep(slider: SlidingWindow, image: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return all scores (C, X, Y, Z); planes must come in order, each once."""
+    # planes are good until the next come
+    blocks = [ScorePlanes(b.first, b.scores.clone()) for b in slider.slide(image[None], axis)]
+    assert [b.first for b in blocks] == [
+        sum(len(b.scores) for b in blocks[:n]) for n in range(len(blocks))
+    ]
+    return torch.cat([b.scores for b in blocks]).movedim(0, axis + 1)
+
+
+class Blurred(nn.Module):
+    """A network whose scores depend on where the window lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 3, 3, padding=1)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        return self.conv(windows) + windows.mean(dim=(2, 3, 4), keepdim=True)
+
+
+sizes = st.integers(3, 20)
+windows = st.builds(
+    Window,
+    st.tuples(st.integers(2, 9), st.integers(2, 9), st.integers(2, 9)),
+    st.sampled_from([0.0, 0.25, 0.5, 0.7]),
+    st.sampled_from(["constant", "gaussian"]),
+    padding=st.sampled_from(["constant", "replicate"]),
+    padding_value=st.sampled_from([0.0, -1.5]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.tuples(sizes, sizes, sizes), windows, st.integers(0, 2), st.integers(1, 5))
+def test_scores_equal_monais(shape: Shape, window: Window, axis: int, batch: int) -> None:
+    """Any grid, window, overlap, padding; along any axis; any number of windows at once."""
+    from monai.inferers import sliding_window_inference
+
+    torch.manual_seed(0)
+    network, image = Blurred(), torch.randn(shape)
+    with torch.inference_mode():
+        ours = sweep(SlidingWindow(network, window, batch=BatchSize(batch)), image, axis)
+        theirs = sliding_window_inference(
+            image[None, None],
+            window.size,
+            batch,
+            network,
+            window.overlap,
+            window.blending,
+            window.sigma_scale,
+            window.padding,
+            window.padding_value if window.padding == "constant" else 0.0,
+        )
+    torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=1e-5)
+
+
+def test_reflected_padding_equals_monais() -> None:
+    from monai.inferers import sliding_window_inference
+
+    torch.manual_seed(0)
+    network, image = Blurred(), torch.randn(9, 12, 20)
+    window = Window((12, 12, 12), 0.5, padding="reflect")
+    with torch.inference_mode():
+        ours = sweep(SlidingWindow(network, window), image, 0)
+        theirs = sliding_window_inference(
+            image[None, None], (12, 12, 12), 1, network, 0.5, padding_mode="reflect"
+        )
+    torch.testing.assert_close(ours, theirs[0], atol=1e-5, rtol=1e-5)
+    with pytest.raises(ScanError) as error:
+        sweep(SlidingWindow(network, Window((40, 12, 12), padding="reflect")), image, 0)
+    assert error.value.reason is Reason.IMPLAUSIBLE
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"), [("softmax", lambda s: s.softmax(0)), ("sigmoid", torch.sigmoid)]
+)
+def test_activation_follows_blending(activation: str, function: Any) -> None:
+    torch.manual_seed(0)
+    network, image = Blurred(), torch.randn(9, 12, 20)
+    window = Window((8, 8, 8), 0.5)
+    with torch.inference_mode():
+        plain = sweep(SlidingWindow(network, window), image, 2)
+        active = sweep(SlidingWindow(network, window, activation=activation), image, 2)
+    torch.testing.assert_close(active, function(plain))
+
+
+def test_whole_grid_at_once() -> None:
+    torch.manual_seed(0)
+    network, image = Blurred(), torch.randn(9, 12, 20)
+    with torch.inference_mode():
+        scores = sweep(SlidingWindow(network, Window(None)), image, 1)
+        torch.testing.assert_close(scores, network(image[None, None])[0])
+
+
+@pytest.mark.parametrize("size", [None, (4, 4, 4), (20, 20, 20)])
+def test_a_network_that_works_in_place_changes_no_image(size: Shape | None) -> None:
+    """Windows are copies: neither the scan nor the next window sees what a network did."""
+
+    def spoils(windows: torch.Tensor) -> torch.Tensor:
+        return windows.mul_(-3).add_(1)
+
+    image = torch.randn(9, 8, 10)
+    before = image.clone()
+
+    scores = sweep(SlidingWindow(spoils, Window(size, 0.5)), image, 2)
+
+    assert torch.equal(image, before)
+    torch.testing.assert_close(scores[0], before * -3 + 1)
+
+
+class SmallDevice(nn.Module):
+    """Runs out of memory with more than `most` windows."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.tried = most, []
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        self.tried.append(len(windows))
+        if len(windows) > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        return windows * 2
+
+
+def test_fewer_windows_at_once_where_memory_runs_out() -> None:
+    image, network = torch.randn(16, 16, 16), SmallDevice(most=2)
+    slider = SlidingWindow(network, Window((4, 4, 4), 0.0), batch=BatchSize(8))
+
+    scores = sweep(slider, image, 2)
+
+    torch.testing.assert_close(scores[0], image * 2)
+    assert network.tried[:4] == [8, 4, 2, 2]
+    assert max(network.tried[2:]) == 2
+
+
+def test_a_device_too_small_for_one_window() -> None:
+    slider = SlidingWindow(SmallDevice(most=0), Window((4, 4, 4)), batch=BatchSize(4))
+
+    with pytest.raises(ScanError) as error:
+        sweep(slider, torch.randn(8, 8, 8), 2)
+
+    assert error.value.reason is Reason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("spoil", [lambda w: w[:, :, 1:], lambda w: w[0], lambda w: w[:, 0]])
+def test_output_of_another_shape_is_refused(spoil: Any) -> None:
+    with pytest.raises(ScanError) as error:
+        sweep(SlidingWindow(spoil, Window((4, 4, 4))), torch.randn(8, 8, 8), 2)
+
+    assert error.value.reason is Reason.MODEL_NETWORK
+
+
+def test_only_the_planes_of_a_window_hold_sums() -> None:
+    """Planes leave before later windows are looked at."""
+    seen: list[int] = []
+
+    def counts(windows: torch.Tensor) -> torch.Tensor:
+        seen.append(len(windows))
+        return windows
+
+    planes = SlidingWindow(counts, Window((4, 4, 4), 0.5)).slide(torch.randn(1, 4, 4, 12), 2)
+    first = next(planes)
+
+    assert seen == [1]
+    assert first.scores.shape == (2, 1, 4, 4)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_windows_of_air_are_passed_over(axis: int) -> None:
+    """What windows with a voxel in or beside them say is as before; the rest is background."""
+    torch.manual_seed(0)
+    network, image = Blurred(), torch.zeros(24, 20, 28)
+    image[9:12, 7:9, 10:15] = torch.rand(3, 2, 5) + 1
+    slider = SlidingWindow(network, Window((6, 6, 6), 0.5))
+    with torch.inference_mode():
+        whole = sweep(SlidingWindow(network, Window((6, 6, 6), 0.5)), image, axis)
+        some = torch.cat([b.scores.clone() for b in slider.slide(image[None], axis, image > 0)])
+    some = some.movedim(0, axis + 1)
+
+    assert 0 < slider.passed.skipped < slider.passed.windows
+    near = (slice(None), slice(8, 13), slice(6, 10), slice(9, 16))
+    torch.testing.assert_close(some[near], whole[near])
+    assert (some[:, 20:, 16:, 24:].argmax(dim=0) == 0).all()
+
+
+def test_a_scan_of_nothing_but_air_is_background() -> None:
+    slider = SlidingWindow(Blurred(), Window((4, 4, 4), 0.0))
+    image = torch.zeros(8, 8, 8)
+    with torch.inference_mode():
+        scores = torch.cat([b.scores.clone() for b in slider.slide(image[None], 2, image > 0)])
+
+    assert slider.passed.skipped == slider.passed.windows - 1
+    assert (scores[4:].argmax(dim=1) == 0).all()

@@ -1,0 +1,369 @@
+"""The fast parser agrees with pydicom on every plain header, and leaves other files to pydicom."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from pydicom import Dataset, dcmread, dcmwrite
+from pydicom.dataset import FileMetaDataset
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEG2000Lossless,
+)
+from pydicom.valuerep import EXPLICIT_VR_LENGTH_16, EXPLICIT_VR_LENGTH_32
+
+from scanloom.core import ScanError
+from scanloom.io.dicom import tags
+from scanloom.io.dicom.geometry.slices import Slice, single_slice
+from scanloom.io.dicom.header import byte_order
+from scanloom.io.dicom.header.elements import (
+    KEPT_TAGS,
+    PER_SERIES_TAGS,
+    PER_SLICE_TAGS,
+    Elements,
+    PixelDataLocation,
+    decode_elements,
+    elements_from_values,
+)
+from scanloom.io.dicom.header.fallback import parse_with_pydicom
+from scanloom.io.dicom.header.header import (
+    ACQUISITION_TAGS,
+    PHASE_ATTRIBUTES,
+    PRIVATE_B_VALUE,
+    Header,
+    header_from_elements,
+    is_dicom,
+    pydicom_muted,
+    read_headers,
+)
+from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
+from support.real_scans import scans
+from support.write_dicom import MR, Coding, Words, noise, write_series
+
+
+def both(path: Path) -> tuple[Elements | None, Elements | None]:
+    """Return the elements of a file as read by the fast parser and by pydicom."""
+    with pydicom_muted():
+        try:
+            odd = parse_with_pydicom(path)
+        except ScanError:
+            odd = None
+        return parse_plain(path, read_first_bytes(path)), odd
+
+
+def same_header(path: Path) -> None:
+    fast, odd = both(path)
+    assert fast is not None
+    assert odd is not None
+    assert fast == odd
+    assert decode_elements(fast.packed()) == fast
+    ours, theirs = header_from_elements(path, fast), header_from_elements(path, odd)
+    for field in fields(Header):
+        if field.name != "elements":
+            assert repr(getattr(ours, field.name)) == repr(getattr(theirs, field.name))  # NaN too
+
+
+PLAIN_CODING, CT_WORDS = Coding(), Words()
+
+
+def one_file(folder: Path, coding=PLAIN_CODING, words=CT_WORDS, edit=None) -> Path:
+    return write_series(folder, noise((36, 35, 1)), coding=coding, words=words, edit=edit)[0]
+
+
+def with_sequences(k: int, ds: Dataset) -> None:
+    """Add nested sequences, public and private, of all sizes and kinds of length."""
+    leaf = Dataset()
+    leaf.CodeValue, leaf.RescaleSlope = "1", "7"  # not that of the image
+    empty, middle = Dataset(), Dataset()
+    middle.RequestAttributesSequence = [leaf, empty]
+    middle["RequestAttributesSequence"].is_undefined_length = True
+    for keyword, undefined in (
+        ("ReferencedStudySequence", True),
+        ("ReferencedSeriesSequence", False),
+        ("SourceImageSequence", True),
+    ):
+        setattr(ds, keyword, [middle, empty, leaf] if keyword != "SourceImageSequence" else [])
+        ds[keyword].is_undefined_length = undefined
+    for item in ds.ReferencedStudySequence:
+        item.is_undefined_length_sequence_item = True
+    block = ds.private_block(0x0029, "SCANLOOM TESTS", create=True)
+    block.add_new(1, "SQ", [middle])
+    block[1].is_undefined_length = True
+    block.add_new(2, "OB", b"x" * 40_000)  # exceeds the first read
+    block.add_new(3, "UT", "text")
+
+
+def odd_words(k: int, ds: Dataset) -> None:
+    ds.SpecificCharacterSet = ["ISO 2022 IR 6", "ISO 2022 IR 87"]
+    ds.RescaleSlope, ds.ImageType = "", None
+    del ds.PixelSpacing
+    ds.PixelPaddingValue = 5
+    ds.BurnedInAnnotation = "YES"
+
+
+PLAIN = {
+    "explicit": Coding(),
+    "implicit": Coding(syntax=ImplicitVRLittleEndian),
+    "8 bit": Coding(8, 8, signed=False),
+    "JPEG 2000": Coding(syntax=JPEG2000Lossless),
+}
+
+
+@pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("edit", [None, with_sequences, odd_words], ids=["", "sequences", "odd"])
+@pytest.mark.parametrize("modality", ["CT", "MR"])
+def test_plain_headers_agree_with_pydicom(tmp_path, coding, edit, modality):
+    same_header(one_file(tmp_path, coding, Words(modality=modality), edit))
+
+
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_the_pixel_offset_is_right(tmp_path, coding):
+    path = one_file(tmp_path, coding, edit=with_sequences)
+    [header] = read_headers([path])
+    place = header.pixels
+    wanted = dcmread(path).PixelData
+    assert path.read_bytes()[place.offset :] == wanted
+    assert place.length == len(wanted)
+
+
+def test_a_header_of_megabytes_is_read(tmp_path):
+    def edit(k: int, ds: Dataset) -> None:
+        ds.private_block(0x0029, "TESTS", create=True).add_new(1, "OB", bytes(1_000_000))
+
+    same_header(one_file(tmp_path, edit=edit))
+
+
+def rewritten(path: Path, syntax: str) -> Path:
+    """Write the file in another transfer syntax, without pixels."""
+    dataset = dcmread(path)
+    fresh = Dataset()
+    fresh.update({e.tag: e for e in dataset if e.keyword != "PixelData"})
+    fresh.file_meta = FileMetaDataset()
+    fresh.file_meta.TransferSyntaxUID = syntax
+    fresh.file_meta.MediaStorageSOPClassUID = MR
+    fresh.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    dcmwrite(path, fresh, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize("syntax", [DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian])
+def test_other_transfer_syntaxes_give_the_same_header(tmp_path, syntax):
+    plain = rewritten(one_file(tmp_path / "plain"), ExplicitVRLittleEndian)
+    other = rewritten(one_file(tmp_path / "other"), syntax)
+    assert both(other)[0] == both(other)[1]
+    ours, theirs = read_headers([plain, other])
+    for field in fields(Header):
+        if field.name not in ("place", "elements", "shared", "syntax", "pixels"):
+            assert getattr(ours, field.name) == getattr(theirs, field.name)
+    assert theirs.syntax == syntax
+
+
+def test_a_deflated_header_is_inflated_no_further_than_needed(tmp_path, monkeypatch):
+    from scanloom.io.dicom.header import fallback
+
+    path = rewritten(one_file(tmp_path), DeflatedExplicitVRLittleEndian)
+    same_header(path)
+    monkeypatch.setattr(fallback, "MAX_INFLATED_BYTES", 300)
+    header = header_from_elements(path, parse_with_pydicom(path))
+    assert header.sop_class
+    assert not header.series_uid  # the rest was not read
+
+
+@pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("meta", [True, False])
+def test_files_without_part_10_preamble_are_read(tmp_path, coding, meta):
+    path = one_file(tmp_path, coding)
+    data = path.read_bytes()
+    length = int.from_bytes(data[140:144], "little")
+    path.write_bytes(data[132 if meta else 144 + length :])
+    assert is_dicom(read_first_bytes(path))
+    same_header(path)
+
+
+@pytest.mark.parametrize("coding", PLAIN.values(), ids=PLAIN)
+def test_consecutive_files_agree_with_pydicom(tmp_path, coding):
+    """With values of all lengths, added and missing elements, and sequences, in random order."""
+
+    def edit(k: int, ds: Dataset) -> None:
+        ds.SeriesDescription = "x" * (k % 7)
+        ds.SliceLocation = f"{-100 + 17.5 * k:g}"
+        if k % 5 == 0:
+            del ds.KVP
+        if k % 3 == 0:
+            with_sequences(k, ds)
+
+    paths = write_series(tmp_path, noise((36, 35, 40)), coding=coding, edit=edit)
+    paths += write_series(tmp_path / "b", noise((36, 35, 20)), words=Words(modality="MR"))
+    for path in [*paths, *reversed(paths), *random.Random(1).sample(paths, len(paths))]:
+        fast, odd = both(path)
+        assert fast == odd
+
+
+def test_sop_classes_of_other_lengths_in_the_meta_header_are_distinguished(tmp_path):
+    classes = ["1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1", "1.2.3"]
+
+    for n, path in enumerate(write_series(tmp_path, noise((36, 35, 12)))):
+        dataset = dcmread(path)
+        dataset.file_meta.MediaStorageSOPClassUID = classes[n % 3]
+        dataset.save_as(path)
+        fast, odd = both(path)
+        assert fast == odd
+        assert fast.text(tags.MEDIA_STORAGE_SOP_CLASS_UID) == classes[n % 3]
+
+
+def test_threads_that_read_different_series_do_not_mix_them(tmp_path):
+    def edit(k: int, ds: Dataset) -> None:
+        ds.SeriesDescription = f"{k % 4:16}"
+
+    paths = write_series(tmp_path, noise((36, 35, 8)), edit=edit)
+    wanted = {path: both(path)[1] for path in paths}
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            rounds = [path for path in paths for _ in range(300)]
+            random.Random(1).shuffle(rounds)
+            found = list(
+                pool.map(lambda path: (path, parse_plain(path, read_first_bytes(path))), rounds)
+            )
+    finally:
+        sys.setswitchinterval(before)
+    assert all(elements == wanted[path] for path, elements in found)
+
+
+def test_acquisition_tags_are_shared_elements():
+    assert {tag for tags in ACQUISITION_TAGS.values() for tag in tags} & KEPT_TAGS <= set(
+        PER_SERIES_TAGS
+    )
+    assert set(PHASE_ATTRIBUTES.values()) <= PER_SLICE_TAGS
+
+
+def test_an_unknown_sequence_is_left_to_pydicom(tmp_path):
+    """UN of undefined length is a sequence in implicit encoding (PS3.5 6.2.2)."""
+    path = one_file(tmp_path)
+    item = struct.pack("<HHI", 0x0008, 0x0100, 2) + b"1 "
+    sequence = struct.pack("<HH2sHI", 0x0029, 0x1010, b"UN", 0, 0xFFFFFFFF)
+    sequence += struct.pack("<HHI", 0xFFFE, 0xE000, len(item)) + item
+    sequence += struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
+    data = path.read_bytes()
+    [header] = read_headers([path])
+    place = header.pixels.offset - 12
+    path.write_bytes(data[:place] + sequence + data[place:])
+    assert both(path)[0] is None
+    [moved] = read_headers([path])
+    assert moved.pixels == PixelDataLocation(place + len(sequence) + 12, header.pixels.length)
+
+
+@pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_a_truncated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
+    data = one_file(tmp_path, coding, edit=edit).read_bytes()
+    path = tmp_path / "cut.dcm"
+    for length in {*range(140, min(len(data), 900), 7), *range(len(data) - 200, len(data), 7)}:
+        path.write_bytes(data[:length])
+        fast, odd = both(path)
+        assert fast in (None, odd), length
+
+
+@pytest.mark.parametrize("edit", [None, with_sequences], ids=["", "sequences"])
+@pytest.mark.parametrize("coding", [Coding(), Coding(syntax=ImplicitVRLittleEndian)])
+def test_a_mutated_file_never_disagrees_with_pydicom(tmp_path, coding, edit):
+    data = one_file(tmp_path, coding, edit=edit).read_bytes()[:4000]
+    path, chance, read = tmp_path / "mutated.dcm", random.Random(7), 0
+    for _ in range(300):
+        mutated = bytearray(data)
+        for _ in range(chance.randint(1, 3)):
+            mutated[chance.randrange(132, len(data))] = chance.choice((0, 1, 8, 255, 65, 83))
+        path.write_bytes(mutated)
+        fast, odd = both(path)
+        assert fast in (None, odd)
+        read += fast is not None
+    assert read > 50 or edit is not None
+
+
+def test_vrs_are_those_that_pydicom_knows():
+    assert set(byte_order.SHORT_LENGTH_VRS.decode().split()) == {
+        str(vr) for vr in EXPLICIT_VR_LENGTH_16
+    }
+    assert set(byte_order.LONG_LENGTH_VRS.decode().split()) == {
+        str(vr) for vr in EXPLICIT_VR_LENGTH_32
+    }
+
+
+def test_the_whole_data_set_can_be_read(tmp_path):
+    path = one_file(tmp_path)
+    [header] = read_headers([path])
+    dataset = header.read_dataset()
+    assert dataset.PatientID == "NOBODY"
+    assert "PixelData" not in dataset
+    path.unlink()
+    with pytest.raises(ScanError) as caught:
+        header.read_dataset()
+    assert caught.value.code == "UNREADABLE"
+
+
+def test_pipes_and_other_formats_give_no_header(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("no image " * 40)
+    assert read_headers([tmp_path / "pipe", tmp_path / "text"]) == [None, None]
+
+
+@pytest.mark.reference
+def test_every_real_header_agrees_with_pydicom():
+    read = 0
+    for path in sorted(p for p in scans(".").rglob("*") if p.is_file()):
+        if not is_dicom(read_first_bytes(path)):
+            continue
+        fast, odd = both(path)
+        assert fast in (None, odd), path
+        read += fast is not None
+    assert read > 600
+
+
+def test_bytes_after_the_pixels_are_not_read(tmp_path):
+    """Elements after PixelData (padding, digital signatures) change nothing."""
+    path = one_file(tmp_path)
+    before = both(path)[0]
+    tail = BytesIO()
+    tail.write(struct.pack("<HH2sHI", 0xFFFC, 0xFFFC, b"OB", 0, 8) + bytes(8))
+    path.write_bytes(path.read_bytes() + tail.getvalue())
+    assert both(path)[0] == before
+
+
+@pytest.mark.parametrize("length", [64, 256, 70_000])
+def test_elements_are_kept_if_the_transfer_syntax_is_damaged(length):
+    place = PixelDataLocation(1 << 40, 7)
+    values = {tags.MEDIA_STORAGE_SOP_CLASS_UID: b"1.2"}
+    elements = elements_from_values(values, "ÿ" * length, little=True, pixels=place)
+    assert decode_elements(elements.packed()) == elements
+
+
+def test_headers_and_slices_created_without_init_have_all_fields(tmp_path: Path) -> None:
+    """`header_from_elements` and `single_slice` bypass `__init__` and must set all fields."""
+    for path in write_series(tmp_path / "in", noise()):
+        [header] = read_headers([path])
+        assert isinstance(header, Header)
+        one = single_slice(header)
+
+        assert vars(header).keys() == {field.name for field in fields(Header)}
+        assert vars(one).keys() == {field.name for field in fields(Slice)}
+
+
+def test_attributes_of_one_name_have_the_same_tags_in_all_tables():
+    meaning = {attribute.name: attribute.tags for attribute in QUANTITY_TAGS}
+    both = ACQUISITION_TAGS.keys() & meaning.keys()
+    assert PRIVATE_B_VALUE in both
+    assert {name for name in both if not set(ACQUISITION_TAGS[name]) <= set(meaning[name])} == set()

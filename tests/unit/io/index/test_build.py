@@ -1,0 +1,370 @@
+"""Every file of an archive is counted once, with the right reason, however the index is made."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from scanloom.core import ScanError
+from scanloom.io.identity import key_fingerprint
+from scanloom.io.index import build as module
+from scanloom.io.index import inspection as survey_module
+from scanloom.io.index.build import INDEX_NAME, Index, build_index, cached_index_path
+from scanloom.io.index.series import find_series
+from scanloom.io.output.private import PRIVATE
+from scanloom.io.read import read_scan
+from support.archives import Outcomes, series, write_archive, write_zip
+from support.write_dicom import noise
+
+KEY, OTHER_KEY = bytes(32), bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcomes]:
+    root = tmp_path_factory.mktemp("archive")
+    return root, write_archive(root)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A small archive that a test may change."""
+    root = tmp_path / "archive"
+    for name in ("a", "b", "c"):
+        (root / name).mkdir(parents=True)
+        series(root / name, name)
+    return root
+
+
+def outcomes(found: Index, root: Path) -> Outcomes:
+    pairs = zip(found.rows.entries, found.outcomes(), strict=True)
+    return {os.path.relpath(entry.path, root): became for entry, became in pairs}
+
+
+def rows(found: Index) -> list[Any]:
+    """Return all that an index says, file by file and series by series."""
+    files = [
+        (entry, became, found.rows.reasons[n], found.rows.groups[n], found.rows.gzipped[n])
+        for n, (entry, became) in enumerate(zip(found.rows.entries, found.outcomes(), strict=True))
+    ]
+    return [files, found.rows.series, found.series, found.rows.looks(), found.counts()]
+
+
+def used(found: Index) -> int:
+    return found.counts()["used"]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The files whose headers are read in this process."""
+    paths: list[str] = []
+    real = survey_module.read_elements
+
+    def noted(path: Path | str) -> Any:
+        paths.append(str(path))
+        return real(path)
+
+    monkeypatch.setattr(survey_module, "read_elements", noted)
+    return paths
+
+
+def with_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let other processes help with few files, and cut folders and series in pieces."""
+    for name, value in (("MIN_FILES_FOR_WORKERS", 0), ("_CHUNK", 3), ("_LARGEST", 7)):
+        monkeypatch.setattr(module, name, value)
+
+
+# --- what is found --------------------------------------------------------------------------------
+
+
+def test_every_file_of_a_messy_archive_is_counted_with_its_reason(
+    messy: tuple[Path, Outcomes],
+) -> None:
+    root, expected = messy
+    found = build_index([root], KEY)
+    assert outcomes(found, root) == expected
+    counts = found.counts()
+    assert counts.pop("found") == sum(counts.values()) == len(expected) > 100
+
+
+def test_what_the_index_calls_used_is_read(messy: tuple[Path, Outcomes]) -> None:
+    """And what it says of shape and spacing is true."""
+    root, _ = messy
+    found = build_index([root], KEY)
+    read = 0
+    for one in found.series:
+        if one.status != "used":
+            continue
+        volume = read_scan(found.as_series(one)).volume
+        assert one.what.shape == volume.grid.shape
+        np.testing.assert_allclose(one.what.spacing, volume.grid.spacing, atol=1e-5)
+        assert one.what.modality in (volume.modality, "")
+        read += 1
+    assert read >= 12
+
+
+def test_what_the_index_calls_failed_fails_with_that_reason(
+    messy: tuple[Path, Outcomes],
+) -> None:
+    root, _ = messy
+    found = build_index([root], KEY)
+    failed = [one for one in found.series if one.status == "failed"]
+    for one in failed:
+        with pytest.raises(ScanError) as caught:
+            read_scan(found.as_series(one))
+        assert caught.value.reason is one.reason
+    assert len(failed) >= 4
+
+
+def test_an_index_and_the_finder_know_the_same_series(messy: tuple[Path, Outcomes]) -> None:
+    root, _ = messy
+    ours = [one for one in build_index([root], KEY).series if one.slices]
+    theirs = find_series(root)
+    assert [one.series_uid for one in ours] == [one.series_uid for one in theirs]
+    assert [len(one.files) for one in ours] == [len(one.files) for one in theirs]
+
+
+def test_the_whole_archive_is_the_same_with_helpers_stored_or_fresh(
+    messy: tuple[Path, Outcomes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Row by row: in one process, from the file, and by three in pieces of a few files."""
+    root, _ = messy
+    fresh = build_index([root], KEY, tmp_path / "a", processes=1)
+    stored = build_index([root], KEY, tmp_path / "a")
+    with_helpers(monkeypatch)
+    helped = build_index([root], KEY, tmp_path / "b", processes=3)
+    from_helped = build_index([root], KEY, tmp_path / "b")
+
+    assert fresh.opened == helped.opened > 90
+    assert stored.opened == from_helped.opened == 0
+    assert rows(fresh) == rows(stored) == rows(helped) == rows(from_helped)
+
+
+def test_a_file_and_two_folders_that_overlap_are_counted_once(archive: Path) -> None:
+    whole = build_index([archive], KEY)
+    paths = [archive, archive / "a", str(archive / "b" / ".."), archive / "c"]
+    found = build_index(paths, KEY)
+    assert len(found.rows) == 15
+    assert outcomes(found, archive) == outcomes(whole, archive)
+    assert [one.id for one in found.series] == [one.id for one in whole.series]
+
+
+def test_a_zip_archive_that_is_named_is_looked_into(tmp_path: Path) -> None:
+    names = write_zip(tmp_path / "scans.zip")
+    found = build_index([tmp_path / "scans.zip"], KEY)
+    assert found.counts() == {"found": 5, "used": 4, "skipped": 1, "ambiguous": 0, "failed": 0}
+    inside = {entry.path.partition("\0")[2] for entry in found.rows.entries}
+    assert inside == {*names, "deep/read me"}
+    again = build_index([tmp_path / "scans.zip"], KEY)
+    assert again.opened == 0
+    volume = read_scan(again.as_series(again.series[0])).volume
+    expected = noise((12, 10, 4), seed=4) - 1024
+    np.testing.assert_array_equal(volume.array, expected)
+
+
+# --- what changed ---------------------------------------------------------------------------------
+
+
+def test_unchanged_files_are_not_opened_again(archive: Path, opened: list[str]) -> None:
+    assert build_index([archive], KEY).opened == len(opened) == 15
+    opened.clear()
+    assert build_index([archive], KEY).opened == len(opened) == 0
+
+
+def test_a_changed_file_is_opened_and_no_other(archive: Path, opened: list[str]) -> None:
+    build_index([archive], KEY)
+    path = sorted((archive / "b").iterdir())[0]
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"HU", b"US"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # a nanosecond is enough
+    opened.clear()
+    assert build_index([archive], KEY).opened == 1
+    assert opened == [str(path)]
+
+
+@pytest.mark.parametrize("change", ["shorter", "swapped", "new", "removed", "moved"])
+def test_a_change_gives_what_a_fresh_index_gives(
+    archive: Path, change: str, opened: list[str]
+) -> None:
+    build_index([archive], KEY)
+    path = sorted((archive / "b").iterdir())[2]
+    state = path.stat()
+    if change == "shorter":
+        path.write_bytes(path.read_bytes()[:-50])
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    elif change == "swapped":  # as large and as old, another inode
+        other = path.with_name("other")
+        other.write_bytes(path.read_bytes().replace(b"AXIAL", b"OTHER"))
+        os.utime(other, ns=(state.st_atime_ns, state.st_mtime_ns))
+        other.replace(path)
+    elif change == "new":
+        series(archive / "b", "new", count=3)
+    elif change == "removed":
+        path.unlink()
+    else:
+        path.rename(archive / "c" / "moved")
+    opened.clear()
+    after = build_index([archive], KEY)
+    assert after.opened == len(opened) == {"new": 3, "removed": 0}.get(change, 1)
+    cached_index_path([archive]).unlink()
+    assert rows(after) == rows(build_index([archive], KEY))
+    left = {"shorter": 10, "swapped": 15, "new": 18, "removed": 10, "moved": 15}
+    assert used(after) == left[change]
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may read a file can change without a trace in its size and times."""
+    denied = sorted((archive / "b").iterdir())[4]
+    real = survey_module.read_elements
+
+    def refuse(path: Path | str) -> Any:
+        if str(path) == str(denied):
+            raise PermissionError
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(survey_module, "read_elements", refuse)
+        found = build_index([archive], KEY)
+        assert outcomes(found, archive)[f"b/{denied.name}"] == ("failed", "UNREADABLE")
+        assert build_index([archive], KEY).opened == 1
+    again = build_index([archive], KEY)
+    assert (again.opened, used(again)) == (1, 15)
+    assert build_index([archive], KEY).opened == 0
+
+
+def test_a_folder_that_can_t_be_entered_is_counted_as_failed(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if os.fspath(path) == str(archive / "b"):
+            raise PermissionError
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        found = build_index([archive], KEY)
+    assert found.counts() == {"found": 11, "used": 10, "skipped": 0, "ambiguous": 0, "failed": 1}
+    assert outcomes(found, archive)["b"] == ("failed", "UNREADABLE")
+    assert used(build_index([archive], KEY)) == 15
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_another_key_gives_other_ids_and_is_refused_in_an_output_folder(
+    archive: Path, tmp_path: Path
+) -> None:
+    ours, theirs = build_index([archive], KEY), build_index([archive], OTHER_KEY)
+    assert theirs.opened == 15
+    assert not {one.id for one in ours.series} & {one.id for one in theirs.series}
+    build_index([archive], KEY, tmp_path / "out")
+    before = (tmp_path / "out" / PRIVATE / INDEX_NAME).read_bytes()
+    with pytest.raises(ScanError) as caught:
+        build_index([archive], OTHER_KEY, tmp_path / "out")
+    assert caught.value.code == "KEY_MISMATCH"
+    assert (tmp_path / "out" / PRIVATE / INDEX_NAME).read_bytes() == before
+
+
+def test_the_index_is_for_its_owner_alone(archive: Path, tmp_path: Path) -> None:
+    build_index([archive], KEY)
+    build_index([archive], KEY, tmp_path / "out")
+    for path in (cached_index_path([archive]), tmp_path / "out" / PRIVATE / INDEX_NAME):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_damaged_index_is_made_anew(archive: Path) -> None:
+    fresh = build_index([archive], KEY)
+    path = cached_index_path([archive])
+    good = path.read_bytes()
+    chance = random.Random(3)
+    damaged = [b"", b"PAR1", good[:-1], good[: len(good) // 2], good[4:], bytes(len(good))]
+    for _ in range(60):
+        data = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        damaged.append(bytes(data))
+    changed = sorted((archive / "b").iterdir())[0]
+    state = changed.stat()
+    for data in damaged:
+        path.write_bytes(data)
+        again = build_index([archive], KEY)
+        assert [list(again.outcomes()), again.series] == [list(fresh.outcomes()), fresh.series]
+        path.write_bytes(data)
+        os.utime(changed, ns=(0, 0))  # so that all of the file is needed
+        again = build_index([archive], KEY)
+        os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
+        assert again.rows.looks() == fresh.rows.looks()
+        assert again.series == fresh.series
+
+
+@pytest.mark.parametrize("metadata", [{}, {"scanloom.index": "0"}, None])
+def test_a_table_of_others_is_no_index(archive: Path, metadata: dict[str, str] | None) -> None:
+    fresh = rows(build_index([archive], KEY))
+    path = cached_index_path([archive])
+    table = pa.table({"path": [1, 2]})
+    if metadata is None:  # of ours, as the file says
+        said = parquet.read_schema(path).metadata
+        table = table.replace_schema_metadata(said)
+    else:
+        table = table.replace_schema_metadata(metadata)
+    parquet.write_table(table, path)
+    again = build_index([archive], KEY)
+    assert (rows(again), again.opened) == (fresh, 15)
+
+
+def test_an_index_of_another_version_is_made_anew(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may judge otherwise."""
+    from scanloom.io.index import storage
+
+    build_index([archive], KEY)
+    monkeypatch.setattr(storage, "version", lambda _: "0.0.0")
+    assert build_index([archive], KEY).opened == 15
+
+
+def test_who_has_no_cache_folder_does_without(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert build_index([archive], KEY).opened == 15
+    assert build_index([archive], KEY).opened == 15
+
+
+def test_drafts_of_who_died_are_removed(archive: Path, tmp_path: Path) -> None:
+    build_index([archive], KEY, tmp_path)
+    draft = tmp_path / PRIVATE / f".{INDEX_NAME}.died"
+    draft.touch()
+    series(archive / "a", "new")
+    build_index([archive], KEY, tmp_path)
+    assert not draft.exists()
+
+
+def test_ids_are_those_of_the_content(archive: Path, tmp_path: Path) -> None:
+    """Whatever the place: an archive that was moved gives the same cases."""
+    here = [one.id for one in build_index([archive], KEY).series]
+    moved = archive.rename(tmp_path / "elsewhere")
+    assert [one.id for one in build_index([moved], KEY).series] == here
+    assert len(set(here)) == 3
+    assert all(len(name) == 26 for name in here)
+    assert key_fingerprint(KEY) not in here

@@ -1,0 +1,257 @@
+"""A part of a scan is never told as the whole: what can't be read, wherever it lies, is a flag."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+import scanloom
+from scanloom.core import Flag
+from scanloom.io.index.build import Index, build_index
+from scanloom.io.index.series import find_series
+from support.archives import write_dicomdir
+from support.write_dicom import Words, noise, uid, write_series
+
+SLICES = 12
+SHAPE = (10, 11, SLICES)
+KEY = bytes(32)
+NAMES = ("scan", "a", "b", "c", "d", "e")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def series(folder: Path, name: str = "scan", count: int = SLICES, **words: str) -> list[Path]:
+    return write_series(folder, noise((*SHAPE[:2], count)), words=Words(name=name, **words))
+
+
+def spread(files: Sequence[Path], folders: Sequence[Path]) -> list[Path]:
+    """Put equal parts of the files into folders; return where each one is."""
+    moved = []
+    for n, file in enumerate(files):
+        folder = folders[n * len(folders) // len(files)]
+        folder.mkdir(parents=True, exist_ok=True)
+        moved.append(file.rename(folder / file.name))
+    return moved
+
+
+def cut(files: Iterable[Path], size: int) -> None:
+    for file in files:
+        file.write_bytes(file.read_bytes()[:size])
+
+
+def pack_zip(files: Iterable[Path], place: Path, folder: str = "") -> Path:
+    with zipfile.ZipFile(place, "w") as pack:
+        for file in files:
+            pack.write(file, folder + file.name)
+    return place
+
+
+def pack_tar(files: Iterable[Path], place: Path) -> Path:
+    with tarfile.open(place, "w:gz") as pack:
+        for file in files:
+            pack.add(file, file.name)
+    return place
+
+
+def shorten(path: Path, size: int = 1000) -> None:
+    path.write_bytes(path.read_bytes()[:-size])
+
+
+def lost(root: Path) -> dict[str, int]:
+    """Return how many files each series may lack: found, indexed and indexed again alike."""
+    series = find_series(root, archives=True)
+    found = {one.series_uid: one.lost for one in series if one.series_uid}
+    for _ in range(2):
+        assert of_index(build_index([root], KEY, archives=True)) == found
+    return {name: found[uid(name)] for name in NAMES if uid(name) in found}
+
+
+def of_index(index: Index) -> dict[str, int]:
+    return {
+        one.series_uid: index.as_series(one).lost
+        for one in index.series
+        if one.slices and one.series_uid
+    }
+
+
+def is_told(root: Path, slices: int) -> bool:
+    """Whether a scan of so many slices has the flag."""
+    volume = scanloom.load_volume(root, series="best", archives=True)
+    assert volume.array.shape[2] == slices
+    return Flag.FILES_LOST in volume.flags
+
+
+def two_zips(root: Path, files: Sequence[Path]) -> None:
+    pack_zip(files[:6], root / "export1.zip")
+    shorten(pack_zip(files[6:], root / "export2.zip"))
+
+
+def two_zips_with_folders(root: Path, files: Sequence[Path]) -> None:
+    pack_zip(files[:6], root / "export1.zip", "disc/slices/")
+    shorten(pack_zip(files[6:], root / "export2.zip", "disc/slices/"))
+
+
+def zip_with_damaged_members(root: Path, files: Sequence[Path]) -> None:
+    """The list of the members is whole: unpacking them fails."""
+    pack_zip(files[:6], root / "export1.zip")
+    damaged = pack_zip(files[6:], root / "export2.zip")
+    data = bytearray(damaged.read_bytes())
+    data[500] ^= 255
+    damaged.write_bytes(data)
+
+
+def two_tars(root: Path, files: Sequence[Path]) -> None:
+    pack_tar(files[:6], root / "part1.tgz")
+    shorten(pack_tar(files[6:], root / "part2.tgz"))
+
+
+def plain_and_zip(root: Path, files: Sequence[Path]) -> None:
+    spread(files[:6], [root / "slices"])
+    shorten(pack_zip(files[6:], root / "rest.zip"))
+
+
+def zip_in_the_folder(root: Path, files: Sequence[Path]) -> None:
+    spread(files[:6], [root])
+    shorten(pack_zip(files[6:], root / "rest.zip"))
+
+
+PACKED = [
+    two_zips,
+    two_zips_with_folders,
+    zip_with_damaged_members,
+    two_tars,
+    plain_and_zip,
+    zip_in_the_folder,
+]
+
+
+@pytest.mark.parametrize("pack", PACKED)
+def test_half_a_scan_in_an_archive_that_can_not_be_read(
+    tmp_path: Path, pack: Callable[[Path, Sequence[Path]], None]
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    pack(root, series(tmp_path / "whole"))
+
+    assert is_told(root, 6)
+    assert lost(root)["scan"] > 0
+
+
+def test_half_a_scan_in_a_folder_without_permission_beside_its_own(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    spread(series(tmp_path / "whole"), [root / "1", root / "2"])
+    shutil.rmtree(root / "2")
+    (root / "2").symlink_to(tmp_path / "away")  # as unreadable for all users as a closed folder
+
+    assert is_told(root, 6)
+    assert lost(root) == {"scan": 1}
+
+
+@pytest.mark.parametrize("suffix", [".dcm", "", "uid"])
+@pytest.mark.parametrize("size", [0, 100, 400])
+def test_half_a_scan_in_a_folder_of_its_own(tmp_path: Path, size: int, suffix: str) -> None:
+    whole = series(tmp_path / "whole")
+    names = [f"1.2.3.{n}" if suffix == "uid" else f"IM{n}{suffix}" for n in range(SLICES)]
+    whole = [file.rename(file.with_name(name)) for file, name in zip(whole, names, strict=True)]
+    root = tmp_path / "in"
+    files = spread(whole, [root / "DICOM" / "00000001", root / "DICOM" / "00000002"])
+    cut(files[6:], size)
+
+    assert is_told(root, 6)
+    assert lost(root) == {"scan": 6}
+
+
+@pytest.mark.parametrize("size", [0, 400])
+def test_a_folder_for_each_file(tmp_path: Path, size: int) -> None:
+    root = tmp_path / "in"
+    files = spread(series(tmp_path / "whole"), [root / f"{n}" for n in range(SLICES)])
+    cut(files[9:], size)
+
+    assert is_told(root, 9)
+    assert lost(root) == {"scan": 3}
+
+
+def test_files_that_a_dicomdir_names_and_that_are_not_there(tmp_path: Path) -> None:
+    disc = tmp_path / "disc"
+    files = spread(series(tmp_path / "whole"), [disc / "1", disc / "2"])
+    write_dicomdir(disc / "DICOMDIR", [(file.parent.name, file.name) for file in files])
+    shutil.rmtree(disc / "2")
+
+    [found] = find_series(tmp_path / "disc" / "DICOMDIR")
+
+    assert (len(found.files), found.lost) == (6, 6)
+
+
+def test_a_readable_localiser_beside_the_damaged_half_tells_the_study(tmp_path: Path) -> None:
+    """Among other studies: theirs are not concerned."""
+    root = tmp_path / "in"
+    files = spread(series(tmp_path / "whole", study="x"), [root / "1" / "s", root / "2" / "s"])
+    cut(files[6:], 400)
+    report = Words(
+        name="scout", study="x", more={"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}
+    )
+    write_series(root / "2", noise((10, 11, 1)), words=report)
+    for name in "abc":
+        series(root / "other" / name, name, 3, study=name)
+
+    assert lost(root) == {"scan": 6, "a": 0, "b": 0, "c": 0}
+
+
+# what is not flagged
+
+
+def test_a_damaged_study_does_not_concern_other_studies(tmp_path: Path) -> None:
+    """Patient, study, series: of b a slice is damaged, of d all of one series, of e all."""
+    root = tmp_path / "in"
+    for name in "abcde":
+        series(root / name / "study" / "1", name, 4, study=name)
+    series(root / "d" / "study" / "2", "other", 4, study="d")
+    cut([sorted((root / "b" / "study" / "1").iterdir())[0]], 400)
+    cut((root / "d" / "study" / "2").iterdir(), 400)
+    cut((root / "e" / "study" / "1").iterdir(), 400)
+    (root / "stray.dcm").write_bytes(next((root / "e").rglob("*.dcm")).read_bytes())
+
+    assert lost(root) == {"a": 0, "b": 1, "c": 0, "d": 4}
+
+
+def test_of_many_archives_those_beside_the_damaged_one_are_told(tmp_path: Path) -> None:
+    """In the order of people: 9 and 11 beside 10."""
+    root = tmp_path / "in"
+    root.mkdir()
+    for name, number in zip("abcde", (2, 9, 10, 11, 100), strict=True):
+        files = series(tmp_path / name, name, 4, study=name)
+        pack_zip(files, root / f"export{number}.zip")
+    shorten(root / "export10.zip")
+
+    assert lost(root) == {"a": 0, "b": 1, "d": 1, "e": 0}
+
+
+def test_short_files_that_are_no_slices_concern_nobody(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    for n, file in enumerate(series(root / "scan")):
+        file.rename(file.with_name(f"IM{n}"))
+    (root / "README").touch()
+    (root / "notes").mkdir()
+    (root / "notes" / "done.txt").touch()
+    (root / "marks").mkdir()
+    (root / "marks" / "done").touch()
+    (root / "marks" / "log").write_text("nothing was lost " * 20)
+
+    assert not is_told(root, SLICES)
+    assert lost(root) == {"scan": 0}
+
+
+def test_an_archive_that_is_not_looked_into_says_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    plain_and_zip(root, series(tmp_path / "whole"))
+
+    assert Flag.FILES_LOST not in scanloom.load_volume(root).flags

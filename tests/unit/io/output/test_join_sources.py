@@ -1,0 +1,154 @@
+"""Joined tables: every row as it was, its source beside it, nothing that a spreadsheet runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.io.output.crosswalk import SourceRecord
+from scanloom.io.output.csv_text import escape_formula
+from scanloom.io.output.join_sources import SOURCE_COLUMNS, join_csv, join_parquet, read_ids
+
+SOURCES = {
+    "aaa": SourceRecord(
+        "aaa", "dicom", "/å/one", 3, "", "1.2", "3.4", '=1+1"', "n", "A,1", "20250102"
+    ),
+    "bbb": SourceRecord("bbb", "nifti", "-dash/b.nii", 1),
+}
+TABLE = 'case,label,mean,flags\naaa,liver,-12.50,\nbbb,"=HYPERLINK(1)",1e5,X Y\nccc,lung,+3,\n'
+ADDED = [f"source_{name}" for name in SOURCE_COLUMNS]
+
+
+def written(path: Path, text: str = TABLE) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def joined(path: Path, column: str | None = None) -> tuple[list[dict[str, str]], int]:
+    text = io.StringIO()
+    unknown = join_csv(path, SOURCES, text, column)
+    return list(csv.DictReader(io.StringIO(text.getvalue()), strict=True)), unknown
+
+
+def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
+    rows, unknown = joined(written(tmp_path / "t.csv"))
+
+    assert unknown == 1
+    assert list(rows[0]) == ["case", "label", "mean", "flags", *ADDED]
+    assert [row["mean"] for row in rows] == ["-12.50", "1e5", "+3"]
+    assert rows[0]["source_patient_id"] == "'=1+1\""
+    assert rows[0]["source_accession_number"] == "A,1"
+    assert rows[0]["source_path"] == "/å/one"
+    assert rows[1]["label"] == "'=HYPERLINK(1)"
+    assert rows[1]["source_path"] == "'-dash/b.nii"
+    assert {rows[2][name] for name in ADDED} == {""}
+
+
+def test_a_row_without_an_id_is_not_unknown(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", "file,case\nf1,aaa\nf2,\nf3,zzz\n")
+
+    assert joined(table)[1] == join_parquet(table, SOURCES, tmp_path / "t.parquet") == 1
+
+
+def test_a_table_may_be_joined_twice(tmp_path: Path) -> None:
+    first, second = io.StringIO(), io.StringIO()
+    join_csv(written(tmp_path / "t.csv"), SOURCES, first)
+    join_csv(written(tmp_path / "again.csv", first.getvalue()), SOURCES, second)
+
+    assert first.getvalue() == second.getvalue()
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["=1+1", "+1+1", "-1+1", "-2-cmd", "@SUM(1)", "\t=1", "\r=1", "\n=1", "\uff1d1+1", "-", "+a"],
+)
+def test_formulas_are_escaped(cell: str) -> None:
+    assert escape_formula(cell) == f"'{cell}"
+    assert escape_formula(escape_formula(cell)) == escape_formula(cell)
+
+
+@pytest.mark.parametrize(
+    "cell", ["-3", "+3.5", "-.5", "-1e-05", "-1.e+5", "-inf", "-nan", "", "a=b"]
+)
+def test_numbers_and_plain_text_are_left_alone(cell: str) -> None:
+    assert escape_formula(cell) == cell
+
+
+def parquet(path: Path) -> Path:
+    table = pa.table(
+        {
+            "case": pa.array(["aaa", "bbb", "ccc"]).dictionary_encode(),
+            "mean": [-12.5, None, 3.0],
+            "box": [[1, 2], None, [3]],
+        }
+    )
+    pq.write_table(table, path)
+    return path
+
+
+def test_parquet_stays_typed(tmp_path: Path) -> None:
+    """And unescaped: no spreadsheet opens it."""
+    assert join_parquet(parquet(tmp_path / "t.parquet"), SOURCES, tmp_path / "to.parquet") == 1
+    table = pq.read_table(tmp_path / "to.parquet")
+    assert table.column_names == ["case", "mean", "box", *ADDED]
+    assert table.column("mean").to_pylist() == [-12.5, None, 3.0]
+    assert table.column("source_patient_id").to_pylist() == ['=1+1"', "", None]
+
+
+def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
+    rows, unknown = joined(parquet(tmp_path / "named.csv"))  # told by content, not by name
+    assert unknown == 1
+    assert [row["mean"] for row in rows] == ["-12.5", "", "3.0"]
+    assert [row["box"] for row in rows] == ["1 2", "", "3"]
+
+    join_parquet(written(tmp_path / "t.csv"), SOURCES, tmp_path / "to.parquet")
+    table = pq.read_table(tmp_path / "to.parquet")
+    assert table.column("mean").to_pylist() == [-12.5, 1e5, 3.0]
+    assert table.column("source_study_uid").to_pylist() == ["1.2", "", None]
+
+
+@pytest.mark.parametrize("name", ["case", "case_id", "id"])
+def test_the_column_of_ids_is_found_or_named(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", f"x,{name}\n1,aaa\n\n2,bbb\n")
+    assert read_ids(path) == {"aaa", "bbb"}
+    assert read_ids(path, "x") == {"1", "2"}
+    assert joined(path, name)[1] == 0
+
+
+def test_what_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    """A byte order mark, Windows line ends, quotes."""
+    path = tmp_path / "t.csv"
+    path.write_bytes('\ufeff"case","note"\r\n"aaa","two\r\nlines"\r\n'.encode())
+    [row], _ = joined(path)
+    assert row["note"] == "two\r\nlines"
+    assert row["source_study_uid"] == "1.2"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"label,mean\nliver,1\n", "COLUMN_UNKNOWN"),
+        (b"", "COLUMN_UNKNOWN"),
+        (b"case,case\na,b\n", "DAMAGED"),
+        (b"case,label\na\n", "DAMAGED"),
+        (b'case\n"a', "DAMAGED"),
+        (b"case\n\xff\n", "DAMAGED"),
+        (b"case\na\0b\n\xfe", "DAMAGED"),
+        (b"PAR1 and no more", "DAMAGED"),
+        (None, "NOT_FOUND"),
+    ],
+)
+def test_other_files_are_refused_by_name(content: bytes | None, code: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ScanError) as caught:
+        joined(path)
+    assert caught.value.code == code
+    assert str(tmp_path) not in str(caught.value)

@@ -1,0 +1,145 @@
+"""The BIDS derivative: laid out as BIDS says, nothing of anybody in it, written whole."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from scanloom.core import ScanError
+from scanloom.engine.run import RunOptions, run
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.write.bids import write_bids
+from support.case_folders import (
+    case_with,
+    grid_of,
+    nifti_scan,
+    overlapping,
+    segmentation_of,
+    write_results,
+)
+from support.commands import write_tiny_bundle
+from support.make_report import add_case, id_of, measured
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A case of one model, and one of two models of which one has three layers."""
+    out = tmp_path / "out"
+    scan = nifti_scan(grid_of(np.diag((-1.0, -1.0, 1.0))))
+    for n, parts in enumerate(
+        ([segmentation_of(scan)], [segmentation_of(scan), overlapping(scan, "the-regions_2")])
+    ):
+        rows = [measured(s.model, "liver", 5.0) for s in parts]
+        folder = add_case(out, id_of(n), rows)
+        write_results(folder, parts, scan, case_with(), ())
+    return out
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_files_are_called_as_bids_says(out: Path) -> None:
+    bids = write_bids(out, "1.2.3")
+    subject = f"sub-{id_of(1)}"
+    stem = f"{subject}/anat/{subject}_seg-"
+
+    names = files(bids)
+    for seg in ("organs", "theregions2", "theregions2layer2", "theregions2layer3"):
+        assert {f"{stem}{seg}_dseg{end}" for end in (".json", ".tsv", ".nii.gz")} <= set(names)
+    assert len(names) == 4 + 3 * 5
+    told = json.loads((bids / "dataset_description.json").read_text())
+    assert told["DatasetType"] == "derivative"
+    assert told["GeneratedBy"] == [{"Name": "scanloom", "Version": "1.2.3"}]
+
+
+def test_label_maps_and_their_tables_agree(out: Path) -> None:
+    for image in write_bids(out, "1").rglob("*_dseg.nii.gz"):
+        with Path(str(image).replace(".nii.gz", ".tsv")).open(newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+        numbers = set(np.unique(np.asanyarray(nib.load(image).dataobj)))
+
+        assert numbers <= {int(row["index"]) for row in rows}
+        assert rows[0]["name"] == "background"
+        assert all(len(row["color"]) == 7 for row in rows)
+
+
+def test_it_is_written_anew(out: Path) -> None:
+    write_bids(out, "1")
+    shutil.rmtree(out / "cases" / id_of(0))
+
+    bids = write_bids(out, "1")
+
+    assert [p.name for p in bids.glob("sub-*")] == [f"sub-{id_of(1)}"]
+    assert not list((out / ".work").iterdir())
+
+
+def test_without_links_files_are_copied(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    image = next(write_bids(out, "1").rglob("*_dseg.nii.gz"))
+
+    assert image.stat().st_nlink == 1
+    assert nib.load(image).shape == (19, 14, 9)
+
+
+@pytest.mark.reference
+def test_the_validator_accepts_it(out: Path) -> None:
+    """Of bids-validator-deno (SCANLOOM_BIDS_VALIDATOR, or on the path)."""
+    named = os.environ.get("SCANLOOM_BIDS_VALIDATOR")
+    program = named or shutil.which("bids-validator-deno")
+    if program is None:
+        pytest.skip("bids-validator-deno is not here (SCANLOOM_BIDS_VALIDATOR)")
+    path = os.pathsep.join((str(Path(program).parent), os.environ["PATH"]))
+
+    done = subprocess.run(
+        [program, "--json", write_bids(out, "1")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path},
+    )
+
+    issues = json.loads(done.stdout)["issues"]["issues"]
+    assert [i for i in issues if i.get("severity") == "error"] == []
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("description", [None, '{"Name": "my study"}', "[]", "no JSON"])
+def test_a_data_set_of_the_users_own_is_left_as_it_is(out: Path, description: str | None) -> None:
+    mine = out / "bids"
+    mine.mkdir()
+    (mine / "scan.nii.gz").write_text("mine")
+    if description is not None:
+        (mine / "dataset_description.json").write_text(description)
+    before = files(out)
+
+    with pytest.raises(ScanError, match="was not written by scanloom") as caught:
+        write_bids(out, "1")
+
+    assert caught.value.code == "OUTPUT_UNWRITABLE"
+    assert files(out) == before
+
+
+def test_a_run_refuses_such_a_data_set_before_it_begins(tmp_path: Path) -> None:
+    model = write_tiny_bundle(tmp_path / "model")
+    mine = tmp_path / "study" / "bids" / "scan.nii.gz"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    options = RunOptions(tmp_path / "study", tmp_path / "key", "none", bids=True)
+
+    with pytest.raises(ScanError, match="was not written by scanloom"):
+        run(Workflow(name="any", models=[str(model)]), [mine.parent], options)
+
+    assert files(tmp_path / "study") == ["bids/scan.nii.gz"]

@@ -1,0 +1,481 @@
+"""What a DICOM SEG says besides its voxels: UIDs, dates, text, references."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import highdicom as hd
+import numpy as np
+import pydicom
+import pytest
+from pydicom import Dataset
+from pydicom.uid import UID
+
+from scanloom.core import Case, Segmentation
+from scanloom.io.readback.dicom_seg import check_segs
+from scanloom.io.scan import DicomSource, Scan
+from scanloom.io.write.dicom_seg import write_segs
+from scanloom.io.write.dicom_seg_references import content_datetime, reference_headers
+from support import case_folders as wc
+
+ENHANCED_CT = "1.2.840.10008.5.1.4.1.1.2.1"
+
+
+def write(
+    folder: Path,
+    scan: Scan,
+    segmentation: Segmentation | None = None,
+    case: Case | None = None,
+) -> Dataset:
+    folder.mkdir(exist_ok=True)
+    segmentation = segmentation or wc.segmentation_of(scan)
+    case = case or wc.case_with()
+    write_segs(folder, segmentation, scan.source, case, [segmentation.model])
+    return pydicom.dcmread(folder / "dicom" / "segmentation.dcm")
+
+
+def put(header: Dataset, name: str, value: object) -> None:
+    """Set what is not valid, as a file may hold it."""
+    with pydicom.config.disable_value_validation():
+        header.pop(name, None)  # an element remembers how its first value was checked
+        setattr(header, name, value)
+
+
+def own_uids(dataset: Dataset, source: Scan) -> set[str]:
+    """Return all UIDs in a file that are neither the standard's nor the source's."""
+    assert isinstance(source.source, DicomSource)
+    theirs = {str(element.value) for element in source.source.first if element.VR == "UI"}
+    theirs |= {one.sop_instance for one in source.source.slices if one}
+    found = set()
+    for element in dataset.iterall():
+        if element.VR == "UI":
+            values = element.value if element.VM > 1 else [element.value]
+            found |= {str(v) for v in values if not str(v).startswith("1.2.840.10008.")}
+    return found - theirs
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+@pytest.mark.parametrize("tilt", [0.0, 15.0])
+def test_same_content_same_bytes(seg: str, tilt: float, tmp_path: Path) -> None:
+    digests = []
+    for n in range(2):
+        scan = wc.dicom_scan(tilt=tilt)
+        write(tmp_path / str(n), scan, case=wc.case_with(seg=seg))
+        files = sorted((tmp_path / str(n) / "dicom").iterdir())
+        digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in files])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == (2 if tilt else 1)
+
+
+def another_voxel(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    segmentation = wc.segmentation_of(scan)
+    labels = np.array(segmentation.layers[0].labels, order="F")
+    labels[5, 5, 4] = 3 - labels[5, 5, 4] % 3
+    layer = wc.Layer(labels, wc.STRUCTURES)
+    return scan, wc.replace(segmentation, layers=(layer,)), wc.case_with()
+
+
+def another_recipe(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    return scan, wc.segmentation_of(scan), wc.replace(wc.case_with(), recipe="s" * 64)
+
+
+def another_type(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    return scan, wc.segmentation_of(scan), wc.case_with(seg="labelmap")
+
+
+def another_source(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    slices = [replace(one, sop_instance=one.sop_instance + "1") for one in source.slices if one]
+    scan = replace(scan, source=replace(source, slices=tuple(slices)))
+    return scan, wc.segmentation_of(scan), wc.case_with()
+
+
+def another_name(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    return scan, wc.replace(wc.segmentation_of(scan), model="other"), wc.case_with()
+
+
+def another_version(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    return scan, wc.replace(wc.segmentation_of(scan), version="2"), wc.case_with()
+
+
+def another_place(scan: Scan) -> tuple[Scan, Segmentation, Case]:
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    slices = []
+    for one in source.slices:
+        assert one is not None
+        x, *others = one.position
+        slices.append(replace(one, position=(str(float(x) + 1), *others)))
+    scan = replace(scan, source=replace(source, slices=tuple(slices)))
+    return scan, wc.segmentation_of(scan), wc.case_with()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        another_voxel,
+        another_recipe,
+        another_type,
+        another_source,
+        another_name,
+        another_version,
+        another_place,
+    ],
+)
+def test_other_content_has_other_uids(
+    change: Callable[[Scan], tuple[Scan, Segmentation, Case]], tmp_path: Path
+) -> None:
+    """An archive that has the one never takes the other for it."""
+    scan = wc.dicom_scan()
+    first = write(tmp_path / "first", scan)
+    scan, segmentation, case = change(wc.dicom_scan())
+    second = write(tmp_path / "second", scan, segmentation, case)
+    for name in ("SOPInstanceUID", "SeriesInstanceUID"):
+        assert first[name].value != second[name].value
+    dimensions = [
+        d.DimensionOrganizationSequence[0].DimensionOrganizationUID for d in (first, second)
+    ]
+    assert dimensions[0] != dimensions[1]
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+def test_every_own_uid_is_a_hash(seg: str, tmp_path: Path) -> None:
+    """2.25 and 128 bits, none of them made by chance in a library."""
+    scan = wc.dicom_scan()
+    dataset = write(tmp_path, scan, case=wc.case_with(seg=seg))
+    uids = own_uids(dataset, scan)
+    assert len(uids) == 3 + len(wc.STRUCTURES)  # instance, series, dimensions; tracking
+    for uid in uids:
+        assert UID(uid).is_valid
+        assert uid.startswith("2.25.")
+        assert int(uid.removeprefix("2.25.")) < 2**128
+    assert dataset.file_meta.MediaStorageSOPInstanceUID == dataset.SOPInstanceUID
+
+
+def test_files_of_one_model_share_their_series(tmp_path: Path) -> None:
+    scan = wc.dicom_scan(tilt=12.0)
+    write(tmp_path, scan, wc.overlapping(scan), wc.case_with(seg="labelmap"))
+    datasets = {p.stem: pydicom.dcmread(p) for p in (tmp_path / "dicom").iterdir()}
+    assert len({d.SOPInstanceUID for d in datasets.values()}) == 6
+    plain = [d for name, d in datasets.items() if "rect" not in name]
+    assert len({d.SeriesInstanceUID for d in plain}) == 1
+    assert sorted(d.InstanceNumber for d in plain) == [1, 2, 3]
+    assert len({d.SeriesInstanceUID for d in datasets.values()}) == 2
+
+
+def test_dates_are_the_source_s(tmp_path: Path) -> None:
+    """No clock enters a file, in no attribute."""
+    dataset = write(tmp_path, wc.dicom_scan())
+    for kind in ("Content", "Series", "InstanceCreation"):
+        assert dataset[f"{kind}Date"].value == "20240102"
+        assert dataset[f"{kind}Time"].value == "101114"
+    assert dataset.StudyTime == "101112"
+    moments = [e.value for e in dataset.iterall() if e.VR == "DT"]
+    assert set(moments) <= {"20240102101114"}
+
+
+def test_dates_now_are_today_s(tmp_path: Path) -> None:
+    before = datetime.now().strftime("%Y%m%d%H%M%S")
+    first = write(tmp_path / "a", wc.dicom_scan(), case=wc.case_with(dates="now"))
+    after = datetime.now().strftime("%Y%m%d%H%M%S")
+    assert before <= (first.ContentDate + first.ContentTime)[:14] <= after
+    assert first.StudyDate == "20240102"
+    second = write(tmp_path / "b", wc.dicom_scan(), case=wc.case_with(dates="now"))
+    assert first.SOPInstanceUID != second.SOPInstanceUID  # other bytes, another instance
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        ({"ContentDate": "20200101", "ContentTime": "1230"}, ("20200101", "1230")),
+        ({"AcquisitionDate": "20200102"}, ("20200102", "000000")),
+        ({"ContentDate": "unknown", "StudyDate": "20200103"}, ("20200103", "000000")),
+        ({"SeriesDate": "20200104", "SeriesTime": "99"}, ("20200104", "000000")),
+        ({}, ("19700101", "000000")),
+    ],
+)
+def test_moment_of_a_source(kept: dict[str, str], expected: tuple[str, str]) -> None:
+    header = Dataset()
+    for name, value in kept.items():
+        put(header, name, value)
+    assert content_datetime(DicomSource(header, (), (), ())) == expected
+
+
+@pytest.mark.parametrize("name", ["StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"])
+@pytest.mark.parametrize("value", ["", None, "not a uid"])
+def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) -> None:
+    source = wc.dicom_scan().source
+    assert isinstance(source, DicomSource)
+    assert source.can_refer
+    header = source.first
+    if value is None:
+        delattr(header, name)
+    else:
+        put(header, name, value)
+    assert not source.can_refer
+
+
+@pytest.mark.parametrize("name", ["sop_class", "sop_instance"])
+@pytest.mark.parametrize("value", ["", "not a uid"])
+def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None:
+    source = wc.dicom_scan().source
+    assert isinstance(source, DicomSource)
+    one = source.slices[3]
+    assert one is not None
+    other = replace(one, **{name: value})  # type: ignore[arg-type]
+    assert not replace(source, slices=(*source.slices[:3], other, *source.slices[4:])).can_refer
+
+
+def test_images_with_one_uid_can_t_be_referred_to_unless_they_are_frames_of_it() -> None:
+    source = wc.with_slices(wc.dicom_scan(), sop_instance="1.2.3").source
+    assert isinstance(source, DicomSource)
+    assert not source.can_refer
+    slices = tuple(replace(one, frame=k + 1) for k, one in enumerate(source.slices) if one)
+    assert replace(source, slices=slices).can_refer
+
+
+def frames_of(scan: Scan, gap: int | None = None) -> Scan:
+    """Return the scan as if it came from one multi-frame object, its frames in reverse order."""
+    source = scan.source
+    assert isinstance(source, DicomSource)
+    count = len(source.slices)
+    slices = [
+        replace(one, sop_class=ENHANCED_CT, sop_instance="1.2.826.0.1.9", frame=count - k)
+        if one and k != gap
+        else None
+        for k, one in enumerate(source.slices)
+    ]
+    return replace(scan, source=replace(source, slices=tuple(slices)))
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+@pytest.mark.parametrize("tilt", [0.0, 12.0])
+def test_frames_refer_to_frames(seg: str, tilt: float, tmp_path: Path) -> None:
+    """Each frame names object and frame number; the object is listed once."""
+    scan = frames_of(wc.dicom_scan("LIP", tilt=tilt))
+    dataset = write(tmp_path, scan, case=wc.case_with(seg=seg))
+    for group in dataset.PerFrameFunctionalGroupsSequence:
+        [image] = group.DerivationImageSequence[0].SourceImageSequence
+        k = len(scan.source.slices) - image.ReferencedFrameNumber  # type: ignore[union-attr]
+        position = scan.source.slices[k].position  # type: ignore[union-attr]
+        assert tuple(map(str, group.PlanePositionSequence[0].ImagePositionPatient)) == position
+        assert image.ReferencedSOPClassUID == ENHANCED_CT
+    for images in (
+        dataset.SourceImageSequence,
+        dataset.ReferencedSeriesSequence[0].ReferencedInstanceSequence,
+    ):
+        assert [i.ReferencedSOPInstanceUID for i in images] == ["1.2.826.0.1.9"]
+    assert "UI: 2.25.1\n" not in str(dataset)
+
+
+@pytest.mark.parametrize("seg", ["binary", "labelmap"])
+@pytest.mark.parametrize("multiframe", [False, True])
+def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path: Path) -> None:
+    scan = frames_of(wc.dicom_scan(), gap=4)
+    if not multiframe:
+        scan = wc.dicom_scan()
+        slices = list(scan.source.slices)  # type: ignore[union-attr]
+        slices[4] = None
+        scan = replace(scan, source=replace(scan.source, slices=tuple(slices)))  # type: ignore[arg-type]
+    segmentation, case = wc.segmentation_of(scan), wc.case_with(seg=seg)
+    dataset = write(tmp_path, scan, segmentation, case)
+    depths = {
+        float(group.PlanePositionSequence[0].ImagePositionPatient[2])
+        for group in dataset.PerFrameFunctionalGroupsSequence
+    }
+    labels = segmentation.layers[0].labels
+    grid = segmentation.grid
+    filled = [k for k in range(grid.shape[2]) if labels[..., k].any() and k != 4]
+    assert labels[..., 4].any()
+    wanted = sorted(float(grid.world((0, 0, k))[2]) for k in filled)
+    np.testing.assert_allclose(sorted(depths), wanted, atol=1e-4)
+    check_segs(tmp_path, segmentation, scan.source, case, [segmentation.model])  # type: ignore[arg-type]
+
+
+def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
+    scan = wc.dicom_scan()
+    for header in [scan.source.first]:  # type: ignore[union-attr]
+        header.SpecificCharacterSet = "ISO_IR 100"
+        header.PatientName = "Müller^Jürgen"
+    dataset = write(tmp_path, scan)
+    assert dataset.SpecificCharacterSet == "ISO_IR 192"
+    assert dataset.PatientName == "Müller^Jürgen"
+
+
+def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
+    """What is missing or not valid in the source is empty, and no reason to fail."""
+    scan = wc.dicom_scan()
+    faults = {
+        "PatientBirthDate": "unknown",
+        "StudyDate": "2024",
+        "StudyTime": "x",
+        "PatientSex": "MALE",
+        "SliceThickness": None,
+        "InstitutionName": "Clinic",
+        "IssuerOfPatientID": "x" * 65,
+        "StudyDescription": "y" * 65,
+        "PixelSpacing": ["1.50000000000000000001", "1.25"],
+    }
+    for header in [scan.source.first]:  # type: ignore[union-attr]
+        for name in ("PatientID", "StudyID", "AccessionNumber", "ReferringPhysicianName"):
+            delattr(header, name)
+        for name, value in faults.items():
+            put(header, name, value)
+    dataset = write(tmp_path, scan)
+    for name in ("PatientID", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime"):
+        assert not dataset[name].value
+    for name in ("InstitutionName", "IssuerOfPatientID", "StudyDescription"):
+        assert name not in dataset
+
+
+@pytest.mark.parametrize("name", ["Doe", "", "Doe^Jane=ドウ^ジェーン", "a^b^c^d^e^f"])
+def test_no_name_is_shown(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A name of any form comes over, and no library warns with it (warnings are errors here)."""
+    scan = wc.dicom_scan()
+    for header in [scan.source.first]:  # type: ignore[union-attr]
+        put(header, "PatientName", name)
+    assert write(tmp_path, scan).PatientName == name
+    assert not caplog.records
+
+
+def test_values_that_are_read_from_a_file_are_not_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not valid, not converted, not in any warning."""
+    scan = wc.dicom_scan()
+    header = scan.source.first  # type: ignore[union-attr]
+    for keyword, value in (("StudyDate", "Doe"), ("StudyTime", "Doe"), ("StudyInstanceUID", "Doe")):
+        put(header, keyword, value)
+    put(header, "LossyImageCompression", "DOE^JANE=")
+    path = tmp_path / "x.dcm"
+    with pydicom.config.disable_value_validation():
+        pydicom.dcmwrite(path, header, implicit_vr=True, little_endian=True, force_encoding=True)
+    caplog.clear()
+    source = replace(scan.source, first=pydicom.dcmread(path, force=True))  # type: ignore[arg-type]
+    assert not source.can_refer
+    assert content_datetime(source) == ("20240102", "101114")
+    assert not reference_headers(source, 2.5)[0].StudyDate
+    assert not caplog.records
+
+
+def test_lossy_source_stays_lossy() -> None:
+    source = wc.dicom_scan().source
+    assert isinstance(source, DicomSource)
+    for header in [source.first]:
+        header.LossyImageCompression = "01"
+        header.LossyImageCompressionRatio = ["10.5", "2"]
+        header.LossyImageCompressionMethod = "ISO_10918_1"
+    first = reference_headers(source, 2.5)[0]
+    assert first.LossyImageCompression == "01"
+    assert [float(r) for r in first.LossyImageCompressionRatio] == [10.5, 2.0]
+    assert first.LossyImageCompressionMethod == "ISO_10918_1"
+
+
+@pytest.mark.parametrize(
+    ("removed", "method", "told", "how"),
+    [
+        ("YES", ["one", "two"], "YES", ["one", "two"]),
+        ("YES", "one", "YES", ["one"]),
+        ("YES", None, None, []),  # the standard wants to know how: half of it is not taken over
+        ("NO", None, "NO", []),
+    ],
+)
+def test_how_identity_was_removed_is_taken_over(
+    removed: str, method: str | list[str] | None, told: str | None, how: list[str]
+) -> None:
+    source = wc.dicom_scan().source
+    assert isinstance(source, DicomSource)
+    source.first.PatientIdentityRemoved = removed
+    if method is not None:
+        source.first.DeidentificationMethod = method
+    first = reference_headers(source, 2.5)[0]
+    found = first.get("DeidentificationMethod", [])
+    assert first.get("PatientIdentityRemoved") == told
+    assert ([found] if isinstance(found, str) else list(found)) == how
+
+
+def test_empty_segments_need_no_frames(tmp_path: Path) -> None:
+    """A structure that was not found is described; slices without anything are left out."""
+    scan = wc.dicom_scan()
+    segmentation = wc.segmentation_of(scan)
+    labels = np.array(segmentation.layers[0].labels, order="F")
+    labels[labels == 2] = 0
+    layer = wc.Layer(labels, wc.STRUCTURES)
+    dataset = write(tmp_path, scan, wc.replace(segmentation, layers=(layer,)))
+    assert [s.SegmentLabel for s in dataset.SegmentSequence] == ["liver", "kidney_left", "spleen"]
+    full = sum(int((labels == n).any(axis=(0, 1)).sum()) for n in (1, 3))
+    assert dataset.NumberOfFrames == full
+
+
+def test_overlap_that_does_not_happen_needs_no_masks(tmp_path: Path) -> None:
+    """Layers that share no voxel give the same file as one layer."""
+    scan = wc.dicom_scan()
+    one = wc.segmentation_of(scan)
+    layers = tuple(wc.subset_of(one, s.label).layers[0] for s in (wc.SPLEEN, wc.LIVER, wc.KIDNEY))
+    first = write(tmp_path / "a", scan, one)
+    second = write(tmp_path / "b", scan, wc.replace(one, layers=layers))
+    assert first.SegmentsOverlap == second.SegmentsOverlap == "NO"
+    assert first.PixelData == second.PixelData
+    assert first.SOPInstanceUID == second.SOPInstanceUID
+    overlapping = write(tmp_path / "c", scan, wc.overlapping(scan))
+    assert overlapping.SegmentsOverlap == "YES"
+
+
+def test_numbers_above_255(tmp_path: Path) -> None:
+    """A Label Map keeps them in 16 bits; a BINARY counts anew and keeps the labels."""
+    scan = wc.dicom_scan()
+    labels = np.zeros(scan.volume.grid.shape, np.uint16, order="F")
+    labels[3:6, 2:7, 2:4], labels[8:9, 2:7, 2:4] = 7, 3000
+    layer = wc.Layer(labels, (wc.replace(wc.SPLEEN, number=3000), wc.replace(wc.LIVER, number=7)))
+    segmentation = Segmentation("organs", (layer,), scan.volume.grid)
+    labelmap = write(tmp_path / "a", scan, segmentation, wc.case_with(seg="labelmap"))
+    assert [s.SegmentNumber for s in labelmap.SegmentSequence] == [0, 7, 3000]
+    assert set(np.unique(labelmap.pixel_array)) == {0, 7, 3000}
+    binary = write(tmp_path / "b", scan, segmentation)
+    assert [(s.SegmentNumber, s.SegmentLabel) for s in binary.SegmentSequence] == [
+        (1, "liver"),
+        (2, "spleen"),
+    ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_frames_stand_as_highdicom_puts_them(overlap: bool, tmp_path: Path) -> None:
+    """What is beside each frame, and its pixels, equal what highdicom makes of whole masks."""
+    scan = wc.dicom_scan("PIR")
+    segmentation = wc.overlapping(scan) if overlap else wc.segmentation_of(scan)
+    ours = write(tmp_path, scan, segmentation)
+    headers = reference_headers(scan.source, 2.5)  # type: ignore[arg-type]
+    for header in headers:
+        header.Rows, header.Columns = ours.Rows, ours.Columns
+    theirs = hd.seg.Segmentation(
+        source_images=headers,
+        pixel_array=np.stack(
+            [
+                (layer.labels == s.number).transpose(2, 1, 0)
+                for layer in segmentation.layers
+                for s in layer.structures
+            ],
+            axis=-1,
+        ),
+        segmentation_type="BINARY",
+        segment_descriptions=[
+            hd.seg.SegmentDescription.from_dataset(d) for d in ours.SegmentSequence
+        ],
+        series_instance_uid="1.2.3",
+        series_number=1,
+        sop_instance_uid="1.2.4",
+        instance_number=1,
+        manufacturer="x",
+        manufacturer_model_name="x",
+        software_versions="1",
+        device_serial_number="0",
+    )
+    for name in ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence"):
+        assert ours[name].to_json_dict(None, 0) == theirs[name].to_json_dict(None, 0)
+    assert ours.NumberOfFrames == theirs.NumberOfFrames
+    np.testing.assert_array_equal(ours.pixel_array, theirs.pixel_array)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanloom.core import Flag, Grid, Layer, Segmentation, Volume
+from scanloom.ops.measure import measure
+from scanloom.review.preview.legend import legend_entries, legend_notes, milliliters
+from support.review_phantoms import case, structure, torso
+
+
+def test_structures_come_by_volume():
+    """The largest first, each with its name, colour and volume; what is absent is not there."""
+    array, labels, affine = torso()
+    structures = (
+        structure(2, "Left", (1, 2, 3)),
+        structure(1, "Body"),
+        structure(9, "Absent"),
+        structure(3, "Front", experimental=True),
+    )
+
+    entries = legend_entries(*case(array, labels, affine, structures)[1:])
+
+    ml = 4 * 5 * 6 / 1000
+    assert [entry.text for entry in entries] == ["Body", "Left", "Front"]
+    assert entries[0].amount == f"{np.count_nonzero(labels == 1) * ml:,.0f} ml"
+    assert entries[1].color == (1, 2, 3)
+    assert entries[2].tag == "(exp.)"
+
+
+def test_models_are_named_where_there_are_two():
+    """Each model's structures stand below its name."""
+    labels = np.ones((4, 4, 4), np.uint8)
+    grid = Grid(labels.shape, np.eye(4))
+    models = [Segmentation(m, (Layer(labels, (structure(1, "Liver"),)),), grid) for m in "ab"]
+    volume = Volume(labels, grid, "HU", "CT")
+    measurements = [m for s in models for m in measure(s, volume)]
+
+    assert [e.text for e in legend_entries(models, measurements)] == ["a", "Liver", "b", "Liver"]
+    assert [e.text for e in legend_entries(models[:1], measurements)] == ["Liver"]
+
+
+@pytest.mark.parametrize(
+    ("volume", "text"),
+    [
+        (12345.6, "12,346"),
+        (100, "100"),
+        (99.97, "100"),
+        (99.4, "99.4"),
+        (1, "1.0"),
+        (0.082, "0.082"),
+    ],
+)
+def test_volumes_have_the_digits_that_mean_something(volume, text):
+    assert milliliters(volume) == text
+
+
+def test_notes_say_what_must_be_known():
+    """Flags once each, a part as a part, what is missing by name, and not a word more."""
+    array, labels, affine = torso()
+    structures = (structure(1, "Body"), *(structure(n, f"No {n}") for n in range(10, 18)))
+    _, segmentations, inside = case(array, labels, affine, structures)
+    labels[0] = 1
+    _, _, touching = case(array, labels, affine, structures)
+
+    texts = [n.text for n in legend_notes(segmentations, inside, [Flag.SHEARED, Flag.SHEARED])]
+    at_border = [n.text for n in legend_notes(segmentations, touching, [])]
+
+    assert texts == [
+        Flag.SHEARED.text,
+        "Not found: No 10, No 11, No 12, No 13, No 14, No 15 + 2 more",
+    ]
+    assert at_border[0].startswith("* ")
+    assert len(at_border) == 2
+
+
+def test_nothing_found_is_said_first():
+    """An empty result is not a blank legend."""
+    array, labels, affine = torso()
+    _, segmentations, measurements = case(array, labels * 0, affine)
+
+    notes = legend_notes(segmentations, measurements, [Flag.SHEARED])
+
+    assert [n.text for n in notes] == ["No structure was found in this scan", Flag.SHEARED.text]

@@ -1,0 +1,300 @@
+"""The report's page: what stands on it, what can't get into it, and what it asks for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scanloom.core import Flag, Reason
+from scanloom.io.output.json_file import write_json
+from scanloom.review.report.page import write_report
+from scanloom.review.report.thumbnails import MAX_BYTES
+from support.commands import scanloom
+from support.make_report import (
+    add_case,
+    add_failure,
+    draw_noise,
+    id_of,
+    make_out,
+    measured,
+    usual,
+    write_manifest,
+)
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+class Page(HTMLParser):
+    """The elements of a page, as a browser's parser would find them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        self._open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tag = self._open[-1] if self._open else ""
+        self.texts.append((tag, data))
+        if tag == "script":
+            self.scripts[-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def words(self) -> str:
+        return " ".join(text for tag, text in self.texts if tag not in ("script", "style"))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script is given."""
+        return json.loads(self.scripts[0])
+
+
+def page_of(out: Path) -> Page:
+    return Page(write_report(out))
+
+
+@pytest.fixture(scope="module")
+def thirty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_out(tmp_path_factory.mktemp("report") / "out", 30)
+
+
+def test_it_is_sorted_by_risk(thirty: Path) -> None:
+    cases = page_of(thirty).data["cases"]
+
+    assert [c["risk"] for c in cases] == sorted((c["risk"] for c in cases), reverse=True)
+    assert cases[0]["id"] == id_of(3)
+    assert "liver" in cases[0]["findings"][0]
+    assert cases[1]["status"] == "failed"
+    assert [c["review"] for c in cases] == [True] + 29 * [False]
+    assert sum(c["status"] == "done" for c in cases) == 29
+
+
+def test_what_was_left_out_stands_there_by_reason(thirty: Path) -> None:
+    page = page_of(thirty)
+
+    assert "NOT_AN_IMAGE" in page.words
+    assert Reason.NOT_AN_IMAGE.advice in page.words
+    cells = " ".join(page.words.split())
+    assert re.search(r"NOT_AN_IMAGE skipped +30 ", cells)
+    assert re.search(r"SLICE_GAP \w+ 1 4 ", cells)
+    assert re.search(r"files used 116 files skipped \d+ ", cells)
+
+
+def test_its_links_lead_somewhere(thirty: Path) -> None:
+    page = page_of(thirty)
+    report = thirty / "report"
+
+    charts = [image["src"] for image in page.all("img")]
+    assert charts == ["volumes.svg", "times.svg"]
+    assert all((report / src).is_file() for src in charts)
+    assert all(image["alt"] for image in page.all("img"))
+    for case in page.data["cases"]:
+        if case["status"] == "done":
+            thumb = report / "thumbs" / f"{case['id']}.webp"
+            with Image.open(thumb) as picture:
+                assert list(picture.size) == case["preview"]
+            assert (report / ".." / "cases" / case["id"] / "preview.png").is_file()
+
+
+def test_thumbnails_are_small(tmp_path: Path) -> None:
+    """Of pages with more detail than any preview has."""
+    for n, size in enumerate(((1600, 1052), (1600, 3000), (700, 40))):
+        page = draw_noise(tmp_path / f"{n}.png", n, size)
+        add_case(tmp_path, id_of(n), usual(np.random.default_rng(n)), preview=page)
+
+    write_report(tmp_path)
+
+    sizes = [thumb.stat().st_size for thumb in (tmp_path / "report" / "thumbs").iterdir()]
+    assert len(sizes) == 3
+    assert all(0 < size <= MAX_BYTES for size in sizes)
+
+
+def test_it_asks_for_nothing_outside(thirty: Path) -> None:
+    page = page_of(thirty)
+    vocabularies = ("http://www.w3.org/", "http://purl.org/", "http://creativecommons.org/")
+    for chart in ("volumes.svg", "times.svg"):
+        text = (thirty / "report" / chart).read_text(encoding="utf-8")
+        for address in re.findall(r"[a-z]+://[^\s\"'<>]*", text):  # names, which nobody fetches
+            assert address.startswith((*vocabularies, "https://matplotlib.org/"))
+    assert not re.search(r"[a-z]+://", (thirty / "report" / "index.html").read_text())
+    assert not page.all("link")
+    assert not page.all("iframe")
+    assert not any(name.startswith("on") for _, a in page.elements for name in a)
+    assert not any("style" in attributes for _, attributes in page.elements)
+
+
+def test_its_policy_lets_only_its_own_script_run(thirty: Path) -> None:
+    page = page_of(thirty)
+    policy = next(m["content"] for m in page.all("meta") if m.get("http-equiv"))
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+
+    assert rules["default-src"] == "'none'"
+    assert set(rules) == {
+        *("default-src", "img-src", "base-uri", "form-action", "script-src", "style-src")
+    }
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert "unsafe" not in policy
+
+
+def test_nothing_hostile_gets_out_of_its_place(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    preview = draw_noise(tmp_path / "page.png")
+    odd = [measured(HOSTILE, HOSTILE, 5.0), *usual(rng)]
+    add_case(tmp_path, id_of(1), odd, preview=preview)
+    add_failure(tmp_path, id_of(2), Reason.DAMAGED, HOSTILE)
+    write_manifest(tmp_path, [(HOSTILE, HOSTILE, HOSTILE)])
+    run = tmp_path / "runs" / "20260101T000000-000000"
+    run.mkdir(parents=True)
+    write_json(run / "workflow.json", {"name": HOSTILE})
+    write_json(run / "status.json", {"run": HOSTILE, "state": HOSTILE, "elapsed_s": 1.0})
+
+    page = page_of(tmp_path)
+
+    assert len(page.all("script")) == 2
+    assert [image["src"] for image in page.all("img")] == ["volumes.svg", "times.svg"]
+    assert HOSTILE in page.words
+    assert any(HOSTILE in name for name in page.data["structures"])
+    html = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in html
+    svg = (tmp_path / "report" / "volumes.svg").read_text(encoding="utf-8")
+    assert "<script" not in svg
+    assert "<img" not in svg
+
+
+def test_runs_are_summed_up(tmp_path: Path) -> None:
+    add_failure(tmp_path, id_of(1), Reason.DAMAGED)
+    for n in range(60):
+        run = tmp_path / "runs" / f"20260101T0000{n:02}-000000"
+        run.mkdir(parents=True)
+        device = {"workers": 1, "busy_s": 30.0, "span_s": 40.0} if n % 2 else None
+        told = {"run": run.name, "state": "done", "cases": {"done": 3, "failed": 1, "before": 0}}
+        told |= {"elapsed_s": 60.0, "device": device and {**device, "busy_share": 0.75}}
+        told |= {"joules_a_scan": 8.0, "cost": {"amount": 0.5}}
+        write_json(run / "totals.json", told)
+
+    page = page_of(tmp_path)
+
+    assert "All 60 runs 180 1 1:00:00 75% 30.00" in " ".join(page.words.split())
+    assert "20260101T000059-000000" in page.words  # the newest
+    assert "20260101T000009-000000" not in page.words
+
+
+def test_no_results(tmp_path: Path) -> None:
+    (tmp_path / "cases").mkdir()
+
+    page = page_of(tmp_path)
+
+    assert page.data == {"structures": [], "cases": []}
+    assert not page.all("img")
+
+
+def test_only_failed_cases(tmp_path: Path) -> None:
+    for n, reason in enumerate((Reason.CRASHED, Reason.DAMAGED)):
+        add_failure(tmp_path, id_of(n), reason)
+
+    cases = page_of(tmp_path).data["cases"]
+
+    assert {c["reason"] for c in cases} == {"CRASHED", "DAMAGED"}
+    assert all(c["advice"] == Reason[c["reason"]].advice for c in cases)
+
+
+def test_one_case_is_no_cohort(tmp_path: Path) -> None:
+    add_case(tmp_path, id_of(1), usual(np.random.default_rng(0)), flags=(Flag.SHEARED,))
+
+    page = page_of(tmp_path)
+
+    assert page.data["cases"][0]["risk"] == 0
+    assert page.data["cases"][0]["preview"] is None
+    assert "the usual values are unknown" in page.words
+    assert [o for o in page.all("select") if o["id"] == "flag"]
+
+
+def test_structures_of_several_models_are_told_apart(tmp_path: Path) -> None:
+    both = [measured("a", "liver", 10.0), measured("b", "liver", 20.0), measured("b", "rib_2", 1.0)]
+    add_case(tmp_path, id_of(1), both)
+
+    data = page_of(tmp_path).data
+
+    assert data["structures"] == ["liver (a)", "liver (b)", "rib 2"]
+    assert data["cases"][0]["volumes"] == [10.0, 20.0, 1.0]
+    assert data["cases"][0]["models"] == ["a", "b"]
+
+
+def test_what_is_usual_at_the_border_raises_no_doubt(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for n in range(10):
+        fat = measured("organs", "fat", 500.0, flags=(Flag.TOUCHES_BORDER,))
+        heart = measured("organs", "heart", 80.0, flags=(Flag.TOUCHES_BORDER,) if n == 4 else ())
+        add_case(tmp_path, id_of(n), [*usual(rng), fat, heart])
+
+    cases = page_of(tmp_path).data["cases"]
+
+    told = {c["id"]: c["findings"] for c in cases if c["findings"]}
+    assert told == {id_of(4): ["heart: reaches the border of the scan"]}
+
+
+def test_equal_input_gives_an_equal_page(tmp_path: Path) -> None:
+    out = make_out(tmp_path / "out", 9)
+
+    def files() -> dict[str, bytes]:
+        report = write_report(out).parent
+        return {str(p): p.read_bytes() for p in report.rglob("*") if p.is_file()}
+
+    assert files() == files()
+
+
+def test_pictures_of_cases_that_are_gone_go(tmp_path: Path) -> None:
+    out = make_out(tmp_path / "out", 2)
+    write_report(out)
+    (out / "cases" / id_of(0)).rename(out / "away")
+
+    write_report(out)
+
+    assert [p.stem for p in (out / "report" / "thumbs").iterdir()] == [id_of(1)]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    out = make_out(tmp_path / "out", 2)
+
+    assert scanloom("report", out, "--json").document["report"] == str(out / "report/index.html")
+    assert scanloom("report", tmp_path / "elsewhere").code != 0
+
+
+def test_files_of_others_among_the_thumbnails_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    make_out(out, 1)
+    thumbs = out / "report" / "thumbs"
+    thumbs.mkdir(parents=True)
+    for name in ("notes.txt", ".hidden.webp", f"{id_of(99)}.webp"):
+        (thumbs / name).write_text("x")
+
+    write_report(out)
+
+    left = {path.name for path in thumbs.iterdir()}
+    assert left >= {"notes.txt", ".hidden.webp"}
+    assert f"{id_of(99)}.webp" not in left
