@@ -19,14 +19,14 @@ INTRODUCTION = """\
 
 <!-- Written by docs/write_reasons.py from pipeline/scanloom/core/reasons.py: change it there. -->
 
-A scan without a result has one *reason*. A result carries *flags*: facts that its user must know. Both
-lists are closed. Their codes are in messages, in `--json`, in tables and in `case.json`.
+A scan without a result has one *reason*. A result carries *flags*: facts that its user must know.
+Both lists are closed. Their codes are in messages, in `--json`, in tables and in `case.json`.
 
 | outcome | |
 |-|-|
-| skipped | all is well, but the scan or file is not for the model |
-| ambiguous | all is well, but one of several volumes or series has to be chosen |
-| failed | it should have worked |
+| skipped | nothing is wrong: not a scan, or not a scan for this model |
+| ambiguous | nothing is wrong: one of several volumes or series has to be chosen |
+| failed | a result was expected |
 
 *Again* says whether trying again without a change can help: a later run then does
 ([retries](retries.md)). Former names of codes: [compatibility](compatibility.md#renamed-before-10).
@@ -48,7 +48,8 @@ def page() -> str:
     """Return the whole page."""
     lines = [INTRODUCTION, "## Reasons", ""]
     for heading, codes in sections(Reason):
-        lines += [f"### {heading.capitalize()}", "", "| code | outcome | again | what to do |", "|-|-|-|-|"]
+        lines += [f"### {heading.capitalize()}", ""]
+        lines += ["| code | outcome | again | what to do |", "|-|-|-|-|"]
         for reason in map(Reason.__getitem__, codes):
             again = "yes" if reason.retry else ""
             lines.append(f"| `{reason.code}` | {reason.outcome} | {again} | {reason.advice}. |")
