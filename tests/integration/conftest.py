@@ -24,5 +24,5 @@ def runs(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     made = Runs(tmp_path, tmp_path / "archive", model)
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+    monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
     return made

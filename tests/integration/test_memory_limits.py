@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np, torch
 from support import model_cards as cards_by_hand
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
-from scanloom.core import Case, Clock, ComputeOptions, Outputs, ScanError, Series, Volume
+from scanloom.core import Case, StepTimer, ComputeOptions, Outputs, ScanError, Series, Volume
 from scanloom.engine.case import steps
 from scanloom.engine.case.types import LoadedCase
-from scanloom.engine.machine.energy import Meter
+from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.engine.case.memory_estimate import estimate_case
-from scanloom.inference.predictor import Predictor
-from scanloom.io.scan import ItkSource, Scan
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.io.scan import GridOnlySource, Scan
 
 asked = json.loads(sys.argv[1])
 side, slices, classes = asked["side"], asked["slices"], asked["classes"]
@@ -40,13 +40,13 @@ card = cards_by_hand.card(
     structures=cards_by_hand.structures(classes - 1),
 )
 grid = cards_by_hand.grid((side, side, slices), (0.7, 0.7, 1.0), "LPS")
-predictor = Predictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
+predictor = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
 estimate = estimate_case(grid, np.int16, [card], Outputs())
 rng = np.random.default_rng(0)
 plane = cards_by_hand.smooth_scan((side, side, 1))
 array = np.asfortranarray(np.repeat(plane, slices, axis=2))
 volume = Volume(array, grid, "HU", "CT")
-clock = Clock()
+clock = StepTimer()
 if asked["headroom"] is not None:  # bytes beyond what the process holds as data now
     lines = Path("/proc/self/status").read_text().splitlines()
     held = int(next(l for l in lines if l.startswith("VmData")).split()[1]) * 1024
@@ -54,7 +54,7 @@ if asked["headroom"] is not None:  # bytes beyond what the process holds as data
 told = {"estimate": estimate.peak}
 try:
     case = Case("a" * 26, Series("itk", ()), Outputs(), "h", "r")
-    loaded = LoadedCase(case, Scan(volume, ItkSource()), clock, Meter())
+    loaded = LoadedCase(case, Scan(volume, GridOnlySource()), clock, EnergyMeter())
     segmented = steps.segment(loaded, [predictor])
     if asked["headroom"] is None:
         (folder / "case").mkdir()

@@ -43,7 +43,7 @@ def runs(tmp_path: Path, archive: Path, model: Path, monkeypatch: pytest.MonkeyP
     made = Runs(tmp_path, archive, model)
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+    monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
     return made
 
 

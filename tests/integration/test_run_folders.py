@@ -61,7 +61,7 @@ def by_formula(patch: pytest.MonkeyPatch, folder: Path) -> None:
     environment = formula_environment(folder / "notes")
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         patch.setenv(name, environment[name])
-    patch.setattr("scanloom.engine.run.load_predictors", em.formula_models)
+    patch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
 
 @pytest.fixture

@@ -167,13 +167,14 @@ def test_helpers_that_read_headers_and_pixels_show_no_memory() -> None:
     sandbox = (
         "import time\n"
         "from scanloom.io.system import sandbox as s\n"
-        "assert s.run_limited(s.warm_up, limits=s.Limits(1 << 28, 30.0, 30.0)) is None\n"
+        "limits = s.SandboxLimits(1 << 28, 30.0, 30.0)\n"
+        "assert s.run_sandboxed(s.start_sandbox, limits=limits) is None\n"
         "print(s._SERVER._process.pid, flush=True); time.sleep(600)\n"
     )
     survey = (
         "import time\n"
         "from scanloom.io.index.workers import HeaderWorkers\n"
-        "with Helpers(2) as h:\n"
+        "with HeaderWorkers(2) as h:\n"
         "    h.start(); h.survey([[], []])\n"
         "    print(h._workers[0]._process.pid, flush=True); time.sleep(600)\n"
     )

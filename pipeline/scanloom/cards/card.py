@@ -153,6 +153,15 @@ class Threshold:
 Decision = Argmax | Threshold
 
 
+def label_bytes(decision: Decision, classes: int) -> int:
+    """Return the bytes per voxel of the label maps of `classes` channels: 1 or 2.
+
+    The largest label is `classes` - 1 with argmax, else `classes`.
+    """
+    largest = classes - 1 if isinstance(decision, Argmax) else classes
+    return 1 if largest <= 255 else 2
+
+
 @dataclass(frozen=True)
 class KeepLargest:
     """Keep the largest connected components (MONAI KeepLargestConnectedComponent).
@@ -260,3 +269,13 @@ class ModelCard:
         """Number of output channels of the network; with argmax, channel 0 is background."""
         highest = max(s.number for s in self.structures)
         return highest + 1 if isinstance(self.decision, Argmax) else highest
+
+    @property
+    def n_maps(self) -> int:
+        """Number of label maps: one with argmax, else one per output channel."""
+        return 1 if isinstance(self.decision, Argmax) else self.n_outputs
+
+    @property
+    def label_bytes(self) -> int:
+        """Bytes per voxel of a label map: 1, or 2 if its labels exceed 255."""
+        return label_bytes(self.decision, self.n_outputs)

@@ -1,1 +1,1 @@
-"""The device: networks, resampling, windows, the way back."""
+"""Runs networks on a device: resampling, sliding windows, and label maps on the scan's grid."""

@@ -1,4 +1,4 @@
-"""Which device, which precision, how many windows at once: each choice comes with its why."""
+"""Chooses the device, the precision and the batch size, each with its reason."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 from scanloom.core import Reason, ScanError, lacks_memory
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-# Before oneDNN is asked for anything. Its kernels for AMX (3.12, of torch 2.13) use tiles that were
-# not configured, after others released them: bfloat16 convolutions end the process (SIGILL)
+# Set before oneDNN is used. Its AMX kernels (oneDNN 3.12, in torch 2.13) use tiles that another
+# kernel has released: bfloat16 convolutions then kill the process (SIGILL)
 
 MOST_WINDOWS = 8
-"""Beyond that many windows of 96^3 at once a large GPU gains nothing."""
-ASKED_FOR = "asked for"
-"""Why a device was taken that is not to be exchanged for another."""
+"""Maximum batch size: a large GPU is not faster with more windows of 96^3 voxels."""
+ASKED_FOR = "requested"
+"""The reason for a requested device, for which no other device is substituted."""
 VALUES_PER_VOXEL = 256
-"""Feature values that a large network holds at once for a voxel of its window."""
+"""Feature values that a large network holds at once per voxel of its window."""
 
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A device and why it was taken."""
+    """A device and the reason for its choice."""
 
     device: torch.device
     why: str
@@ -35,85 +35,89 @@ class DeviceChoice:
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The type in which the network calculates, and why. Sums are float32 always."""
+    """The type in which the network calculates, and the reason. Sums are always float32."""
 
     dtype: torch.dtype
     why: str
 
     @property
     def name(self) -> str:
-        """As cards say it: "float32", "float16" or "bfloat16"."""
+        """The type's name as in model cards: "float32", "float16" or "bfloat16"."""
         return str(self.dtype).removeprefix("torch.")
 
 
 def set_thread_count(count: int) -> None:
-    """Let torch use so many threads of this process: the same number gives the same bytes."""
+    """Set torch's number of CPU threads: results are identical only for the same number."""
     torch.set_num_threads(count)
 
 
-def choose_device(wanted: str = "auto") -> DeviceChoice:
-    """Return the device to work on.
+def choose_device(requested: str = "auto") -> DeviceChoice:
+    """Return the device of the network.
 
     Parameters
     ----------
-    wanted : str
+    requested : str
         "auto", "cpu", "cuda" or "cuda:N".
 
     Raises
     ------
     ScanError
-        DEVICE_UNAVAILABLE if there is no such device here.
+        DEVICE_UNAVAILABLE if this machine has no such device.
     """
-    if wanted == "cpu":
+    if requested == "cpu":
         return DeviceChoice(torch.device("cpu"), ASKED_FOR)
-    if wanted == "auto":
+    if requested == "auto":
         if torch.cuda.is_available():
             return DeviceChoice(torch.device("cuda", 0), "the first CUDA device")
-        built = "no CUDA device was found" if torch.version.cuda else "this torch has no CUDA"
-        return DeviceChoice(torch.device("cpu"), built)
-    kind, _, number = wanted.partition(":")
+        no_device = "no CUDA device was found"
+        why = no_device if torch.version.cuda else "torch was built without CUDA"
+        return DeviceChoice(torch.device("cpu"), why)
+    kind, _, number = requested.partition(":")
     if kind != "cuda" or (number and not number.isdecimal()):
-        raise ScanError(Reason.DEVICE_UNAVAILABLE, 'a device is "auto", "cpu", "cuda" or "cuda:N"')
+        raise ScanError(
+            Reason.DEVICE_UNAVAILABLE, 'the device must be "auto", "cpu", "cuda" or "cuda:N"'
+        )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(number or 0) >= count:
-        raise ScanError(
-            Reason.DEVICE_UNAVAILABLE, f"{wanted} was asked for, {count} CUDA devices are here"
-        )
+        detail = f"{requested} was requested, but the number of CUDA devices is {count}"
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
     return DeviceChoice(torch.device("cuda", int(number or 0)), ASKED_FOR)
 
 
 def choose_precision(
-    wanted: str, device: torch.device, validated: Collection[str] = ()
+    requested: str, device: torch.device, validated: Collection[str] = ()
 ) -> PrecisionChoice:
     """Return the type in which the network calculates.
 
     Parameters
     ----------
-    wanted : "auto", "float32" or "half"
-        "auto" takes half on CUDA; on a CPU bfloat16 where it gains something and was validated,
-        else float32. "half" takes what is half as wide in any case.
+    requested : "auto", "float32" or "half"
+        "auto" is half precision on CUDA; on a CPU, bfloat16 if it is faster there and validated,
+        else float32. "half" is float16 on CUDA and bfloat16 on a CPU.
     device : torch.device
-        Where.
+        Device of the network.
     validated : collection of str
-        Precisions that the card lists: labels were compared with float32's.
+        Precisions that the card lists, whose labels were compared with those of float32.
 
     Raises
     ------
     ScanError
-        DEVICE_UNAVAILABLE for half on a CPU that gains nothing by it, or another word.
+        DEVICE_UNAVAILABLE for "half" on a CPU without bfloat16 units, or an invalid `requested`.
     """
-    if wanted == "float32":
-        return PrecisionChoice(torch.float32, "asked for; TF32 is off")
-    if wanted not in ("auto", "half"):
-        raise ScanError(Reason.DEVICE_UNAVAILABLE, 'a precision is "auto", "float32" or "half"')
+    if requested == "float32":
+        return PrecisionChoice(torch.float32, f"{ASKED_FOR}; TF32 is off")
+    if requested not in ("auto", "half"):
+        detail = 'the precision must be "auto", "float32" or "half"'
+        raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
     if device.type == "cuda":
-        why = "asked for" if wanted == "half" else "half the memory and the time on CUDA"
+        why = ASKED_FOR if requested == "half" else "half the memory and time of float32 on CUDA"
         return PrecisionChoice(torch.float16, why)
     units = bfloat16_units()
-    if wanted == "half":
+    if requested == "half":
         if units is None:
-            raise ScanError(Reason.DEVICE_UNAVAILABLE, "half precision needs CUDA or AVX512-BF16")
-        return PrecisionChoice(torch.bfloat16, "asked for")
+            detail = "half precision requires CUDA or AVX512-BF16"
+            raise ScanError(Reason.DEVICE_UNAVAILABLE, detail)
+        return PrecisionChoice(torch.bfloat16, ASKED_FOR)
     if units is None:
         return PrecisionChoice(torch.float32, "the CPU has no AVX512-BF16")
     if "bfloat16" not in validated:
@@ -123,38 +127,38 @@ def choose_precision(
 
 @functools.cache
 def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """Return what multiplies bfloat16 on this CPU, or None where that gains nothing.
+    """Return the name of this CPU's bfloat16 units; None if bfloat16 is not faster here.
 
-    Read from Linux: torch's own questions have other names from version to version.
+    Read from Linux: the names of torch's own functions for it differ between versions.
     """
     try:
         lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    found = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
-    flags = set(next(found, []))
+    flag_lines = (line.partition(":")[2] for line in lines if line.startswith("flags"))
+    flags = set(next(flag_lines, "").split())
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     return "AVX512-BF16" if "avx512_bf16" in flags else None
 
 
 def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> int:
-    """Return how many windows go through the network at once.
+    """Return the number of windows in a batch.
 
-    It depends on the device's size, never on what happens to be free: the size of a batch may
-    change the last bits of a result, and the same device must give the same bytes.
+    It depends on the device's total memory, never on its free memory: the batch size may change the
+    last bits of a result, and the same device must give the same bytes.
     """
     if device.type != "cuda":
         return 1  # one window fills all cores of a CPU
     total = int(torch.cuda.get_device_properties(device).total_memory)
     x, y, z = window
-    one = x * y * z * VALUES_PER_VOXEL * dtype.itemsize
-    return max(1, min(MOST_WINDOWS, total // 4 // one))
+    window_bytes = x * y * z * VALUES_PER_VOXEL * dtype.itemsize
+    return max(1, min(MOST_WINDOWS, total // 4 // window_bytes))
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Calculate so that equal runs give equal bytes, and float32 means float32 (no TF32)."""
+    """Make torch deterministic within the block, with float32 not rounded to TF32."""
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn
     with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
@@ -166,9 +170,9 @@ def deterministic() -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch means that there was no memory, on whatever device.
+    """Return whether an error means that memory ran out, on any device.
 
-    A CPU allocation that fails is a plain RuntimeError, oneDNN's too; only its words tell.
+    For a CPU, torch and oneDNN raise a plain RuntimeError, recognised by its message only.
     """
     if isinstance(error, ScanError):
         return error.reason is Reason.OUT_OF_MEMORY

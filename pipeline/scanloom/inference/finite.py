@@ -1,4 +1,4 @@
-"""Whether numbers are finite, in one pass and without an array of truth values."""
+"""A test for NaN and infinity, in one pass and without a mask."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def all_finite(values: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite.
+    """Return whether no value is NaN or infinite.
 
-    What is not finite makes the sum so. Finite values may overflow it: then the largest and the
-    smallest value decide, which takes twice as long. It waits for the device once.
+    A sum with such a value is not finite. A sum of finite values may overflow: then the maximum and
+    the minimum are tested, which takes twice as long. Waits for the device.
     """
     if math.isfinite(float(values.sum())):
         return True

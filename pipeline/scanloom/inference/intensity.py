@@ -1,4 +1,4 @@
-"""Intensity steps of a card, by MONAI's formulas, in float32."""
+"""Applies the intensity steps of a model card in float32, with MONAI's formulas."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from scanloom.cards.card import IntensityStep, Normalize, ScaleMinMax, ScaleRang
 
 
 def apply_steps(image: torch.Tensor, steps: Sequence[IntensityStep]) -> torch.Tensor:
-    """Return the image after all steps, in their order.
+    """Return an image after all steps, in their order.
 
     Parameters
     ----------
     image : float32 tensor of any shape
         One channel; may be overwritten.
     steps : sequence of IntensityStep
-        Of the card.
+        Steps of the model card.
     """
     for step in steps:
         match step:
@@ -53,11 +53,11 @@ def scale_min_max(image: torch.Tensor, step: ScaleMinMax) -> torch.Tensor:
 
 def normalize(image: torch.Tensor, step: Normalize) -> torch.Tensor:
     """Subtract and divide, by default mean and population deviation (MONAI NormalizeIntensity)."""
-    chosen = image != 0 if step.nonzero else torch.ones_like(image, dtype=torch.bool)
-    values = image[chosen] if step.nonzero else image
+    selected = image != 0 if step.nonzero else torch.ones_like(image, dtype=torch.bool)
+    values = image[selected] if step.nonzero else image
     if values.numel() == 0:
         return image
-    middle = step.subtrahend if step.subtrahend is not None else float(values.mean())
-    width = step.divisor if step.divisor is not None else float(values.std(unbiased=False))
-    scaled = (image - middle) / (width or 1.0)
-    return torch.where(chosen, scaled, image) if step.nonzero else scaled
+    offset = step.subtrahend if step.subtrahend is not None else float(values.mean())
+    divisor = step.divisor if step.divisor is not None else float(values.std(unbiased=False))
+    scaled = (image - offset) / (divisor or 1.0)
+    return torch.where(selected, scaled, image) if step.nonzero else scaled

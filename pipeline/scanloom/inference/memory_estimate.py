@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,7 +28,7 @@ from scanloom.inference.network.final_layer import PROBE, last_layer, replace_wi
 from scanloom.inference.network.meta_shapes import MetaShapeRules
 from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
 from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES, label_type
+from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.sliding_window import HEAD_SLABS, window_size
 
 FLOAT_BYTES = 4
@@ -159,7 +158,7 @@ def estimate_network(
         "network": image + sizes.open + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
-    clean = _cleaning(card, sizes.maps // _maps(card))
+    clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
         steps["restore"] += sizes.image * 4  # labels as float64 during nearest neighbour
     if device.type == "cpu":
@@ -328,7 +327,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
         block=min(max(budget.slab, summed), size[axis] * summed),
         head=head if last else 0,
         window=FLOAT_BYTES * window + values * (FLOAT_BYTES + dtype.itemsize),
-        maps=math.prod(plan.source.shape) * _maps(card) * _label_bytes(card),
+        maps=math.prod(plan.source.shape) * card.n_maps * card.label_bytes,
     )
 
 
@@ -362,11 +361,3 @@ def _cleaning(card: ModelCard, map_bytes: int) -> int:
 
 def _window(card: ModelCard, plan: NetworkPlan) -> Shape:
     return window_size(card.window, plan.network.shape)
-
-
-def _maps(card: ModelCard) -> int:
-    return 1 if isinstance(card.decision, Argmax) else card.n_outputs
-
-
-def _label_bytes(card: ModelCard) -> int:
-    return np.dtype(label_type(card.decision, card.n_outputs)).itemsize

@@ -63,45 +63,51 @@ def fallback_plans(
     device: torch.device,
     dtype: torch.dtype,
     budget: Budget,
-    others: Sequence[torch.device] = (),
+    fallbacks: Sequence[torch.device] = (),
 ) -> Iterator[MemoryPlan]:
     """Yield all memory plans, from the requested one to the smallest.
 
-    `others` are the devices to try last; empty if the device was requested by name.
+    `fallbacks` are the devices to try last; empty if the device was requested by name.
     """
-    yield (rung := MemoryPlan(device, dtype, budget))
-    while rung.budget.windows > 1:
-        fewer = replace(rung.budget, windows=rung.budget.windows // 2)
-        yield (rung := replace(rung, budget=fewer, change=f"windows {fewer.windows}"))
-    yield from _less(rung)
-    for fallback in others:
+    yield (memory_plan := MemoryPlan(device, dtype, budget))
+    while memory_plan.budget.windows > 1:
+        fewer = replace(memory_plan.budget, windows=memory_plan.budget.windows // 2)
+        yield (memory_plan := replace(memory_plan, budget=fewer, change=f"windows {fewer.windows}"))
+    yield from _smaller_plans(memory_plan)
+    for fallback in fallbacks:
         first = MemoryPlan(fallback, torch.float32, Budget(), f"device {fallback}")
         yield first
-        yield from _less(first)
+        yield from _smaller_plans(first)
 
 
-def _less(rung: MemoryPlan) -> Iterator[MemoryPlan]:
+def _smaller_plans(memory_plan: MemoryPlan) -> Iterator[MemoryPlan]:
     """Yield the smaller plans on the same device, for one window at a time."""
-    if rung.device.type != "cpu":
-        rung = replace(rung, budget=replace(rung.budget, scores="host"), change="scores on host")
-        yield rung
+    if memory_plan.device.type != "cpu":
+        memory_plan = replace(
+            memory_plan, budget=replace(memory_plan.budget, scores="host"), change="scores on host"
+        )
+        yield memory_plan
     for slab in SMALLER_SLAB_BYTES:
         change = f"slab {slab // 1024**2} MiB"
-        yield replace(rung, budget=replace(rung.budget, slab=slab), change=change)
+        yield replace(memory_plan, budget=replace(memory_plan.budget, slab=slab), change=change)
 
 
 def first_fitting(
-    ways: Iterator[MemoryPlan], card: ModelCard, plan: NetworkPlan, stored: int, room: MemoryLimits
+    plans: Iterator[MemoryPlan],
+    card: ModelCard,
+    plan: NetworkPlan,
+    stored: int,
+    limits: MemoryLimits,
 ) -> tuple[list[MemoryPlan], list[str]]:
     """Return the plans from the first that fits on, and the changes that lead to it.
 
     Parameters
     ----------
-    ways : iterator of Rung
+    plans : iterator of MemoryPlan
         Plans in the order of `fallback_plans`.
     card, plan, stored
         As in `estimate_network`.
-    room : Room
+    limits : MemoryLimits
         Memory that may be allocated.
 
     Raises
@@ -109,17 +115,19 @@ def first_fitting(
     ScanError
         OUT_OF_MEMORY, with the figures, if no plan fits.
     """
-    all_ways, changes = list(ways), []
-    for n, rung in enumerate(all_ways):
-        changes += [rung.change] if rung.change else []
-        need = estimate_network(card, plan, rung.device, rung.dtype, rung.budget, stored)
-        if room.holds(need):
-            return all_ways[n:], changes
+    candidates, changes = list(plans), []
+    for n, memory_plan in enumerate(candidates):
+        changes += [memory_plan.change] if memory_plan.change else []
+        need = estimate_network(
+            card, plan, memory_plan.device, memory_plan.dtype, memory_plan.budget, stored
+        )
+        if limits.holds(need):
+            return candidates[n:], changes
     least = estimate_network(
-        card, plan, all_ways[-1].device, all_ways[-1].dtype, all_ways[-1].budget, stored
+        card, plan, candidates[-1].device, candidates[-1].dtype, candidates[-1].budget, stored
     )
     detail = f"{card.name} needs {gigabytes(least.host_peak)} more"
-    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {gigabytes(room.host or 0)} are left")
+    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {gigabytes(limits.host or 0)} are left")
 
 
 def room(device: torch.device, limit: int | None = None) -> MemoryLimits:

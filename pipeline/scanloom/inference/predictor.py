@@ -52,7 +52,7 @@ class _Prediction:
     """Label maps, the memory plan with which they were made, and flags of the result."""
 
     maps: list[Labels]
-    rung: MemoryPlan
+    memory_plan: MemoryPlan
     flags: tuple[Flag, ...]
 
 
@@ -64,26 +64,26 @@ class TorchPredictor:
     card : ModelCard
         The model.
     compute : ComputeOptions
-        How the network is run. Windows of air are skipped only if the card says what air is.
+        How the network is run. Windows of air are skipped only if the card has `air_below`.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
     memory_limit : int, optional
-        Bytes that the whole process may take; None for what the machine has.
+        Bytes that the whole process may use; None for the machine's memory.
 
     Attributes
     ----------
     device : DeviceChoice
-        Where it works, and why there.
+        The device, and the reason for its choice.
     precision : PrecisionChoice
-        How it calculates, and why so. A scan on which half precision overflows is labelled in
-        float32; its segmentation says so.
+        The type in which the network calculates, and the reason. A scan on which half precision
+        overflows is labelled in float32; its segmentation has a flag for it.
 
     Raises
     ------
     ScanError
-        DEVICE_UNAVAILABLE if the device is not there; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS,
-        MODEL_UNSAFE, MODEL_DAMAGED or NOT_FINITE if network and weights don't make a model;
-        MODEL_UNSUPPORTED or CHANNELS if the card asks for what this version can't do.
+        DEVICE_UNAVAILABLE if the device does not exist; MODEL_NETWORK, MODEL_HASH, MODEL_WEIGHTS,
+        MODEL_UNSAFE, MODEL_DAMAGED or NOT_FINITE if network or weights are invalid;
+        MODEL_UNSUPPORTED if this version does not support the card.
     """
 
     def __init__(
@@ -173,14 +173,14 @@ class TorchPredictor:
                 clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, rung = self._predict_with_fallback(volumes, dtype, clock)
+                maps, memory_plan = self._predict_with_fallback(volumes, dtype, clock)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
-            return _Prediction(maps, rung, (Flag.HALF_OVERFLOWED,) if overflowed else ())
+            return _Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
         detail = "scores of the network are NaN or infinite"
         raise ScanError(Reason.NOT_FINITE, detail)
 
-    def ways(
+    def memory_plans(
         self, volume: Volume, plan: NetworkPlan, dtype: torch.dtype | None = None
     ) -> tuple[list[MemoryPlan], list[str]]:
         """Return the memory plans from the first that fits, and the changes that lead to it.
@@ -205,31 +205,37 @@ class TorchPredictor:
     ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
         plan = plan_grid(volumes[0].grid, self.card.grid)
-        ways, changes = self.ways(volumes[0], plan, dtype)
+        plans, changes = self.memory_plans(volumes[0], plan, dtype)
         for change in changes:
             clock.note("ladder", change)
-        for rung in ways:
-            if rung is not ways[0]:
-                clock.note("ladder", rung.change)
+        for memory_plan in plans:
+            if memory_plan is not plans[0]:
+                clock.note("ladder", memory_plan.change)
             try:
-                return self._label(volumes, plan, rung, clock), rung
+                return self._label(volumes, plan, memory_plan, clock), memory_plan
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
             # here the error, and the arrays that its frames held, are freed
-            if rung.device.type == "cuda":
+            if memory_plan.device.type == "cuda":
                 torch.cuda.empty_cache()
         detail = f"{self.device.device.type} has too little memory for this scan"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
     def _label(
-        self, volumes: Sequence[Volume], plan: NetworkPlan, rung: MemoryPlan, clock: StepTimer
+        self,
+        volumes: Sequence[Volume],
+        plan: NetworkPlan,
+        memory_plan: MemoryPlan,
+        clock: StepTimer,
     ) -> list[Labels]:
         """Return label maps on the source grid."""
         card = self.card
         with clock.step("resample"):
-            slab = rung.budget.slab
-            channels = [to_network(v.array, plan, rung.device, card.before, slab) for v in volumes]
+            slab = memory_plan.budget.slab
+            channels = [
+                to_network(v.array, plan, memory_plan.device, card.before, slab) for v in volumes
+            ]
             seen = None
             if self.skip_air and card.air_below is not None:
                 seen = channels[0] >= card.air_below
@@ -243,10 +249,10 @@ class TorchPredictor:
         if card.restore == "scores":
             fused = self.compute.compiled_restore
             scores = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused)
-            self._run(self._planes((image, seen), plan, rung, clock), scores.add, clock)
+            self._run(self._planes((image, seen), plan, memory_plan, clock), scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
-        self._run(self._planes((image, seen), plan, rung, clock), labels.add, clock)
+        self._run(self._planes((image, seen), plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
             return labels.finish(lambda decided: self._clean(decided, "before"))
 
@@ -271,26 +277,26 @@ class TorchPredictor:
         self,
         images: tuple[torch.Tensor, torch.Tensor | None],
         plan: NetworkPlan,
-        rung: MemoryPlan,
+        memory_plan: MemoryPlan,
         clock: StepTimer,
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
         image, seen = images
-        budget, batch = rung.budget, BatchSize(rung.budget.windows)
-        loaded = self._network_in(rung.dtype)
-        slider = SlidingWindow(
-            network=loaded.network.to(rung.device),
+        budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
+        loaded = self._network_in(memory_plan.dtype)
+        sliding_window = SlidingWindow(
+            network=loaded.network.to(memory_plan.device),
             window=self.card.window,
             dtype=loaded.takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
-            head=loaded.head and loaded.head.to(rung.device),
+            head=loaded.head and loaded.head.to(memory_plan.device),
         )
-        yield from slider.slide(image, plan.network_axis(plan.lead), seen)
+        yield from sliding_window.slide(image, plan.network_axis(plan.lead), seen)
         if seen is not None:
-            passed = slider.passed
+            passed = sliding_window.passed
             clock.note("skip air", f"{passed.skipped} of {passed.windows} windows were air")
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
@@ -330,8 +336,8 @@ class TorchPredictor:
             tuple(layers),
             volume.grid,
             self.card.version,
-            device=str(prediction.rung.device),
-            precision=PrecisionChoice(prediction.rung.dtype, "").name,
+            device=str(prediction.memory_plan.device),
+            precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
             flags=prediction.flags,
         )
 

@@ -57,8 +57,8 @@ class ScoreAccumulator:
         Returns
         -------
         (means, empty)
-            Means (N, C, ., .), and a mask (N, 1, ., .) of the voxels that no window covers, or
-            None if there are none.
+            Means (N, C, ., .), and a mask (N, 1, ., .) of the voxels that no window covers; None
+            if windows cover all voxels.
         """
         selected = slice(first - self.first, last - self.first)
         sums, counts = (

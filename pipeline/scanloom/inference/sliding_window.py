@@ -97,7 +97,7 @@ class SlidingWindow:
         Device on which scores are summed; None for the image's device.
     passed : PassedOver
         Counts windows and skipped windows.
-    head : Head or None
+    head : FinalLayer or None
         The network's final layer, if detached: then features are summed. On the image's device.
     """
 

@@ -1,4 +1,4 @@
-"""The version of torch, and the devices that it can use."""
+"""Reports the version of torch and the devices that it can use."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-TOLERANCE = 1e-3
-"""Relative difference between devices of a small float32 convolution with TF32 off."""
+_TOLERANCE = 1e-3
+"""Relative difference between devices for a small float32 convolution without TF32."""
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """One CUDA device as torch sees it; `fault` says why it can't calculate, "" where it can."""
+    """A CUDA device as torch reports it.
+
+    `memory` is in bytes. `fault` is the reason why the device can't be used; "" if it works.
+    """
 
     name: str
     capability: str
@@ -27,15 +30,15 @@ class TorchInventory:
     Parameters
     ----------
     version : str
-        Of torch.
+        Version of torch.
     cuda : str or None
-        CUDA version it was built with; None for a CPU build (or one for other devices).
+        CUDA version of the build; None for a build without CUDA.
     threads : int
-        Threads it uses on the CPU.
+        Number of threads on the CPU.
     cpu_capability : str
-        The instruction set it chose: "AVX512", "AVX2" ...
+        Instruction set that torch selected: "AVX512", "AVX2" ...
     devices : tuple of CudaDevice
-        None where the driver is missing or too old for the build.
+        Empty if the driver is missing or too old for the build.
     """
 
     version: str
@@ -46,7 +49,7 @@ class TorchInventory:
 
 
 def take_inventory() -> TorchInventory:
-    """Return what torch is here; each CUDA device has to calculate once."""
+    """Return the installed build of torch; each CUDA device is tested with a small convolution."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return TorchInventory(
         version=torch.__version__,
@@ -68,15 +71,18 @@ def _cuda_device(number: int) -> CudaDevice:
 
 
 def _fault(device: torch.device) -> str:
-    """Compare a small convolution with the CPU's: a build without this device's code shows here."""
+    """Return why a small convolution fails or differs from the CPU's; "" if it is correct.
+
+    It fails on a device for which this build has no code.
+    """
     source = torch.Generator().manual_seed(0)
     image = torch.randn(1, 2, 8, 8, 8, generator=source)
     kernel = torch.randn(2, 2, 3, 3, 3, generator=source)
     expected = torch.nn.functional.conv3d(image, kernel)
     try:
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            found = torch.nn.functional.conv3d(image.to(device), kernel.to(device)).cpu()
-    except RuntimeError as exc:  # torch's errors for devices are all of this kind
-        return f"it can't calculate ({type(exc).__name__})"
-    off = float((found - expected).abs().max() / expected.abs().max())
-    return "" if off < TOLERANCE else f"it calculates wrong, {off:.1e} off"
+            result = torch.nn.functional.conv3d(image.to(device), kernel.to(device)).cpu()
+    except RuntimeError as exc:  # torch's errors for devices are subclasses
+        return f"a test convolution fails ({type(exc).__name__})"
+    error = float((result - expected).abs().max() / expected.abs().max())
+    return "" if error < _TOLERANCE else f"a test convolution is wrong by {error:.1e}"

@@ -1,4 +1,4 @@
-"""How much a scan gives a network to do, known from its grid alone."""
+"""The amount of work of a network for a scan, from the scan's grid alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scanloom.inference.sliding_window import window_size, window_starts
 
 
 def window_values(card: ModelCard, grid: Grid) -> int:
-    """Return the voxels of all windows that a network is moved over, those of air included."""
+    """Return the number of voxels in all sliding windows of a scan, including windows of air."""
     shape = plan_grid(grid, card.grid).network.shape
     size = window_size(card.window, shape)
     counts = (

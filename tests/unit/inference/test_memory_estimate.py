@@ -35,7 +35,7 @@ import json, sys
 from pathlib import Path
 import torch
 from scanloom.cards.card import NetworkSpec
-from scanloom.inference.network.mixed_bfloat16 import Ends
+from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
 from scanloom.inference.network.architectures import build_network
 
 def status(name):
@@ -45,7 +45,7 @@ def status(name):
 spec = NetworkSpec("UNet", json.loads(sys.argv[1]))
 network = build_network(spec)
 if sys.argv[2] == "bfloat16":
-    network = Ends(network, 1, (96, 96, 96))
+    network = MixedBfloat16(network, 1, (96, 96, 96))
 window = torch.zeros(1, 1, 96, 96, 96)
 with torch.inference_mode():
     network(window[..., :32])
@@ -135,7 +135,7 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
     grid = cards_by_hand.grid((90, 80, 70))
     volume = Volume(cards_by_hand.smooth_scan(grid.shape), grid, "HU", "CT")
     free = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
-    ways, _ = free.ways(volume, plan_grid(grid, card.grid))
+    ways, _ = free.memory_plans(volume, plan_grid(grid, card.grid))
     need = estimate_network(card, plan_grid(grid, card.grid), CPU, budget=ways[1].budget)
     tight, clock = (
         TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32")),

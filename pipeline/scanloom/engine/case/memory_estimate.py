@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from scanloom.cards.card import Argmax, ModelCard
+from scanloom.cards.card import ModelCard
 from scanloom.core import Grid, Outputs, Reason, ScanError
 from scanloom.engine.case.writers import estimate_writers
 
@@ -112,7 +112,7 @@ def estimate_case(
             host[step] = max(host.get(step, 0), scan + held + count)
         for step, count in need.device.items():
             device[step] = max(device.get(step, 0), count)
-        held += _maps(card) * voxels * _label_bytes(card)
+        held += card.n_maps * voxels * card.label_bytes
     written = estimate_writers(grid, cards, outputs or Outputs())
     host["measure"] = scan + held + MEASUREMENT_BYTES
     host["write"] = scan + held + written
@@ -151,14 +151,6 @@ def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> 
 
     where = (placement.device, placement.precision)
     return estimate_placed(card, grid, stored, where, placement.windows)
-
-
-def _maps(card: ModelCard) -> int:
-    return 1 if isinstance(card.decision, Argmax) else card.n_outputs
-
-
-def _label_bytes(card: ModelCard) -> int:
-    return 1 if card.n_outputs <= 256 else 2
 
 
 def parse_size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Networks from an allow-list."""
+"""Builds networks of the classes on an allow-list."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from scanloom.cards.card import ModelCard, NetworkSpec
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
 
-MOST_TENSORS: Final = 20_000
-"""Of weights in a network; the largest on the list, as their authors made them, have 1,000."""
-MOST: Final = 1 << 16
-"""Largest whole number among a network's arguments: more is no number of channels or layers."""
+_MAX_TENSORS: Final = 20_000
+"""Maximum number of weight tensors; the largest allowed networks have 1,000 as published."""
+_MAX_ARGUMENT: Final = 1 << 16
+"""Largest number in a network's arguments: a larger one is not a count of channels or layers."""
 CONTAINERS: Final = (b"PK", b"\x80\x02")
-"""How PyTorch's files begin: a zip archive, before version 1.6 a pickle."""
+"""First bytes of PyTorch's files: a zip archive, or a pickle before version 1.6."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Listed:
     Parameters
     ----------
     module, name : str
-        Where it is.
+        Module and name of the class.
     gone : tuple of str
-        Arguments of earlier MONAI versions that changed nothing in the network: they are dropped.
+        Arguments of earlier MONAI versions that did not change the network; they are dropped.
     most : mapping
-        Largest value of arguments of which memory grows by a power, whatever the weights are.
+        Largest value of arguments with which memory grows as a power, independently of the weights.
     """
 
     module: str
@@ -58,7 +58,7 @@ NETWORKS: Mapping[str, Listed] = {
     "UNet": Listed("monai.networks.nets.unet", "UNet"),
     "VNet": Listed("monai.networks.nets.vnet", "VNet"),
 }
-"""Networks that a card may name: class name to where it is. Nothing else is ever imported."""
+"""Network classes that a card may name. Nothing else is ever imported."""
 
 
 def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
@@ -67,46 +67,47 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     Parameters
     ----------
     spec : NetworkSpec
-        Of the card.
+        Class and arguments from the card.
     values : int, optional
-        How many numbers its weights have: a network of far more is refused before memory is taken
-        for it.
+        Number of values in the weights file: a much larger network is refused before it is
+        allocated.
 
     Raises
     ------
     ScanError
-        MODEL_NETWORK if it is not on the list or does not take these arguments;
-        MODEL_UNSUPPORTED if it is not three-dimensional; MODEL_WEIGHTS if it has far more than
-        `values`; OUT_OF_MEMORY.
+        MODEL_NETWORK if the class is not allowed or rejects the arguments; MODEL_UNSUPPORTED if the
+        network is not three-dimensional; MODEL_WEIGHTS if it is much larger than `values`;
+        OUT_OF_MEMORY.
     """
     network_class, listed = find_class(spec)
     if spec.args.get("spatial_dims", 3) != 3:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "its network is not three-dimensional")
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's network is not three-dimensional")
     args = {name: value for name, value in spec.args.items() if name not in listed.gone}
     for name, value in args.items():
-        _check_numbers(value, listed.most.get(name, MOST))
+        _check_numbers(value, listed.most.get(name, _MAX_ARGUMENT))
     try:
-        with _counted(values):
+        with _limit_weights(values):
             network: nn.Module = network_class(**args)
     except ScanError:
         raise
-    except Exception as exc:  # constructors raise whatever they like
+    except Exception as exc:  # constructors raise any type of error
         if isinstance(exc, ImportError):
             raise
         if is_out_of_memory(exc):
             _refuse_too_large(network_class, args, values)
             detail = "the model's network does not fit into memory"
             raise ScanError(Reason.OUT_OF_MEMORY, detail) from exc
-        detail = f"{spec.name} does not take the card's arguments ({type(exc).__name__})"
+        detail = f"{spec.name} rejects the card's arguments ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_NETWORK, detail) from exc
     network.eval()
     return network
 
 
 def check_network(card: ModelCard) -> None:
-    """Refuse a card whose network can't be built, or whose weights are of another kind of file.
+    """Refuse a card whose network can't be built, or whose weights are not a PyTorch file.
 
-    No number is made or read: the weights are judged by their first bytes.
+    Fast: the network is built on the meta device, and only the first two bytes of the weights are
+    read.
 
     Raises
     ------
@@ -119,51 +120,63 @@ def check_network(card: ModelCard) -> None:
         with card.weights.file.open("rb") as file:
             start = file.read(2)
     except OSError as exc:
-        detail = f"its weights can't be read ({type(exc).__name__})"
+        detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
     if card.weights.file.suffix != ".safetensors" and start not in CONTAINERS:
-        raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file")
+        raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a PyTorch file")
 
 
 def find_class(spec: NetworkSpec) -> tuple[Any, Listed]:
-    """Return the class of a network, imported, and what is known of it; MODEL_NETWORK if none."""
+    """Import the class of a network; return it with its entry on the list.
+
+    Raises
+    ------
+    ScanError
+        MODEL_NETWORK if the class is not on the list.
+    """
     listed = NETWORKS.get(spec.name)
     if listed is None:
-        raise ScanError(Reason.MODEL_NETWORK, f"the network is none of {', '.join(NETWORKS)}")
+        raise ScanError(Reason.MODEL_NETWORK, f"the network is not one of {', '.join(NETWORKS)}")
     return getattr(importlib.import_module(listed.module), listed.name), listed
 
 
 def _refuse_too_large(network_class: Any, args: Mapping[str, Any], values: int | None) -> None:
-    """Refuse a network for which no memory suffices: it is built without numbers and counted."""
-    with suppress(RuntimeError, NotImplementedError), torch.device("meta"), _counted(values):
+    """Refuse a network that is much larger than its weights; it is built on the meta device."""
+    with suppress(RuntimeError, NotImplementedError), torch.device("meta"), _limit_weights(values):
         network_class(**args)
 
 
-def _check_numbers(value: Any, most: int) -> None:
-    """Refuse arguments that ask for more than any network has: MODEL_NETWORK."""
+def _check_numbers(value: Any, largest: int) -> None:
+    """Refuse an argument (MODEL_NETWORK) with a number beyond `largest`, at any depth."""
     if isinstance(value, Mapping):
         value = list(value.values())
-    for one in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(one, list | tuple | Mapping):
-            _check_numbers(one, most)
-        elif isinstance(one, int | float) and abs(one) > most:
-            raise ScanError(Reason.MODEL_NETWORK, f"an argument of it is larger than {most}")
+    for entry in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(entry, list | tuple | Mapping):
+            _check_numbers(entry, largest)
+        elif isinstance(entry, int | float) and abs(entry) > largest:
+            detail = f"an argument of the model's network exceeds {largest}"
+            raise ScanError(Reason.MODEL_NETWORK, detail)
 
 
 @contextmanager
-def _counted(values: int | None) -> Iterator[None]:
-    """Count the weights that this thread's networks get in the block, before they are filled."""
-    mine, tensors, numbers = threading.get_ident(), 0, 0
+def _limit_weights(values: int | None) -> Iterator[None]:
+    """Refuse networks that register too many weights, within this block and thread.
+
+    Weights are counted when a layer registers them, before they are initialised.
+    """
+    thread, tensors, numbers = threading.get_ident(), 0, 0
 
     def count(_: nn.Module, __: str, weight: nn.Parameter) -> None:
         nonlocal tensors, numbers
-        if threading.get_ident() != mine:
+        if threading.get_ident() != thread:
             return
         tensors, numbers = tensors + 1, numbers + weight.numel()
-        if tensors > MOST_TENSORS:
-            raise ScanError(Reason.MODEL_NETWORK, f"it has more than {MOST_TENSORS} tensors")
-        if values is not None and numbers > 2 * values:  # some layers are made and not kept
-            raise ScanError(Reason.MODEL_WEIGHTS, "its network is far larger than its weights")
+        if tensors > _MAX_TENSORS:
+            detail = f"the model's network has more than {_MAX_TENSORS} tensors"
+            raise ScanError(Reason.MODEL_NETWORK, detail)
+        if values is not None and numbers > 2 * values:  # some layers are built and discarded
+            detail = "the model's network is much larger than its weights"
+            raise ScanError(Reason.MODEL_WEIGHTS, detail)
 
     handle = register_module_parameter_registration_hook(count)
     try:

@@ -1,10 +1,9 @@
-"""A network's last layer taken off: it may come after windows are summed, and not before.
+"""Detaches a network's final layer, which is then applied after windows are summed.
 
-Where the last layer is a convolution of a single voxel, a voxel's scores are a matrix times its
-features. A window weighs all channels alike, so the mean of the scores is the matrix times the
-mean of the features, but for rounding. With 118 classes and 16 features the sums then take a
-seventh of the memory, as does what the network gives, and the matrix is applied once a voxel, not
-once for each window that covers it.
+If the final layer is a 1x1x1 convolution, a voxel's scores are a matrix times its features. A
+window has one weight for all channels, so the mean of the scores is the matrix times the mean of
+the features, up to rounding. With 118 classes and 16 features, sums and network output then take a
+seventh of the memory. The matrix is applied once per voxel, not once per window that covers it.
 """
 
 from __future__ import annotations
@@ -22,65 +21,65 @@ from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.meta_shapes import meta_dispatch
 
 PROBE = (64, 64, 64)
-"""Voxels of the window by which a network's way is followed where the card names none."""
+"""Size of the window for a forward pass on the meta device if the card has no window size."""
 
 
 @dataclass(frozen=True, eq=False)
 class FinalLayer:
-    """The last layer of a network.
+    """The final layer of a network, as a matrix.
 
     Parameters
     ----------
     weight : (C, F) float32 tensor
-        Of each class for each feature.
+        Weight of each feature for each class.
     bias : (C, 1) float32 tensor
-        Of each class.
+        Bias of each class.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor
 
     def to(self, device: torch.device) -> FinalLayer:
-        """Return the same on a device."""
+        """Return the layer on a device."""
         return replace(self, weight=self.weight.to(device), bias=self.bias.to(device))
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
         """Return the scores (N, C, ., .) of features (N, F, ., .), both float32."""
         count, _, *plane = features.shape
         scores = features.new_empty((count, len(self.weight), *plane))
-        for given, taken in zip(features, scores, strict=True):
-            flat = given.reshape(len(given), -1)
-            torch.addmm(self.bias, self.weight, flat, out=taken.view(len(taken), -1))
+        for values, out in zip(features, scores, strict=True):
+            flat = values.reshape(len(values), -1)
+            torch.addmm(self.bias, self.weight, flat, out=out.view(len(out), -1))
         return scores
 
 
 def detach_final_layer(
     network: nn.Module, spec: NetworkSpec, size: Shape | None = None
 ) -> FinalLayer | None:
-    """Take the last layer off a network where that makes what it gives smaller.
+    """Detach the final layer of a network if that makes the network's output smaller.
 
     Parameters
     ----------
     network : Module
-        With its weights, in float32. Changed: it gives features afterwards. Left as it is where
-        None is returned.
+        Network with float32 weights. Its output are features afterwards; not changed if None is
+        returned.
     spec : NetworkSpec
-        Of which it was built; its way is followed on the meta device, which knows shapes only.
+        Specification from which the network was built, to build it again on the meta device.
     size : (x, y, z), optional
-        Of a window.
+        Size of a window.
 
     Returns
     -------
-    Head or None
-        None where the last layer is another one, or has no more classes than features.
+    FinalLayer or None
+        None if the final layer is not a 1x1x1 convolution, or has no more classes than features.
     """
     last = last_layer(spec, size or PROBE)
     if last is None:
         return None
     name, _ = last
-    numbers = network.get_submodule(name).state_dict()
-    weight = numbers["weight"].flatten(1).clone()
-    bias = numbers.get("bias", weight.new_zeros(len(weight))).clone()
+    state = network.get_submodule(name).state_dict()
+    weight = state["weight"].flatten(1).clone()
+    bias = state.get("bias", weight.new_zeros(len(weight))).clone()
     replace_with_identity(network, name)
     return FinalLayer(weight, bias[:, None])
 
@@ -92,41 +91,41 @@ def last_layer(spec: NetworkSpec, size: Shape) -> tuple[str, int] | None:
 
 @lru_cache(maxsize=64)
 def _last_layer(name: str, arguments: str, size: Shape) -> tuple[str, int] | None:
-    """Find the layer, once a network without it gave its features."""
+    """Find the layer; test that the network without it outputs the layer's input."""
     spec = NetworkSpec(name, json.loads(arguments))
     window = torch.empty((1, int(spec.args.get("in_channels", 1)), *size), device="meta")
     try:
         with torch.device("meta"), torch.inference_mode(), meta_dispatch():
             network = build_network(spec)
-            found = _gives_result(network, window)
-            if found is None:
+            layer = _find_output_layer(network, window)
+            if layer is None:
                 return None
-            features: int = network.get_submodule(found).in_channels  # type: ignore[assignment]
-            replace_with_identity(network, found)
+            features: int = network.get_submodule(layer).in_channels  # type: ignore[assignment]
+            replace_with_identity(network, layer)
             shape = tuple(network(window).shape)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AttributeError):
-        return None  # it can't run without numbers
-    return (found, features) if shape == (1, features, *size) else None
+        return None  # the network can't run on the meta device
+    return (layer, features) if shape == (1, features, *size) else None
 
 
-def _gives_result(network: nn.Module, window: torch.Tensor) -> str | None:
-    """Return which layer that can be taken off gave the very tensor that the network gave."""
-    given: dict[str, torch.Tensor] = {}
-    watched = [
-        module.register_forward_hook(lambda _, __, out, name=name: given.update({name: out}))
+def _find_output_layer(network: nn.Module, window: torch.Tensor) -> str | None:
+    """Return the name of the detachable layer whose output is the network's output, or None."""
+    outputs: dict[str, torch.Tensor] = {}
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, name=name: outputs.update({name: out}))
         for name, module in network.named_modules()
-        if _is_matrix(module)
+        if _is_detachable(module)
     ]
-    if not watched:
-        return None  # and the network need not be followed
+    if not hooks:
+        return None  # saves the forward pass
     result = network(window)
-    for hook in watched:
+    for hook in hooks:
         hook.remove()
-    return next((name for name, out in given.items() if out is result), None)
+    return next((name for name, out in outputs.items() if out is result), None)
 
 
-def _is_matrix(module: nn.Module) -> bool:
-    """Whether a layer is a matrix at each voxel, with more classes than features."""
+def _is_detachable(module: nn.Module) -> bool:
+    """Return whether a layer is a 1x1x1 convolution with more classes than features."""
     return (
         type(module) is nn.Conv3d
         and module.kernel_size == module.stride == (1, 1, 1)
@@ -137,6 +136,6 @@ def _is_matrix(module: nn.Module) -> bool:
 
 
 def replace_with_identity(network: nn.Module, name: str) -> None:
-    """Put a layer that changes nothing in the place of another."""
+    """Replace a layer by the identity."""
     parent, _, leaf = name.rpartition(".")
     setattr(network.get_submodule(parent), leaf, nn.Identity())

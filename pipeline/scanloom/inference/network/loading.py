@@ -1,4 +1,4 @@
-"""A card's network with its trained numbers, in the type in which it calculates."""
+"""Loads a model card's network with its trained weights, in the type in which it calculates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from scanloom.inference.network.weights import largest, load_weights, read_weigh
 
 @dataclass(frozen=True, eq=False)
 class LoadedNetwork:
-    """A network and the layer that was taken off it.
+    """A network, and its final layer if detached.
 
     Parameters
     ----------
     network : Module
-        In evaluation mode. It takes what `takes` says and gives scores, or features for the head.
-    head : Head or None
-        Its last layer where it comes after windows are summed.
+        In evaluation mode. Input of type `takes`; output are scores, or features for `head`.
+    head : FinalLayer or None
+        The final layer, if it is applied after windows are summed.
     dtype : torch.dtype
-        In which it calculates.
+        Type in which the network calculates.
     """
 
     network: nn.Module
@@ -34,26 +34,26 @@ class LoadedNetwork:
 
     @property
     def takes(self) -> torch.dtype:
-        """The type of its input: with bfloat16 float32, since its ends are exact."""
+        """Type of the input: float32 for bfloat16 too, since the first layers are exact."""
         return torch.float32 if self.dtype is torch.bfloat16 else self.dtype
 
 
 def load_network(card: ModelCard, dtype: torch.dtype) -> LoadedNetwork:
-    """Build a card's network on the CPU and fill it with its weights.
+    """Build a card's network on the CPU and load its weights.
 
     Parameters
     ----------
     card : ModelCard
         The model.
     dtype : torch.dtype
-        In which the network shall calculate; float32 is taken where its weights overflow that.
+        Type in which the network calculates; float32 is used instead if its weights overflow it.
 
     Raises
     ------
     ScanError
         As `read_weights`, `build_network` and `load_weights`.
     """
-    find_class(card.network)  # MONAI tells torch which of its own kinds of tensors are data
+    find_class(card.network)  # importing MONAI registers its tensor classes for torch.load
     state = read_weights(card.weights)
     network = build_network(card.network, sum(values.numel() for values in state.values()))
     load_weights(network, state)

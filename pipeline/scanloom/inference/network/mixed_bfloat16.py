@@ -1,10 +1,10 @@
-"""A network in bfloat16 that stays exact at its ends: where the image comes in, scores go out.
+"""Runs a network in bfloat16, except for the first and last layers, where rounding shows in labels.
 
-bfloat16 keeps 8 bits. Of Hounsfield units that is a step of several, of scores a difference that
-decides labels; in between, each value is a mean of many. What takes the image takes it in two
-parts, of 8 bits each. From the last convolution that mixes voxels on, all is float32, and so are
-narrow layers at the image's own resolution, where few channels even out what rounding does. Which
-layers these are is found by following the network's way on the meta device.
+bfloat16 has a precision of 8 bits: steps of several Hounsfield units, and differences of scores
+that decide labels. Rounding matters less in between, where each value is a mean of many. Layers
+that take the image take it as a sum of two bfloat16 values, 16 bits in all. Layers from the last
+convolution that mixes voxels on are float32. So are narrow layers at the image's resolution, whose
+few channels do not average rounding out. A forward pass on the meta device finds these layers.
 """
 
 from __future__ import annotations
@@ -19,145 +19,161 @@ from torch import nn
 from scanloom.inference.geometry import Shape
 from scanloom.inference.network.meta_shapes import meta_dispatch
 
-HALF = torch.bfloat16
-NARROW = 16
-"""Channels of a layer that averages over few values, so that rounding shows in labels."""
-Convolution = (nn.Conv3d, nn.ConvTranspose3d)
+_NARROW_CHANNELS = 16
+"""Maximum number of channels of a narrow layer: it averages too few values to hide rounding."""
+_CONVOLUTIONS = (nn.Conv3d, nn.ConvTranspose3d)
 
 
 class MixedBfloat16(nn.Module):
-    """A network that calculates in bfloat16 but for its ends: float32 in, float32 out.
+    """A network in bfloat16 with exact first and last layers; input and output are float32.
 
     Parameters
     ----------
     network : Module
-        With its weights in float32, on the CPU or the meta device. It is changed.
+        Network with float32 weights, on the CPU or the meta device; changed in place.
     channels : int
-        Of the image.
+        Number of channels of the image.
     size : (x, y, z)
-        Of a window.
+        Size of a window.
     """
 
     def __init__(self, network: nn.Module, channels: int, size: Shape) -> None:
         super().__init__()
-        way = _follow(network, torch.empty((1, channels, *size), device="meta"))
+        layers = _find_exact_layers(network, torch.empty((1, channels, *size), device="meta"))
         for name, module in network.named_modules():
-            if name in way.exact:
-                module.register_forward_pre_hook(_take_float32)
+            if name in layers.exact:
+                module.register_forward_pre_hook(_inputs_to_float32)
                 continue
-            if name in way.first and isinstance(module, nn.Conv3d) and module.groups == 1:
-                _take_in_parts(module)
+            if name in layers.first and isinstance(module, nn.Conv3d) and module.groups == 1:
+                _split_operands(module)
             elif _is_layer(module) and len(list(module.parameters())):
-                module.register_forward_pre_hook(_take_half)
-            _halve(module)
+                module.register_forward_pre_hook(_inputs_to_bfloat16)
+            _to_bfloat16(module)
         self._network = network
 
     def forward(self, window: torch.Tensor) -> torch.Tensor:
-        """Return the scores of a window, both float32."""
+        """Return the scores (N, C, x, y, z) of windows (N, channels, x, y, z), both float32."""
         scores: torch.Tensor = self._network(window)
         return scores.to(torch.float32)
 
 
 @dataclass(frozen=True)
-class _Way:
-    """Layers by name: those that are given the image itself, and those that are kept exact."""
+class _ExactLayers:
+    """Names of the layers that take the image itself, and of those that stay float32."""
 
     first: frozenset[str] = frozenset()
     exact: frozenset[str] = frozenset()
 
 
-def _follow(network: nn.Module, image: torch.Tensor) -> _Way:
-    """Return the ends of a network; none for one that can't run without numbers."""
-    shadow = _shadow(network)
-    layers = {name: one for name, one in shadow.named_modules() if _is_layer(one)}
-    seen: list[_Passed] = []
+def _find_exact_layers(network: nn.Module, image: torch.Tensor) -> _ExactLayers:
+    """Return the layers to keep exact; none if the network can't run on the meta device."""
+    on_meta = _copy_to_meta(network)
+    layers = {name: module for name, module in on_meta.named_modules() if _is_layer(module)}
+    calls: list[_LayerCall] = []
     for name, layer in layers.items():
         layer.register_forward_hook(
-            lambda _, given, out, name=name: seen.append(_passed(name, given[0], out, image))
+            lambda _, inputs, out, name=name: calls.append(
+                _record_call(name, inputs[0], out, image)
+            )
         )
     try:
         with torch.inference_mode(), meta_dispatch():
-            shadow(image)
+            on_meta(image)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return _Way()  # it can't run without numbers: bfloat16 from end to end
-    names = [one.name for one in seen]
-    mixing = [n for n, name in enumerate(names) if _mixes(layers[name])]
+        return _ExactLayers()  # the whole network runs in bfloat16
+    names = [call.name for call in calls]
+    mixing = [n for n, name in enumerate(names) if _mixes_voxels(layers[name])]
     start = mixing[-1] if mixing else 0
-    first = frozenset(one.name for one in seen if one.takes_image)
-    narrow = frozenset(one.name for one in seen if one.narrow) - first
-    wide = frozenset(one.name for one in seen if not one.narrow)
+    first = frozenset(call.name for call in calls if call.takes_image)
+    narrow = frozenset(call.name for call in calls if call.narrow) - first
+    wide = frozenset(call.name for call in calls if not call.narrow)
     last = frozenset(names[start:]) - frozenset(names[:start])
-    return _Way(first, last | (narrow - wide))
+    return _ExactLayers(first, last | (narrow - wide))
 
 
 @dataclass(frozen=True)
-class _Passed:
-    """A layer on a network's way: whether it took the image, whether it is narrow and as fine."""
+class _LayerCall:
+    """A call of a layer.
+
+    `takes_image`: the input is the network's image. `narrow`: input and output have few channels,
+    at the image's resolution.
+    """
 
     name: str
     takes_image: bool
     narrow: bool
 
 
-def _passed(name: str, given: Any, out: Any, image: torch.Tensor) -> _Passed:
-    both = [one for one in (given, out) if isinstance(one, torch.Tensor)]
-    narrow = all(one.shape[2:] == image.shape[2:] and one.shape[1] <= NARROW for one in both)
-    return _Passed(name, given is image, narrow)
+def _record_call(name: str, value: Any, out: Any, image: torch.Tensor) -> _LayerCall:
+    """Return a record of a layer's call with its first input and its output."""
+    tensors = [tensor for tensor in (value, out) if isinstance(tensor, torch.Tensor)]
+    narrow = all(
+        tensor.shape[2:] == image.shape[2:] and tensor.shape[1] <= _NARROW_CHANNELS
+        for tensor in tensors
+    )
+    return _LayerCall(name, value is image, narrow)
 
 
-def _shadow(network: nn.Module) -> nn.Module:
-    """Return a network of the same shapes on the meta device; weights are not copied."""
+def _copy_to_meta(network: nn.Module) -> nn.Module:
+    """Return a copy of a network on the meta device; the memory of weights is not copied."""
     values = (*network.parameters(), *network.buffers())
     return copy.deepcopy(network, {id(value): value.detach().to("meta") for value in values})
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module has no others inside."""
+    """Return whether a module has no submodules."""
     return next(module.children(), None) is None
 
 
-def _mixes(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution of more than a voxel."""
-    return isinstance(layer, Convolution) and any(n > 1 for n in layer.kernel_size)
+def _mixes_voxels(layer: nn.Module) -> bool:
+    """Return whether a layer is a convolution with a kernel larger than one voxel."""
+    return isinstance(layer, _CONVOLUTIONS) and any(n > 1 for n in layer.kernel_size)
 
 
-def _halve(module: nn.Module) -> None:
-    """Make a module's own weights bfloat16; channels side by side, as its units want them."""
+def _to_bfloat16(module: nn.Module) -> None:
+    """Convert a module's own weights to bfloat16, channels last, as bfloat16 units expect them."""
     for value in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         if value.is_floating_point():
-            value.data = value.data.to(HALF)
+            value.data = value.data.to(torch.bfloat16)
         if value.ndim == 5:
             value.data = value.data.contiguous(memory_format=torch.channels_last_3d)
 
 
-def _take_in_parts(layer: nn.Conv3d) -> None:
-    """Let a convolution take what bfloat16 leaves of image and weights as further channels."""
+def _split_operands(layer: nn.Conv3d) -> None:
+    """Make a convolution also take the rounding errors of image and weights, as channels.
+
+    The product of both errors is left out.
+    """
     weight = layer.weight.data
-    upper, lower = _parts(weight)
+    upper, lower = _split(weight)
     layer.weight.data = torch.cat([upper, upper, lower], dim=1).to(weight.dtype)
     layer.in_channels *= 3
-    layer.register_forward_pre_hook(_part)
+    layer.register_forward_pre_hook(_split_image)
 
 
-def _parts(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values in bfloat16, and what is left of them."""
-    upper = values.to(HALF)
-    return upper, (values - upper.to(values.dtype)).to(HALF)
+def _split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return values rounded to bfloat16, and the rounding errors in bfloat16."""
+    upper = values.to(torch.bfloat16)
+    return upper, (values - upper.to(values.dtype)).to(torch.bfloat16)
 
 
-def _part(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    upper, lower = _parts(given[0])
-    return torch.cat([upper, lower, upper], dim=1), *given[1:]
+def _split_image(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a layer's inputs with the image split into channels, as `_split_operands` expects."""
+    upper, lower = _split(inputs[0])
+    return torch.cat([upper, lower, upper], dim=1), *inputs[1:]
 
 
-def _take_half(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_cast(value, HALF) for value in given)
+def _inputs_to_bfloat16(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a layer's inputs, floating-point tensors as bfloat16."""
+    return tuple(_cast(value, torch.bfloat16) for value in inputs)
 
 
-def _take_float32(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_cast(value, torch.float32) for value in given)
+def _inputs_to_float32(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a layer's inputs, floating-point tensors as float32."""
+    return tuple(_cast(value, torch.float32) for value in inputs)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return a floating-point tensor in another type, any other value unchanged."""
     floating = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(dtype) if floating else value

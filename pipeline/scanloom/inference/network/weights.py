@@ -1,4 +1,4 @@
-"""Weights read as data: plain numbers that are the card's, that fit the network, and are finite."""
+"""Reads trained weights as plain data, and checks hash, types, shapes and values."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ State = dict[str, torch.Tensor]
 
 
 def read_weights(weights: Weights) -> State:
-    """Return a state dict from its file.
+    """Read a state dict from its file.
 
     Parameters
     ----------
     weights : Weights
-        Of the card. The file is hashed again: what is read are the bytes that were hashed.
+        File, hash and key from the card. The bytes are hashed again before they are parsed.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if the file can't be read; MODEL_HASH if it is another than the card's;
-        MODEL_UNSAFE if it holds more than numbers, or numbers that grow when they are read;
-        MODEL_WEIGHTS if it is no state dict of plain numbers; OUT_OF_MEMORY.
+        MODEL_DAMAGED if the file can't be read; MODEL_HASH if its hash differs from the card's;
+        MODEL_UNSAFE if it holds more than tensors, or expands when it is read; MODEL_WEIGHTS if it
+        is not a state dict of plain tensors; OUT_OF_MEMORY.
     """
     content = _content(weights)
     safetensors = weights.file.suffix == ".safetensors"
@@ -45,102 +45,109 @@ def read_weights(weights: Weights) -> State:
 
 
 def load_weights(network: nn.Module, state: State) -> None:
-    """Fill a network with trained numbers.
+    """Load trained weights into a network.
 
     Parameters
     ----------
     network : Module
-        Changed.
+        Changed in place.
     state : dict
-        As `read_weights` gives it.
+        State dict from `read_weights`.
 
     Raises
     ------
     ScanError
-        MODEL_WEIGHTS if they don't fit the network; NOT_FINITE if one is NaN or infinite.
+        MODEL_WEIGHTS if they don't match the network; NOT_FINITE if a value is NaN or infinite.
     """
-    _compare(network.state_dict(), state)
+    _check_matches(network.state_dict(), state)
     try:
         network.load_state_dict(state)
     except RuntimeError as exc:
-        raise ScanError(Reason.MODEL_WEIGHTS, "its weights can't be taken over") from exc
-    wrong = sum(not all_finite(values) for values in _floating(network))
-    if wrong:
-        detail = f"{wrong} of the model's tensors hold NaN or infinite numbers"
+        raise ScanError(
+            Reason.MODEL_WEIGHTS, "the network does not accept the model's weights"
+        ) from exc
+    count = sum(not all_finite(values) for values in _floating(network))
+    if count:
+        detail = f"{count} of the model's tensors contain NaN or infinite values"
         raise ScanError(Reason.NOT_FINITE, detail)
 
 
 def largest(network: nn.Module) -> float:
-    """Return the largest absolute value of a network's weights, which are finite."""
+    """Return the largest absolute value of a network's weights, which must be finite."""
     return max((max(map(abs, map(float, v.aminmax()))) for v in _floating(network)), default=0.0)
 
 
 def _floating(network: nn.Module) -> list[torch.Tensor]:
-    """Return the network's floating numbers, what is trained and what is counted."""
+    """Return a network's non-empty floating-point tensors: parameters and running statistics."""
     values = network.state_dict().values()
     return [value for value in values if value.is_floating_point() and value.numel()]
 
 
 def _content(weights: Weights) -> bytes:
-    """Return the bytes of the card's file."""
+    """Read the weights file and check its hash."""
     try:
-        if not weights.file.is_file():  # a pipe would never end
-            raise ScanError(Reason.MODEL_DAMAGED, "its weights are no file")
+        if not weights.file.is_file():  # reading a pipe would never end
+            raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a file")
         content = weights.file.read_bytes()
     except OSError as exc:
-        detail = f"its weights can't be read ({type(exc).__name__})"
+        detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    found = hashlib.sha256(content).hexdigest()
-    if found != weights.sha256.lower():
-        detail = f"SHA-256 is {found[:12]}.., the card says {weights.sha256[:12].lower()}.."
+    digest, expected = hashlib.sha256(content).hexdigest(), weights.sha256.lower()
+    if digest != expected:
+        detail = f"the weights' SHA-256 is {digest[:12]}.., but {expected[:12]}.. in the card"
         raise ScanError(Reason.MODEL_HASH, detail)
     return content
 
 
 def _read_safetensors(content: bytes) -> Any:
-    """Return what a .safetensors file holds."""
+    """Parse the content of a .safetensors file."""
     from safetensors.torch import load
 
     try:
         return load(content)
     except Exception as exc:
-        raise _unread(exc, "its weights are no safetensors file") from exc
+        raise _read_error(exc, "the model's weights are not a safetensors file") from exc
 
 
 def _read_torch(content: bytes) -> Any:
-    """Return what a .pt file holds; only tensors and plain containers are let in."""
+    """Parse the content of a .pt file; only tensors and plain containers are accepted."""
     check_archive(io.BytesIO(content))
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as exc:
-        if content[:2] in CONTAINERS:  # the content is at fault
-            detail = "its weights file holds more than numbers"
+        if content[:2] in CONTAINERS:  # a PyTorch file with other objects
+            detail = "the model's weights file contains objects other than tensors"
             raise ScanError(Reason.MODEL_UNSAFE, detail) from exc
-        raise ScanError(Reason.MODEL_DAMAGED, "its weights are no PyTorch file") from exc
+        detail = "the model's weights are not a PyTorch file"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
     except Exception as exc:
-        raise _unread(exc, f"its weights can't be read ({type(exc).__name__})") from exc
+        detail = f"the model's weights can't be read ({type(exc).__name__})"
+        raise _read_error(exc, detail) from exc
 
 
-def _unread(error: Exception, detail: str) -> ScanError:
-    """Return what a reader's error means: it is the file's fault unless there was no memory."""
+def _read_error(error: Exception, detail: str) -> ScanError:
+    """Return the error for a reader's exception: OUT_OF_MEMORY, or MODEL_DAMAGED with `detail`."""
     if is_out_of_memory(error):
         return ScanError(Reason.OUT_OF_MEMORY, "the model's weights do not fit into memory")
     return ScanError(Reason.MODEL_DAMAGED, detail)
 
 
 def _state(data: Any, key: str | None) -> State:
-    """Return the state dict; where `key` is not in the file, the file itself is it (ignite)."""
+    """Return the state dict: the entry `key`, or the file itself without that entry (ignite)."""
     if key is not None and isinstance(data, Mapping) and key in data:
         data = data[key]
     if not isinstance(data, Mapping) or not data:
-        raise ScanError(Reason.MODEL_WEIGHTS, "the weights file holds no state dict")
+        raise ScanError(Reason.MODEL_WEIGHTS, "the weights file contains no state dict")
     if not all(isinstance(k, str) and _is_plain(v) for k, v in data.items()):
-        raise ScanError(Reason.MODEL_WEIGHTS, "the weights file holds no plain state dict")
+        raise ScanError(
+            Reason.MODEL_WEIGHTS,
+            "the weights file's state dict contains values that are not plain tensors",
+        )
     return {k: v.detach().as_subclass(torch.Tensor) for k, v in data.items()}
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a tensor of numbers that are there, one by one."""
+    """Return whether a value is a dense, unquantized tensor of real numbers."""
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
@@ -149,15 +156,17 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _compare(wanted: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Refuse weights whose names, shapes or kinds of numbers are not the network's."""
-    both = wanted.keys() & state.keys()
-    missing, more = len(wanted.keys() - both), len(state.keys() - both)
-    other = sum(_form(wanted[k]) != _form(state[k]) for k in both)
-    if missing or more or other:
-        detail = f"{missing} tensors are missing, {more} too many, {other} of another form"
+def _check_matches(expected: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights whose names, shapes or kinds of numbers differ from the network's."""
+    common = expected.keys() & state.keys()
+    missing, unexpected = len(expected.keys() - common), len(state.keys() - common)
+    different = sum(_shape_and_kind(expected[k]) != _shape_and_kind(state[k]) for k in common)
+    if missing or unexpected or different:
+        counts = f"{missing} missing, {unexpected} unexpected, {different} of another shape or type"
+        detail = f"the weights do not match the network: {counts} (tensors)"
         raise ScanError(Reason.MODEL_WEIGHTS, detail)
 
 
-def _form(values: torch.Tensor) -> tuple[torch.Size, bool]:
+def _shape_and_kind(values: torch.Tensor) -> tuple[torch.Size, bool]:
+    """Return a tensor's shape, and whether it is floating-point."""
     return values.shape, values.is_floating_point()

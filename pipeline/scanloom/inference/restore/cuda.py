@@ -33,7 +33,7 @@ MAX_CLASSES = 1024
 """Maximum number of classes: beyond it, the values of one block overflow a program's registers."""
 _BLOCK_VALUES = 256
 """Classes x blocks whose bounds one program holds: 8 values per thread; 32 spill registers."""
-_BITS = 31
+_CLASSES_PER_WORD = 31
 """Classes per word of a bit mask of remaining classes, as in the kernels."""
 
 
@@ -46,7 +46,7 @@ class AxisTaps:
     index : (L, N) int32 tensor
         The network voxel below. One line, or one line per slice of a sheared stack.
     weight : (L, N) float32 tensor
-        Weight of the voxel above; 0 if there is none.
+        Weight of the voxel above; 0 beyond the last voxel.
     """
 
     index: torch.Tensor
@@ -232,15 +232,15 @@ class _Blocks:
     columns: int
     classes: int
     at_once: int
-    words: int
+    mask_words: int
 
     @staticmethod
     def of(scores: torch.Tensor) -> _Blocks:
         planes, classes, rows, columns = scores.shape
-        lanes = 1 << (classes - 1).bit_length()  # Triton wants powers of two
+        lanes = 1 << (classes - 1).bit_length()  # Triton requires powers of two
         at_once = max(1, _BLOCK_VALUES // lanes)
         p, b, d = (-(-size // BLOCK) for size in (planes, rows, columns))
-        return _Blocks(p, b, d, lanes, at_once, -(-classes // _BITS))
+        return _Blocks(p, b, d, lanes, at_once, -(-classes // _CLASSES_PER_WORD))
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -251,11 +251,11 @@ class _Blocks:
     def constants(self) -> dict[str, int]:
         """Compile-time constants of the kernels that record the remaining classes."""
         lanes = {"CLASSES": self.classes, "BLOCKS": self.at_once}
-        return {"BLOCK": BLOCK, "WORDS": self.words, **lanes}
+        return {"BLOCK": BLOCK, "MASK_WORDS": self.mask_words, **lanes}
 
     def empty(self, halves: int, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor for the bit masks of remaining classes."""
-        shape = (halves, self.planes, self.rows, self.columns, self.words)
+        shape = (halves, self.planes, self.rows, self.columns, self.mask_words)
         return torch.empty(shape, dtype=torch.int32, device=device)
 
 
@@ -264,12 +264,12 @@ def _argmax(scores: torch.Tensor, where: SourceTaps, out: torch.Tensor) -> None:
     from scanloom.inference.restore import triton_kernels as kernels
 
     blocks = _Blocks.of(scores)
-    words = blocks.empty(1, scores.device)
+    masks = blocks.empty(1, scores.device)
     kernels.survivors[blocks.grid](
-        *(scores, words, *scores.shape, *scores.stride(), blocks.columns), **blocks.constants
+        *(scores, masks, *scores.shape, *scores.stride(), blocks.columns), **blocks.constants
     )
     kernels.argmax_tile[_tiles(out)](
-        *(scores, words, *_tile_arguments(scores, where, out)), **_tile_constants(blocks)
+        *(scores, masks, *_tile_arguments(scores, where, out)), **_tile_constants(blocks)
     )
 
 
@@ -283,15 +283,15 @@ def _threshold(
     from scanloom.inference.restore import triton_kernels as kernels
 
     blocks = _Blocks.of(scores)
-    words = blocks.empty(2, scores.device)
-    half = words[0].numel()
+    masks = blocks.empty(2, scores.device)
+    half = masks[0].numel()
     kernels.undecided[blocks.grid](
-        *(scores, words, *scores.shape, *scores.stride(), blocks.columns, value),
+        *(scores, masks, *scores.shape, *scores.stride(), blocks.columns, value),
         **blocks.constants,
     )
     for number, labels in enumerate(out):
         kernels.threshold_tile[_tiles(labels)](
-            *(scores, words, *_tile_arguments(scores, where, labels), number, value, half),
+            *(scores, masks, *_tile_arguments(scores, where, labels), number, value, half),
             **_tile_constants(blocks),
         )
 
@@ -305,7 +305,7 @@ def _tiles(out: torch.Tensor) -> tuple[int, int, int]:
 def _tile_constants(blocks: _Blocks) -> dict[str, int]:
     """Return the compile-time constants of the kernels that decide."""
     tile = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS}
-    return {"BLOCK": BLOCK, "WORDS": blocks.words, **tile}
+    return {"BLOCK": BLOCK, "MASK_WORDS": blocks.mask_words, **tile}
 
 
 def _tile_arguments(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.cards.card import Argmax, Decision, Threshold, label_bytes
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.resample import LinearWeights, nearest, other_axes, unorient
 from scanloom.inference.restore import cpu, cuda
@@ -60,8 +60,7 @@ def choose_backend(
 
 def label_type(decision: Decision, classes: int) -> type[np.uint8] | type[np.uint16]:
     """Return the smallest type for the labels of `classes` channels."""
-    highest = classes - 1 if isinstance(decision, Argmax) else classes
-    return np.uint8 if highest <= 255 else np.uint16
+    return np.uint8 if label_bytes(decision, classes) == 1 else np.uint16
 
 
 class ScoreRestorer:
@@ -83,7 +82,7 @@ class ScoreRestorer:
     labels : list of (I, J, K) uint8 or uint16 arrays
         I fastest in memory. The channel of the largest score; or one map per channel n, with n + 1
         where its score reaches the threshold. Complete after the last plane.
-    way : WayBack or None
+    way : RestoreBackend or None
         The backend; None until the first planes are added.
     """
 

@@ -1,29 +1,30 @@
-"""Triton kernels of the way back: which classes can win where, and the decision among those.
+"""Triton kernels that restore labels: find the classes that can win in a block, then decide.
 
-Imported by `restore_cuda` only, where Triton is. A source voxel reads the network voxel below it
-and the one above along each axis. Blocks of `BLOCK`^3 network voxels, their upper faces included,
-hold all eight; what can't win (or can't reach the threshold) in a block is never read for the
-voxels in it. Sums and comparisons are float32, whatever type the scores have.
+Imported by `restore_cuda` only, if Triton is installed. A source voxel depends on the network
+voxels below and above it along each axis. A block of `BLOCK`^3 network voxels, with its upper
+faces, contains all eight. A class that can't win (or can't reach the threshold) in a block is never
+read for the voxels in it. Sums and comparisons are float32 for every type of scores.
 
 Scores are (planes P, classes C, rows B, columns D), labels (slices S, rows J, columns I); `step_x`
-is how far apart neighbours along x lie in memory. Numbers are no constants of the compiled code
-(`do_not_specialize`, the arguments before them): scans of all shapes run the same.
+is the stride along x in elements. Sizes and strides are not compile-time constants
+(`do_not_specialize` covers all arguments before these): scans of all shapes run the same compiled
+code. A set of classes is a bit mask of one or several int32 words.
 """
 
-# Triton takes annotations for its own, and allows them for constants only:
+# Triton reads annotations, and allows them for compile-time constants only:
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,import-not-found,import-untyped"
 
 import triton
 import triton.language as tl
 
-BITS = tl.constexpr(31)
-"""Classes a word of survivors holds: those of int32 but the sign."""
+CLASSES_PER_WORD = tl.constexpr(31)
+"""Classes per word of a bit mask: the bits of int32 without the sign."""
 
 
 @triton.jit
-def _either(one, other):
+def _union(first, second):
     """Return the classes in either of two words."""
-    return one | other
+    return first | second
 
 
 @triton.jit
@@ -36,48 +37,48 @@ def _bounds(
     CLASSES: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Return the smallest and the largest value of each class in each block: (CLASSES, BLOCKS).
+    """Return the minimum and the maximum of each class in each block: (CLASSES, BLOCKS).
 
-    `size` and `step` are those of P, C, B, D; `x` (BLOCKS) blocks of one row of blocks, whose
-    place along planes and rows the program's number tells.
+    `size` and `step` are those of P, C, B, D; `x` (BLOCKS) are indices of blocks in one row of
+    blocks. The program's ids are the indices of that row along planes and rows.
     """
-    lane = tl.minimum(tl.arange(0, CLASSES), size[1] - 1).to(tl.int64) * step[1]
-    inside = tl.minimum(x[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], size[3] - 1)
+    classes = tl.minimum(tl.arange(0, CLASSES), size[1] - 1).to(tl.int64) * step[1]
+    columns = tl.minimum(x[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :], size[3] - 1)
     face = tl.minimum(x * BLOCK + BLOCK, size[3] - 1)
-    near = scores + lane[:, None, None] + (inside.to(tl.int64) * step[3])[None, :, :]
-    far = scores + lane[:, None] + (face.to(tl.int64) * step[3])[None, :]
-    zero = tl.zeros((), tl.int64)  # places in memory outgrow 32 bits
+    in_block = scores + classes[:, None, None] + (columns.to(tl.int64) * step[3])[None, :, :]
+    on_face = scores + classes[:, None] + (face.to(tl.int64) * step[3])[None, :]
+    zero = tl.zeros((), tl.int64)  # offsets in memory exceed 32 bits
     first_p, first_b = zero + tl.program_id(0) * BLOCK, zero + tl.program_id(1) * BLOCK
     low = tl.full((CLASSES, BLOCKS, BLOCK), float("inf"), tl.float32)
     high = tl.full((CLASSES, BLOCKS, BLOCK), float("-inf"), tl.float32)
     for n in range(BLOCK + 1):
         plane = tl.minimum(first_p + n, size[0] - 1) * step[0]
-        for m in tl.static_range(BLOCK + 1):  # unrolled: loads that don't wait for one another
+        for m in tl.static_range(BLOCK + 1):  # unrolled: independent loads
             row = tl.minimum(first_b + m, size[2] - 1) * step[2]
-            values = tl.load(near + plane + row).to(tl.float32)
-            beyond = tl.load(far + plane + row).to(tl.float32)[:, :, None]
-            low = tl.minimum(low, tl.minimum(values, beyond))
-            high = tl.maximum(high, tl.maximum(values, beyond))
+            values = tl.load(in_block + plane + row).to(tl.float32)
+            face_values = tl.load(on_face + plane + row).to(tl.float32)[:, :, None]
+            low = tl.minimum(low, tl.minimum(values, face_values))
+            high = tl.maximum(high, tl.maximum(values, face_values))
     return tl.min(low, 2), tl.max(high, 2)
 
 
 @triton.jit
-def _store_words(words, kept, x, across, CLASSES: tl.constexpr, WORDS: tl.constexpr):
-    """Store which classes of (CLASSES, BLOCKS) are kept, `BITS` classes a word: (.., WORDS)."""
+def _store_masks(masks, selected, x, blocks_d, CLASSES: tl.constexpr, MASK_WORDS: tl.constexpr):
+    """Store the selected classes (CLASSES, BLOCKS) as bit masks (.., `blocks_d`, MASK_WORDS)."""
     c = tl.arange(0, CLASSES)
     row = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    for w in tl.static_range(WORDS):
-        bit = c - w * BITS
-        here = (bit >= 0) & (bit < BITS)
-        value = tl.where(here, 1, 0) << tl.where(here, bit, 0)
-        word = tl.sum(tl.where(kept, value[:, None], 0), 0)
-        tl.store(words + (row * across + x) * WORDS + w, word, mask=x < across)
+    for w in tl.static_range(MASK_WORDS):
+        bit = c - w * CLASSES_PER_WORD
+        in_mask = (bit >= 0) & (bit < CLASSES_PER_WORD)
+        value = tl.where(in_mask, 1, 0) << tl.where(in_mask, bit, 0)
+        bits = tl.sum(tl.where(selected, value[:, None], 0), 0)
+        tl.store(masks + (row * blocks_d + x) * MASK_WORDS + w, bits, mask=x < blocks_d)
 
 
 @triton.jit(do_not_specialize=range(11))
 def survivors(
     scores,
-    words,
+    masks,
     size_p,
     size_c,
     size_b,
@@ -86,30 +87,30 @@ def survivors(
     step_c,
     step_b,
     step_d,
-    across,
+    blocks_d,
     BLOCK: tl.constexpr,
     CLASSES: tl.constexpr,
     BLOCKS: tl.constexpr,
-    WORDS: tl.constexpr,
+    MASK_WORDS: tl.constexpr,
 ):
-    """Note for each block which classes can have the largest value somewhere in it.
+    """Record for each block the classes that can have the largest value somewhere in it.
 
-    A linear mix is convex: whoever wins reaches the largest of all classes' smallest values.
-    `words` is (blocks along planes, along rows, `across`, WORDS).
+    Linear interpolation is convex: the maximum of such a class reaches the largest of all classes'
+    minima. `masks` is (blocks along planes, along rows, `blocks_d` along columns, MASK_WORDS).
     """
     x = tl.program_id(2) * BLOCKS + tl.arange(0, BLOCKS)
     size, step = (size_p, size_c, size_b, size_d), (step_p, step_c, step_b, step_d)
     low, high = _bounds(scores, size, step, x, BLOCK, CLASSES, BLOCKS)
-    named = (tl.arange(0, CLASSES) < size_c)[:, None]
-    bar = tl.max(tl.where(named, low, float("-inf")), 0)
-    left = (high >= bar[None, :]) | (high != high)  # a value that is no number decides nothing
-    _store_words(words, named & left, x, across, CLASSES, WORDS)
+    is_class = (tl.arange(0, CLASSES) < size_c)[:, None]
+    largest_minimum = tl.max(tl.where(is_class, low, float("-inf")), 0)
+    remaining = (high >= largest_minimum[None, :]) | (high != high)  # NaN excludes no class
+    _store_masks(masks, is_class & remaining, x, blocks_d, CLASSES, MASK_WORDS)
 
 
 @triton.jit(do_not_specialize=range(12))
 def undecided(
     scores,
-    words,
+    masks,
     size_p,
     size_c,
     size_b,
@@ -118,47 +119,49 @@ def undecided(
     step_c,
     step_b,
     step_d,
-    across,
+    blocks_d,
     value,
     BLOCK: tl.constexpr,
     CLASSES: tl.constexpr,
     BLOCKS: tl.constexpr,
-    WORDS: tl.constexpr,
+    MASK_WORDS: tl.constexpr,
 ):
-    """Note for each block which classes reach `value` somewhere in it; then which not all over.
+    """Record for each block the classes that reach `value` somewhere in it, and not everywhere.
 
-    `words` is (2, blocks along planes, along rows, `across`, WORDS).
+    `masks` is (2, blocks along planes, along rows, `blocks_d` along columns, MASK_WORDS): first the
+    classes that reach `value` somewhere, then those that are below it somewhere.
     """
     x = tl.program_id(2) * BLOCKS + tl.arange(0, BLOCKS)
     size, step = (size_p, size_c, size_b, size_d), (step_p, step_c, step_b, step_d)
     low, high = _bounds(scores, size, step, x, BLOCK, CLASSES, BLOCKS)
-    named = (tl.arange(0, CLASSES) < size_c)[:, None]
-    _store_words(words, named & (high >= value), x, across, CLASSES, WORDS)
-    half = tl.num_programs(0) * tl.num_programs(1) * across * WORDS
-    _store_words(words + half, named & (low < value), x, across, CLASSES, WORDS)
+    is_class = (tl.arange(0, CLASSES) < size_c)[:, None]
+    _store_masks(masks, is_class & (high >= value), x, blocks_d, CLASSES, MASK_WORDS)
+    half = tl.num_programs(0) * tl.num_programs(1) * blocks_d * MASK_WORDS
+    _store_masks(masks + half, is_class & (low < value), x, blocks_d, CLASSES, MASK_WORDS)
 
 
 @triton.jit
-def _taps(index, weight, at, size):
-    """Return which two network voxels the source voxels `at` read, and the weight of the second."""
-    below = tl.load(index + at)
-    return below.to(tl.int64), tl.minimum(below + 1, size - 1).to(tl.int64), tl.load(weight + at)
+def _load_taps(index, weight, elements, size):
+    """Return the network voxels below and above some source voxels, and the weight of the upper."""
+    below = tl.load(index + elements)
+    above = tl.minimum(below + 1, size - 1)
+    return below.to(tl.int64), above.to(tl.int64), tl.load(weight + elements)
 
 
 @triton.jit
-def _words_at(words, below, blocks, w, BLOCK: tl.constexpr, WORDS: tl.constexpr):
-    """Return the classes kept in any of the blocks that a tile reads.
+def _load_mask(masks, below, blocks, w, BLOCK: tl.constexpr, MASK_WORDS: tl.constexpr):
+    """Return word `w` of the classes recorded for any of the blocks that a tile reads.
 
-    `below` are the lower voxels along planes, rows and columns; `blocks` how many there are along
-    the last two.
+    `below` are the voxels below along planes, rows and columns; `blocks` are the numbers of blocks
+    along rows and columns.
     """
     row = (below[0] // BLOCK * blocks[0] + below[1] // BLOCK)[:, None]
-    at = (row * blocks[1] + (below[2] // BLOCK)[None, :]) * WORDS + w
-    return tl.reduce(tl.ravel(tl.load(words + at)), 0, _either)
+    offsets = (row * blocks[1] + (below[2] // BLOCK)[None, :]) * MASK_WORDS + w
+    return tl.reduce(tl.ravel(tl.load(masks + offsets)), 0, _union)
 
 
 @triton.jit
-def _mixed(scores, step, c, along, rows, columns):
+def _interpolate(scores, step, c, along, rows, columns):
     """Interpolate a class for a tile: between planes, then columns, then rows.
 
     `along`, `rows` and `columns` are (below, above, weight).
@@ -168,34 +171,34 @@ def _mixed(scores, step, c, along, rows, columns):
     b0, b1, u = (rows[0] * step[2])[:, None], (rows[1] * step[2])[:, None], rows[2][:, None]
     d0, d1 = (columns[0] * step[3])[None, :], (columns[1] * step[3])[None, :]
     v = columns[2][None, :]
-    s00 = _between(below + b0 + d0, above + b0 + d0, t)
-    s01 = _between(below + b0 + d1, above + b0 + d1, t)
-    s10 = _between(below + b1 + d0, above + b1 + d0, t)
-    s11 = _between(below + b1 + d1, above + b1 + d1, t)
+    s00 = _load_mean(below + b0 + d0, above + b0 + d0, t)
+    s01 = _load_mean(below + b0 + d1, above + b0 + d1, t)
+    s10 = _load_mean(below + b1 + d0, above + b1 + d0, t)
+    s11 = _load_mean(below + b1 + d1, above + b1 + d1, t)
     first, second = s00 + v * (s01 - s00), s10 + v * (s11 - s10)
     return first + u * (second - first)
 
 
 @triton.jit
-def _between(one, other, weight):
-    """Return the mix of what stands at two places."""
-    first = tl.load(one).to(tl.float32)
-    return first + weight * (tl.load(other).to(tl.float32) - first)
+def _load_mean(first, second, weight):
+    """Return the weighted mean of the scores at two pointers; `weight` is that of the second."""
+    value = tl.load(first).to(tl.float32)
+    return value + weight * (tl.load(second).to(tl.float32) - value)
 
 
 @triton.jit
 def _store_tile(out, labels, s, j, i, size, step):
-    """Store a tile of a slice; `size` is that of rows and columns, `step` of S, J and I."""
+    """Store a tile of a slice; `size` is that of rows and columns, `step` are those of S, J, I."""
     zero = tl.zeros((), tl.int64)
-    place = (zero + s) * step[0] + (j.to(tl.int64) * step[1])[:, None]
-    there = (j < size[0])[:, None] & (i < size[1])[None, :]
-    tl.store(out + place + (i.to(tl.int64) * step[2])[None, :], labels, mask=there)
+    row = (zero + s) * step[0] + (j.to(tl.int64) * step[1])[:, None]
+    inside = (j < size[0])[:, None] & (i < size[1])[None, :]
+    tl.store(out + row + (i.to(tl.int64) * step[2])[None, :], labels, mask=inside)
 
 
 @triton.jit(do_not_specialize=range(23))
 def argmax_tile(
     scores,
-    words,
+    masks,
     out,
     index_s,
     weight_s,
@@ -218,39 +221,40 @@ def argmax_tile(
     step_j,
     step_i,
     BLOCK: tl.constexpr,
-    WORDS: tl.constexpr,
+    MASK_WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Label a tile of one source slice by the first largest score.
 
-    `index` and `weight` are taps; `line` how many entries lie between those of two slices.
+    `masks` are those of `survivors`. `index` and `weight` are taps; `line` is the number of
+    elements from the taps of one slice to those of the next, 0 if all slices share them.
     """
     s = tl.program_id(2)
     j = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    along = _taps(index_s, weight_s, s, size_p)
-    rows = _taps(index_j, weight_j, s * line_j + tl.minimum(j, size_j - 1), size_b)
-    columns = _taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
+    along = _load_taps(index_s, weight_s, s, size_p)
+    rows = _load_taps(index_j, weight_j, s * line_j + tl.minimum(j, size_j - 1), size_b)
+    columns = _load_taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
     below, step = (along[0], rows[0], columns[0]), (step_p, step_c, step_b, step_d)
     blocks = (tl.cdiv(size_b, BLOCK), tl.cdiv(size_d, BLOCK))
-    seen, several, word = 0, 0, 0  # several: not 0 where more than one class is left
-    for w in tl.static_range(WORDS):
-        word = _words_at(words, below, blocks, w, BLOCK, WORDS)
-        several = several | (word & (word - 1)) | tl.where(word != 0, seen, 0)
-        seen = seen | word
+    seen, several, mask = 0, 0, 0  # several: not 0 if more than one class remains
+    for w in tl.static_range(MASK_WORDS):
+        mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
+        several = several | (mask & (mask - 1)) | tl.where(mask != 0, seen, 0)
+        seen = seen | mask
     best = tl.full((ROWS, COLUMNS), float("-inf"), tl.float32)
     labels = tl.zeros((ROWS, COLUMNS), tl.int32)
-    for w in range(WORDS):
-        if WORDS > 1:  # else it is the one at hand
-            word = _words_at(words, below, blocks, w, BLOCK, WORDS)
-        for bit in range(BITS):
-            if (word >> bit) & 1 != 0:
-                c = w * BITS + bit
+    for w in range(MASK_WORDS):
+        if MASK_WORDS > 1:  # else the mask is already loaded
+            mask = _load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS)
+        for bit in range(CLASSES_PER_WORD):
+            if (mask >> bit) & 1 != 0:
+                c = w * CLASSES_PER_WORD + bit
                 if several == 0:
                     labels = tl.zeros((ROWS, COLUMNS), tl.int32) + c
                 else:
-                    score = _mixed(scores, step, c, along, rows, columns)
+                    score = _interpolate(scores, step, c, along, rows, columns)
                     labels = tl.where(score > best, c, labels)
                     best = tl.maximum(best, score)
     _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))
@@ -259,7 +263,7 @@ def argmax_tile(
 @triton.jit(do_not_specialize=range(26))
 def threshold_tile(
     scores,
-    words,
+    masks,
     out,
     index_s,
     weight_s,
@@ -285,27 +289,27 @@ def threshold_tile(
     value,
     half,
     BLOCK: tl.constexpr,
-    WORDS: tl.constexpr,
+    MASK_WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Label a tile of one source slice by c + 1 where class `c` reaches `value`, else by 0.
 
-    `half` is how far the second half of `words` lies behind the first.
+    `masks` are those of `undecided`; `half` is the number of elements in either half of them.
     """
     s = tl.program_id(2)
     j = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    along = _taps(index_s, weight_s, s, size_p)
-    rows = _taps(index_j, weight_j, s * line_j + tl.minimum(j, size_j - 1), size_b)
-    columns = _taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
+    along = _load_taps(index_s, weight_s, s, size_p)
+    rows = _load_taps(index_j, weight_j, s * line_j + tl.minimum(j, size_j - 1), size_b)
+    columns = _load_taps(index_i, weight_i, s * line_i + tl.minimum(i, size_i - 1), size_d)
     below, step = (along[0], rows[0], columns[0]), (step_p, step_c, step_b, step_d)
     blocks = (tl.cdiv(size_b, BLOCK), tl.cdiv(size_d, BLOCK))
-    w, bit = c // BITS, c % BITS
-    reached = (_words_at(words, below, blocks, w, BLOCK, WORDS) >> bit) & 1
-    missed = (_words_at(words + half, below, blocks, w, BLOCK, WORDS) >> bit) & 1
+    w, bit = c // CLASSES_PER_WORD, c % CLASSES_PER_WORD
+    reached = (_load_mask(masks, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
+    missed = (_load_mask(masks + half, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
     labels = tl.zeros((ROWS, COLUMNS), tl.int32) + reached * (c + 1)
     if reached & missed != 0:
-        score = _mixed(scores, step, c, along, rows, columns)
+        score = _interpolate(scores, step, c, along, rows, columns)
         labels = tl.where(score >= value, c + 1, 0)
     _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))

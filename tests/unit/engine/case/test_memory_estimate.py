@@ -7,8 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scanloom.cards.card import Argmax, Decision, Threshold
 from scanloom.core import Outputs, Reason, ScanError
-from scanloom.engine.case.memory_estimate import check_memory, estimate_case, parse_size
+from scanloom.engine.case.memory_estimate import (
+    MEASUREMENT_BYTES,
+    check_memory,
+    estimate_case,
+    parse_size,
+)
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.restore.restorers import ScoreRestorer
 from support import model_cards as cards_by_hand
 
 
@@ -43,6 +51,24 @@ def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) 
     copy = 4 * 179 * 179 * 350
     added = many.host["network"] - few.host["network"]
     assert voxels * 3 + copy <= added <= 1.2 * (voxels * 3 + copy)
+
+
+@pytest.mark.parametrize("decision", [Argmax(), Threshold()])
+@pytest.mark.parametrize(("count", "label_bytes"), [(255, 1), (256, 2)])
+def test_label_maps_are_counted_with_their_own_type(
+    decision: Decision, count: int, label_bytes: int, tmp_path: Path
+) -> None:
+    card = cards_by_hand.card(
+        cards_by_hand.small_weights(tmp_path),
+        structures=cards_by_hand.structures(count),
+        decision=decision,
+    )
+    grid = cards_by_hand.grid((6, 5, 4))
+    maps = ScoreRestorer(plan_grid(grid, card.grid), decision, card.n_outputs).labels
+    need = estimate_case(grid, np.int16, [card])
+
+    assert (len(maps), maps[0].itemsize) == (card.n_maps, label_bytes)
+    assert need.host["measure"] - MEASUREMENT_BYTES == 6 * 5 * 4 * 2 + sum(m.nbytes for m in maps)
 
 
 def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_plan_measures_the_other_device_too(
     monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
     slow = workflow.execution.model_copy(update={"precision": "float32", "compiled_restore": False})
     other = workflow.model_copy(update={"execution": slow})
-    monkeypatch.setattr(planning, "elsewhere", lambda *_: other)
+    monkeypatch.setattr(planning, "on_other_device", lambda *_: other)
     asked: list[str] = []
     load = CostModel.load
     monkeypatch.setattr(
@@ -223,7 +223,7 @@ def test_another_device_that_can_not_do_it_stops_no_plan(
     monkeypatch.setattr(planning.CostModel, "load", lambda _: known())
     absent = workflow.execution.model_copy(update={"device": "cuda:99"})
     other = workflow.model_copy(update={"execution": absent})
-    monkeypatch.setattr(planning, "elsewhere", lambda *_: other)
+    monkeypatch.setattr(planning, "on_other_device", lambda *_: other)
 
     made = make_plan(workflow, [shipped("data") / "torso_ct"], tmp_path / "out")
 

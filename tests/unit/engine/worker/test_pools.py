@@ -192,8 +192,9 @@ def test_a_lock_keeps_others_out_and_goes_with_its_run(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_process_is_taken(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from scanloom.engine.run_lock import hold_lock\n"
-        "with hold_lock(Path(sys.argv[1])): os._exit(0)"
+        "import os, sys; from pathlib import Path\n"
+        "from scanloom.engine.run_lock import hold_run_lock\n"
+        "with hold_run_lock(Path(sys.argv[1])): os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
     assert (tmp_path / ".work" / "run.lock").exists()
@@ -234,11 +235,11 @@ OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
 TRY_LOCK = """
 import sys
 from pathlib import Path
-from scanloom.engine.run_lock import hold_lock
-from scanloom.io.system.liveness import state_seen, this_host
+from scanloom.engine.run_lock import hold_run_lock
+from scanloom.io.system.liveness import observed_state, host_id
 told = {"state": "running", "host": sys.argv[2], "process": 1 << 22, "start": "1", "moment": 9e9}
-print(state_seen(told), flush=True)
-with hold_lock(Path(sys.argv[1])):
+print(observed_state(told), flush=True)
+with hold_run_lock(Path(sys.argv[1])):
     pass
 """
 

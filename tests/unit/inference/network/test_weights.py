@@ -96,9 +96,9 @@ def test_tensors_of_monai_are_data(state: State, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({**state, WEIGHT: MetaTensor(state[WEIGHT])}, path)
     program = (
-        "import sys; from pathlib import Path; import cards_by_hand;"
+        "import sys; from pathlib import Path; from support import model_cards;"
         "from scanloom.inference.network.loading import load_network;"
-        "load_network(cards_by_hand.card(Path(sys.argv[1])), __import__('torch').float32)"
+        "load_network(model_cards.card(Path(sys.argv[1])), __import__('torch').float32)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 

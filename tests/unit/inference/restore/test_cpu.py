@@ -144,9 +144,9 @@ import warnings
 warnings.simplefilter("error")
 import numba, torch
 from scanloom.cards.card import Argmax
-from scanloom.inference.restore.restorers import choose_way
+from scanloom.inference.restore.restorers import choose_backend
 before = numba.config.CACHE_DIR
-way = choose_way(Argmax(), 3, torch.device("cpu"))
+way = choose_backend(Argmax(), 3, torch.device("cpu"))
 assert numba.config.CACHE_DIR == before
 print(way.label.__name__, "|", way.why)
 """
@@ -176,7 +176,10 @@ def test_plain_torch_takes_over_where_the_cache_cannot_be_written(tmp_path: Path
 
     found = probed(XDG_CACHE_HOME=str(blocked))
 
-    assert found == "plain | plain torch: compiled code can't be kept in the user's cache folder"
+    assert (
+        found
+        == "restore_torch | plain torch: compiled code can't be kept in the user's cache folder"
+    )
 
 
 def test_plain_torch_takes_over_where_numba_is_missing() -> None:
@@ -184,7 +187,7 @@ def test_plain_torch_takes_over_where_numba_is_missing() -> None:
         "import numba, torch", "import torch"
     ).replace("numba.config.CACHE_DIR", "0")
 
-    assert probed(hidden).startswith("plain | plain torch: Numba is not installed")
+    assert probed(hidden).startswith("restore_torch | plain torch: Numba is not installed")
 
 
 @pytest.mark.parametrize("fault", ["open to all", "a link", "below a folder open to all"])

@@ -37,17 +37,16 @@ RUN = """
 import json
 import numpy as np, torch
 from support import restore_cases
-from scanloom.inference.restore import cuda
-from scanloom.inference.restore import triton_kernels
+from scanloom.inference.restore import cuda, triton_kernels
 
 cpu, seen = torch.device("cpu"), {}
 for name, case in restore_cases.cases().items():
     labels = restore_cases.labelled(case, cpu)
     seen[name] = [restore_cases.wrong(case, labels), np.unique(labels).tolist()]
 scores = restore_cases.smooth(9, 40, 18, 30)
-blocks = restore_cuda._Blocks.of(scores)
+blocks = cuda._Blocks.of(scores)
 words = blocks.empty(1, cpu)
-restore_triton.survivors[blocks.grid](
+triton_kernels.survivors[blocks.grid](
     scores, words, *scores.shape, *scores.stride(), blocks.columns, **blocks.constants
 )
 print(json.dumps({"cases": seen, "words": words[0].tolist()}))
@@ -81,7 +80,7 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
         at = tuple(np.linspace(0, n - 1, 2 * n) for n in sizes)
         for decision, maps in ((Argmax(), 1), (Threshold(0.5), shape[1])):
             out = [np.zeros([2 * n for n in sizes], np.uint8) for _ in range(maps)]
-            restore_cuda.label(torch.zeros(shape, dtype=dtype), at, decision, out)
+            cuda.label(torch.zeros(shape, dtype=dtype), at, decision, out)
 print(json.dumps({name: len(codes) for name, codes in compiled.items()}))
 """
 

@@ -300,7 +300,7 @@ def test_of_two_who_do_the_same_case_the_second_agrees(tmp_path: Path) -> None:
 def test_tidy_leaves_what_other_shards_prove_themselves_by(tmp_path: Path) -> None:
     work = tmp_path / ".work"
     work.mkdir()
-    code = "from scanloom.io.output.work_folder import token_name; print(token_name())"
+    code = "import scanloom.io.output.work_folder as w; print(w.handshake_file_name())"
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     alive = work / handshake_file_name()
     for path in (alive, work / dead.stdout.strip()):

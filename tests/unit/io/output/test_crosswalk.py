@@ -136,13 +136,13 @@ def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
 ADDS_MANY = """
 import sys
 from pathlib import Path
-from scanloom.io.output.crosswalk import Source, add_sources
+from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import private_folder
 
 for n in range(20):
     with private_folder(Path(sys.argv[1]), "abc") as private:
-        add_sources(private, [Source(f"{sys.argv[2]}-{n}", "nifti", "/scans/a", 1)])
+        add_sources(private, [SourceRecord(f"{sys.argv[2]}-{n}", "nifti", "/scans/a", 1)])
 """
 
 

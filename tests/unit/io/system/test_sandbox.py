@@ -183,8 +183,8 @@ def test_nothing_lives_on_after_the_parent_was_killed(tmp_path):
         "import sys; sys.path[:] = eval(sys.argv[1])\n"
         "import pathlib, scanloom.io.system.sandbox as s\n"
         "from support import sandbox_jobs\n"
-        "s.run_limited(sandbox_jobs.tell_and_hang, pathlib.Path(sys.argv[2]),"
-        " limits=s.Limits(1 << 28, 60, 60))"
+        "s.run_sandboxed(sandbox_jobs.tell_and_hang, pathlib.Path(sys.argv[2]),"
+        " limits=s.SandboxLimits(1 << 28, 60, 60))"
     )
     parent = subprocess.Popen([sys.executable, "-c", text, repr(sys.path), str(told)])
     until(told.exists)
@@ -201,8 +201,8 @@ def test_a_program_that_ends_leaves_no_process_and_no_warning():
         "import sys; sys.path[:] = eval(sys.argv[1])\n"
         "import scanloom.io.system.sandbox as s\n"
         "from support import sandbox_jobs\n"
-        "print(s.run_limited(sandbox_jobs.fill, s.shared_empty((2,), 'u1'), 1,"
-        " limits=s.Limits(1 << 28, 60, 60)))"
+        "print(s.run_sandboxed(sandbox_jobs.fill, s.shared_empty((2,), 'u1'), 1,"
+        " limits=s.SandboxLimits(1 << 28, 60, 60)))"
     )
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", text, repr(sys.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

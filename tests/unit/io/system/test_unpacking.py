@@ -64,7 +64,7 @@ def test_a_gzip_file_that_grows_beyond_reason_is_refused_and_leaves_nothing(
     packed.write_bytes(gzip.compress(bytes(1 << 22)))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    monkeypatch.setattr(unpack_module, "SMALL", 1 << 16)
+    monkeypatch.setattr(unpack_module, "ALWAYS_ALLOWED_BYTES", 1 << 16)
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
 
     with closing(UnpackedFiles()) as made:
