@@ -1,6 +1,7 @@
 # Everything needs Python >= 3.11 and nothing else:
 #   make demo     environment, install, the sample study segmented; says where to look
 #   make test     the whole suite, lint, types, floors
+#   make test-thorough   further cases of the same checks; CI runs both
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
 #   make docs     the documentation site, in build/site; open build/site/index.html
@@ -12,6 +13,8 @@ JOBS ?= 2
 SECONDS ?= 600
 
 BIN := $(VENV)/bin
+# Each worker takes contiguous tests, so that the fixtures of most modules are built only once.
+PARALLEL := -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench fuzz docs constraints wheel clean
@@ -54,15 +57,19 @@ floors: $(VENV)/.installed-test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-test
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest $(PARALLEL)
 
 test: lint types floors unit
 
+.PHONY: test-thorough
+test-thorough: $(VENV)/.installed-test
+	$(BIN)/pytest $(PARALLEL) -m 'thorough and not gpu and not reference'
+
 test-slow: $(VENV)/.installed-test
-	$(BIN)/pytest -n $(JOBS) -m 'slow and not gpu and not reference'
+	$(BIN)/pytest $(PARALLEL) -m 'slow and not gpu and not reference'
 
 test-reference: $(VENV)/.installed-test
-	$(BIN)/pytest -n $(JOBS) -m 'reference and not gpu'
+	$(BIN)/pytest $(PARALLEL) -m 'reference and not gpu'
 
 test-gpu: $(VENV)/.installed-test
 	$(BIN)/pytest -m gpu

@@ -11,9 +11,9 @@ from support.commands import write_tiny_bundle
 from support.make_run import Runs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny MONAI bundle."""
+    """A tiny MONAI bundle, which no test changes."""
     return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
 
 

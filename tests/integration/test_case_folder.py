@@ -22,6 +22,7 @@ from scanloom.cards.store import shipped
 from scanloom.core import Outputs, Reason
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.segment import SegmentOptions, segment_options, segment_paths
+from support.commands import scanloom as scanloom_command
 
 SAMPLE = shipped("data") / "torso_ct"
 
@@ -43,8 +44,13 @@ def published(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Path:
     out = tmp_path_factory.mktemp("run") / "out"
     (record,) = segment_paths([SAMPLE], options(out, key))
     assert record.reason is None, record.detail
-    assert record.folder is not None
+    assert record.folder == out / "cases" / record.id
     return record.folder
+
+
+def copy_of(published: Path, folder: Path) -> Path:
+    """Copy the output folder of a published case to `folder/out`, for a test that writes to it."""
+    return shutil.copytree(published.parents[1], folder / "out", copy_function=shutil.copy2)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -138,8 +144,7 @@ def test_second_run_finds_it_done(published: Path, key: Path) -> None:
 
 def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Path) -> None:
     """--replace puts the new folder in the place of the old one."""
-    out = tmp_path / "out"
-    shutil.copytree(published.parents[1], out, copy_function=shutil.copy2)
+    out = copy_of(published, tmp_path)
     (record,) = segment_paths(
         [SAMPLE], options(out, key, outputs=Outputs(also=("masks",)), replace=True)
     )
@@ -178,14 +183,15 @@ def test_another_key_is_refused(published: Path, tmp_path: Path) -> None:
     assert caught.value.code == "KEY_MISMATCH"
 
 
-COMMAND = [sys.executable, "-m", "scanloom", "segment", "--model", "ct_tissue", "--device", "cpu"]
+COMMAND = ("segment", "--model", "ct_tissue", "--device", "cpu")
 
 
 @pytest.mark.slow
 def test_killed_at_any_moment_leaves_no_partial_folder(tmp_path: Path, key: Path) -> None:
     """20 times SIGKILL at a random moment: a case folder is whole or not there."""
     out = tmp_path / "out"
-    arguments = [*COMMAND, str(SAMPLE), "--out", str(out), "--key", str(key)]
+    arguments = [sys.executable, "-m", "scanloom", *COMMAND, str(SAMPLE)]
+    arguments += ["--out", str(out), "--key", str(key)]
     begin = time.monotonic()
     subprocess.run(arguments, check=True, capture_output=True)
     whole = time.monotonic() - begin
@@ -230,10 +236,10 @@ def test_full_disk_ends_with_74_and_nothing_half(small_disk: Path, key: Path) ->
     )
     assert record.reason is Reason.DISK_FULL
     assert not left_behind(small_disk / "out")
-    arguments = [*COMMAND, str(SAMPLE), "--out", str(small_disk / "out"), "--key", str(key)]
-    done = subprocess.run([*arguments, "--also", "image"], capture_output=True, text=True)
-    assert done.returncode == 74, done.stderr
-    assert "DISK_FULL" in done.stderr
+    where = ("--out", small_disk / "out", "--key", key)
+    ended = scanloom_command(*COMMAND, SAMPLE, *where, "--also", "image")
+    assert ended.code == 74, ended.err
+    assert "DISK_FULL" in ended.err
     assert not left_behind(small_disk / "out")
 
 
@@ -265,14 +271,14 @@ def test_each_volume_of_a_scan_is_a_case_of_its_own(tmp_path: Path, key: Path) -
     assert first.folder != second.folder
 
 
-def test_a_run_does_not_do_again_what_segment_did(tmp_path: Path, key: Path) -> None:
-    out = tmp_path / "out"
-    (record,) = segment_paths([SAMPLE], options(out, key))
+def test_a_run_does_not_do_again_what_segment_did(
+    published: Path, tmp_path: Path, key: Path
+) -> None:
+    out = copy_of(published, tmp_path)
     workflow = options(out, key).workflow()
 
     result = run(workflow, [SAMPLE], RunOptions(out, key, cluster="none"))
 
-    assert record.folder == out / "cases" / record.id
     assert (result.status.before, result.status.done, result.status.failed) == (1, 0, 0)
 
 
@@ -336,11 +342,10 @@ def test_bad_input_is_refused_by_its_code(make, codes, tmp_path: Path, key: Path
     source = tmp_path / "in"
     source.mkdir()
     out = tmp_path / "out"
-    arguments = [*COMMAND, str(make(source)), "--out", str(out), "--key", str(key)]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 65, done.stderr
-    assert any(code in done.stderr for code in codes), done.stderr
-    assert "Traceback" not in done.stderr
+    ended = scanloom_command(*COMMAND, make(source), "--out", out, "--key", key)
+    assert ended.code == 65, ended.err
+    assert any(code in ended.err for code in codes), ended.err
+    assert "Traceback" not in ended.err
     assert not out.exists()
 
 
@@ -370,10 +375,7 @@ def test_bad_model_is_refused_by_its_code(
     shutil.copytree(shipped("models") / "ct_tissue", bundle)
     hostile(bundle, change)
     out = tmp_path / "out"
-    arguments = [sys.executable, "-m", "scanloom", "segment", str(SAMPLE), "--model", str(bundle)]
-    done = subprocess.run(
-        [*arguments, "--out", str(out), "--key", str(key)], capture_output=True, text=True
-    )
-    assert done.returncode == 65, done.stderr
-    assert code in done.stderr
+    ended = scanloom_command("segment", SAMPLE, "--model", bundle, "--out", out, "--key", key)
+    assert ended.code == 65, ended.err
+    assert code in ended.err
     assert not out.exists()

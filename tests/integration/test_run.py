@@ -20,7 +20,7 @@ import pytest
 
 from scanloom.io.system.liveness import pid_namespace, process_start_ticks
 from support import engine_models as em
-from support.commands import scanloom, scanloom_process, write_tiny_bundle
+from support.commands import scanloom, scanloom_process
 from support.formula_run import processes
 from support.make_run import GOOD, SLICES, THORAX, WRONG, Runs, write_study
 
@@ -36,11 +36,6 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_study(folder, "gap", 3901)[1].unlink()
     (folder / "notes.txt").write_text("no image")
     return folder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
 
 
 @pytest.fixture

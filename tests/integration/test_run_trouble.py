@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from support import engine_models as em
-from support.commands import scanloom, write_tiny_bundle
+from support.commands import scanloom
 from support.formula_run import PROGRAM, formula_environment, processes, start
 
 pytestmark = pytest.mark.slow
@@ -31,11 +31,6 @@ GOOD = 3000
 LIMIT = 20.0
 """Seconds that a case may take; the good ones need one."""
 IN_FLIGHT = 3
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
 
 
 @dataclass
