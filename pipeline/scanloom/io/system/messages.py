@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from scanloom.core import (
     Case,
     CaseRecord,
+    ComputeOptions,
     Flag,
     Measurement,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Series,
@@ -84,7 +86,7 @@ def register(
         raise ValueError(f"two types are called {record_type.__name__}")
 
 
-for _record_type in (Case, CaseRecord, Measurement, Outputs, Series):
+for _record_type in (Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series):
     register(_record_type)
 register(ScanError, lambda error: (error.reason, error.detail))
 
