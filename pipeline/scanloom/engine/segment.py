@@ -158,7 +158,7 @@ def segment_paths(
     Raises
     ------
     ScanError
-        For what concerns all: the models, the key, the output folder.
+        If the models, the key or the output folder cannot be used.
     """
     return tuple(record for _, record in iter_segment(paths, options, on_step))
 

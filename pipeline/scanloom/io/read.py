@@ -42,9 +42,9 @@ def load_volume(
         sorted by the attribute that distinguishes them: stack, time point, echo, b-value,
         acquisition or image type; else by protocol, times and the others in docs/reading.md.
     gaps : "refuse" or "interpolate"
-        What to do about missing slices of an otherwise regular DICOM stack.
+        Handling of missing slices of an otherwise regular DICOM stack.
     nan : "refuse" or "padding"
-        What to do about NaN voxels in volume files: "padding" replaces them by air (-1024 HU) in a
+        Handling of NaN voxels in volume files: "padding" replaces them by air (-1024 HU) in a
         CT, else by the smallest value of the scan.
     orientation : str or None
         Axis codes such as "RAS"; used only for a file without an orientation.

@@ -289,7 +289,7 @@ def _estimated(
         values = sum(window_values(card, grid) for card in cards)
     except ScanError as error:
         return PlannedCase(case.id, reason=error.code, detail=error.detail)
-    off_device = estimate.beside("resample", "network", "restore", "clean")
+    off_device = estimate.largest_stage_without("resample", "network", "restore", "clean")
     device = max(estimate.device.values(), default=0)
     return PlannedCase(case.id, voxels, values, estimate.peak, device, off_device)
 

@@ -110,7 +110,7 @@ class WorkerLoop:
 
     def _send(self, message: Ready | Step | CaseReply) -> None:
         packed = Message(message)
-        with self._send_lock, suppress(OSError):  # the worker is gone: so is this process, soon
+        with self._send_lock, suppress(OSError):  # the worker has ended; this process ends soon
             packed.send(self._connection)
 
 

@@ -24,7 +24,7 @@ class MemoryAdmission:
     Parameters
     ----------
     labellers : sequence of Labeller
-        The models; their devices decide what is kept in host memory.
+        The models; their devices decide which data are kept in host memory.
     limit : int or None
         Bytes that the process may use; None for its share of the machine's memory.
     places : int

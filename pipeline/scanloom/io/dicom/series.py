@@ -132,7 +132,7 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
     Raises
     ------
     ScanError
-        If the tiles or frames of a file can't be told apart, or no frame is a slice of a volume;
+        If the tiles or frames of a file can't be distinguished, or no frame is a slice of a volume;
         as for `_check_faults`.
     """
     _check_faults(headers)

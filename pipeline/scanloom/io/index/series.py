@@ -167,7 +167,7 @@ def make_series(
         return Series(DICOM, files, stamp=stamp)
     session.cache(HeaderCache).put(headers)
     if not all(header.syntax in NATIVE_TRANSFER_SYNTAXES for header in headers):
-        start_sandbox()  # the decoder process starts while this one goes on
+        start_sandbox()  # the decoder process starts while this one continues
     modality = headers[0].modality
     with pydicom_muted():
         return Series(
