@@ -31,7 +31,7 @@ class Series:
         Text for choosing a series. It may identify the patient: never written to results or logs.
     derived : bool
         Whether it was computed from other slices (a reformat): used only if selected by name.
-    lost : int
+    unreadable : int
         Number of unreadable files next to its own, which may be slices of it.
     stamp : str
         Hash over size, time of change and inode of its files when they were listed; an equal stamp
@@ -45,7 +45,7 @@ class Series:
     modality: str | None = None
     description: str = ""
     derived: bool = False
-    lost: int = 0
+    unreadable: int = 0
     stamp: str = ""
 
 
@@ -100,7 +100,7 @@ class Case:
 class CaseRecord:
     """Outcome of a case. `reason` is `None` if it was published.
 
-    `recalled` means that a current result existed and nothing was done; `remade` that the scan had
+    `reused` means that a current result existed and nothing was done; `remade` that the scan had
     changed since an earlier result, which this one replaced.
     """
 
@@ -111,5 +111,5 @@ class CaseRecord:
     folder: Path | None
     measurements: tuple[Measurement, ...] = ()
     seconds: float = 0.0
-    recalled: bool = False
+    reused: bool = False
     remade: bool = False

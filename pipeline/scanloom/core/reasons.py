@@ -38,8 +38,8 @@ class Reason(Enum):
         return self.name
 
     @property
-    def wanted(self) -> bool:
-        """Whether a result was expected; cases without one are then recorded in `failed/`."""
+    def expects_result(self) -> bool:
+        """Whether a result was expected; if so, the case is recorded in `failed/`."""
         return self.outcome != "skipped"
 
     # --- finding and reading -------------------------------------------------------------------

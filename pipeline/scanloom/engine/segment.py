@@ -282,7 +282,7 @@ def _recall(case: Case, folder: Path) -> CaseRecord:
         document = read_json(folder / CASE)
         flags = known_flags(flag["code"] for flag in document["flags"])
         rows = read_measurements(folder)
-        return CaseRecord(case.id, None, "", flags, folder, rows, recalled=True)
+        return CaseRecord(case.id, None, "", flags, folder, rows, reused=True)
     except (OSError, ValueError, KeyError, TypeError) as exc:
         detail = f"the result of case {case.id} can't be read"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc

@@ -116,11 +116,11 @@ def read_scan(
             limit=VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size,
         )
     except ScanError as error:
-        if not series.lost:
+        if not series.unreadable:
             raise
-        detail = f"{error.detail}; {series.lost} files next to its slices cannot be read"
+        detail = f"{error.detail}; {series.unreadable} files next to its slices cannot be read"
         raise ScanError(error.reason, detail) from error
-    if series.lost:
+    if series.unreadable:
         scan = _with_flags(scan, (Flag.FILES_LOST,))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 

@@ -227,7 +227,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
         "outcome": "used" if reason is None else reason.outcome,
         "reason": None if reason is None else error_document(reason, record.detail),
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
-        "recalled": record.recalled,
+        "recalled": record.reused,
         "remade": record.remade,
         "folder": None if record.folder is None else str(record.folder),
         "seconds": round(record.seconds, 3),
@@ -270,7 +270,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     screen.print(table)
     for flag in record.flags:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
-    if record.recalled:
+    if record.reused:
         screen.print("A result of this recipe already exists: nothing was done.")
     if record.remade:
         screen.print("The scan had changed: this result replaces the earlier one.")

@@ -120,8 +120,9 @@ class DaskPool:
         Raises
         ------
         ScanError
-            CLUSTER if the connection to the scheduler was lost, or there was no worker for too long; MODEL_CHANGED if
-            the models have changed; the reason of the engine if none starts on this machine.
+            CLUSTER if the connection to the scheduler was lost, or there was no worker for too
+            long; MODEL_CHANGED if the models have changed; the reason of the engine if none starts
+            on this machine.
         """
         now = time.monotonic()
         if now - self._counted_at > _COUNT_INTERVAL_S:

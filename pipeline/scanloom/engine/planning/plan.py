@@ -309,7 +309,7 @@ def _grid_and_dtype(series: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[A
 
     An affine of the slices' plane and spacing is enough: cost does not depend on exact angles.
     """
-    info = series.what
+    info = series.info
     if series.kind != DICOM or not info.shape or case.phase is not None:
         return probe(case.series, case.phase, case.read.orientation, case.read.gaps)
     affine = np.eye(4)

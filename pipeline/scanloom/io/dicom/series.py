@@ -270,8 +270,10 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     # Files that were gzipped when indexed may have been replaced since
     gzipped = {path for path in gzipped if is_gzip(read_first_bytes(path))}
     if gzipped:  # unpacking failed when they were indexed: retry it, or raise its error
-        plain = session.cache(UnpackedFiles).plain
-        return _usable_headers([plain(str(path), gzipped=path in gzipped) for path in by_path])
+        readable_file = session.cache(UnpackedFiles).readable_file
+        return _usable_headers(
+            [readable_file(str(path), gzipped=path in gzipped) for path in by_path]
+        )
     usable = [header for header in headers if rejection_reason(header) is None]
     if not usable:
         reasons = [rejection_reason(header) for header in headers]
