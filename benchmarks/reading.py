@@ -62,10 +62,10 @@ class Line:
 def judge(found: Index, one: IndexedSeries, case: Path, root: Path) -> Line:
     """Read a series and compare it."""
     series = found.as_series(one)
-    first = Path(found.rows.entries[one.files[0]].path)
+    first = Path(found.table.entries[one.files[0]].path)
     place = str((first if one.kind != "dicom" else first.parent).relative_to(root))
-    reason = one.what.reason
-    shape = "x".join(map(str, one.what.shape))
+    reason = one.info.reason
+    shape = "x".join(map(str, one.info.shape))
     try:
         volume = read_scan(series).volume if one.slices else None
         shape = "x".join(map(str, volume.grid.shape)) if volume else ""
@@ -75,7 +75,7 @@ def judge(found: Index, one: IndexedSeries, case: Path, root: Path) -> Line:
     if volume is None and said in ("PHASES", "FOUR_D"):
         verdict = of_phases(series, case)
     elif volume is None:
-        verdict = one.what.detail
+        verdict = one.info.detail
     else:
         verdict = of_volume(volume, series, case, first)
     if one.slices and said != reason and not (reason == "DERIVED" and not said):
@@ -243,7 +243,7 @@ def main() -> None:
                 )
         apart = Counter(
             became[1]
-            for group, became in zip(found.rows.groups, found.outcomes(), strict=True)
+            for group, became in zip(found.table.series_numbers, found.outcomes(), strict=True)
             if group < 0
         )
         for code, count in apart.items():

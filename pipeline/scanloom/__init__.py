@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Before torch is asked for anything: see "No AMX for the time being" in docs/decisions.md
+# before torch is used: see "No AMX for the time being" in docs/decisions.md
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 TYPE_CHECKING = False  # as of typing, which may not be the standard library's yet: see __main__
@@ -37,7 +37,7 @@ _HOMES = {
     "load_volume": "scanloom.io.read",
     "segment": "scanloom.engine.api",
 }
-"""Where each public name is defined; it is imported when it is first asked for."""
+"""Where each public name is defined; it is imported on first access."""
 
 
 def __getattr__(name: str) -> object:

@@ -72,7 +72,7 @@ def test_a_scheduler_that_goes_ends_the_run_with_a_word(tmp_path: Path) -> None:
             run.until(lambda: run.started, "the first scan")
             os.kill(cluster.scheduler.pid, signal.SIGKILL)
             assert process.wait(120) == 65
-    assert "the scheduler is gone (CLUSTER)" in run.said.replace("\n", " ")
+    assert "the connection to the scheduler was lost (CLUSTER)" in run.said.replace("\n", " ")
     assert "Traceback" not in run.said
 
 

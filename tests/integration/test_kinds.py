@@ -62,8 +62,8 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     KINDS[name].make(scan)
     found = build_index([scan], bytes(32))
     whole = [one for one in found.series if one.slices] or found.series
-    assert {one.what.reason for one in whole} == {PIXELS_TELL.get(name, KINDS[name].code)}
-    for entry in found.rows.entries:
+    assert {one.info.reason for one in whole} == {PIXELS_TELL.get(name, KINDS[name].code)}
+    for entry in found.table.entries:
         with pydicom_muted():
             fast, odd = (
                 parse_plain(entry.path, read_first_bytes(entry.path)),
@@ -71,7 +71,7 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
             )
         assert fast in (None, odd)
         assert odd.packed()
-    shape = whole[0].what.shape
+    shape = whole[0].info.shape
     if shape and name in READ:
         assert shape == scanloom.load_volume(scan).grid.shape
 

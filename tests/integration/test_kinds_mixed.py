@@ -91,9 +91,9 @@ def test_the_index_agrees_with_reading(tmp_path, monkeypatch):
         folder = tmp_path / str(n)
         Mixture("EchoTime", "the upper half", lacking=lacking).write(folder)
         (series,) = build_index([folder], bytes(32)).series
-        assert series.what.reason == values_of(folder)
+        assert series.info.reason == values_of(folder)
         verb = "is missing" if lacking else "differs"
-        assert series.what.detail == f"EchoTime {verb} in 6 of 12 slices"
+        assert series.info.detail == f"EchoTime {verb} in 6 of 12 slices"
 
 
 @pytest.mark.parametrize("which", WHICH)

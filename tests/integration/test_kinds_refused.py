@@ -50,8 +50,8 @@ def test_the_index_agrees_with_reading_for_every_kind(tmp_path, name, monkeypatc
     KINDS[name].make(scan)
     found = build_index([scan], bytes(32))
     whole = [one for one in found.series if one.slices] or found.series
-    assert {one.what.reason for one in whole} == {KINDS[name].code}
-    for entry in found.rows.entries:
+    assert {one.info.reason for one in whole} == {KINDS[name].code}
+    for entry in found.table.entries:
         with pydicom_muted():
             fast, odd = (
                 parse_plain(entry.path, read_first_bytes(entry.path)),

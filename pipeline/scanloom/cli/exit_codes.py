@@ -46,5 +46,5 @@ def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
         return exit_of_reason(reasons[0])
     if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
         return Exit.INPUT_OUTPUT
-    failed = any(reason.wanted for reason in reasons)
+    failed = any(reason.expects_result for reason in reasons)
     return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK

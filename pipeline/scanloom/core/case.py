@@ -15,7 +15,7 @@ DICOM = "dicom"
 
 @dataclass(frozen=True)
 class Series:
-    """The files of one scan and what their headers say, as the index knows it.
+    """The files of one scan, with metadata of their headers.
 
     Parameters
     ----------
@@ -24,18 +24,18 @@ class Series:
     files : tuple of Path
         All its files, in no particular order.
     study_uid, series_uid : str
-        Empty for other kinds than DICOM, and where the source lacks them.
+        Empty for other kinds than DICOM, and if the source lacks them.
     modality : str or None
-        What the header says, of the closed list.
+        Modality in the header, if it is one of `MODALITIES`.
     description : str
-        For the person who has to choose. It may hold identity: never written to results or logs.
+        Text for choosing a series. It may identify the patient: never written to results or logs.
     derived : bool
-        Whether it was computed from other slices (a reformat): taken only if it is named.
-    lost : int
-        Files beside its own that can't be read, of which nobody knows whether they are slices.
+        Whether it was computed from other slices (a reformat): used only if selected by name.
+    unreadable : int
+        Number of unreadable files next to its own, which may be slices of it.
     stamp : str
-        Hash over size, time of change and inode of its files when they were listed; the same stamp
-        means the same content without a look at it. Empty where it is not known.
+        Hash over size, time of change and inode of its files when they were listed; an equal stamp
+        implies equal content without reading it. Empty if unknown.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Series:
     modality: str | None = None
     description: str = ""
     derived: bool = False
-    lost: int = 0
+    unreadable: int = 0
     stamp: str = ""
 
 
@@ -64,18 +64,18 @@ class Case:
     source_hash : str
         Keyed hash over the files' contents, by which a changed source is detected.
     stamp : str
-        Keyed hash of the stamp of each series, joined by spaces; see `Series`. Empty where one is
-        not known.
+        Keyed hash of the stamp of each series, joined by spaces; see `Series`. Empty if any is
+        unknown.
     folder : str
         Name of its folder in `OUT/cases/`; empty for its id.
     recipe : str
         Hash over everything that can change the result: see `scanloom.engine.case.recipe`.
     read : ReadOptions
-        How the scan is read.
+        Options for reading the scan.
     phase : int or None
         Index of the volume, from 0, if a file or series holds several.
     others : tuple of Series
-        The further input channels of models that take several, in their order. Results lie on
+        Further input channels of models with several, in their order. Results have the grid of
         `series`.
     """
 
@@ -100,7 +100,7 @@ class Case:
 class CaseRecord:
     """Outcome of a case. `reason` is `None` if it was published.
 
-    `recalled` means that a current result existed and nothing was done; `remade` that the scan had
+    `reused` means that a current result existed and nothing was done; `remade` that the scan had
     changed since an earlier result, which this one replaced.
     """
 
@@ -111,5 +111,5 @@ class CaseRecord:
     folder: Path | None
     measurements: tuple[Measurement, ...] = ()
     seconds: float = 0.0
-    recalled: bool = False
+    reused: bool = False
     remade: bool = False

@@ -1,10 +1,10 @@
 """Options that change results, one frozen object for each subject.
 
-An option is written here once: name, type, default, and a description with other keywords of
+Each option is defined here once: name, type, default, and a description with other keywords of
 pydantic's Field. `scanloom.engine.workflow.schema` and
 `scanloom.engine.segment` embed these objects, cases and recipes carry them. A new option must keep
 results as they are by its default: see `scanloom.engine.case.recipe`. Its command line parameter
-has the same name and stands in `scanloom.cli.commands.segment`.
+has the same name and is defined in `scanloom.cli.commands.segment`.
 """
 
 from __future__ import annotations
@@ -33,25 +33,28 @@ class ReadOptions:
 
     gaps: Gaps = field(
         default="refuse",
-        metadata={"description": "Missing slices: refuse the series, or fill them and say so"},
+        metadata={
+            "description": "Missing slices: refuse the series, or interpolate them and set a flag"
+        },
     )
     nan: Nan = field(
         default="refuse",
         metadata={
-            "description": "Voxels that are no numbers (NaN): refuse the scan, or make them its "
-            "padding value (air in a CT, else its smallest value) and say so"
+            "description": "Voxels that are not numbers (NaN): refuse the scan, or replace them "
+            "by its padding value (air in a CT, else its smallest value) and set a flag"
         },
     )
     orientation: str | None = field(
         default=None,
         metadata={
-            "description": "Axis codes for files that do not say theirs",
+            "description": "Axis codes for files that do not state theirs",
             "pattern": "^[RLAPSI]{3}$",
             "examples": ["RAS"],
         },
     )
     modality: Modality | None = field(
-        default=None, metadata={"description": "For files that do not say theirs (NIfTI)"}
+        default=None,
+        metadata={"description": "Modality for files that do not state theirs (NIfTI)"},
     )
     max_size: int | None = field(
         default=None,
@@ -63,7 +66,9 @@ class ReadOptions:
 class ComputeOptions:
     """Options for running networks."""
 
-    precision: Precision = field(default="auto", metadata={"description": "Of the networks"})
+    precision: Precision = field(
+        default="auto", metadata={"description": "Numeric precision of the networks"}
+    )
     skip_air: bool = field(
         default=True, metadata={"description": "Whether windows of air are skipped"}
     )
@@ -90,7 +95,7 @@ class Outputs:
         },
     )
     structures: tuple[str, ...] = field(
-        default=(), metadata={"description": "Labels to keep; none named: all"}
+        default=(), metadata={"description": "Labels to keep; by default, all"}
     )
 
     def writes(self, name: Extra) -> bool:
@@ -104,7 +109,7 @@ def names_of(kind: type) -> tuple[str, ...]:
 
 
 def take(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return the options of a class from values by name, of which others are left alone."""
+    """Return the options of a class from values by name; other values are ignored."""
     return kind(**{name: values[name] for name in names_of(kind) if name in values})
 
 

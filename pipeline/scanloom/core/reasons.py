@@ -38,8 +38,8 @@ class Reason(Enum):
         return self.name
 
     @property
-    def wanted(self) -> bool:
-        """Whether a result was expected; cases without one are then recorded in `failed/`."""
+    def expects_result(self) -> bool:
+        """Whether a result was expected; if so, the case is recorded in `failed/`."""
         return self.outcome != "skipped"
 
     # --- finding and reading -------------------------------------------------------------------
@@ -227,7 +227,7 @@ def reason_of(code: str) -> Reason:
 
 
 def current_code(code: str) -> str:
-    """Return today's code for a code that was read; an unknown one is left as it is."""
+    """Return today's code for a code that was read; an unknown code is returned unchanged."""
     return FORMER_CODES[code].code if code in FORMER_CODES else code
 
 

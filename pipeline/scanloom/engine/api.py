@@ -50,7 +50,7 @@ def segment(
     Parameters
     ----------
     paths : path, or sequence of paths
-        Each as `load_volume` takes it.
+        Paths as in `load_volume`.
     model : str, or sequence of str
         Names or bundle folders.
     out : path
@@ -62,13 +62,13 @@ def segment(
     Returns
     -------
     tuple of CaseRecord
-        One a path, in order, or one a series with `series="all"`: its `folder`, or the `reason` why
-        there is none.
+        One for each path, in order, or for each series with `series="all"`: its `folder`, or the
+        `reason` for which nothing was published.
 
     Raises
     ------
     ScanError
-        For what concerns all scans: the models, the key, the output folder.
+        If the models, the key or the output folder cannot be used.
     """
     settle_in()
     models = (model,) if isinstance(model, str) else tuple(model)

@@ -290,7 +290,7 @@ class _Run:
         failed = [
             CaseRecord(entry.series.id, entry.reason, entry.detail, (), None)
             for entry in left_out
-            if entry.reason.wanted and self.options.scope.holds(entry.series.id)
+            if entry.reason.expects_result and self.options.scope.holds(entry.series.id)
         ]
         cases = len(earlier.pending) + len(earlier.records)
         self.board.plan(cases + len(failed), len(earlier.finished))

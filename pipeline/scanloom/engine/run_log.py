@@ -31,7 +31,7 @@ class RunLog:
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "case": case.id,
             "reason": record.reason.code if record and record.reason else None,
-            "recalled": bool(record and record.recalled),
+            "recalled": bool(record and record.reused),
             "remade": bool(record and record.remade),
             "tries": [
                 {

@@ -158,7 +158,7 @@ def segment_paths(
     Raises
     ------
     ScanError
-        For what concerns all: the models, the key, the output folder.
+        If the models, the key or the output folder cannot be used.
     """
     return tuple(record for _, record in iter_segment(paths, options, on_step))
 
@@ -282,7 +282,7 @@ def _recall(case: Case, folder: Path) -> CaseRecord:
         document = read_json(folder / CASE)
         flags = known_flags(flag["code"] for flag in document["flags"])
         rows = read_measurements(folder)
-        return CaseRecord(case.id, None, "", flags, folder, rows, recalled=True)
+        return CaseRecord(case.id, None, "", flags, folder, rows, reused=True)
     except (OSError, ValueError, KeyError, TypeError) as exc:
         detail = f"the result of case {case.id} can't be read"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc

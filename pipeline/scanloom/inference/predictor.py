@@ -136,7 +136,7 @@ class TorchPredictor:
         ----------
         volume : Volume
             The scan; for a model with several input channels, the first of them.
-        clock : Clock, optional
+        clock : StepTimer, optional
             Times the steps "resample", "network", "restore" and "clean".
         others : sequence of Volume
             The other input channels, in the card's order, on the same grid.

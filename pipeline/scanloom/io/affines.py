@@ -88,7 +88,7 @@ def orthogonalize(
     -------
     (4, 4) array, tuple of Flag
         The nearest orthogonal affine (polar decomposition) with the same spacing and centre, and
-        AFFINE_ROUNDED. The affine is returned as it is, without a flag, if it is orthogonal to
+        AFFINE_ROUNDED. The affine is returned unchanged, without a flag, if it is orthogonal to
         float32 precision (`FLOAT32_COSINE`), or sheared by more than `core.grid.ORTHOGONAL`.
 
     Raises

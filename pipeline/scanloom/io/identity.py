@@ -74,7 +74,7 @@ def read_key(file: Path | None = None) -> bytes:
     Raises
     ------
     ScanError
-        KEY_MISMATCH if there is none; UNREADABLE or DAMAGED as in `load_key`.
+        KEY_MISMATCH if the key does not exist; UNREADABLE or DAMAGED as in `load_key`.
     """
     path = file or default_key_file()
     if not path.exists():

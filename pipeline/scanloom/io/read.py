@@ -42,9 +42,9 @@ def load_volume(
         sorted by the attribute that distinguishes them: stack, time point, echo, b-value,
         acquisition or image type; else by protocol, times and the others in docs/reading.md.
     gaps : "refuse" or "interpolate"
-        What to do about missing slices of an otherwise regular DICOM stack.
+        Handling of missing slices of an otherwise regular DICOM stack.
     nan : "refuse" or "padding"
-        What to do about NaN voxels in volume files: "padding" replaces them by air (-1024 HU) in a
+        Handling of NaN voxels in volume files: "padding" replaces them by air (-1024 HU) in a
         CT, else by the smallest value of the scan.
     orientation : str or None
         Axis codes such as "RAS"; used only for a file without an orientation.
@@ -116,11 +116,11 @@ def read_scan(
             limit=VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size,
         )
     except ScanError as error:
-        if not series.lost:
+        if not series.unreadable:
             raise
-        detail = f"{error.detail}; {series.lost} files next to its slices cannot be read"
+        detail = f"{error.detail}; {series.unreadable} files next to its slices cannot be read"
         raise ScanError(error.reason, detail) from error
-    if series.lost:
+    if series.unreadable:
         scan = _with_flags(scan, (Flag.FILES_LOST,))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 

@@ -1,4 +1,4 @@
-"""Measure structures: size, bounding box and intensities, all structures of a layer at once."""
+"""Measure structures: size, bounding box and intensities, all structures of a layer in one pass."""
 
 from __future__ import annotations
 

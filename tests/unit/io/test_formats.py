@@ -70,9 +70,9 @@ def test_unreadable_slices_are_missed_by_dicom_alone(tmp_path: Path) -> None:
     files = write_series(tmp_path / "scan", noise())
     files[0].write_bytes(files[0].read_bytes()[:400])
     write_mgh(tmp_path / "scan" / "a.mgh")
-    found = {series.kind: series.lost for series in find_series(tmp_path)}
+    found = {series.kind: series.unreadable for series in find_series(tmp_path)}
     assert found == {DICOM: 1, "mgh": 0}
     index = build_index([tmp_path], KEY, tmp_path / "out")
-    indexed = {one.kind: index.as_series(one).lost for one in index.series if one.series_uid}
+    indexed = {one.kind: index.as_series(one).unreadable for one in index.series if one.series_uid}
     assert indexed == {DICOM: 1}
-    assert [index.as_series(one).lost for one in index.series if one.kind == "mgh"] == [0]
+    assert [index.as_series(one).unreadable for one in index.series if one.kind == "mgh"] == [0]

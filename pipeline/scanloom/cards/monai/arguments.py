@@ -29,7 +29,7 @@ class Arguments:
         self._remaining = dict(component.args)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return an argument as it is."""
+        """Return an argument unchanged."""
         return self._remaining.pop(name, default)
 
     def ignore(self, *names: str) -> None:
@@ -130,5 +130,5 @@ def describe(value: Any) -> str:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the value of a list of one, any other value as it is."""
+    """Return the value of a list of one, any other value unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -88,7 +88,7 @@ def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: i
 
 
 def find_driver() -> Driver | None:
-    """Return the NVIDIA driver (by NVML), None if there is none."""
+    """Return the NVIDIA driver, as NVML reports it; None without a driver."""
     import pynvml
 
     driver = None

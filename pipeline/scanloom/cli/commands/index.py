@@ -78,7 +78,7 @@ def document(listed: Index) -> dict[str, Any]:
 
 
 def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
-    info = series.what
+    info = series.info
     return {
         "number": number if series.slices else None,
         "id": series.id or None,
@@ -128,7 +128,7 @@ def show(listed: Index) -> None:
 
 
 def _row(number: int, series: IndexedSeries) -> list[str]:
-    info = series.what
+    info = series.info
     return [
         str(number) if series.slices else "",
         series.study[:STUDY_LETTERS],

@@ -147,7 +147,7 @@ def status_table(status: Status) -> RenderableType:
     table.add_row("run", f"{status.run}: {status.state}{cause}")
     table.add_row(
         "cases",
-        f"{status.over} of {status.cases}: {status.done} done, {status.skipped} skipped, "
+        f"{status.ended} of {status.cases}: {status.done} done, {status.skipped} skipped, "
         f"{status.ambiguous} ambiguous, {status.failed} failed, {status.before} from before",
     )
     if status.remade:
@@ -293,7 +293,7 @@ def _plain_lines(
         while not over.wait(period):
             now = board.now()
             rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
-            print_line(f"{now.state}: {now.over} of {now.cases} cases, {now.failed} failed{rate}")
+            print_line(f"{now.state}: {now.ended} of {now.cases} cases, {now.failed} failed{rate}")
 
     speaker = threading.Thread(target=keep_saying, daemon=True)
     speaker.start()

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from scanloom.core import CaseRecord
     from scanloom.engine.segment import SegmentOptions
 
-    Found = Sequence[tuple[Path, CaseRecord]]
+    Records = Sequence[tuple[Path, CaseRecord]]
+    """Each path with the record of a case."""
 
 
 def axis_codes(text: str) -> str:
-    """Return axis codes such as RAS in capitals; refuse what is none."""
+    """Return axis codes such as RAS in capitals; refuse any other text."""
     codes = text.strip().upper()
     if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
         raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
@@ -40,7 +41,7 @@ def axis_codes(text: str) -> str:
 
 
 def device_name(text: str) -> str:
-    """Return the name of a device; refuse what is none."""
+    """Return the name of a device; refuse any other text."""
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
         raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
     return text
@@ -83,39 +84,42 @@ def segment(
         list[str],
         typer.Option(help="A model's name, or a bundle's folder. May be given several times."),
     ],
-    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("scanloom-out"),
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("scanloom-out"),
     archives: ArchivesOption = False,
     series: Annotated[
         str | None,
         typer.Option(
-            metavar="WHICH", help="Which series, if there are several: best, all, number or UID."
+            metavar="WHICH",
+            help="Series to segment if there are several: best, all, its number or UID.",
         ),
     ] = None,
     phase: Annotated[
-        int | None, typer.Option(min=0, help="Which volume of a scan with several, from 0.")
+        int | None, typer.Option(min=0, help="Volume to segment if a scan has several, from 0.")
     ] = None,
     gaps: Annotated[
-        Literal["refuse", "interpolate"], typer.Option(help="What to do about missing slices.")
+        Literal["refuse", "interpolate"], typer.Option(help="Handling of missing slices.")
     ] = "refuse",
     nan: Annotated[
         Literal["refuse", "padding"],
-        typer.Option(help="What to do about voxels that are no numbers (NaN)."),
+        typer.Option(help="Handling of voxels that are not numbers (NaN)."),
     ] = "refuse",
     orientation: Annotated[
         str | None,
         typer.Option(
-            parser=axis_codes, metavar="CODES", help="Axes of a file that does not say: RAS, LPS."
+            parser=axis_codes,
+            metavar="CODES",
+            help="Axes of a file that does not state them: RAS, LPS.",
         ),
     ] = None,
     modality: Annotated[
         Literal["CT", "MR", "PT", "NM"] | None,
-        typer.Option(case_sensitive=False, help="Modality of a file that does not say."),
+        typer.Option(case_sensitive=False, help="Modality of a file that does not state it."),
     ] = None,
     device: Annotated[
         str, typer.Option(parser=device_name, metavar="NAME", help="auto, cpu, cuda:0 ...")
     ] = "auto",
     precision: Annotated[
-        Literal["auto", "float32", "half"], typer.Option(help="Numbers the network computes in.")
+        Literal["auto", "float32", "half"], typer.Option(help="Numeric precision of the network.")
     ] = "auto",
     seg: Annotated[
         Literal["binary", "labelmap"], typer.Option(help="Kind of DICOM SEG.")
@@ -132,22 +136,26 @@ def segment(
         ),
     ] = None,
     structures: Annotated[
-        str, typer.Option(metavar="A,B", help="Keep only these; default all.")
+        str, typer.Option(metavar="A,B", help="Structures to keep; default all.")
     ] = "",
     key: Annotated[Path | None, typer.Option(help="File with the key of the case ids.")] = None,
     names: Annotated[
         Literal["id", "source"],
         typer.Option(
-            help="What case folders are called. source: PatientID and series number, or the name "
-            "of the file: whoever sees the folder then sees who it is."
+            help="Names of case folders. source: PatientID and series number, or the file's name; "
+            "such names identify the patient."
         ),
     ] = "id",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace results of another recipe.")
+        bool, typer.Option("--replace", help="Replace results made with other models or options.")
     ] = False,
     memory_limit: Annotated[
         int | None,
-        typer.Option(parser=byte_count, metavar="SIZE", help="Take no more memory: 8GB, 7.5GiB."),
+        typer.Option(
+            parser=byte_count,
+            metavar="SIZE",
+            help="Most memory that scanloom may use: 8GB, 7.5GiB.",
+        ),
     ] = None,
     max_size: Annotated[
         int | None,
@@ -156,10 +164,13 @@ def segment(
         ),
     ] = None,
     skip_air: Annotated[
-        bool, typer.Option(help="Skip windows of air, if the model says what air is.")
+        bool, typer.Option(help="Skip windows of air, if the model defines air.")
     ] = True,
     compiled_restore: Annotated[
-        bool, typer.Option(help="Map labels back by compiled kernels, or by plain PyTorch.")
+        bool,
+        typer.Option(
+            help="Map labels back to the scan's grid with compiled kernels, or plain PyTorch."
+        ),
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     json: JsonOption = False,
@@ -181,16 +192,16 @@ def segment(
                 "structures": tuple(s.strip() for s in structures.split(",") if s.strip()),
             }
         )
-        found = run(paths, options, quiet=quiet)
+        records = run(paths, options, quiet=quiet)
         if json:
-            print_json(document(found))
+            print_json(document(records))
         else:
-            show(found, quiet=quiet)
-        raise typer.Exit(exit_of_records([record for _, record in found]))
+            show(records, quiet=quiet)
+        raise typer.Exit(exit_of_records([record for _, record in records]))
 
 
-def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Found:
-    """Segment, telling on stderr what is being done unless `quiet`; errors as `segment_paths`."""
+def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Records:
+    """Segment scans, with progress on stderr unless `quiet`; errors as in `segment_paths`."""
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import iter_segment
 
@@ -201,9 +212,9 @@ def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) 
             return list(iter_segment(paths, options, on_step))
 
 
-def document(found: Found) -> dict[str, Any]:
-    """Return what `--json` prints: the cases of each path, in order."""
-    return {"schema": 1, "cases": [_case(path, record) for path, record in found]}
+def document(records: Records) -> dict[str, Any]:
+    """Return the document of `--json`: the cases of each path, in order."""
+    return {"schema": 1, "cases": [_case(path, record) for path, record in records]}
 
 
 def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
@@ -216,7 +227,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
         "outcome": "used" if reason is None else reason.outcome,
         "reason": None if reason is None else error_document(reason, record.detail),
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
-        "recalled": record.recalled,
+        "recalled": record.reused,
         "remade": record.remade,
         "folder": None if record.folder is None else str(record.folder),
         "seconds": round(record.seconds, 3),
@@ -224,11 +235,11 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
     }
 
 
-def show(found: Found, *, quiet: bool = False) -> None:
-    """Print tables on stdout and what went wrong on stderr."""
+def show(records: Records, *, quiet: bool = False) -> None:
+    """Print tables on stdout and errors on stderr."""
     from scanloom.core import printable
 
-    for path, record in found:
+    for path, record in records:
         if record.reason is not None:
             say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
         elif not quiet:
@@ -236,7 +247,7 @@ def show(found: Found, *, quiet: bool = False) -> None:
 
 
 def show_case(path: Path, record: CaseRecord) -> None:
-    """Print what was found in one scan, and where to look."""
+    """Print the measurements of one case, and the paths of its results."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -250,7 +261,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
     for m in record.measurements:
         mean = "" if m.mean is None else f"{m.mean:.0f}"
         sd = "" if m.sd is None else f"{m.sd:.0f}"
-        # The case's own flags stand below, once.
+        # flags of the whole case are printed once, below the table
         flags = " ".join(f.code for f in m.flags if f not in record.flags)
         row = [m.label, f"{m.volume_ml:.1f}", mean, sd, m.unit, flags]
         table.add_row(*([m.model] if several else []), *row)
@@ -259,10 +270,10 @@ def show_case(path: Path, record: CaseRecord) -> None:
     screen.print(table)
     for flag in record.flags:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
-    if record.recalled:
-        screen.print("The result of this recipe was there already: nothing was done.")
+    if record.reused:
+        screen.print("A result of this recipe already exists: nothing was done.")
     if record.remade:
-        screen.print("The scan had changed since its earlier result, which this one replaces.")
+        screen.print("The scan had changed: this result replaces the earlier one.")
     screen.print(f"Results: {record.folder}", soft_wrap=True)
     if record.folder is not None and (picture := record.folder / "preview.png").exists():
         screen.print(f"Look at: {picture}", soft_wrap=True)

@@ -36,7 +36,7 @@ def status(
         damaged = []
         for folder in reversed(folders):
             try:
-                now = Status.read(folder).seen()
+                now = Status.read(folder).as_observed()
             except FileNotFoundError:
                 continue  # it has not written a status yet
             except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Cases of a workflow, made in the same way for one scan and for an archive."""
+"""Cases of a workflow, built in the same way for one scan and for an archive."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
 
 def make_cases(
     index: Index,
-    chosen: Iterable[Inputs],
+    selected: Iterable[Inputs],
     workflow: Workflow,
     cards: Sequence[ModelCard],
     key: bytes,
     left_out: list[LeftOut],
 ) -> Iterator[tuple[Inputs, Case]]:
-    """Yield the series of each case, and the case.
+    """Yield the index entries of each case, and the case.
 
-    `left_out` receives the series without a case, such as an archive that cannot be unpacked.
+    Series without a case, such as an archive that cannot be unpacked, are added to `left_out`.
     """
     recipe = workflow_recipe(workflow, cards)
-    for inputs in chosen:
+    for inputs in selected:
         first = inputs[0]
         try:
             series, *channels = map(index.as_series, inputs)
@@ -53,31 +53,31 @@ def make_cases(
 
 
 def unique_cases(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
-    """Return one case of each id: volume files that are equal are one, wherever they lie.
+    """Return one case for each id: equal volume files are one case, whatever their paths.
 
     Returns
     -------
-    (cases, taken)
-        `taken` are ids of several files that are not equal, since an id is made of samples of a
-        file: they are no cases.
+    (cases, conflicts)
+        `conflicts` are ids of several files that are not equal: ids are computed from samples of
+        a file. They get no case.
     """
     by_id: dict[str, Case] = {}
-    taken: set[str] = set()
+    conflicts: set[str] = set()
     for case in cases:
         earlier = by_id.setdefault(case.id, case)
-        if earlier is case or case.id in taken:
+        if earlier is case or case.id in conflicts:
             continue
-        with suppress(ScanError):  # it can't be read: its worker says so
+        with suppress(ScanError):  # unreadable: its worker reports that
             by_id[case.id] = with_source_hash(earlier, key)
             if with_source_hash(case, key).source_hash != by_id[case.id].source_hash:
-                taken.add(case.id)
-    return [case for case in by_id.values() if case.id not in taken], taken
+                conflicts.add(case.id)
+    return [case for case in by_id.values() if case.id not in conflicts], conflicts
 
 
-def id_conflicts(taken: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
-    """Return the series whose ids are those of several files."""
-    detail = "another file has the same id, and differs from it between the samples"
-    return [LeftOut(entry, Reason.ID_TAKEN, detail) for entry in series if entry.id in taken]
+def id_conflicts(conflicts: set[str], series: Iterable[IndexedSeries]) -> list[LeftOut]:
+    """Return the series whose id several files share."""
+    detail = "another file has the same id but different content between the samples"
+    return [LeftOut(entry, Reason.ID_TAKEN, detail) for entry in series if entry.id in conflicts]
 
 
 def with_source_hash(case: Case, key: bytes) -> Case:
@@ -101,21 +101,21 @@ def make_case(
     Parameters
     ----------
     number : str
-        Its id, as `scanloom.io.identity.case_id` makes it of series and phase.
+        Its id: `scanloom.io.identity.case_id` of series and phase.
     series : Series
-        Where it is.
+        The files of the scan.
     workflow : Workflow
-        What is to be done.
+        Options and outputs.
     recipe : str
-        Of the workflow.
+        Recipe hash of the workflow.
     phase : int or None
-        Which of several volumes.
+        Index of the volume, if there are several.
     """
     return Case(
         id=number,
         series=series,
         outputs=workflow.output_options,
-        source_hash="",  # the files are read for it when the case is worked on
+        source_hash="",  # computed from the files when the case is processed
         recipe=recipe,
         read=workflow.read_options,
         phase=phase,

@@ -1,8 +1,8 @@
 """Memory estimate of a case, from the scan's header and the models' cards alone.
 
-Nothing is read but headers, nothing of the scan's size is allocated. Each stage holds the scan;
-from restore on label maps; the rest comes and goes. The peak is the largest stage, on top of
-interpreter and libraries.
+Only headers are read, and no array of the scan's size is allocated. Each stage holds the scan and,
+from restore on, label maps; other data live in one stage only. The peak is the largest stage, plus
+the interpreter and libraries.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 BASE_PROCESS_BYTES = 720 * 1024**2
 """Interpreter, torch, a small network, compiled kernels, writers and readers: measured with torch
-2.13 for CPU in a process that has a case behind it."""
+2.13 for CPU in a process that has finished a case."""
 DECODER_BYTES = 96 * 1024**2
-"""Of a scan being read: headers, and what decoders and gunzip hold."""
+"""While a scan is read: headers, and memory of decoders and gunzip."""
 MEASUREMENT_BYTES = 128 * 1024**2
 """Histograms and slabs of connected parts."""
 
@@ -38,12 +38,12 @@ class CaseEstimate:
     Parameters
     ----------
     host : mapping of str to int
-        For "load", "resample", "network", "restore", "clean", "measure", "write" and "readback",
-        scan and label maps included.
+        Bytes of "load", "resample", "network", "restore", "clean", "measure", "write" and
+        "readback", scan and label maps included.
     device : mapping of str to int
-        By step, on a device of its own memory.
+        Bytes of each step on a device with its own memory.
     base : int
-        What the process holds beside: interpreter, libraries, weights.
+        Memory of the process itself: interpreter, libraries, weights.
     """
 
     host: Mapping[str, int]
@@ -52,16 +52,16 @@ class CaseEstimate:
 
     @property
     def peak(self) -> int:
-        """The most that the process holds at any time, bytes."""
+        """Peak memory of the process, in bytes."""
         return self.base + max(self.host.values(), default=0)
 
-    def beside(self, *not_in: str) -> int:
-        """Return the most it holds beside what all cases of a process share, out of some stages."""
-        return max((n for name, n in self.host.items() if name not in not_in), default=0)
+    def largest_stage_without(self, *excluded: str) -> int:
+        """Return the bytes of the largest stage but some, without the process itself."""
+        return max((n for name, n in self.host.items() if name not in excluded), default=0)
 
     @property
-    def stage(self) -> str:
-        """The stage that needs most."""
+    def largest_stage(self) -> str:
+        """Name of the stage that needs most memory."""
         return max(self.host, key=lambda name: self.host[name])
 
 
@@ -81,31 +81,31 @@ def estimate_case(
     outputs: Outputs | None = None,
     placement: Placement | None = None,
 ) -> CaseEstimate:
-    """Estimate what a case takes.
+    """Estimate the memory of a case.
 
     Parameters
     ----------
     grid : Grid
-        Of the scan.
+        Grid of the scan.
     dtype : dtype
-        Of its voxels after rescale.
+        Data type of its voxels after rescale.
     cards : sequence of ModelCard
         The models, one after another.
     outputs : Outputs, optional
-        What would be written.
+        Files to write.
     placement : Placement, optional
-        Where the networks would run.
+        Device and precision of the networks.
 
     Returns
     -------
     CaseEstimate
-        `peak` is what to compare with a limit.
+        Compare `peak` with a limit.
     """
     voxels, stored = math.prod(grid.shape), np.dtype(dtype).itemsize
     scan = voxels * stored
     raw = 2 * voxels if np.dtype(dtype).kind == "f" else 0  # before rescale
     host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
-    held = 0  # label maps of the models before
+    held = 0  # label maps of the previous models
     for card in cards:
         need = _network(grid, stored, card, placement or Placement())
         for step, count in need.host.items():
@@ -121,17 +121,17 @@ def estimate_case(
 
 
 def base_bytes(cards: Sequence[ModelCard]) -> int:
-    """Return what a process with these models holds before its first case."""
+    """Return the bytes of a process with these models before its first case."""
     return BASE_PROCESS_BYTES + sum(2 * card.weights.file.stat().st_size for card in cards)
 
 
 def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
-    """Refuse a case that can't fit, before anything is allocated.
+    """Refuse a case that does not fit, before any allocation.
 
     Parameters
     ----------
     estimate : CaseEstimate
-        With the least that is possible.
+        Estimate with the smallest possible plan.
     limit : int or None
         Bytes for the whole process; None for no limit.
 
@@ -141,7 +141,7 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
         OUT_OF_MEMORY with both figures.
     """
     if limit is not None and estimate.peak > limit:
-        need = f"needs {format_bytes(estimate.peak)} to {estimate.stage}"
+        need = f"needs {format_bytes(estimate.peak)} to {estimate.largest_stage}"
         detail = f"{need}, limit {format_bytes(limit)} by --memory-limit or memory_limit"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 

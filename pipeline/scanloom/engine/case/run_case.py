@@ -47,31 +47,31 @@ class OutputTarget:
 
 def run_case(
     case: Case,
-    labellers: Callable[[], Sequence[Predictor]],
-    place: OutputTarget,
+    make_predictors: Callable[[], Sequence[Predictor]],
+    output: OutputTarget,
     clock: StepTimer | None = None,
     door: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
     folder: str | None = None,
     source: SourceRecord | None = None,
 ) -> CaseRecord:
-    """Read, label, write and publish a case.
+    """Read, segment, write and publish a case.
 
     Parameters
     ----------
     case : Case
         The case.
-    labellers : callable
-        Return the models; called when the scan is in memory.
-    place : Place
-        Where the result goes.
-    clock : Clock or None
-        Times each step.
+    make_predictors : callable
+        Function that returns the models; called when the scan is in memory.
+    output : OutputTarget
+        Output folder and key.
+    clock : StepTimer or None
+        Timer of each step.
     door : callable
-        A context manager to hold while the device works.
+        Returns a context manager that is held while the device is used.
     folder : str or None
         Name of the case's folder; None for its id.
-    source : Source or None
+    source : SourceRecord or None
         Source of the case, if the crosswalk does not have it yet.
 
     Returns
@@ -84,21 +84,22 @@ def run_case(
     try:
         with clock.step("find"):
             states = _file_states(case)
-            case = with_source_hash(case, place.key)
-            standing = result_state(place.out, name, case, replace=place.replace)
-        if standing is ResultState.CURRENT:  # of files that were only copied; or who made it died
-            published = place.out / "cases" / name
+            case = with_source_hash(case, output.key)
+            state = result_state(output.out, name, case, replace=output.replace)
+        # such as the result of copied files, or of a run that died before it was recorded
+        if state is ResultState.CURRENT:
+            published = output.out / "cases" / name
             store_source_stamp(published, case.stamp)
-            return CaseRecord(case.id, None, "", (), published, recalled=True)
+            return CaseRecord(case.id, None, "", (), published, reused=True)
         loaded = steps.load(case, clock)
         _check_unchanged(case, states)
-        models = labellers()
+        models = make_predictors()
         with door():
             segmented = steps.segment(loaded, models)
-        with CaseFolder(place.out, name, place.fingerprint) as draft:
+        with CaseFolder(output.out, name, output.fingerprint) as draft:
             record = steps.write(segmented, draft.path)
-            published = draft.publish(replace=place.replace, source=source)
-        return replace(record, folder=published, remade=standing is ResultState.CHANGED)
+            published = draft.publish(replace=output.replace, source=source)
+        return replace(record, folder=published, remade=state is ResultState.CHANGED)
     except Exception as error:  # a fault in one case must not stop the others
         logger.debug("case not used", exc_info=True)
         return failed_record(case.id, error)
@@ -115,7 +116,7 @@ def _all_files(case: Case) -> tuple[Path, ...]:
 
 
 def _check_unchanged(case: Case, states: FileStates) -> None:
-    # A file that was not there at first was away for a moment: nothing of it had been read
+    # a file that was missing at first has not been read before it reappeared
     pairs = zip(_file_states(case), states, strict=True)
     if any(before is not None and now != before for now, before in pairs):
         raise ScanError(Reason.SOURCE_CHANGED, "a file was changed while it was read")

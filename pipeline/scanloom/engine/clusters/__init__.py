@@ -1,1 +1,1 @@
-"""Where workers run: this machine, SLURM, ssh, Kubernetes, a Dask scheduler."""
+"""Clusters for workers: this machine, SLURM, ssh, Kubernetes, a Dask scheduler."""

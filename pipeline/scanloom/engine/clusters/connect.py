@@ -54,7 +54,7 @@ class RunWork:
         The output folder and the run's private folder. All workers must see both.
     book : CaseBook
         The cases.
-    child : Setup
+    child : WorkerSetup
         Settings of the engines.
     digests : tuple of str
         The `card_digest` of each model when the recipe was made.
@@ -286,7 +286,7 @@ def hosted_cluster(
 def _wait_for_first(client: Any, starter: WorkerLauncher, wait: float) -> None:
     deadline = time.monotonic() + wait
     while True:
-        starter.keep(came=False)
+        starter.ensure_running(came=False)
         with suppress(TimeoutError):  # none yet: replace workers that ended
             client.wait_for_workers(1, timeout=_POLL_INTERVAL_S)
             return
@@ -297,17 +297,17 @@ def _wait_for_first(client: Any, starter: WorkerLauncher, wait: float) -> None:
 @contextmanager
 def _workers_replaced(starter: WorkerLauncher) -> Iterator[None]:
     """Replace workers that ended, in a thread; failures are retried at the next check."""
-    over = threading.Event()
+    stopping = threading.Event()
 
-    def keep() -> None:
-        while not over.wait(_POLL_INTERVAL_S):
+    def replace_ended() -> None:
+        while not stopping.wait(_POLL_INTERVAL_S):
             with suppress(ScanError, OSError):  # the next check tries again
-                starter.keep(came=True)
+                starter.ensure_running(came=True)
 
-    keeper = threading.Thread(target=keep, name="keeper", daemon=True)
+    keeper = threading.Thread(target=replace_ended, name="keeper", daemon=True)
     keeper.start()
     try:
         yield
     finally:
-        over.set()
+        stopping.set()
         keeper.join()

@@ -59,7 +59,7 @@ class Contact:
 class WorkerLauncher(Protocol):
     """Starts workers elsewhere, and replaces those that end."""
 
-    def keep(self, came: bool) -> None:
+    def ensure_running(self, came: bool) -> None:
         """Start the workers that are missing; called repeatedly.
 
         Parameters

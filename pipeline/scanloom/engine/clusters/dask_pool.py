@@ -41,7 +41,7 @@ _EVENTS_TIMEOUT_S = 30.0
 """Time limit for a scheduler to forward the first event."""
 _END_TIMEOUT_S = 10.0
 """Time limit for workers to end their engines, in addition to the patience with their cases."""
-_SCHEDULER_LOST = "the scheduler is gone"
+_SCHEDULER_LOST = "the connection to the scheduler was lost"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class DaskPool:
     Raises
     ------
     ScanError
-        CLUSTER if the scheduler is gone.
+        CLUSTER if the connection to the scheduler was lost.
     """
 
     def __init__(
@@ -120,8 +120,9 @@ class DaskPool:
         Raises
         ------
         ScanError
-            CLUSTER if the scheduler is gone, or there was no worker for too long; MODEL_CHANGED if
-            the models have changed; the reason of the engine if none starts on this machine.
+            CLUSTER if the connection to the scheduler was lost, or there was no worker for too
+            long; MODEL_CHANGED if the models have changed; the reason of the engine if none starts
+            on this machine.
         """
         now = time.monotonic()
         if now - self._counted_at > _COUNT_INTERVAL_S:
@@ -139,7 +140,7 @@ class DaskPool:
         Raises
         ------
         ScanError
-            CLUSTER if the scheduler is gone.
+            CLUSTER if the connection to the scheduler was lost.
         """
         self._check_scheduler()  # else the case would be lost repeatedly
         future: Future[CaseOutcome] = Future()
@@ -176,7 +177,7 @@ class DaskPool:
     def _end(self, patience: float) -> None:
         """End the engines, and keep workers that join later from starting one."""
         run = self._setup.run
-        with suppress(Exception):  # no worker is left, or the scheduler is gone
+        with suppress(Exception):  # no worker is left, or the scheduler was lost
             workers = list(self._present())
             if workers:
                 self._client.run(stop_engine, run, patience, workers=workers, on_error="ignore")
@@ -236,7 +237,7 @@ class DaskPool:
             raise ScanError(Reason.CLUSTER, detail)
 
     def _take_back(self) -> None:
-        """Take back cases whose workers are all gone: Dask would wait for them for ever."""
+        """Take back cases whose workers were all lost: Dask would wait for them forever."""
         for future, (dask_future, workers) in list(self._pending.items()):
             if workers & self._workers or dask_future.status != "pending":
                 continue
@@ -244,7 +245,7 @@ class DaskPool:
             dask_future.cancel()
             error_type = WorkerUnfitError if workers <= self._unfit.keys() else WorkerLostError
             with suppress(InvalidStateError):  # it ended just now
-                future.set_exception(error_type("the workers of the case are gone"))
+                future.set_exception(error_type("the workers of the case were lost"))
 
     def _present(self) -> frozenset[str]:
         """Return the connected workers that can do the work."""
@@ -274,7 +275,7 @@ class DaskPool:
                 future.set_result(self._final_outcome(case, worker, outcome))
         except InvalidStateError:  # taken back meanwhile
             pass
-        except Exception as exc:  # noqa: BLE001  # the cluster is gone in one of many ways
+        except Exception as exc:  # noqa: BLE001  # the connection can fail in many ways
             if not future.done():
                 future.set_exception(WorkerLostError(type(exc).__name__))
         finally:
@@ -320,7 +321,7 @@ class DaskPool:
 
         def send() -> None:
             run = self._setup.run
-            with suppress(Exception):  # gone or hanging: it gets no further case anyway
+            with suppress(Exception):  # lost or hanging: it gets no further case anyway
                 arguments = (run, Reason.CLUSTER, fault)
                 self._client.run(
                     dismiss_this_worker, *arguments, workers=[worker], on_error="ignore"

@@ -37,7 +37,7 @@ class EngineSetup:
     ----------
     run : str
         Name of the run, unique in a cluster that other runs may share.
-    child : Setup
+    child : WorkerSetup
         Settings of the engine child.
     time_limit : float
         Longest time for a case in seconds, without waiting.

@@ -139,7 +139,7 @@ def describe_mismatch(answers: Mapping[str, Any], expected: Answer) -> str | Non
     answers : mapping
         By address: an `Answer`, or the exception raised instead.
     expected : Answer
-        Answer of this process: workers need not do what it cannot do either.
+        Answer of this process: workers are only required to match it.
     """
     count = len(answers)
     valid = [a for a in answers.values() if isinstance(a, Answer)]

@@ -96,7 +96,7 @@ class KubernetesJob:
             },
         }
 
-    def keep(self, came: bool) -> None:
+    def ensure_running(self, came: bool) -> None:
         """Apply the manifest once; Kubernetes itself replaces pods. See `WorkerLauncher`."""
         if not self._started:
             self._kubectl(["apply", "-f", "-"], json.dumps(self.manifest()))

@@ -98,7 +98,7 @@ class SlurmJobs:
         ]
         return "\n".join(["#!/bin/sh", *self._orders.prologue, f"exec {shlex.join(worker)}", ""])
 
-    def keep(self, came: bool) -> None:
+    def ensure_running(self, came: bool) -> None:
         """Submit the jobs that are missing; see `WorkerLauncher`.
 
         A job that SLURM itself requeues (after preemption or the loss of its node) keeps its

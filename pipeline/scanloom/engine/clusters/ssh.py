@@ -61,7 +61,7 @@ class SshHosts:
             shlex.join(["sh", "-c", script]),
         ]
 
-    def keep(self, came: bool) -> None:
+    def ensure_running(self, came: bool) -> None:
         """Open the sessions that are missing; see `WorkerLauncher`."""
         now = time.monotonic()
         for number, host in enumerate(self._hosts):

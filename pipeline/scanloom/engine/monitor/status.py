@@ -96,11 +96,11 @@ class Status:
             raise ValueError("status.json has invalid fields") from exc
 
     @property
-    def over(self) -> int:
+    def ended(self) -> int:
         """Number of cases that have ended, including those of earlier runs."""
         return self.before + self.done + self.skipped + self.ambiguous + self.failed
 
-    def seen(self) -> Self:
+    def as_observed(self) -> Self:
         """Return the current status: the run may have died since it was written."""
         if observed_state(asdict(self)) != DIED:
             return self

@@ -56,7 +56,7 @@ class RunTimeline:
             start, first = outcome.device[0], self.first_on_device
             self.first_on_device = start if first is None else min(first, start)
         record = outcome.record
-        if record is not None and record.reason is None and not record.recalled:
+        if record is not None and record.reason is None and not record.reused:
             self.published.append(record.folder.name if record.folder else record.id)
 
 

@@ -289,7 +289,7 @@ def _estimated(
         values = sum(window_values(card, grid) for card in cards)
     except ScanError as error:
         return PlannedCase(case.id, reason=error.code, detail=error.detail)
-    off_device = estimate.beside("resample", "network", "restore", "clean")
+    off_device = estimate.largest_stage_without("resample", "network", "restore", "clean")
     device = max(estimate.device.values(), default=0)
     return PlannedCase(case.id, voxels, values, estimate.peak, device, off_device)
 
@@ -309,7 +309,7 @@ def _grid_and_dtype(series: IndexedSeries, case: Case) -> tuple[Grid, np.dtype[A
 
     An affine of the slices' plane and spacing is enough: cost does not depend on exact angles.
     """
-    info = series.what
+    info = series.info
     if series.kind != DICOM or not info.shape or case.phase is not None:
         return probe(case.series, case.phase, case.read.orientation, case.read.gaps)
     affine = np.eye(4)

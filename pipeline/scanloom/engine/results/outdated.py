@@ -64,7 +64,7 @@ class OutdatedMarker:
             The ids of the run's cases.
         """
         exclusions = {entry.series.id: entry for entry in left_out}
-        failed = {name for name, entry in exclusions.items() if entry.reason.wanted}
+        failed = {name for name, entry in exclusions.items() if entry.reason.expects_result}
         folders, marked = case_folders(self.out), failed_cases(self.out) - cases - failed
         ids_by_path = ids_by_volume_file(self.out)
         for entry in series:
@@ -139,4 +139,4 @@ class OutdatedMarker:
 
 
 def _first_path(index: Index, series: IndexedSeries) -> str:
-    return index.rows.entries[series.files[0]].path
+    return index.table.entries[series.files[0]].path

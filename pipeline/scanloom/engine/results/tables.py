@@ -237,9 +237,9 @@ def _manifest_rows(
     }
     outcomes.update({series: _series_outcome(cases) for series, cases in endings.items()})
     copies: Counter[str] = Counter()  # copies of a file have the same id
-    rows = index.rows
+    rows = index.table
     for entry, look, reason, group in zip(
-        rows.entries, rows.looks(), rows.reasons, rows.groups, strict=True
+        rows.entries, rows.infos(), rows.reasons, rows.series_numbers, strict=True
     ):
         series = rows.series[group] if group >= 0 else None
         if reason or series is None:

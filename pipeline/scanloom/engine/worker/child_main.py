@@ -62,7 +62,7 @@ class WorkerLoop:
     def _make_models(self) -> None:
         try:
             with without_optional_imports():
-                models = self._setup.labellers()  # first: this may fail
+                models = self._setup.make_predictors()  # first: this may fail
                 import_heavy()
             setup = self._setup
             room = MemoryAdmission(models, setup.memory_limit, setup.in_flight, setup.neighbours)
@@ -97,7 +97,7 @@ class WorkerLoop:
             self._send(CaseReply(order.number, refusal, None, refused=True))
             return
         with room.hold(need):
-            record = run_case(order.case, lambda: models, self._setup.place, clock, device_lock)
+            record = run_case(order.case, lambda: models, self._setup.output, clock, device_lock)
         device = (device_times[0], device_times[1]) if len(device_times) == 2 else None
         self._send(CaseReply(order.number, record, device))
 
@@ -110,7 +110,7 @@ class WorkerLoop:
 
     def _send(self, message: Ready | Step | CaseReply) -> None:
         packed = Message(message)
-        with self._send_lock, suppress(OSError):  # the worker is gone: so is this process, soon
+        with self._send_lock, suppress(OSError):  # the worker has ended; this process ends soon
             packed.send(self._connection)
 
 

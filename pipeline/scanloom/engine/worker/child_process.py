@@ -87,7 +87,7 @@ class WorkerProcess:
 
     Parameters
     ----------
-    setup : Setup
+    setup : WorkerSetup
         Settings of the child.
     log : Path or None
         File for its output, readable by its owner alone: native code may print anything. None
@@ -107,7 +107,7 @@ class WorkerProcess:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        first = Message(replace(setup, labellers=FunctionCall.of(setup.labellers)))
+        first = Message(replace(setup, make_predictors=FunctionCall.of(setup.make_predictors)))
         self._socket, theirs = socketpair()
         with theirs, _open_log(log) as output:
             self._process = subprocess.Popen(  # noqa: S603  # this very program

@@ -26,12 +26,12 @@ class AdmissionGate:
     def __init__(self, places: int, capacity: float = float("inf")) -> None:
         self._places, self._capacity = places, capacity
         self._inside, self._needed = 0, 0.0
-        self._alone, self._want_alone = False, 0
+        self._is_exclusive, self._exclusive_waiting = False, 0
         self._queue: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
-    def among_others(self, need: float = 0.0) -> Iterator[None]:
+    def shared(self, need: float = 0.0) -> Iterator[None]:
         """Hold a shared place that takes `need` of the capacity."""
         ticket = object()
         with self._changed:
@@ -52,22 +52,22 @@ class AdmissionGate:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold the whole gate; takes precedence over waiting shared holders."""
         with self._changed:
-            self._want_alone += 1
-            self._changed.wait_for(lambda: not self._inside and not self._alone)
-            self._want_alone -= 1
-            self._alone = True
+            self._exclusive_waiting += 1
+            self._changed.wait_for(lambda: not self._inside and not self._is_exclusive)
+            self._exclusive_waiting -= 1
+            self._is_exclusive = True
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._is_exclusive = False
                 self._changed.notify_all()
 
     def _has_room(self, need: float) -> bool:
-        if self._alone or self._want_alone:
+        if self._is_exclusive or self._exclusive_waiting:
             return False
         fits = self._needed + need <= self._capacity or self._inside == 0
         return fits and self._inside < self._places

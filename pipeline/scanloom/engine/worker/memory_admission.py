@@ -23,8 +23,8 @@ class MemoryAdmission:
 
     Parameters
     ----------
-    labellers : sequence of Labeller
-        The models; their devices decide what is kept in host memory.
+    labellers : sequence of Predictor
+        The models; their devices decide which data are kept in host memory.
     limit : int or None
         Bytes that the process may use; None for its share of the machine's memory.
     places : int
@@ -74,4 +74,4 @@ class MemoryAdmission:
 
     def hold(self, need: float) -> AbstractContextManager[None]:
         """Wait until `need` bytes are free, in order of arrival, and hold them."""
-        return self._gate.among_others(need)
+        return self._gate.shared(need)

@@ -32,10 +32,10 @@ class WorkerSetup:
 
     Parameters
     ----------
-    place : Place
+    output : OutputTarget
         Output folder for the results.
-    labellers : callable
-        Makes the models, in the child: a top-level function, or a `functools.partial` of one.
+    make_predictors : callable
+        Creates the models, in the child: a top-level function, or a `functools.partial` of one.
     in_flight : int
         Maximum number of concurrent cases.
     memory_limit : int or None
@@ -49,8 +49,8 @@ class WorkerSetup:
         which other users can write, here or on the child's machine, are left out.
     """
 
-    place: OutputTarget
-    labellers: PredictorFactory
+    output: OutputTarget
+    make_predictors: PredictorFactory
     in_flight: int = 1
     memory_limit: int | None = None
     neighbours: int = 1

@@ -80,7 +80,7 @@ class WorkerSupervisor:
 
     Parameters
     ----------
-    setup : Setup
+    setup : WorkerSetup
         Settings of the child.
     time_limit : float
         Longest time for a case in seconds, without waiting.
@@ -148,13 +148,13 @@ class WorkerSupervisor:
         self, case: Case, tries: list[Attempt], on_step: OnStep | None
     ) -> tuple[CaseRecord | None, Span | None]:
         """Try a case among others, then alone if others may have caused its failure."""
-        with self._gate.among_others():
+        with self._gate.shared():
             record, device = self._try(case, tries, on_step, alone=False)
         if record is None and self._stopped.is_set():
             return None, device
         policy = policy_of(record.reason) if record else PROCESS_LOST
         if policy.alone_in_new_process and tries[-1].end != REFUSED:
-            with self._gate.alone():
+            with self._gate.exclusive():
                 self._replace_child()
                 record, device = self._try(case, tries, on_step, alone=True)
                 if tries[-1].end == KILLED and not self._stopped.is_set():

@@ -85,10 +85,10 @@ Modalities = Annotated[tuple[Modality, ...], BeforeValidator(_listed)]
 
 
 class _Section(BaseModel, frozen=True):
-    """A part of a workflow: unknown keys are mistakes, and nothing changes once it is read.
+    """A part of a workflow: unknown keys are errors, and instances are immutable.
 
     A section that inherits from an options class of `scanloom.core.options` has its fields, with
-    the defaults and descriptions given there; a field that is named again has another type only.
+    their defaults and descriptions; a field that is defined again differs only in its type.
     """
 
     model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
@@ -115,30 +115,30 @@ class Selection(_Section, frozen=True):
     )
     description: Patterns = Field(
         default=(),
-        description="Regular expressions; one must be found in SeriesDescription, any case",
+        description="Regular expressions, of which one must match in SeriesDescription; any case",
     )
     not_description: Patterns = Field(
-        default=(), description="The same, of which none may be found"
+        default=(), description="Regular expressions, of which none may match in SeriesDescription"
     )
     image_type: WordList = Field(
-        default=(), description="Words that ImageType must hold, such as ORIGINAL"
+        default=(), description="Words that ImageType must contain, such as ORIGINAL"
     )
     kernel: Patterns = Field(default=(), description="Regular expressions for ConvolutionKernel")
-    contrast: bool | None = Field(default=None, description="Whether a contrast agent was given")
+    contrast: bool | None = Field(default=None, description="Whether a contrast agent was used")
     orientation: Literal["axial", "sagittal", "coronal", "any"] = Field(
-        default="any", description="The plane that the slices lie nearest to"
+        default="any", description="Plane nearest to that of the slices"
     )
     min_spacing: float = Field(
         default=0.0, ge=0, description="Smallest distance between slices, mm"
     )
     max_spacing: float | None = Field(default=None, gt=0, description="Largest distance, mm")
     prefer_spacing: float | None = Field(
-        default=None, gt=0, description="The distance, mm, that makes the better of two series"
+        default=None, gt=0, description="Preferred distance, mm, when choosing between series"
     )
     min_slices: int = Field(default=3, ge=3, description="Fewest slices")
     choose: Literal["all", "best", "newest"] = Field(
         default="all",
-        description="Of the matching series of a study: each, the best one, the newest one",
+        description="Of the matching series of a study: all, the best or the newest",
     )
 
     @model_validator(mode="after")
@@ -154,7 +154,7 @@ class Policy(_Section, ReadOptions, frozen=True):
     max_size: Bytes | None = None
     phases: Literal["refuse", "first", "all"] = Field(
         default="refuse",
-        description="Several volumes in a series: refuse it, take the first, or each",
+        description="Several volumes in a series: refuse it, take the first, or take all",
     )
 
 
@@ -169,35 +169,41 @@ class Cluster(_Section, frozen=True):
     """Workers of `--cluster`, in the terms of dask-jobqueue. See docs/clusters.md."""
 
     queue: str | None = Field(default=None, description="slurm: the partition")
-    account: str | None = Field(default=None, description="slurm: who is charged")
+    account: str | None = Field(default=None, description="slurm: account to charge")
     walltime: Walltime | None = Field(
         default=None, description="slurm: longest time of a job: 24 h, 1-00:00:00"
     )
     cores: int | None = Field(
         default=None, ge=1, description="slurm, kubernetes: CPU cores of a job"
     )
-    memory: Bytes | None = Field(default=None, description="slurm, kubernetes: of a job: 32 GiB")
+    memory: Bytes | None = Field(
+        default=None, description="slurm, kubernetes: memory of a job: 32 GiB"
+    )
     gpus: int = Field(
-        default=0, ge=0, description="GPUs of a job, host or pod, a worker each; 0: those it shows"
+        default=0,
+        ge=0,
+        description="GPUs of a job, host or pod, one worker for each; 0: those found there",
     )
     job_extra_directives: WordList = Field(
         default=(), description="slurm: further options of sbatch, such as --constraint=a100"
     )
     job_script_prologue: WordList = Field(
-        default=(), description="slurm, ssh: lines of shell before the worker: module load ..."
+        default=(),
+        description="slurm, ssh: shell commands to run before the worker: module load ...",
     )
     python: str | None = Field(
-        default=None, description="slurm, ssh: the interpreter there; by default, this one's path"
+        default=None,
+        description="slurm, ssh: Python interpreter there; by default, the path of this one",
     )
     interface: str | None = Field(
         default=None, description="slurm, ssh: network interface of scheduler and workers: ib0"
     )
-    hosts: WordList = Field(default=(), description="ssh: hosts as the ssh client takes them")
+    hosts: WordList = Field(default=(), description="ssh: hosts, in the syntax of the ssh client")
     ssh_options: WordList = Field(default=(), description="ssh: options of the client")
     namespace: str = Field(default="default", description="kubernetes: the namespace")
-    image: str | None = Field(default=None, description="kubernetes: an image that has scanloom")
+    image: str | None = Field(default=None, description="kubernetes: container image with scanloom")
     volumes: tuple[str, ...] = Field(
-        default=(), description="kubernetes: CLAIM:/PATH, claims that hold scans and output"
+        default=(), description="kubernetes: CLAIM:/PATH, claims with scans and output"
     )
     wait: Seconds | None = Field(
         default=None,
@@ -213,12 +219,12 @@ class Execution(_Section, ComputeOptions, frozen=True):
 
     workers: Count = Field(
         default="auto",
-        description="Processes with a device each; auto: one a GPU, or one on the CPU",
+        description="Processes with a device each; auto: one for each GPU, or one on the CPU",
     )
     threads: Count = Field(
-        default="auto", description="CPU threads a worker; auto: the cores shared out"
+        default="auto", description="CPU threads per worker; auto: the cores divided by the workers"
     )
-    in_flight: int = Field(default=3, ge=1, le=8, description="Cases at once in a worker, at most")
+    in_flight: int = Field(default=3, ge=1, le=8, description="Most concurrent cases in a worker")
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
@@ -228,24 +234,24 @@ class Execution(_Section, ComputeOptions, frozen=True):
     time_limit: Seconds = Field(
         default=3600.0, description="Longest time for a case: 90 s, 20 min, 2 h"
     )
-    memory_limit: Bytes | None = Field(default=None, description="A worker's memory: 8 GiB")
+    memory_limit: Bytes | None = Field(default=None, description="Memory limit of a worker: 8 GiB")
     cluster: Cluster = Field(default=Cluster(), description=Cluster.__doc__)
 
 
 class Workflow(_Section, frozen=True):
-    """A run over an archive: which series, which models, what is written, and how."""
+    """A run over an archive: series, models, files to write, and execution."""
 
     name: str = Field(
         pattern="^[a-z0-9][a-z0-9_-]{0,63}$", examples=["chest_ct"], description="A slug"
     )
     models: Annotated[WordList, Field(min_length=1)] = Field(
-        description="Models from the store, or bundle folders; all run on each case"
+        description="Models from the store, or bundle folders; all of them run on each case"
     )
     select: Selection = Field(default=Selection(), description=Selection.__doc__)
     channels: dict[str, Selection] = Field(
         default={},
-        description="For models of several inputs: which series of a study each of them is, by "
-        "the inputs' names and in their order; `select` holds for all of them",
+        description="For models with several inputs: criteria for the series of a study for each "
+        "input, by its name and in the model's order; `select` applies to all of them",
     )
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)
@@ -288,7 +294,7 @@ def read_workflow(path: Path) -> Workflow:
     Raises
     ------
     ScanError
-        WORKFLOW, with line, key, what was expected and the nearest right word for each mistake.
+        WORKFLOW, with line, key, expected value and nearest valid word for each mistake.
     """
     try:
         raw = read_regular_file(path, MAX_WORKFLOW_BYTES)
@@ -306,15 +312,15 @@ def parse_workflow(text: bytes | str) -> Workflow:
         document = yaml.safe_load(text)
         mistakes = duplicate_keys(node)
     except RecursionError as exc:
-        detail = "no valid YAML: it is nested too deep, or an alias holds itself"
+        detail = "not valid YAML: it is nested too deeply, or an alias contains itself"
         raise ScanError(Reason.WORKFLOW, detail) from exc
     except (yaml.YAMLError, ValueError) as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(exc, "problem", None) or "it can't be parsed"
-        raise ScanError(Reason.WORKFLOW, f"{where}no valid YAML: {problem}") from exc
+        raise ScanError(Reason.WORKFLOW, f"{where}not valid YAML: {problem}") from exc
     if not isinstance(document, dict):
-        raise ScanError(Reason.WORKFLOW, "a workflow is a list of keys and values")
+        raise ScanError(Reason.WORKFLOW, "a workflow is a mapping of keys to values")
     try:
         workflow = Workflow.model_validate(document)
     except ValidationError as exc:
@@ -326,7 +332,7 @@ def parse_workflow(text: bytes | str) -> Workflow:
 
 
 def parse_stored_workflow(text: bytes | str) -> Workflow:
-    """Read a workflow that an earlier version may have stored beside a run: JSON.
+    """Read a workflow that an earlier version may have stored with a run: JSON.
 
     Raises
     ------

@@ -50,14 +50,16 @@ def select(
     left_out: list[LeftOut] = []
     for series in indexed:
         reason = series.reason
-        mismatched = mismatch(series.what, workflow.select, workflow.policy)
+        mismatched = mismatch(series.info, workflow.select, workflow.policy)
         if reason is not None and not _allowed(reason, workflow.policy):
             # A series that is not selected may be faulty; any other one has failed
-            unwanted = mismatched is not None and reason.wanted and series.what.modality != ""
+            unwanted = (
+                mismatched is not None and reason.expects_result and series.info.modality != ""
+            )
             why = (
                 (Reason.NOT_SELECTED, mismatched or "")
                 if unwanted
-                else (reason, series.what.detail)
+                else (reason, series.info.detail)
             )
             left_out.append(LeftOut(series, *why))
         elif mismatched is None:
@@ -156,7 +158,7 @@ def _of_each_study(
     studies: dict[str, list[IndexedSeries]] = defaultdict(list)
     for series in matching:
         studies[series.study or series.id].append(series)
-    best = [study[best_first([o.what for o in study], preference)[0]] for study in studies.values()]
+    best = [study[best_first([o.info for o in study], preference)[0]] for study in studies.values()]
     kept = {id(series) for series in best}
     return [series for series in matching if id(series) in kept]
 
@@ -176,11 +178,11 @@ def _channels(
             fit = [
                 series
                 for series in study
-                if mismatch(series.what, selection, workflow.policy) is None
+                if mismatch(series.info, selection, workflow.policy) is None
             ]
             fit = [series for series in fit if series not in by_channel.values()]
             if fit:
-                best = best_first([series.what for series in fit], _preference(selection, cards))
+                best = best_first([series.info for series in fit], _preference(selection, cards))
                 by_channel[name] = fit[best[0]]
         missing = [name for name in workflow.channels if name not in by_channel]
         if not missing:

@@ -132,7 +132,7 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
     Raises
     ------
     ScanError
-        If the tiles or frames of a file can't be told apart, or no frame is a slice of a volume;
+        If the tiles or frames of a file can't be distinguished, or no frame is a slice of a volume;
         as for `_check_faults`.
     """
     _check_faults(headers)
@@ -270,8 +270,10 @@ def _usable_headers(files: Sequence[Path]) -> list[Header]:
     # Files that were gzipped when indexed may have been replaced since
     gzipped = {path for path in gzipped if is_gzip(read_first_bytes(path))}
     if gzipped:  # unpacking failed when they were indexed: retry it, or raise its error
-        plain = session.cache(UnpackedFiles).plain
-        return _usable_headers([plain(str(path), gzipped=path in gzipped) for path in by_path])
+        readable_file = session.cache(UnpackedFiles).readable_file
+        return _usable_headers(
+            [readable_file(str(path), gzipped=path in gzipped) for path in by_path]
+        )
     usable = [header for header in headers if rejection_reason(header) is None]
     if not usable:
         reasons = [rejection_reason(header) for header in headers]

@@ -56,15 +56,15 @@ class Index:
 
     Parameters
     ----------
-    rows : Rows
-        A row for each file, in a fixed order.
+    table : IndexTable
+        One row for each file, in a fixed order.
     series : tuple of IndexedSeries
         In the order of `scanloom.io.index.series.find_series`; skipped series come last.
     opened : int
         Number of files that had to be opened this time.
     """
 
-    rows: IndexTable
+    table: IndexTable
     series: tuple[IndexedSeries, ...]
     opened: int
 
@@ -72,7 +72,7 @@ class Index:
         """Return the number of files found, used, and of each outcome; "found" is the sum."""
         counted = Counter(outcome for outcome, _ in self.outcomes())
         return {
-            "found": len(self.rows),
+            "found": len(self.table),
             **{outcome: counted[outcome] for outcome in ("used", *OUTCOMES)},
         }
 
@@ -82,23 +82,23 @@ class Index:
             reason.code: (reason.outcome, reason.code) for reason in Reason
         }
         outcome_of[""] = ("used", "")
-        series_reasons = [series.what.reason for series in self.rows.series]
-        for reason, number in zip(self.rows.reasons, self.rows.groups, strict=True):
+        series_reasons = [series.info.reason for series in self.table.series]
+        for reason, number in zip(self.table.reasons, self.table.series_numbers, strict=True):
             yield outcome_of[reason or (series_reasons[number] if number >= 0 else "")]
 
     @cached_property
     def _unreadable(self) -> UnreadableFiles:
         """Files that may be slices but can't be read."""
-        rows = self.rows
-        dicom = {n: series for n, series in enumerate(rows.series) if series.kind == DICOM}
+        table = self.table
+        dicom = {n: series for n, series in enumerate(table.series) if series.kind == DICOM}
         damaged = {
             n
             for n, series in dicom.items()
             if not series.series_uid and series.reason in _UNREADABLE
         }
         return UnreadableFiles(
-            rows.entries,
-            lambda n: rows.reasons[n] in FAILED_REASONS or rows.groups[n] in damaged,
+            table.entries,
+            lambda n: table.reasons[n] in FAILED_REASONS or table.series_numbers[n] in damaged,
             (
                 DicomFiles(series.study_uid or series.series_uid, series.files, series.slices)
                 for n, series in dicom.items()
@@ -110,12 +110,12 @@ class Index:
         """Return how many unreadable files may be slices of a series."""
         if series.kind != DICOM:
             return 0
-        paths = (self.rows.entries[n].path for n in series.files)
+        paths = (self.table.entries[n].path for n in series.files)
         return self._unreadable.of(series.study_uid or series.series_uid, paths)
 
     def stamp(self, series: IndexedSeries) -> str:
         """Return the stamp of the files of a series; see `Series`."""
-        return stamp_of(self.rows.entries[n] for n in series.files)
+        return stamp_of(self.table.entries[n] for n in series.files)
 
     def as_series(self, series: IndexedSeries) -> Series:
         """Return a series as readers take it; compressed files and archives are unpacked."""
@@ -123,14 +123,14 @@ class Index:
         return Series(
             kind=series.kind,
             files=tuple(
-                scratch.plain(self.rows.entries[n].path, gzipped=self.rows.gzipped[n])
+                scratch.readable_file(self.table.entries[n].path, gzipped=self.table.gzipped[n])
                 for n in series.files
             ),
             study_uid=series.study_uid,
             series_uid=series.series_uid,
-            modality=series.what.modality or None,
-            description=series.what.description,
-            lost=self._count_unreadable(series),
+            modality=series.info.modality or None,
+            description=series.info.description,
+            unreadable=self._count_unreadable(series),
             stamp=self.stamp(series),
         )
 
@@ -178,12 +178,12 @@ def build_index(
             return Index(unchanged, _in_order(unchanged), 0)
         if stored is not None and not stored.is_whole():
             stored = None
-        rows, opened = _build(entries, key, stored, workers)
+        table, opened = _build(entries, key, stored, workers)
     if out is None:
-        _store_in_cache(rows, path, fingerprint)
+        _store_in_cache(table, path, fingerprint)
     else:
-        _store_in_output(rows, out, fingerprint)
-    return Index(rows, _in_order(rows), opened)
+        _store_in_output(table, out, fingerprint)
+    return Index(table, _in_order(table), opened)
 
 
 def stored_index(out: Path, fingerprint: str) -> Index | None:
@@ -194,8 +194,8 @@ def stored_index(out: Path, fingerprint: str) -> Index | None:
     stored = read_index(out / PRIVATE / INDEX_NAME, fingerprint)
     if stored is None or not stored.is_whole():
         return None
-    rows = stored.rows()
-    return Index(rows, _in_order(rows), 0)
+    table = stored.to_table()
+    return Index(table, _in_order(table), 0)
 
 
 def cached_index_path(paths: Sequence[Path | str]) -> Path:
@@ -252,7 +252,7 @@ def _inspect(
     """
     infos, paths = known_infos(
         entries,
-        [stored.looks[row] if stored is not None and row >= 0 else None for row in stored_rows],
+        [stored.infos[row] if stored is not None and row >= 0 else None for row in stored_rows],
     )
     if len(paths) > MIN_FILES_FOR_WORKERS:
         workers.start()
@@ -260,7 +260,7 @@ def _inspect(
     files = [[(paths[n], entries[n].size) for n in chunk] for chunk in chunks]
     described: dict[tuple[int, ...], SeriesInfo] = {}
     for chunk, result in zip(chunks, workers.survey(files), strict=True):
-        for n, info in zip(chunk, result.looks, strict=True):
+        for n, info in zip(chunk, result.infos, strict=True):
             infos[n] = info
         for members, series_info in result.series:
             described[tuple([chunk[n] for n in members])] = series_info
@@ -292,7 +292,7 @@ def _stored_series(
     """Return the stored series with exactly these files, all of them unchanged."""
     if stored is None or stored_rows[files[0]] < 0:
         return None
-    number = stored.groups[stored_rows[files[0]]]
+    number = stored.series_numbers[stored_rows[files[0]]]
     if number < 0 or {stored_rows[n] for n in files} != set(stored.series[number].files):
         return None
     return stored.series[number]._replace(files=files)
@@ -304,7 +304,7 @@ def _to_describe(
     """Return the task of describing a series; a finished description if its files are damaged."""
     files, scratch = _files(group), current_session().cache(UnpackedFiles)
     try:
-        paths = [scratch.place(entries[n].path) for n in files]
+        paths = [scratch.readable_path(entries[n].path) for n in files]
     except ScanError as error:
         return SeriesInfo(reason=error.code, detail=error.detail)
     if group.kind != DICOM:
@@ -346,7 +346,9 @@ def _series(
         readable = (
             ()
             if group.series
-            else tuple(scratch.plain(entries[n].path, gzipped=infos[n].gzipped) for n in files)
+            else tuple(
+                scratch.readable_file(entries[n].path, gzipped=infos[n].gzipped) for n in files
+            )
         )
         case = case_id(Series(group.kind, readable, group.study, group.series), key)
     except ScanError:
@@ -356,11 +358,11 @@ def _series(
     return IndexedSeries(case, study, group.kind, group.study, group.series, files, slices, info)
 
 
-def _in_order(rows: IndexTable) -> tuple[IndexedSeries, ...]:
+def _in_order(table: IndexTable) -> tuple[IndexedSeries, ...]:
     """Return the series in the order in which `find_series` numbers them, skipped ones last."""
 
     def order(series: IndexedSeries) -> tuple[object, ...]:
-        first = rows.entries[series.files[0]].path
+        first = table.entries[series.files[0]].path
         return (
             not series.slices,
             -len(series.files),
@@ -369,27 +371,27 @@ def _in_order(rows: IndexTable) -> tuple[IndexedSeries, ...]:
             first,
         )
 
-    return tuple(sorted(rows.series, key=order))
+    return tuple(sorted(table.series, key=order))
 
 
-def _store_in_output(rows: IndexTable, out: Path, fingerprint: str) -> None:
+def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
     try:
         with private_folder(out, fingerprint) as folder:
             for draft in folder.glob(
                 f".{INDEX_NAME}.*"
             ):  # of a killed process: the folder is locked
                 draft.unlink(missing_ok=True)
-            write_private(folder / INDEX_NAME, lambda draft: write_index(rows, draft, fingerprint))
+            write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
     except OSError as exc:
         reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
         raise ScanError(reason, f"the index can't be written ({type(exc).__name__})") from exc
 
 
-def _store_in_cache(rows: IndexTable, path: Path, fingerprint: str) -> None:
+def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:
     """Store the index for its owner only; without a usable cache folder, it is not stored."""
     try:
         make_private_folder(path.parent)
         path.parent.chmod(0o700)
-        write_private(path, lambda draft: write_index(rows, draft, fingerprint))
+        write_private(path, lambda draft: write_index(table, draft, fingerprint))
     except OSError:
         logger.debug("the index can't be stored", exc_info=True)

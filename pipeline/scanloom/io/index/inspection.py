@@ -119,13 +119,13 @@ class ChunkInfo(NamedTuple):
 
     Parameters
     ----------
-    looks : list of Look
+    infos : list of FileInfo
         One for each file.
-    series : list of (indices, Description)
-        Indices of the series' files in `looks`.
+    series : list of (indices, SeriesInfo)
+        Indices of the series' files in `infos`.
     """
 
-    looks: list[FileInfo]
+    infos: list[FileInfo]
     series: list[tuple[tuple[int, ...], SeriesInfo]]
 
 

@@ -105,7 +105,7 @@ def find_series(
     scans = [
         replace(
             make_series(group, entries, infos),
-            lost=_count_unreadable(group, entries, unreadable),
+            unreadable=_count_unreadable(group, entries, unreadable),
         )
         for group in groups
         if group.members and (not requested or _contains(group, entries, requested))
@@ -150,10 +150,10 @@ def make_series(
     stamp = stamp_of(entries[n] for n in group.members)
     try:
         files = tuple(
-            unpacked.plain(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
+            unpacked.readable_file(entries[n].path, gzipped=infos[n].gzipped) for n in group.members
         )
     except ScanError:  # reading this series will raise it; the other series are not affected
-        compressed = tuple(Path(unpacked.place(entries[n].path)) for n in group.members)
+        compressed = tuple(Path(unpacked.readable_path(entries[n].path)) for n in group.members)
         return Series(group.kind, compressed, group.study, group.series, stamp=stamp)
     if group.kind != DICOM:
         return Series(group.kind, files, stamp=stamp)
@@ -167,7 +167,7 @@ def make_series(
         return Series(DICOM, files, stamp=stamp)
     session.cache(HeaderCache).put(headers)
     if not all(header.syntax in NATIVE_TRANSFER_SYNTAXES for header in headers):
-        start_sandbox()  # the decoder process starts while this one goes on
+        start_sandbox()  # the decoder process starts while this one continues
     modality = headers[0].modality
     with pydicom_muted():
         return Series(
@@ -211,7 +211,7 @@ def known_infos(
             info = FileInfo("", reason=entry.reason.code)
         elif info is None and archive not in failed:
             try:
-                paths[n] = scratch.place(entry.path)
+                paths[n] = scratch.readable_path(entry.path)
             except ScanError as error:
                 failed[archive] = error
         if info is None and archive in failed:
@@ -276,7 +276,7 @@ def _volume_files(entry: FileEntry, info: FileInfo) -> list[str]:
     if not entry.path.lower().endswith(volume_format.detached_suffixes):
         return [entry.path]
     try:
-        header = current_session().cache(UnpackedFiles).plain(entry.path)
+        header = current_session().cache(UnpackedFiles).readable_file(entry.path)
     except ScanError:  # the archive can't be unpacked any more: reading the series will raise it
         return [entry.path]
     names = (os.path.relpath(file, header.parent) for file in volume_format.companions(header)[1:])

@@ -31,7 +31,7 @@ def source_from_index(index: Index, indexed: IndexedSeries) -> SourceRecord:
 
     From archives, only the files that are read for the patient's ID are unpacked.
     """
-    paths = {index.rows.entries[n].path.split(MEMBER_SEPARATOR)[0] for n in indexed.files}
+    paths = {index.table.entries[n].path.split(MEMBER_SEPARATOR)[0] for n in indexed.files}
     try:
         series = index.as_series(indexed._replace(files=indexed.files[:MAX_HEADERS_READ]))
         source = source_from_series(series, indexed.id)

@@ -56,7 +56,7 @@ class IndexedSeries(NamedTuple):
     slices : bool
         Whether any of them may be a slice. A series without slices is counted, but can't be
         selected.
-    what : Description
+    info : SeriesInfo
         Its metadata, and the result that reading it would have. The last fields may identify a
         patient.
     """
@@ -68,12 +68,12 @@ class IndexedSeries(NamedTuple):
     series_uid: str
     files: tuple[int, ...]
     slices: bool
-    what: SeriesInfo
+    info: SeriesInfo
 
     @property
     def reason(self) -> Reason | None:
         """Reason for which the series gives no volume, or None if it gives one."""
-        return Reason[self.what.reason] if self.what.reason else None
+        return Reason[self.info.reason] if self.info.reason else None
 
     @property
     def status(self) -> str:
@@ -87,57 +87,57 @@ class IndexTable:
 
     Parameters
     ----------
-    entries : list of Entry
+    entries : list of FileEntry
     reasons : list of str
         Code of the reason for which a file is not part of a used series; empty if the reason of
         its series applies.
-    groups : list of int
+    series_numbers : list of int
         Index of the file's series in `series`; -1 if it belongs to none.
     gzipped : list of bool
     series : list of IndexedSeries
-    looks : callable
+    infos : callable
         Returns the `FileInfo` of each file; it may have to be read first.
     """
 
     entries: list[FileEntry]
     reasons: list[str]
-    groups: list[int]
+    series_numbers: list[int]
     gzipped: list[bool]
     series: list[IndexedSeries]
-    looks: Callable[[], list[FileInfo]]
+    infos: Callable[[], list[FileInfo]]
 
     def __len__(self) -> int:
         return len(self.entries)
 
 
 class StoredIndex:
-    """Rows read from a file; columns of `looks` are read when they are first needed.
+    """Rows read from a file; columns of `infos` are read when they are first needed.
 
     Parameters
     ----------
     path : Path
         The Parquet file.
     table : pyarrow.Table
-        All columns of the files except those of `looks`.
+        All columns of the files except those of `infos`.
     """
 
     def __init__(self, path: Path, table: pa.Table) -> None:
         self._path, self._table = path, table
         self.reasons: list[str] = table.column("reason").to_pylist()
-        self.groups: list[int] = table.column("group").to_pylist()
-        self.series = _read_series(path, self.groups)
+        self.series_numbers: list[int] = table.column("group").to_pylist()
+        self.series = _read_series(path, self.series_numbers)
         if not set(self.reasons) <= {"", *(reason.code for reason in Reason)}:
             raise ValueError("unknown reason code in the index")
 
     @cached_property
-    def looks(self) -> list[FileInfo]:
+    def infos(self) -> list[FileInfo]:
         """Stored inspection result of each file."""
         return _read_infos(self._path)
 
     def is_whole(self) -> bool:
-        """Return whether `looks` can be read too; damage to them is not detected earlier."""
+        """Return whether `infos` can be read too; damage to them is not detected earlier."""
         try:
-            return len(self.looks) == len(self._table)
+            return len(self.infos) == len(self._table)
         except _read_errors():
             return False
 
@@ -160,7 +160,7 @@ class StoredIndex:
             return None
         return self._rows(entries)
 
-    def rows(self) -> IndexTable:
+    def to_table(self) -> IndexTable:
         """Return all rows, with the file states stored in the index."""
         return self._rows(
             [
@@ -181,7 +181,7 @@ class StoredIndex:
     def _rows(self, entries: list[FileEntry]) -> IndexTable:
         gzipped = self._table.column("gzipped").to_pylist()
         return IndexTable(
-            entries, self.reasons, self.groups, gzipped, self.series, lambda: self.looks
+            entries, self.reasons, self.series_numbers, gzipped, self.series, lambda: self.infos
         )
 
     def _states(self) -> Iterable[tuple[Any, ...]]:
@@ -196,7 +196,7 @@ class StoredIndex:
         """
         failed = {n for n, reason in enumerate(self.reasons) if reason in _OPENED_AGAIN}
         failed.update(
-            n for series in self.series if series.what.reason in _RETRIED for n in series.files
+            n for series in self.series if series.info.reason in _RETRIED for n in series.files
         )
         unopened = self._table.column("unopened")
         return {n for n in failed if not unopened[n].as_py()}
@@ -300,7 +300,7 @@ def _table(rows: IndexTable) -> pa.Table:
 def _file_table(rows: IndexTable) -> pa.Table:
     import pyarrow as pa
 
-    entries, infos = rows.entries, rows.looks()
+    entries, infos = rows.entries, rows.infos()
     elements = [info.packed or _NO_ELEMENTS for info in infos]
     texts = pa.dictionary(pa.int32(), pa.string())
     columns: dict[str, tuple[list[Any], pa.DataType]] = {
@@ -310,7 +310,7 @@ def _file_table(rows: IndexTable) -> pa.Table:
         "inode": ([e.inode for e in entries], pa.uint64()),
         "unopened": (_unopened(entries), texts),
         "reason": (rows.reasons, texts),
-        "group": (rows.groups, pa.int32()),
+        "group": (rows.series_numbers, pa.int32()),
         "gzipped": (rows.gzipped, pa.bool_()),
         "kind": ([info.kind for info in infos], texts),
         "study": ([info.study for info in infos], texts),
@@ -334,21 +334,21 @@ def _series_table(rows: IndexTable) -> pa.Table:
         for name, n in zip(_SERIES_COLUMNS, (0, 1, 2, 3, 4, 6), strict=True)
     }
     for n, name in enumerate(SeriesInfo._fields):
-        columns[_RENAMED.get(name, name)] = [series.what[n] for series in rows.series]
+        columns[_RENAMED.get(name, name)] = [series.info[n] for series in rows.series]
     return pa.table(
         {name: pa.array(values, kinds.get(name, pa.string())) for name, values in columns.items()}
     )
 
 
-def _read_series(path: Path, groups: Sequence[int]) -> list[IndexedSeries]:
+def _read_series(path: Path, series_numbers: Sequence[int]) -> list[IndexedSeries]:
     info_columns = [_RENAMED.get(name, name) for name in SeriesInfo._fields]
     with _open_parquet(path) as file:
         first = int(file.schema_arrow.metadata[_FILE_COUNT_FIELD])
         table = file.read(columns=[*_SERIES_COLUMNS, *info_columns]).slice(first)
     files: list[list[int]] = [[] for _ in range(len(table))]
-    for n, group in enumerate(groups):
-        if group >= 0:
-            files[group].append(n)
+    for n, number in enumerate(series_numbers):
+        if number >= 0:
+            files[number].append(n)
     all_series = []
     for row, members in zip(table.to_pylist(), files, strict=True):
         info = SeriesInfo(*(row[name] for name in info_columns))

@@ -240,7 +240,7 @@ def _survey_reply(result: ChunkInfo) -> list[Any]:
     """Return the content of a reply; values that files have in common are sent once."""
     rows: dict[tuple[Any, ...], int] = {}
     row_of_file, own = [], []
-    for info in result.looks:
+    for info in result.infos:
         common = info.packed.common if info.packed else None
         row_of_file.append(rows.setdefault((*info[:-1], common), len(rows)))
         own.append(info.packed.own if info.packed else b"")

@@ -31,7 +31,7 @@ _OUTPUT_REASONS = (
 def is_failure(record: CaseRecord) -> bool:
     """Return whether a case belongs in `failed/`: it failed by itself, or awaits a choice."""
     reason = record.reason
-    return reason is not None and reason.wanted and reason not in _OUTPUT_REASONS
+    return reason is not None and reason.expects_result and reason not in _OUTPUT_REASONS
 
 
 def write_failure(out: Path, record: CaseRecord, recipe: str, stamp: str = "") -> Path:
@@ -102,7 +102,7 @@ def previous_failure(out: Path, case_id: str, recipe: str, stamp: str) -> Failur
         if document["recipe"] != recipe or document.get("source_stamp", "") != stamp:
             return None
         reason = reason_of(document["reason"])
-        return Failure(reason, str(document["detail"])) if reason.wanted else None
+        return Failure(reason, str(document["detail"])) if reason.expects_result else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ScanError):
         return None  # missing or not written by scanloom: the case is tried again
 

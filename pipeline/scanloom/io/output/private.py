@@ -36,7 +36,7 @@ _STALE_AFTER_S = 3600
 
 _DAMAGED_FINGERPRINT = (
     f"{PRIVATE}/{KEY_FINGERPRINT} is damaged: if you are sure of the key, remove the file, and the "
-    "next run with that key writes it anew"
+    "next run with that key writes it again"
 )
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 """Links are not followed: a dangling link would look like a lock file that was just removed."""

@@ -46,17 +46,17 @@ class SandboxLimits:
 
     Parameters
     ----------
-    memory : int
+    memory_bytes : int
         Bytes of private memory, in addition to the shared arrays that it receives and returns.
-    silence : float
+    silence_s : float
         Seconds between two progress messages.
-    seconds : float
+    total_s : float
         Seconds in total.
     """
 
-    memory: int
-    silence: float
-    seconds: float
+    memory_bytes: int
+    silence_s: float
+    total_s: float
 
 
 def run_sandboxed(
@@ -93,7 +93,7 @@ def run_sandboxed(
     job = {
         "target": f"{target.__module__}:{target.__qualname__}",
         "arguments": list(arguments),
-        "memory": limits.memory,
+        "memory": limits.memory_bytes,
     }
     connection, worker = _SERVER.fork((target.__module__, *modules))
     reply: dict[str, Any] = {}
@@ -159,14 +159,14 @@ def _run_job(
     """Send a job to a worker and return its reply; TimeoutError if it exceeds its time limits."""
     from scanloom.io.system.messages import receive, send
 
-    deadline = time.monotonic() + limits.seconds
-    connection.settimeout(limits.silence)
+    deadline = time.monotonic() + limits.total_s
+    connection.settimeout(limits.silence_s)
     send(connection, job)
     while True:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError
-        connection.settimeout(min(limits.silence, remaining))
+        connection.settimeout(min(limits.silence_s, remaining))
         reply = receive(connection)
         if not isinstance(reply, dict):
             raise ValueError("invalid reply")  # noqa: TRY004 - as for any other invalid message

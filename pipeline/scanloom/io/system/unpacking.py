@@ -85,7 +85,7 @@ class UnpackedFiles:
         self._reserved_bytes = 0.0  # of the disk, to be left free
         self._lock = threading.Lock()
 
-    def plain(self, path: str, *, gzipped: bool = False) -> Path:
+    def readable_file(self, path: str, *, gzipped: bool = False) -> Path:
         """Return the path of a file on disk, unpacked and decompressed if necessary.
 
         Parameters
@@ -123,9 +123,9 @@ class UnpackedFiles:
         """Return the compressed file or archive of an unpacked file; else the file itself."""
         return self._origins.get(file, file)
 
-    def place(self, path: str) -> str:
+    def readable_path(self, path: str) -> str:
         """Return the path on disk of a file that may be an archive member."""
-        return path if MEMBER_SEPARATOR not in path else str(self.plain(path))
+        return path if MEMBER_SEPARATOR not in path else str(self.readable_file(path))
 
     def close(self) -> None:
         """Remove all unpacked files."""

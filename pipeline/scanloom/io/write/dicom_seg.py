@@ -1,7 +1,7 @@
 """Writes DICOM SEG with highdicom: BINARY (one file per model) or LABELMAP (one file per layer).
 
 Segment numbers. LABELMAP keeps `Structure.number`. BINARY must count from 1 without a gap (PS3.3
-C.8.20.2): if the structures' numbers have gaps, segments are numbered anew in the same order. In
+C.8.20.2): if the structures' numbers have gaps, segments are renumbered in the same order. In
 both, SegmentLabel is the structure's label, which never changes and is the key to `segments.json`;
 SegmentDescription is its human-readable name.
 

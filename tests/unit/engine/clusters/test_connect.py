@@ -277,21 +277,21 @@ def test_jobs_that_ended_are_replaced_not_too_fast_and_not_for_ever(tmp_path: Pa
         patch.setattr(
             "scanloom.engine.clusters.slurm.time", SimpleNamespace(monotonic=lambda: now[0])
         )
-        slurm.jobs.keep(came=False)
+        slurm.jobs.ensure_running(came=False)
         assert slurm.asked.count("sbatch") == 3
-        slurm.jobs.keep(came=False)
+        slurm.jobs.ensure_running(came=False)
         assert slurm.asked.count("sbatch") == 3  # a moment later
         slurm.alive, now[0] = 2, now[0] + 11
-        slurm.jobs.keep(came=True)
+        slurm.jobs.ensure_running(came=True)
         assert slurm.asked.count("sbatch") == 4
         slurm.code, slurm.alive, now[0] = 1, 0, now[0] + 1000
-        slurm.jobs.keep(came=True)
+        slurm.jobs.ensure_running(came=True)
         assert slurm.asked.count("sbatch") == 4  # it does not answer: nothing is known
         slurm.code = 0
-        slurm.jobs.keep(came=True)
+        slurm.jobs.ensure_running(came=True)
         now[0] += 1000
         with pytest.raises(ScanError, match="jobs end before a worker joins"):
-            slurm.jobs.keep(came=False)
+            slurm.jobs.ensure_running(came=False)
 
 
 def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> None:
@@ -356,8 +356,8 @@ def test_kubectl_is_told_once_and_the_job_goes_at_the_end(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     job = KubernetesJob(Execution(cluster=POD), tmp_path / "c.json", tmp_path)
 
-    job.keep(came=False)
-    job.keep(came=True)
+    job.ensure_running(came=False)
+    job.ensure_running(came=True)
     job.close()
 
     apply, delete = (tmp_path / "asked").read_text().split("\n")[:-1]

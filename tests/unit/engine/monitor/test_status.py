@@ -61,13 +61,13 @@ def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         start = process_start_ticks(process.pid)
         told = Status("run", "running", host=host_id(), process=process.pid, start=start)
-        alive = told.seen().state
+        alive = told.as_observed().state
         process.communicate(b"\n")
 
-    assert (alive, told.seen().state) == ("running", "died")
+    assert (alive, told.as_observed().state) == ("running", "died")
     mine = replace(told, process=os.getpid(), start="1")  # the number was given away again
-    assert mine.seen().state == "died"
-    assert replace(told, state="stopped").seen().state == "stopped"
+    assert mine.as_observed().state == "died"
+    assert replace(told, state="stopped").as_observed().state == "stopped"
 
 
 @pytest.mark.parametrize(("silent", "state"), [(30, "collecting"), (90, "died")])
@@ -75,7 +75,7 @@ def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
     silent: float, state: str
 ) -> None:
     told = Status("run", "collecting", host="elsewher", process=os.getpid())
-    assert replace(told, moment=time.time() - silent).seen().state == state
+    assert replace(told, moment=time.time() - silent).as_observed().state == state
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "link", "pipe"])

@@ -35,7 +35,11 @@ def weights(tmp_path: Path) -> Path:
 
 def setup(tmp_path: Path, weights: Path, **changes: object) -> WorkerSetup:
     models = partial(em.threshold_models, weights, tmp_path / "starts")
-    fields = {"place": OutputTarget(tmp_path / "out", "print"), "labellers": models, "in_flight": 3}
+    fields = {
+        "output": OutputTarget(tmp_path / "out", "print"),
+        "make_predictors": models,
+        "in_flight": 3,
+    }
     return WorkerSetup(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -70,7 +74,7 @@ def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
 
 def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(
-        setup(tmp_path, weights, labellers=partial(os._exit, 3)), time_limit=60.0
+        setup(tmp_path, weights, make_predictors=partial(os._exit, 3)), time_limit=60.0
     )
 
     outcome = engine.run(em.make_case(tmp_path, "one"))
@@ -152,7 +156,9 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
     engine: WorkerSupervisor, tmp_path: Path, weights: Path
 ) -> None:
     """The limit is met before the first case; and a process is killed as by it within a case."""
-    tired = WorkerSupervisor(setup(tmp_path, weights, labellers=em.tiring_models), time_limit=60.0)
+    tired = WorkerSupervisor(
+        setup(tmp_path, weights, make_predictors=em.tiring_models), time_limit=60.0
+    )
     with limited(resource.RLIMIT_CPU, 10**7):
         outcome = tired.run(em.make_case(tmp_path, "fine"))
         killed = engine.run(em.make_case(tmp_path, "killed", em.KILLED))
@@ -194,7 +200,7 @@ def test_the_gate_lets_one_be_alone() -> None:
     gate, seen, inside = AdmissionGate(3), [], threading.Semaphore(0)
 
     def visit(n: int) -> None:
-        with gate.alone() if n % 5 == 0 else gate.among_others():
+        with gate.exclusive() if n % 5 == 0 else gate.shared():
             seen.append((n, "in"))
             time.sleep(0.01)
             seen.append((n, "out"))
@@ -215,7 +221,7 @@ def test_the_gate_counts_what_is_needed() -> None:
     lock = threading.Lock()
 
     def visit(need: float) -> None:
-        with gate.among_others(need):
+        with gate.shared(need):
             with lock:
                 now[0] += need
                 most[0] = max(most[0], now[0])
@@ -266,7 +272,7 @@ def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
     tmp_path: Path, weights: Path, how: str, reason: Reason, starts: int
 ) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", how, 1000)
-    engine = WorkerSupervisor(setup(tmp_path, weights, labellers=models), time_limit=60.0)
+    engine = WorkerSupervisor(setup(tmp_path, weights, make_predictors=models), time_limit=60.0)
 
     outcomes = run_all(engine, [em.make_case(tmp_path, f"c{n}") for n in range(4)])
     engine.stop()
@@ -281,7 +287,7 @@ def test_a_start_that_came_to_nothing_is_made_again(
     tmp_path: Path, weights: Path, how: str
 ) -> None:
     models = partial(em.unfit_models, tmp_path / "loads", how, MAX_CHILD_STARTS - 1)
-    engine = WorkerSupervisor(setup(tmp_path, weights, labellers=models), time_limit=60.0)
+    engine = WorkerSupervisor(setup(tmp_path, weights, make_predictors=models), time_limit=60.0)
 
     [outcome] = run_all(engine, [em.make_case(tmp_path, "one")])
     engine.stop()

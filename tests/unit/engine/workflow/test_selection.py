@@ -27,7 +27,7 @@ def series(name: str, *, study: str = "s1", **changes: object) -> IndexedSeries:
     what = CHEST._replace(**changes)  # type: ignore[arg-type]
     fields = {"id": name, "study": study, "kind": "dicom", "study_uid": "1.2", "series_uid": "1.3"}
     made = IndexedSeries._make([None] * len(IndexedSeries._fields))
-    return made._replace(**fields, files=(0,), what=what)  # type: ignore[arg-type]
+    return made._replace(**fields, files=(0,), info=what)  # type: ignore[arg-type]
 
 
 def workflow(policy: dict[str, object] | None = None, **wanted: object) -> Workflow:

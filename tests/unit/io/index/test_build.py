@@ -51,17 +51,23 @@ def archive(tmp_path: Path) -> Path:
 
 
 def outcomes(found: Index, root: Path) -> Outcomes:
-    pairs = zip(found.rows.entries, found.outcomes(), strict=True)
+    pairs = zip(found.table.entries, found.outcomes(), strict=True)
     return {os.path.relpath(entry.path, root): became for entry, became in pairs}
 
 
 def rows(found: Index) -> list[Any]:
     """Return all that an index says, file by file and series by series."""
     files = [
-        (entry, became, found.rows.reasons[n], found.rows.groups[n], found.rows.gzipped[n])
-        for n, (entry, became) in enumerate(zip(found.rows.entries, found.outcomes(), strict=True))
+        (
+            entry,
+            became,
+            found.table.reasons[n],
+            found.table.series_numbers[n],
+            found.table.gzipped[n],
+        )
+        for n, (entry, became) in enumerate(zip(found.table.entries, found.outcomes(), strict=True))
     ]
-    return [files, found.rows.series, found.series, found.rows.looks(), found.counts()]
+    return [files, found.table.series, found.series, found.table.infos(), found.counts()]
 
 
 def used(found: Index) -> int:
@@ -110,9 +116,9 @@ def test_what_the_index_calls_used_is_read(messy: tuple[Path, Outcomes]) -> None
         if one.status != "used":
             continue
         volume = read_scan(found.as_series(one)).volume
-        assert one.what.shape == volume.grid.shape
-        np.testing.assert_allclose(one.what.spacing, volume.grid.spacing, atol=1e-5)
-        assert one.what.modality in (volume.modality, "")
+        assert one.info.shape == volume.grid.shape
+        np.testing.assert_allclose(one.info.spacing, volume.grid.spacing, atol=1e-5)
+        assert one.info.modality in (volume.modality, "")
         read += 1
     assert read >= 12
 
@@ -158,7 +164,7 @@ def test_a_file_and_two_folders_that_overlap_are_counted_once(archive: Path) -> 
     whole = build_index([archive], KEY)
     paths = [archive, archive / "a", str(archive / "b" / ".."), archive / "c"]
     found = build_index(paths, KEY)
-    assert len(found.rows) == 15
+    assert len(found.table) == 15
     assert outcomes(found, archive) == outcomes(whole, archive)
     assert [one.id for one in found.series] == [one.id for one in whole.series]
 
@@ -167,7 +173,7 @@ def test_a_zip_archive_that_is_named_is_looked_into(tmp_path: Path) -> None:
     names = write_zip(tmp_path / "scans.zip")
     found = build_index([tmp_path / "scans.zip"], KEY)
     assert found.counts() == {"found": 5, "used": 4, "skipped": 1, "ambiguous": 0, "failed": 0}
-    inside = {entry.path.partition("\0")[2] for entry in found.rows.entries}
+    inside = {entry.path.partition("\0")[2] for entry in found.table.entries}
     assert inside == {*names, "deep/read me"}
     again = build_index([tmp_path / "scans.zip"], KEY)
     assert again.opened == 0
@@ -312,7 +318,7 @@ def test_a_damaged_index_is_made_anew(archive: Path) -> None:
         os.utime(changed, ns=(0, 0))  # so that all of the file is needed
         again = build_index([archive], KEY)
         os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
-        assert again.rows.looks() == fresh.rows.looks()
+        assert again.table.infos() == fresh.table.infos()
         assert again.series == fresh.series
 
 

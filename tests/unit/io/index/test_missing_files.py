@@ -68,7 +68,7 @@ def shorten(path: Path, size: int = 1000) -> None:
 def lost(root: Path) -> dict[str, int]:
     """Return how many files each series may lack: found, indexed and indexed again alike."""
     series = find_series(root, archives=True)
-    found = {one.series_uid: one.lost for one in series if one.series_uid}
+    found = {one.series_uid: one.unreadable for one in series if one.series_uid}
     for _ in range(2):
         assert of_index(build_index([root], KEY, archives=True)) == found
     return {name: found[uid(name)] for name in NAMES if uid(name) in found}
@@ -76,7 +76,7 @@ def lost(root: Path) -> dict[str, int]:
 
 def of_index(index: Index) -> dict[str, int]:
     return {
-        one.series_uid: index.as_series(one).lost
+        one.series_uid: index.as_series(one).unreadable
         for one in index.series
         if one.slices and one.series_uid
     }
@@ -187,7 +187,7 @@ def test_files_that_a_dicomdir_names_and_that_are_not_there(tmp_path: Path) -> N
 
     [found] = find_series(tmp_path / "disc" / "DICOMDIR")
 
-    assert (len(found.files), found.lost) == (6, 6)
+    assert (len(found.files), found.unreadable) == (6, 6)
 
 
 def test_a_readable_localiser_beside_the_damaged_half_tells_the_study(tmp_path: Path) -> None:

@@ -203,8 +203,8 @@ def test_a_last_slice_that_can_not_be_read_is_told(tmp_path, size, packed, monke
     assert volume.array.shape[2] == 5
     assert Flag.FILES_LOST in volume.flags
     index = build_index([scan], bytes(32))
-    [whole] = (one for one in index.series if not one.what.reason)
-    assert index.as_series(whole).lost == 1
+    [whole] = (one for one in index.series if not one.info.reason)
+    assert index.as_series(whole).unreadable == 1
 
 
 def test_small_files_of_other_kinds_are_not_taken_for_slices(tmp_path):

@@ -191,7 +191,8 @@ def test_members_of_a_zip_archive_stay_in_the_scratch_folder(tmp_path: Path) -> 
             pack.writestr(name, "x")
     before = sorted(tmp_path.rglob("*"))
     files = [
-        current_session().cache(UnpackedFiles).plain(entry.path) for entry in list_files([place])
+        current_session().cache(UnpackedFiles).readable_file(entry.path)
+        for entry in list_files([place])
     ]
     assert len(set(files)) == 5
     root = files[0].parents[1]

@@ -52,7 +52,7 @@ def test_all_is_surveyed_and_described(
     files = [[(path, size_of(path)) for path in chunk] for chunk in chunks]
     here = [inspect_chunk(chunk) for chunk in files]
     tasks = [
-        [DescribeTask("dicom", chunk, [look.packed for look in done.looks])]
+        [DescribeTask("dicom", chunk, [look.packed for look in done.infos])]
         for chunk, done in zip(chunks[:6], here, strict=False)
     ]
     tasks += [[DescribeTask("nifti", [str(tmp_path / "scan.nii")], [])], []]

@@ -121,7 +121,7 @@ def test_archives_that_can_not_be_used_fail_alone(tmp_path: Path, volume: bytes)
 
     found = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
 
-    outcome = dict(zip((e.path for e in found.rows.entries), codes(found), strict=True))
+    outcome = dict(zip((e.path for e in found.table.entries), codes(found), strict=True))
     told = {Path(path.split("\0")[0]).name: code for path, code in outcome.items()}
     assert told == {"a.nii": "", **expected}
     check_sum(found, 1 + len(expected))
@@ -353,7 +353,11 @@ def test_only_regular_files_come_out_of_a_tar_and_none_leaves_the_scratch_folder
         **dict.fromkeys(("to.nii", "hard.nii"), "DUPLICATE_LINK"),
         **dict.fromkeys(("fifo.nii", "disk.nii", "zero.nii"), "NOT_AN_IMAGE"),
     }
-    files = [current_session().cache(UnpackedFiles).plain(e.path) for e in entries if not e.reason]
+    files = [
+        current_session().cache(UnpackedFiles).readable_file(e.path)
+        for e in entries
+        if not e.reason
+    ]
     assert len(set(files)) == len(names)
     assert all(file.read_bytes() == volume for file in files)
     scratch = Path(tempfile.gettempdir()).resolve()
@@ -444,7 +448,7 @@ def test_what_tar_writes_is_read_sparse_files_too(tmp_path: Path, form: str) -> 
     entries = {e.path.split("\0")[-1]: e for e in list_files([tmp_path / "a.tgz"])}
 
     assert sorted(entries) == ["sub/a.nii", "sub/b.raw", "sub/c.nii"]
-    plain = current_session().cache(UnpackedFiles).plain(entries["sub/b.raw"].path)
+    plain = current_session().cache(UnpackedFiles).readable_file(entries["sub/b.raw"].path)
     assert plain.read_bytes() == (scan / "sub" / "b.raw").read_bytes()
     np.testing.assert_array_equal(scanloom.load_volume(tmp_path / "a.tgz").array, noise())
 
@@ -479,7 +483,7 @@ def test_a_tar_that_can_not_be_unpacked_leaves_nothing_of_it(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     with closing(UnpackedFiles()) as made:
         with pytest.raises(ScanError) as caught:
-            made.plain(f"{path}\0b")
+            made.readable_file(f"{path}\0b")
         left = [file.name for file in scratch.rglob("*") if file.is_file()]
     assert caught.value.code == "DAMAGED"
     assert set(left) <= {"lock"}

@@ -21,8 +21,8 @@ from support import sandbox_jobs as jobs
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="children have limits on Linux only")
 
-LIMITS = SandboxLimits(memory=64 << 20, silence=30, seconds=30)
-SHORT = SandboxLimits(memory=64 << 20, silence=0.5, seconds=30)
+LIMITS = SandboxLimits(memory_bytes=64 << 20, silence_s=30, total_s=30)
+SHORT = SandboxLimits(memory_bytes=64 << 20, silence_s=0.5, total_s=30)
 
 
 def code_of(job, *arguments, limits=LIMITS):
@@ -128,9 +128,9 @@ def test_a_hanging_child_is_given_up():
 
 
 def test_progress_prolongs_the_silence_but_not_the_whole():
-    slow = SandboxLimits(memory=64 << 20, silence=5, seconds=30)
+    slow = SandboxLimits(memory_bytes=64 << 20, silence_s=5, total_s=30)
     assert run_sandboxed(jobs.dawdle, 20, 0.05, limits=slow) == 20
-    hurried = SandboxLimits(memory=64 << 20, silence=5, seconds=0.5)
+    hurried = SandboxLimits(memory_bytes=64 << 20, silence_s=5, total_s=0.5)
     assert code_of(jobs.dawdle, 1000, 0.05, limits=hurried) == "DECODE_TIMEOUT"
 
 

@@ -21,7 +21,7 @@ UNPACK = """
 import os, sys
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
-print(current_session().cache(UnpackedFiles).plain(sys.argv[1], gzipped=True), flush=True)
+print(current_session().cache(UnpackedFiles).readable_file(sys.argv[1], gzipped=True), flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), 9)
 if sys.argv[2] == "living":
@@ -69,7 +69,7 @@ def test_a_gzip_file_that_grows_beyond_reason_is_refused_and_leaves_nothing(
 
     with closing(UnpackedFiles()) as made:
         with pytest.raises(ScanError) as caught:
-            made.plain(str(packed), gzipped=True)
+            made.readable_file(str(packed), gzipped=True)
         left = scratch_files(scratch)
 
     assert caught.value.code == "TOO_LARGE"
@@ -90,7 +90,7 @@ def test_an_archive_that_can_not_be_unpacked_leaves_nothing_of_it(
 
     with closing(UnpackedFiles()) as made:
         with pytest.raises(ScanError) as caught:
-            made.plain(f"{archive}\0b")
+            made.readable_file(f"{archive}\0b")
         left = scratch_files(scratch)
 
     assert caught.value.code == "DAMAGED"

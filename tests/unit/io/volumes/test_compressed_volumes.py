@@ -59,7 +59,7 @@ def test_every_type_is_kept_and_the_index_knows_it(
     assert volume.array.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(volume.array, array)
     [one] = build_index([path], bytes(32)).series
-    assert (one.kind, one.what.shape, one.what.reason) == ("nifti", array.shape, "")
+    assert (one.kind, one.info.shape, one.info.reason) == ("nifti", array.shape, "")
 
 
 PROGRAMS = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}

@@ -13,7 +13,7 @@ from scanloom.io.dicom.header.fallback import PARSE_ERRORS
 from scanloom.io.dicom.header.header import PHASE_ATTRIBUTES, Header, pydicom_muted
 
 _MAX_VALUE_BYTES = 256
-"""Longest value that is compared when volumes are told apart."""
+"""Longest value that is compared to distinguish volumes."""
 _MAX_SEQUENCE_DEPTH = 4
 """Depth of nested sequences whose values are collected."""
 _DOUBLES = ("DiffusionBValue", "DiffusionGradientOrientation")

@@ -118,7 +118,7 @@ def parse_plain(path: Path | str, start: bytes) -> Elements | None:
         try:
             with templates.lock:
                 elements = _parse(path, data, templates, is_whole_file=is_whole_file)
-        except struct.error:  # the header goes on after the bytes that were read
+        except struct.error:  # the header is longer than the bytes that were read
             if is_whole_file or len(data) == READ_SIZES_BYTES[-1]:
                 return None
             data = read_first_bytes(path, READ_SIZES_BYTES[READ_SIZES_BYTES.index(len(data)) + 1])

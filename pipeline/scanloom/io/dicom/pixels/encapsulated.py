@@ -65,7 +65,7 @@ def locate_frames(frame: FrameRef, source: ByteSource) -> FrameTable:
         if len(starts) == frame.frames and starts[0] == 0:
             ends = [*starts[1:], len(fragments)]
             return tuple(tuple(fragments[a:b]) for a, b in zip(starts, ends, strict=True))
-    raise ScanError(Reason.DAMAGED, "the frames of a file can't be told apart")
+    raise ScanError(Reason.DAMAGED, "the frames of a file can't be distinguished")
 
 
 def join_fragments(frame: FrameRef, source: ByteSource, fragments: Sequence[Fragment]) -> bytes:
