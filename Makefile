@@ -4,6 +4,8 @@
 #   make test-thorough   further cases of the same checks; CI runs both
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
+#   make docs     the documentation site, in build/site; open build/site/index.html
+#   make constraints   constraints.txt anew, from a fresh environment with the newest versions
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_OUT ?= demo-out
@@ -15,7 +17,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench fuzz wheel clean
+.PHONY: help demo install lint types floors unit test test-slow test-reference test-gpu bench fuzz docs constraints wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -83,6 +85,33 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-fuzz
 	PYTHONPATH=tests $(BIN)/python -m fuzz.corpus $(SECONDS)
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The site: build/site/index.html"
+
+# torch is held back to the version that the bfloat16 kernels were validated with. CUDA's own
+# packages follow from torch, and differ between machines: they are not pinned.
+HELD_BACK ?= torch==2.13.0
+FRESH := build/constraints
+
+constraints:
+	rm -rf $(FRESH)
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/python -m pip install --quiet --upgrade pip
+	$(FRESH)/bin/python -m pip install --quiet '.[test,docs,fuzz]' $(HELD_BACK)
+	{ echo "# The versions that scanloom is tested with: pip install -c constraints.txt scanloom"; \
+	  echo "# Written by make constraints. Bounds are in pyproject.toml."; \
+	  $(FRESH)/bin/python -m pip --disable-pip-version-check freeze --all --exclude scanloom \
+	      --exclude pip --exclude wheel | sed 's/+[a-z0-9]*$$//' | \
+	      awk -F== '{ gsub("_", "-", $$1); print tolower($$1) "==" $$2 }' | \
+	      grep -v -E '^(cuda|nvidia-[cn]|triton)' | LC_ALL=C sort; } > $(FRESH)/constraints.txt
+	cp $(FRESH)/constraints.txt constraints.txt
+	rm -rf $(FRESH)
 
 wheel: $(VENV)/.installed-test
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

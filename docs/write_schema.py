@@ -1,4 +1,4 @@
-"""Write docs/workflow.schema.json: what editors check a workflow with."""
+"""Write docs/workflow.schema.json, by which editors check workflows."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ def test_every_dependency_has_a_tested_version_within_its_bounds() -> None:
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     tested = {canonicalize_name(name): version for name, version in pins.items()}
 
-    listed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+    extras = PROJECT["optional-dependencies"]
+    listed = [*PROJECT["dependencies"], *extras["test"], *extras["docs"]]
     for wanted in map(Requirement, listed):
         version = tested[canonicalize_name(wanted.name)]
         assert wanted.specifier.contains(version), wanted
@@ -64,11 +65,26 @@ def test_readme_says_what_it_is_not() -> None:
 
 
 def test_links_in_the_papers_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    assert len(pages) > 5
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 50
     for page in pages:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    names = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("*.md"))
+    listed = re.findall(r"\(decisions/([^)]+)\)", (ROOT / "docs/decisions.md").read_text())
+
+    assert [name[:4] for name in names] == [f"{n:04d}" for n in range(1, len(names) + 1)]
+    assert listed == names
+
+
+def test_lines_of_the_changelog_are_short() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    for line in changelog.splitlines():
+        assert len(line.split()) <= 21 or not line.startswith("- "), line
 
 
 def test_package_is_the_checkouts() -> None:

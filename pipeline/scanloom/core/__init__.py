@@ -16,7 +16,7 @@ from scanloom.core.process.error_cause import blame, lacks_memory
 from scanloom.core.process.memory_privacy import keep_memory_private
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
-from scanloom.core.text import did_you_mean, format_bytes, printable
+from scanloom.core.text import did_you_mean, format_bytes, parse_bytes, printable
 from scanloom.core.timing import CpuWall, StepTimer, format_duration
 from scanloom.core.volume import MODALITIES, Volume
 
@@ -52,6 +52,7 @@ __all__ = [
     "is_slug",
     "keep_memory_private",
     "lacks_memory",
+    "parse_bytes",
     "printable",
     "settle_in",
     "slug",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Final
@@ -29,12 +30,39 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii") if hidden else character
 
 
-def format_bytes(count: int) -> str:
+_SIZE: Final = re.compile(r"(\d*\.)?\d+\s*[A-Za-z]*")
+"""A number and a unit. `pydantic.ByteSize` would ignore any text after them: "8,5GB" is 8 bytes."""
+
+
+def parse_bytes(size: object) -> int:
+    """Return the number of bytes of a size such as "8GB", "7.5 GiB" or "900MB".
+
+    The units are those of `pydantic.ByteSize`, in any case: G and GB are 10^9 bytes, GiB 2^30. A
+    number without a unit counts bytes.
+
+    Raises
+    ------
+    ValueError
+        If it is not a size, or zero.
+    """
+    from pydantic import ByteSize, TypeAdapter
+
+    text = str(size).strip()
+    try:
+        count = int(TypeAdapter(ByteSize).validate_python(text)) if _SIZE.fullmatch(text) else 0
+    except ValueError:  # not a unit of size
+        count = 0
+    if count == 0:
+        raise ValueError("a number and a unit, such as 8GB, 7.5GiB or 900MB")
+    return count
+
+
+def format_bytes(count: float) -> str:
     """Return a number of bytes with a binary unit: "1.5 GiB"."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.4g} {unit}"
-    return f"{count} bytes"
+    return f"{count:g} bytes"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

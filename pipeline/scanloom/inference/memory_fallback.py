@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, format_bytes
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory_estimate import Budget, MemoryEstimate, estimate_network
 
@@ -126,8 +126,8 @@ def first_fitting(
     least = estimate_network(
         card, plan, candidates[-1].device, candidates[-1].dtype, candidates[-1].budget, stored
     )
-    detail = f"{card.name} needs {gigabytes(least.host_peak)} more"
-    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {gigabytes(limits.host or 0)} are left")
+    detail = f"{card.name} needs {format_bytes(least.host_peak)} more"
+    raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
 
 
 def room(device: torch.device, limit: int | None = None) -> MemoryLimits:
@@ -169,8 +169,3 @@ def machine_memory() -> int | None:
     with suppress(ValueError, OSError):  # "max" is not a number
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return min(limits, default=None)
-
-
-def gigabytes(count: int) -> str:
-    """Return a number of bytes in GB, such as "7.3 GB"."""
-    return f"{count / 1e9:.1f} GB"

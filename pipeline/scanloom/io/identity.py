@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from scanloom.core import Reason, ScanError, Series, home
+from scanloom.core import Reason, ScanError, Series, user_config_folder
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
 from scanloom.own_python import is_ours, make_private_folder
 
@@ -178,8 +178,7 @@ def default_key_file() -> Path:
     """Return the path of the key if none is given; the file need not exist."""
     if named := _named_by_environment():
         return named
-    folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder) if folder else home() / ".config") / "scanloom" / "key"
+    return user_config_folder() / "key"
 
 
 def _named_by_environment() -> Path | None:

@@ -1,10 +1,10 @@
-"""Foreign text as it may reach a terminal."""
+"""Foreign text as it may reach a terminal, and sizes in bytes."""
 
 from __future__ import annotations
 
 import pytest
 
-from scanloom.core import printable
+from scanloom.core import format_bytes, parse_bytes, printable
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,35 @@ def test_what_has_no_shape_is_escaped(text, shown):
 def test_what_people_write_stays(text):
     """Letters of all scripts stay, with the joiners that spelling needs."""
     assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ("8GB", 8 * 10**9),
+        ("8G", 8 * 10**9),
+        ("8gib", 8 * 2**30),
+        ("7.5 GiB", 15 * 2**29),
+        (".5 MiB", 2**19),
+        (" 900MB ", 900 * 10**6),
+        ("123", 123),
+        (123, 123),
+    ],
+)
+def test_sizes_are_parsed(size: str | int, count: int) -> None:
+    assert parse_bytes(size) == count
+
+
+@pytest.mark.parametrize(
+    "size", ["", "GB", "-1GB", "0", "nan", "8 apples", "8,5GB", "1.5.5GB", "8 GB or so", True, None]
+)
+def test_other_text_is_not_a_size(size: object) -> None:
+    with pytest.raises(ValueError, match=r"such as 8GB, 7\.5GiB or 900MB"):
+        parse_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (2048, "2 KiB"), (1.5 * 2**30, "1.5 GiB")]
+)
+def test_bytes_are_formatted_in_binary_units(count: float, text: str) -> None:
+    assert format_bytes(count) == text

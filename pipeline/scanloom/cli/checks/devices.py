@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.cli.checks.finding import Finding
+from scanloom.core import format_bytes
 from scanloom.core.process.cpu_count import core_count
 from scanloom.engine.machine.nvml import nvml_handles
 
@@ -43,7 +44,7 @@ def check_devices() -> Iterator[Finding]:
     seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
     yield Finding(TOPIC, "torch on the CPU", "ok", seen)
     for number, device in enumerate(inventory.devices):
-        seen = f"{device.name}, {device.memory / GIB:.0f} GiB, capability {device.capability}"
+        seen = f"{device.name}, {format_bytes(device.memory)}, capability {device.capability}"
         name = f"cuda:{number}"
         if device.fault:
             advice = "install a torch built for this GPU (pytorch.org), or use --device cpu"
@@ -127,7 +128,7 @@ def _memory() -> Finding:
     available = available_memory()
     if available is None:
         return Finding(TOPIC, "memory", "warn", "not known", "a large CT needs about 6 GiB")
-    seen = f"{available / GIB:.1f} GiB available"
+    seen = f"{format_bytes(available)} available"
     if available < LITTLE_MEMORY:
         return Finding(TOPIC, "memory", "warn", seen, "a large CT needs about 6 GiB")
     return Finding(TOPIC, "memory", "ok", seen)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scanloom.cli.checks.finding import Finding
-from scanloom.core import ScanError
+from scanloom.core import ScanError, format_bytes
 
 GIB = 1 << 30
 LITTLE_SPACE = 2 * GIB
@@ -39,7 +39,7 @@ def check_out(out: Path) -> Iterator[Finding]:
 
 def judge_space(name: str, free: int) -> Finding:
     """Return a finding for the free bytes of a disk."""
-    seen = f"{free / GIB:.1f} GiB free"
+    seen = f"{format_bytes(free)} free"
     if free < NO_SPACE:
         return Finding("output", name, "bad", seen, "free space, or choose another disk with --out")
     if free < LITTLE_SPACE:

@@ -79,7 +79,7 @@ def table(planned: Plan) -> RenderableType:
     """Return a plan as a table."""
     from rich.table import Table
 
-    from scanloom.core import format_duration
+    from scanloom.core import format_bytes, format_duration
 
     totals, todo = planned.totals, planned.todo
     rows = Table.grid(padding=(0, 2))
@@ -93,10 +93,10 @@ def table(planned: Plan) -> RenderableType:
             "time", f"{format_duration(totals.seconds)} in all, {format_duration(per_case)} a case"
         )
     if totals.written is not None:
-        rows.add_row("results", _bytes(totals.written))
-    rows.add_row("memory", f"{_bytes(totals.host)} a worker")
+        rows.add_row("results", format_bytes(totals.written))
+    rows.add_row("memory", f"{format_bytes(totals.host)} a worker")
     if totals.device:
-        rows.add_row("", f"{_bytes(totals.device)} on the device")
+        rows.add_row("", f"{format_bytes(totals.device)} on the device")
     for note in planned.notes:
         rows.add_row("", note)
     excluded = {**planned.left_out}
@@ -110,20 +110,16 @@ def table(planned: Plan) -> RenderableType:
 
 def compared_rows(compared: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows that compare a run with its plan."""
-    from scanloom.core import format_duration
+    from scanloom.core import format_bytes, format_duration
 
     happened, planned = compared["happened"], compared["planned"]
     rows_by_key = {
         "seconds": ("time", format_duration),
-        "written": ("results", _bytes),
-        "host": ("memory", _bytes),
+        "written": ("results", format_bytes),
+        "host": ("memory", format_bytes),
     }
     return [
         (name, f"{format_value(happened[key])}, {format_value(planned[key])} planned")
         for key, (name, format_value) in rows_by_key.items()
         if planned[key]
     ]
-
-
-def _bytes(count: float) -> str:
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

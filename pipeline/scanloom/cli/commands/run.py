@@ -140,6 +140,8 @@ def status_table(status: Status) -> RenderableType:
     """Return the status of a run as a table."""
     from rich.table import Table
 
+    from scanloom.core import format_bytes
+
     table = Table.grid(padding=(0, 2))
     cause = f" ({status.reason})" if status.reason else ""
     table.add_row("run", f"{status.run}: {status.state}{cause}")
@@ -153,8 +155,8 @@ def status_table(status: Status) -> RenderableType:
     for problem, count in status.sent_away.items():
         table.add_row("rejected", f"{count} worker{'s' if count > 1 else ''}: {problem}")
     if status.per_hour:
-        left = f", {_clock(status.left_s)} left" if status.left_s else ""
-        table.add_row("rate", f"{status.per_hour:.0f} scans an hour{left}")
+        remaining = f", {_clock(status.left_s)} left" if status.left_s else ""
+        table.add_row("rate", f"{status.per_hour:.0f} scans an hour{remaining}")
     table.add_row("time", _clock(status.elapsed_s))
     if status.state == "died":
         heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))
@@ -162,8 +164,12 @@ def status_table(status: Status) -> RenderableType:
     for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
         table.add_row("", f"{case}  {seconds:.0f} s")
     for device in status.devices:
-        memory = f"{device['memory_used'] / 2**30:.1f} of {device['memory_total'] / 2**30:.0f} GiB"
-        readings = [f"{device['busy_percent']} % busy", memory, f"{device['celsius']} °C"]
+        used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
+        readings = [
+            f"{device['busy_percent']} % busy",
+            f"{used} of {total}",
+            f"{device['celsius']} °C",
+        ]
         table.add_row(f"GPU {device['device']}", ", ".join([*readings, f"{device['watts']} W"]))
     for reason, count in status.reasons.items():
         table.add_row(reason, str(count))

@@ -58,13 +58,13 @@ def extra_name(text: str) -> str:
 
 
 def byte_count(text: str) -> int:
-    """Return the bytes that 8GB or 8GiB say; refuse what is none."""
-    from scanloom.engine.case.memory_estimate import parse_size
+    """Return the number of bytes of a size such as 8GB or 7.5GiB; refuse any other text."""
+    from scanloom.core import parse_bytes
 
     try:
-        return parse_size(text)
-    except (ValueError, KeyError) as exc:
-        raise typer.BadParameter("a number and a unit: 8GB, 7.5GiB, 900MB") from exc
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
 
 
 _OF_COMMAND = ("paths", "model", "quiet", "json", "debug")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Grid, Outputs, Reason, ScanError
+from scanloom.core import Grid, Outputs, Reason, ScanError, format_bytes
 from scanloom.engine.case.writers import estimate_writers
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
         OUT_OF_MEMORY with both figures.
     """
     if limit is not None and estimate.peak > limit:
-        need = f"needs {estimate.peak / 1e9:.1f} GB to {estimate.stage}"
-        detail = f"{need}, limit {limit / 1e9:g} GB by --memory-limit or memory_limit"
+        need = f"needs {format_bytes(estimate.peak)} to {estimate.stage}"
+        detail = f"{need}, limit {format_bytes(limit)} by --memory-limit or memory_limit"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
 
@@ -151,21 +151,3 @@ def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> 
 
     where = (placement.device, placement.precision)
     return estimate_placed(card, grid, stored, where, placement.windows)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that "8GB", "8 GiB" or "500MB" say; GB are 10^9, GiB 2^30 bytes.
-
-    Raises
-    ------
-    ValueError
-        If the text is not a size.
-    """
-    units: dict[str, Any] = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-    units |= {f"{u}I": 1024 ** "KMGT".index(u) * 1024 for u in "KMGT"}
-    size = text.strip().upper().removesuffix("B").rstrip()
-    number = size.rstrip("KMGTI ")
-    count = float(number) * units[size[len(number) :].strip()] if number else math.nan
-    if not math.isfinite(count) or count <= 0:
-        raise ValueError(f"a size is a number and a unit, such as 8GB, got {text!r}")
-    return int(count)

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import home
+from scanloom.core import user_cache_folder
 from scanloom.io.output.private import write_private
 from scanloom.own_python import make_private_folder
 
@@ -193,8 +193,7 @@ def _curve(document: dict[str, Any]) -> CostCurve:
 
 def cost_model_file(name: str) -> Path:
     """Return the path of the cost model that is cached under a key."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else home() / ".cache") / "scanloom" / "rates" / f"{name}.json"
+    return user_cache_folder() / "rates" / f"{name}.json"
 
 
 def folder_bytes(folder: Path) -> int:

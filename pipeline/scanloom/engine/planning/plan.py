@@ -20,7 +20,7 @@ import numpy as np
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError
+from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError, format_bytes
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
 from scanloom.engine.case.memory_estimate import Placement, check_memory, estimate_case
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
@@ -384,4 +384,4 @@ def _notes(planned: Sequence[PlannedCase], site: ExecutionSite, out: Path) -> It
     folder = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(folder).free
     if written > free:
-        yield f"the disk has {free / 1e9:.1f} GB free; the results need {written / 1e9:.1f} GB"
+        yield f"the disk has {format_bytes(free)} free; the results need {format_bytes(written)}"

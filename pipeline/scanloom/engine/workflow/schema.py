@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
@@ -20,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError
+from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError, parse_bytes
 from scanloom.core.options import Extra, Modality, take
 from scanloom.engine.workflow.error_messages import duplicate_keys, explain_error
 from scanloom.io.system.regular_files import read_regular_file
@@ -30,44 +29,37 @@ T = TypeVar("T")
 MAX_WORKFLOW_BYTES = 1 << 20
 """A workflow is a page of text."""
 
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+"""Units of durations, in seconds."""
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def _listed(value: object) -> object:
-    """Take a single word for a list of one."""
+    """Return a single string as a list of one; other values are kept as they are."""
     return (value,) if isinstance(value, str) else value
 
 
 def _seconds(value: object) -> object:
-    return _quantity(value, ("s", "min", "h"), "20 min")
+    """Return a number with a unit of time in seconds; plain numbers are kept as they are."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is not None and not match[2]:
+        return value
+    if match is None or match[2] not in _SECONDS:
+        units = ", ".join(_SECONDS)
+        raise ValueError(f"a number with one of the units {units}, such as 20 min")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _walltime(value: object) -> object:
-    """Take a batch system's form as well: HH:MM:SS, D-HH:MM:SS."""
+    """Return a duration in seconds; HH:MM:SS and D-HH:MM:SS of batch systems are allowed too."""
     match = _WALLTIME.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return _seconds(value)
     days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _bytes(value: object) -> object:
-    number = _quantity(value, ("MB", "GB", "MiB", "GiB"), "16 GiB")
-    return int(number) if isinstance(number, float) else number
-
-
-def _quantity(value: object, units: Sequence[str], example: str) -> object:
-    """Return a number with its unit as a plain number; plain numbers are left as they are."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is not None and not match[2]:
-        return value
-    if match is None or match[2] not in units:
-        raise ValueError(f"a number with one of the units {', '.join(units)}, such as {example}")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def _pattern(value: str) -> str:
@@ -81,9 +73,13 @@ def _pattern(value: str) -> str:
 WordList = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_listed)]
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-Walltime = Annotated[float, BeforeValidator(_walltime), Field(gt=0)]
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
+Seconds = Annotated[
+    float, Field(gt=0), BeforeValidator(_seconds, json_schema_input_type=float | str)
+]
+Walltime = Annotated[
+    float, Field(gt=0), BeforeValidator(_walltime, json_schema_input_type=float | str)
+]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
 Modalities = Annotated[tuple[Modality, ...], BeforeValidator(_listed)]
 

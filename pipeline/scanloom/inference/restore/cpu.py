@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Threshold
-from scanloom.core import home
+from scanloom.core import user_cache_folder
 from scanloom.own_python import is_closed, make_private_folder
 
 _CHUNKS_PER_THREAD = 4
@@ -86,8 +85,7 @@ def cache_folder() -> Path:
     OSError
         If no folder can be written, or other users could add code to every candidate.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
-    folder = Path(base, "scanloom", "numba").absolute()
+    folder = user_cache_folder() / "numba"
     make_private_folder(folder)
     if not is_closed(folder):
         folder = _temporary_folder()

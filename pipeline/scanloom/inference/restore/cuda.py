@@ -127,7 +127,7 @@ def _works(device: torch.device) -> bool:
 def label(
     scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[NDArray[Any]]
 ) -> None:
-    """Label source voxels from planes of scores: `restore_cpu.label` for scores on CUDA.
+    """Label source voxels from planes of scores: `cpu.label` for scores on CUDA.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ voxels, a class can win only if its maximum there reaches the largest of all cla
 class remains, the block is filled with it; else only the remaining classes are interpolated. Labels
 equal those of plain torch, except for exact ties, which rounding decides.
 
-All functions release the GIL and are called from a thread pool of `restore_cpu`: Numba's own
+All functions release the GIL and are called from a thread pool of `restore.cpu`: Numba's own
 threading layers abort if two threads call a parallel function. Scores and labels are passed as flat
 arrays with their strides in elements, so that one compiled function supports any strides.
 """

@@ -31,7 +31,7 @@ GPU_SLAB_BYTES = 128 * 1024**2
 Labels = NDArray[Any]
 Clean = Callable[[Labels], Labels]
 Label = Callable[[torch.Tensor, Coordinates, Decision, Sequence[Labels]], None]
-"""Function that labels source voxels from planes of scores, as `restore_cpu.label` does."""
+"""Function that labels source voxels from planes of scores, as `cpu.label` does."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _in_memory_order(
 def restore_torch(
     scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[Labels]
 ) -> None:
-    """Label source voxels in plain torch, on any device; arguments as of `restore_cpu.label`."""
+    """Label source voxels in plain torch, on any device; arguments as of `cpu.label`."""
     along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
     lines = max(len(rows), len(columns))
     max_bytes = CPU_SLAB_BYTES if scores.device.type == "cpu" else GPU_SLAB_BYTES

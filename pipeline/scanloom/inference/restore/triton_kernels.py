@@ -1,6 +1,6 @@
 """Triton kernels that restore labels: find the classes that can win in a block, then decide.
 
-Imported by `restore_cuda` only, if Triton is installed. A source voxel depends on the network
+Imported by `restore.cuda` only, if Triton is installed. A source voxel depends on the network
 voxels below and above it along each axis. A block of `BLOCK`^3 network voxels, with its upper
 faces, contains all eight. A class that can't win (or can't reach the threshold) in a block is never
 read for the voxels in it. Sums and comparisons are float32 for every type of scores.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, home
+from scanloom.core import DICOM, OUTCOMES, Reason, ScanError, Series, user_cache_folder
 from scanloom.core.process.cpu_count import core_count
 from scanloom.io.identity import case_id, key_fingerprint, study_id
 from scanloom.io.index.inspection import FileInfo, SeriesInfo, gc_paused
@@ -200,8 +200,7 @@ def stored_index(out: Path, fingerprint: str) -> Index | None:
 
 def cached_index_path(paths: Sequence[Path | str]) -> Path:
     """Return the path of the stored index of some paths outside any output folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else home() / ".cache") / "scanloom" / "index"
+    folder = user_cache_folder() / "index"
     joined = "\0".join(sorted({os.path.abspath(path) for path in paths}))  # keeps symbolic links
     digest = hashlib.blake2b(os.fsencode(joined), digest_size=16).hexdigest()
     return folder / f"{digest}.parquet"
