@@ -162,9 +162,10 @@ def assert_gap_is_named(name: str, folder: Path, every: int) -> None:
         assert sorted(found) == [""] * (volumes - 1) + ["SLICE_GAP"], (lost, found)
 
 
+@pytest.mark.parametrize("every", [109, pytest.param(33, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", SCANS)
-def test_a_missing_slice_is_refused_by_the_name_of_the_gap(tmp_path, name):
-    assert_gap_is_named(name, tmp_path, every=33)
+def test_a_missing_slice_is_refused_by_the_name_of_the_gap(tmp_path, name, every):
+    assert_gap_is_named(name, tmp_path, every)
 
 
 @pytest.mark.slow

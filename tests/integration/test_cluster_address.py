@@ -87,14 +87,11 @@ def test_a_scheduler_that_goes_ends_the_run_with_a_word(tmp_path: Path) -> None:
 def test_a_cluster_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, word: str
 ) -> None:
-    import dask
-    import distributed  # noqa: F401  # its options are there before one of them is set
-
     run = ClusterRun(tmp_path, 1, 0.0, "{}")
     monkeypatch.setenv("SCANLOOM_KEY", run.environment["SCANLOOM_KEY"])
-    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
-        where = ("--out", run.out, "--cluster", cluster)
-        ended = scanloom("run", run.workflow, run.archive, *where)
+    monkeypatch.setattr("scanloom.engine.clusters.connect._SCHEDULER_TIMEOUT_S", 1.0)
+    where = ("--out", run.out, "--cluster", cluster)
+    ended = scanloom("run", run.workflow, run.archive, *where)
 
     assert ended.code == 65
     assert word in ended.err.replace("\n", " ")

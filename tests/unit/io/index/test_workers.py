@@ -82,7 +82,7 @@ def test_a_question_larger_than_the_buffer_is_not_asked_ahead(
 ) -> None:
     """Questions and answers larger than the sockets' buffers: no process waits for ever."""
     monkeypatch.setattr(module, "BUFFER_BYTES", 4096)
-    files = [[(path, size_of(path)) for path in chunk] * 40 for chunk in chunks[:6]] * 3
+    files = [[(path, size_of(path)) for path in chunk] * 20 for chunk in chunks[:6]] * 2
     with HeaderWorkers(3) as helpers:
         helpers.start()
         assert max(map(len, map(module._survey_request, files))) > helpers._workers[0]._buffer_bytes
