@@ -24,7 +24,6 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 
-import cards_by_hand  # noqa: E402
 from phantom import draw_labels, draw_scan, draw_scores, phantom  # noqa: E402
 
 from scanloom import load_volume  # noqa: E402
@@ -39,6 +38,7 @@ from scanloom.inference.resample import LinearWeights  # noqa: E402
 from scanloom.inference.restore import cuda  # noqa: E402
 from scanloom.inference.restore.restorers import decide_torch  # noqa: E402
 from scanloom.inference.sliding_window import window_size, window_starts  # noqa: E402
+from support import model_cards  # noqa: E402
 
 SHAPE, SPACING = (512, 512, 300), (0.7, 0.7, 1.0)  # mm
 NETWORK = (239, 239, 200)  # voxels of 1.5 mm
@@ -155,12 +155,12 @@ def cards(folder: Path) -> Iterator[tuple[str, ModelCard]]:
     torch.save(SegResNet(**args).state_dict(), weights)
     yield (
         "SegResNet of 25 classes at 1.5 mm",
-        cards_by_hand.card(
+        model_cards.card(
             weights,
             network=NetworkSpec("SegResNet", args),
-            grid=cards_by_hand.NetworkGrid("RAS", (1.5, 1.5, 1.5)),
+            grid=model_cards.NetworkGrid("RAS", (1.5, 1.5, 1.5)),
             window=Window((96, 96, 96), 0.25),
-            structures=cards_by_hand.structures(24),
+            structures=model_cards.structures(24),
             activation=None,
         ),
     )

@@ -32,7 +32,7 @@ from pydicom import dcmread
 from scanloom.core import Flag, ScanError, Series, Volume
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
-from scanloom.io.probe import MOST_VOLUMES
+from scanloom.io.probe import MAX_VOLUMES
 from scanloom.io.read import read_scan
 
 REFERENCES = ("Ref_dcm2niix", "Ref_dicom2nifti", "Ref_nifti")
@@ -86,7 +86,7 @@ def judge(found: Index, one: IndexedSeries, case: Path, root: Path) -> Line:
 def of_phases(series: Series, case: Path) -> str:
     """Compare each volume of a series that holds several."""
     verdicts: Counter[str] = Counter()
-    for phase in range(MOST_VOLUMES):
+    for phase in range(MAX_VOLUMES):
         try:
             volume = read_scan(series, phase=phase).volume
         except ScanError as error:

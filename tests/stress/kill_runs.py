@@ -35,6 +35,8 @@ from typing import Any
 import numpy as np
 from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, RLELossless
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from support.commands import write_tiny_bundle
 from support.formula_run import formula_environment, processes, start
 from support.write_dicom import Coding, Words, write_series

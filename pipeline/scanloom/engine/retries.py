@@ -2,11 +2,11 @@
 
 A case can be retried in four layers; docs/retries.md describes them.
 
-1. In its worker process, by the supervisor of the engine child (`engine.engine`).
-2. On another worker, by the pool of a cluster (`engine.dask_pool`).
-3. After the loss of its worker, by the dispatcher (`engine.pump`); lost workers are replaced by
-   the code that started them (`engine.slurm`, `engine.ssh`, `engine.kubernetes`).
-4. In a later run (`engine.scope`).
+1. In its worker process, by the supervisor of the engine child (`engine.worker.supervisor`).
+2. On another worker, by the pool of a cluster (`engine.clusters.dask_pool`).
+3. After the loss of its worker, by the dispatcher (`engine.worker.dispatch`). Lost workers are
+   replaced by the module that started them (`slurm`, `ssh` or `kubernetes` in `engine.clusters`).
+4. In a later run (`engine.workflow.scope`).
 """
 
 from __future__ import annotations

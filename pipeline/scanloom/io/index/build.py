@@ -237,13 +237,13 @@ def _inspect(
     entries : sequence of Entry
     stored_rows : sequence of int
         Row of each file in the stored index; -1 if it is new or changed.
-    stored : StoredRows or None
-    workers : Helpers
+    stored : StoredIndex or None
+    workers : HeaderWorkers
         Started if there are many files to open.
 
     Returns
     -------
-    list of Look
+    list of FileInfo
         One for each entry.
     dict of tuple of int to Description
         Series whose files were all inspected in one chunk, by the indices of the files.

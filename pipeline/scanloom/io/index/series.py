@@ -190,12 +190,12 @@ def known_infos(
     Parameters
     ----------
     entries : sequence of Entry
-    stored : sequence of Look or None
+    stored : sequence of FileInfo or None
         Result of an earlier inspection of each file, or None.
 
     Returns
     -------
-    list of Look or None
+    list of FileInfo or None
         None for files that must be opened. If the archive of such a file can't be unpacked, the
         file has the reason of the archive.
     dict of int to str

@@ -1,7 +1,7 @@
 """Read-back of written files: decoded independently of the writers, compared voxel by voxel.
 
-NIfTI is decoded by `readback_nifti`, the rectangular copy of a sheared one by SimpleITK, DICOM SEG
-by `readback_seg`. A difference fails the case: nothing wrong is published.
+NIfTI is decoded by `nifti`, the rectangular copy of a sheared one by SimpleITK, DICOM SEG by
+`dicom_seg`. A difference fails the case: nothing wrong is published.
 """
 
 from __future__ import annotations
