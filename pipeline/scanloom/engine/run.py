@@ -225,7 +225,7 @@ class _Run:
         As for `run`; `cards` are those of the workflow's models.
     name : str
         The run's id.
-    board : Board
+    board : StatusWriter
         Receives the progress of the run.
     """
 

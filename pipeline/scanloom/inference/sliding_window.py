@@ -95,7 +95,7 @@ class SlidingWindow:
         Bytes of scores that are yielded together, at least one plane.
     sums : torch.device or None
         Device on which scores are summed; None for the image's device.
-    passed : PassedOver
+    passed : SkippedWindows
         Counts windows and skipped windows.
     head : FinalLayer or None
         The network's final layer, if detached: then features are summed. On the image's device.

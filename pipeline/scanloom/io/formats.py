@@ -83,8 +83,8 @@ class VolumeFormat:
     suffixes : tuple of str
         Lower-case suffixes of the files that stand for a volume; empty for DICOM, which is
         recognised by content.
-    probe : Probe
-    read : Read
+    probe : ProbeFunction
+    read : ReadFunction
     companions : callable
         Returns all files of a volume, the header first.
     detached_suffixes : tuple of str

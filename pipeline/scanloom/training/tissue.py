@@ -234,7 +234,7 @@ def calibrate(state: dict[str, Tensor], drawn: Sequence[SyntheticTorso]) -> dict
     ----------
     state : dict of tensors
         State dict of the trained network.
-    drawn : sequence of Drawn
+    drawn : sequence of SyntheticTorso
         Synthetic torsos of the training set.
 
     Returns

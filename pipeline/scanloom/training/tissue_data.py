@@ -36,7 +36,7 @@ class TrainingScan:
     ----------
     path : str
         File or folder.
-    hints : Hints
+    hints : ScanHints
         Observations by a person.
     vessels : tuple of str
         Masks of vessels with contrast agent, which the rules cannot distinguish from bone.

@@ -67,7 +67,7 @@ def label_tissues(hu: Image, spacing: Spacing, hints: ScanHints) -> NDArray[np.u
         HU, k along the body's axis.
     spacing : (x, y, z)
         Voxel spacing in mm.
-    hints : Hints
+    hints : ScanHints
         Observations of a person.
 
     Returns

@@ -52,7 +52,7 @@ class RunWork:
     ----------
     out, private : Path
         The output folder and the run's private folder. All workers must see both.
-    book : CaseBook
+    book : CaseFile
         The cases.
     child : WorkerSetup
         Settings of the engines.
@@ -81,7 +81,7 @@ def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
         file of a cluster.
     workflow : Workflow
         Models, workers, threads and device, and the options of the cluster.
-    job : Job
+    job : RunWork
         The work.
 
     Raises

@@ -76,11 +76,11 @@ class DaskPool:
     ----------
     client : distributed.Client
         Connected client.
-    book : CaseBook
+    book : CaseFile
         The cases.
     setup : EngineSetup
         For current and future workers.
-    terms : Terms
+    terms : PoolLimits
         When the workers are given up.
 
     Raises

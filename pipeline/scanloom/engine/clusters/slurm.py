@@ -73,7 +73,7 @@ class SlurmJobs:
 
     Parameters
     ----------
-    orders : Orders
+    orders : JobSpec
         The jobs to be submitted.
     contact : Path
         The contact file.

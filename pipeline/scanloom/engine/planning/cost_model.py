@@ -118,7 +118,7 @@ class CostModel:
 
     Parameters
     ----------
-    network, rest, written : Curve
+    network, rest, written : CostCurve
         Seconds of the network by window voxels; seconds of other steps, and bytes, by voxels.
     start : float or None
         Seconds until the first case begins; None without measurements.
@@ -139,7 +139,7 @@ class CostModel:
 
         Parameters
         ----------
-        cases : sequence of Measured
+        cases : sequence of MeasuredCost
             The cases that the run published.
         seconds : float
             Wall time of these cases, summed over the workers.

@@ -34,7 +34,7 @@ def gpu_advice(
     ----------
     cases : sequence of PlannedCase
         The cases that would run.
-    gpu, cpu : Rates
+    gpu, cpu : CostModel
         Cost models of the same models on both devices.
     workers : int
         Number of GPUs that work concurrently.

@@ -73,11 +73,11 @@ def update_cost_model(rates: CostModel, out: Path, course: RunTimeline, workers:
 
     Parameters
     ----------
-    rates : Rates
+    rates : CostModel
         The cost model, which is updated in place.
     out : Path
         The output folder with the published cases.
-    course : Course
+    course : RunTimeline
         The timeline of the run.
     workers : int
         Number of workers that sped the run up.
@@ -100,7 +100,7 @@ def compare_with_plan(
     ----------
     out : Path
         The output folder.
-    course : Course
+    course : RunTimeline
         The timeline of the run.
     workflow, cards, recipe
         The workflow of the run, the cards of its models, and the hash of both.

@@ -31,7 +31,7 @@ class Discrepancy:
 
     Parameters
     ----------
-    fault : Fault
+    fault : DiscrepancyKind
         The kind of difference.
     file : str
         Path relative to the output folder.

@@ -43,7 +43,7 @@ class LocalPool:
 
     Parameters
     ----------
-    engines : sequence of Engine
+    engines : sequence of WorkerSupervisor
         One per device.
     in_flight : int
         Concurrent cases in each.

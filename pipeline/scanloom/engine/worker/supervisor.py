@@ -49,7 +49,7 @@ class CaseOutcome:
     record : CaseRecord or None
         Its result, or the reason for its failure; None if `Engine.stop` aborted it, which means
         nothing for the case.
-    tries : tuple of Try
+    tries : tuple of Attempt
         All starts in order.
     device : (float, float) or None
         When it held the device, in seconds of CLOCK_MONOTONIC; None if it never did.

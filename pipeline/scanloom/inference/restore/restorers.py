@@ -184,7 +184,7 @@ def decide_torch(
     ----------
     scores : (N, C, B, C') floating tensor
         Planes of the network's grid.
-    taps : list of three Taps
+    taps : list of three LinearWeights
         Interpolation weights of the source voxels across planes, and along both axes of a plane.
     decision : Decision
         The first largest score, or each score against a threshold.

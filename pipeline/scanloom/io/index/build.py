@@ -237,8 +237,8 @@ def _inspect(
     entries : sequence of Entry
     stored_rows : sequence of int
         Row of each file in the stored index; -1 if it is new or changed.
-    stored : StoredRows or None
-    workers : Helpers
+    stored : StoredIndex or None
+    workers : HeaderWorkers
         Started if there are many files to open.
 
     Returns

@@ -55,7 +55,7 @@ class FileInfo(NamedTuple):
     reason : str
         Code of the reason for which it is not part of a volume; empty if it may be.
     detail : str
-    packed : Packed or None
+    packed : EncodedElements or None
         `Elements.packed` of a DICOM file.
     """
 
@@ -217,7 +217,7 @@ def describe_files(
         Name of the format in `scanloom.io.formats.FORMATS`.
     paths : sequence of str
         Its files.
-    packed : sequence of Packed
+    packed : sequence of EncodedElements
         Encoded elements of each file of a DICOM series.
     """
     try:

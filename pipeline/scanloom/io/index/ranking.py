@@ -134,7 +134,7 @@ def select_series(
         series that is not derived.
     preference : Preference
         Ranks the candidates for "best".
-    options : Reading
+    options : RankingOptions
         How the series will be read; for "best", a series that these refuse is not a candidate.
 
     Returns

@@ -190,7 +190,7 @@ def known_infos(
     Parameters
     ----------
     entries : sequence of Entry
-    stored : sequence of Look or None
+    stored : sequence of FileInfo or None
         Result of an earlier inspection of each file, or None.
 
     Returns

@@ -54,7 +54,7 @@ def open_decompressed(
     Parameters
     ----------
     file : binary file
-    packing : Packing
+    packing : Compression
     length : int or None
         Compressed bytes, for zlib only; None up to the end of the file.
     """

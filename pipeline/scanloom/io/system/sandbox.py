@@ -76,7 +76,7 @@ def run_sandboxed(
         None, bool, int, float, str, bytes, Path, Reason, Flag, arrays, lists, tuples and dicts of
         these; the result likewise. Arrays of `shared_empty` are not copied: the caller sees the
         values that the child process writes into them.
-    limits : Limits
+    limits : SandboxLimits
     modules : tuple of str
         Modules that `target` imports and that take long to import: the server imports them once
         for all jobs.

@@ -194,13 +194,13 @@ class Elements(NamedTuple):
 
     Parameters
     ----------
-    common : Common
+    common : SharedElements
         Values that the file shares with most files of its series, and its encoding.
     own : mapping of int to bytes
         Values by tag of `PER_SLICE_TAGS`, with their padding; absent attributes are left out.
     lookup_table : bool
         Whether ModalityLUTSequence has a value.
-    pixels : PixelPlace or None
+    pixels : PixelDataLocation or None
         Location of the pixels; None if PixelData is missing, or the file ends before it.
     gzipped : bool
         Whether the file is compressed by gzip.
@@ -266,7 +266,7 @@ def elements_from_values(
         Transfer syntax UID.
     little : bool
         Whether binary values are little endian.
-    pixels : PixelPlace or None
+    pixels : PixelDataLocation or None
         Location of the pixels.
     """
     own = {tag: value for tag, value in values.items() if tag in PER_SLICE_TAGS}

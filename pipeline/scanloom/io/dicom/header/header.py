@@ -101,7 +101,7 @@ class Header:
         The unconverted attributes. They may identify the patient.
     syntax : str
         Transfer syntax UID.
-    pixels : PixelPlace or None
+    pixels : PixelDataLocation or None
         Location of the pixels; None if PixelData is missing, or the file ends before it.
     patient : tuple of bytes
         PatientName, PatientID and PatientBirthDate, unconverted but without padding; of the name
@@ -121,7 +121,7 @@ class Header:
     phase : tuple of bytes
         Unconverted values of `PHASE_ATTRIBUTES`, which may distinguish volumes of one series; empty
         if absent.
-    shared : Common
+    shared : SharedElements
         Values that files of a series usually share: one object for all headers with equal ones.
     """
 

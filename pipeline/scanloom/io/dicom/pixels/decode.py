@@ -76,11 +76,11 @@ def read_stored_samples(
 
     Parameters
     ----------
-    frame : Plane
+    frame : FrameRef
         Frame to read; a tile is ignored.
     out : (rows, columns) array of the stored type
         Contiguous.
-    tables : mapping of Path to Frames
+    tables : mapping of Path to FrameTable
         Result of `find_frame_tables`.
 
     Raises

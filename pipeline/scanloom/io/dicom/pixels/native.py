@@ -21,7 +21,7 @@ def read_native(frame: FrameRef, source: ByteSource, out: NDArray[Any]) -> None:
 
     Parameters
     ----------
-    frame : Plane
+    frame : FrameRef
         Frame as located in `source`.
     source : Source
         Bytes that hold the frame.

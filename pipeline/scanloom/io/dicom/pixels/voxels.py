@@ -117,7 +117,7 @@ def _check_size(frames: Sequence[FrameRef], limit: int = VOXEL_LIMIT_BYTES, coun
 
     Parameters
     ----------
-    frames : sequence of Plane
+    frames : sequence of FrameRef
         Frames, or tiles of frames, to read.
     limit : int
         Largest size of the values, in bytes.
@@ -211,7 +211,7 @@ def _limits(frames: list[FrameRef], allocated: int, limit: int) -> tuple[Sandbox
 
     Parameters
     ----------
-    frames : list of Plane
+    frames : list of FrameRef
         Frames to decode.
     allocated : int
         Bytes allocated for the values.
@@ -259,7 +259,7 @@ def _fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], work
 
     Parameters
     ----------
-    frames : list of Plane
+    frames : list of FrameRef
         Frames, or tiles of frames, to read.
     indices : list of int
         Slice of `values` for each of them.

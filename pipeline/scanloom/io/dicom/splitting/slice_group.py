@@ -24,7 +24,7 @@ class SliceGroup:
     ----------
     slices : tuple of Slice
         The slices, in any order.
-    places : Places
+    places : SlicePositions
         `ids` has one entry for each slice. There may be more positions than these slices have.
     """
 
