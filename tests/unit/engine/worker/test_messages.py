@@ -68,7 +68,9 @@ def test_the_setup_of_a_run_arrives() -> None:
 
 def test_a_function_is_called_in_the_other_process(tmp_path: Path) -> None:
     call = there_and_back(FunctionCall.of(partial(em.threshold_models, tmp_path / "w", seconds=2)))
-    assert call == FunctionCall("engine_models:threshold_models", (tmp_path / "w",), {"seconds": 2})
+    assert call == FunctionCall(
+        "support.engine_models:threshold_models", (tmp_path / "w",), {"seconds": 2}
+    )
     (tmp_path / "w").touch()
     assert [model.card.name for model in call()] == ["threshold"]
 
