@@ -28,7 +28,7 @@ class RawVolume:
 
     Parameters
     ----------
-    layout : Layout
+    layout : RawLayout
         Position and type of the voxels, checked by `scanloom.io.volumes.raw_voxels.check_layout`.
     grid : Grid
     flags : tuple of Flag

@@ -191,7 +191,7 @@ def read_voxels(layout: RawLayout) -> NDArray[Any]:
 
     Parameters
     ----------
-    layout : Layout
+    layout : RawLayout
         A layout that passed `check_layout`.
 
     Returns

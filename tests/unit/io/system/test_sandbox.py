@@ -34,7 +34,7 @@ def code_of(job, *arguments, limits=LIMITS):
 def workers() -> list[psutil.Process]:
     """Return the sandbox's processes, and zombies, which have no command any more."""
     found = [(p, " ".join(p.cmdline())) for p in psutil.Process().children(recursive=True)]
-    return [process for process, words in found if not words or "sandbox_helper" in words]
+    return [process for process, words in found if not words or "sandbox_server" in words]
 
 
 @pytest.mark.parametrize(

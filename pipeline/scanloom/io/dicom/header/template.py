@@ -90,11 +90,11 @@ class TemplateSegment:
 
     Parameters
     ----------
-    heads : sequence of Head
+    heads : sequence of ElementSpan
         Elements of the segment, in the file that was walked over.
     data : bytes
         That file.
-    following : Head
+    following : ElementSpan
         The element after the segment.
     order : ByteOrder
         Byte order of the following element.
@@ -163,7 +163,7 @@ class HeaderTemplate:
     ----------
     data : bytes
         The file that was walked over.
-    heads : sequence of Head
+    heads : sequence of ElementSpan
         Its elements, with those of the meta header; the last one holds the pixels.
     order : ByteOrder
         Byte order after the meta header.
@@ -176,7 +176,7 @@ class HeaderTemplate:
     ----------
     begin : int
         Offset of the first element.
-    parts : tuple of Part
+    parts : tuple of TemplateSegment
         The segments.
     """
 

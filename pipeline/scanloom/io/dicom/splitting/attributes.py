@@ -267,7 +267,7 @@ class _OrderAtPositions:
 
     Parameters
     ----------
-    group : Part
+    group : SliceGroup
         The slices.
     ranks : tuple of int
         Rank of each slice among those at its position, from 0.

@@ -252,7 +252,7 @@ def _split_by_attributes(
 
     Parameters
     ----------
-    group : Part
+    group : SliceGroup
         Slices of one geometry.
     names : sequence of str
         Attributes to try, in this order.
