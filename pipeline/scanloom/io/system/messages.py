@@ -27,6 +27,7 @@ from scanloom.core import (
     Flag,
     Measurement,
     Outputs,
+    ReadOptions,
     Reason,
     ScanError,
     Series,
@@ -84,7 +85,7 @@ def register(
         raise ValueError(f"two types are called {record_type.__name__}")
 
 
-for _record_type in (Case, CaseRecord, Measurement, Outputs, Series):
+for _record_type in (Case, CaseRecord, Measurement, Outputs, ReadOptions, Series):
     register(_record_type)
 register(ScanError, lambda error: (error.reason, error.detail))
 
