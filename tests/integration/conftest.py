@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from support import engine_models as em
 from support.commands import write_tiny_bundle
 from support.make_run import Runs
+from support.warm_workers import WarmWorkers
 
 
 @pytest.fixture(scope="session")
@@ -17,12 +20,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_bundle(tmp_path_factory.mktemp("model") / "bundles")
 
 
+@pytest.fixture(scope="session")
+def warm_workers() -> Iterator[SimpleNamespace]:
+    """Stands in for `subprocess`: worker processes are forked from one that has all imports."""
+    workers = WarmWorkers()
+    yield workers.module
+    workers.close()
+
+
 @pytest.fixture
-def runs(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(
+    tmp_path: Path,
+    model: Path,
+    warm_workers: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Runs:
     """Runs in this process, by formula, over an archive that is empty at first."""
     (tmp_path / "archive").mkdir()
     made = Runs(tmp_path, tmp_path / "archive", model)
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
     monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
     return made

@@ -7,8 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -327,10 +328,13 @@ class Results:
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All models of a group, run by MONAI over the group's scans."""
-    models, names = GROUPS[request.param]
-    folder = tmp_path_factory.mktemp("monai")
+def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
+    """Run all models of a group by MONAI, once a group."""
+    return cache(lambda group: run_group(group, tmp_path_factory.mktemp("monai")))
+
+
+def run_group(group: str, folder: Path) -> Results:
+    models, names = GROUPS[group]
     made = Results(write_scans(folder / "imagesTs", names=names), folder)
     for model in models:
         write_model(made.bundle(model), model)
@@ -356,16 +360,18 @@ def write_model(bundle: Path, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "model"),
+    ("group", "model"),
     [
         *(("brief", model) for model in SMALL),
         *(pytest.param("others", model, marks=pytest.mark.thorough) for model in SMALL),
         pytest.param("large", LARGE, marks=pytest.mark.slow),
     ],
-    indirect=["results"],
 )
-def test_labels_equal_those_of_monais_runner(results: Results, model: str) -> None:
+def test_labels_equal_those_of_monais_runner(
+    results_of: Callable[[str], Results], group: str, model: str
+) -> None:
     """At least 99.95 % of voxels, Dice 0.999, each class at least 5 %, however the scan lies."""
+    results = results_of(group)
     card = results.card(model)
     classes = MODELS[model][1]["out_channels"]
     predictor = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))

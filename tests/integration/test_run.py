@@ -12,6 +12,7 @@ import socket
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel as nib
@@ -39,10 +40,17 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, archive: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(
+    tmp_path: Path,
+    archive: Path,
+    model: Path,
+    warm_workers: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Runs:
     made = Runs(tmp_path, archive, model)
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
     monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
     return made
 
