@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -46,29 +47,35 @@ class Field:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(tmp_path_factory: pytest.TempPathFactory, warm_workers: SimpleNamespace) -> Path:
     """A folder with an archive and the results of a run over it."""
     folder = tmp_path_factory.mktemp("field")
     made = Field(folder, write_tiny_bundle(folder / "bundles"))
     with pytest.MonkeyPatch.context() as patch:
-        by_formula(patch, folder)
+        by_formula(patch, folder, warm_workers)
         ended = made.run()
     assert ended.code == 0, ended.out
     return folder
 
 
-def by_formula(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def by_formula(patch: pytest.MonkeyPatch, folder: Path, workers: SimpleNamespace) -> None:
     environment = formula_environment(folder / "notes")
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         patch.setenv(name, environment[name])
+    patch.setattr("scanloom.engine.worker.child_process.subprocess", workers)
     patch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
 
 @pytest.fixture
-def field(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Field:
+def field(
+    begun: Path,
+    tmp_path: Path,
+    warm_workers: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Field:
     """A copy of that folder."""
     shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
-    by_formula(monkeypatch, tmp_path)
+    by_formula(monkeypatch, tmp_path, warm_workers)
     return Field(tmp_path, tmp_path / "bundles" / "tiny")
 
 

@@ -177,6 +177,7 @@ def test_stop_cuts_off_without_a_verdict(engine: WorkerSupervisor, tmp_path: Pat
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(engine.run, case)
         while not (tmp_path / "starts").exists():
+            assert not coming.done(), coming.result()
             time.sleep(0.05)
         engine.stop()
         outcome = coming.result(timeout=5)
