@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from scanloom.cards.card import NetworkSpec, Window
-from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
+from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume, format_bytes
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.memory_estimate import Budget, estimate_network, network_bytes
 from scanloom.inference.memory_fallback import MemoryLimits, fallback_plans, first_fitting, resident
@@ -127,7 +127,7 @@ def test_what_fits_is_decided_before_anything_is_allocated(tmp_path: Path) -> No
     with pytest.raises(ScanError) as caught:
         first_fitting(iter(ways), card, plan, 2, MemoryLimits(host=least - 1))
     assert caught.value.reason is Reason.OUT_OF_MEMORY
-    assert f"{least / 1e9:.1f} GB" in caught.value.detail
+    assert format_bytes(least) in caught.value.detail
 
 
 def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> None:
