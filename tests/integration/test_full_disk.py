@@ -64,7 +64,7 @@ def test_wherever_a_disk_is_full_or_read_only_the_run_is_74_and_status_says_so(
 
     codes = [line.split()[1] for line in said.splitlines() if line.startswith("code ")]
     assert codes == [*["74"] * 6, "0", "74", "74"], said
-    assert said.count("DISK_FULL). Make room") == 6, said
+    assert said.count("DISK_FULL). Free space") == 6, said
     status = [line.split()[1] for line in said.splitlines() if line.startswith("status ")]
     assert status[-1] == "0"
     assert set(status[:-1]) <= {"1", "65"}, said  # 65: it had no room to say anything

@@ -96,6 +96,7 @@ def test_it_is_used_by_keyboard(chromium: Any, page: Path) -> None:
     summary = tab.locator("#rows summary").first
     summary.focus()
     tab.keyboard.press("Enter")
+    tab.locator("#rows .volumes dd").first.wait_for()  # filled by an event
     assert "ml" in tab.locator("#rows .volumes").first.inner_text()
 
 
