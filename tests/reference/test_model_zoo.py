@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from scanloom.cards.card import (
-    ModelCard,
-    NetworkGrid,
-    NetworkSpec,
-    Normalize,
-    ScaleMinMax,
-    ScaleRange,
-    Window,
-)
+from scanloom.cards.card import ModelCard, NetworkGrid, NetworkSpec, Window
+from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import ScanError
 

@@ -7,22 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from scanloom.cards.intensity import IntensityStep
 from scanloom.core import MODALITIES, Structure, is_slug
 
 Precision = Literal["float32", "float16", "bfloat16"]
 Triple = tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Channel:
-    """An input channel and its required modality."""
-
-    name: str
-    modality: str
-
-    def __post_init__(self) -> None:
-        if self.modality not in MODALITIES:
-            raise ValueError(f"modality must be one of {MODALITIES}, got {self.modality!r}")
 
 
 @dataclass(frozen=True)
@@ -54,6 +43,26 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Crop:
+    """Smallest box around the foreground.
+
+    Parameters
+    ----------
+    foreground : "nonzero" or "positive"
+        Voxels that are not 0 in any channel (nnU-Net), or greater than 0 (MONAI CropForeground).
+    grid : "source" or "network"
+        Whether the box is found on the scan's grid, before resampling and intensity steps
+        (nnU-Net), or on the network grid, after them (MONAI).
+    margin : int
+        Voxels around the box, as far as the grid extends.
+    """
+
+    foreground: Literal["nonzero", "positive"]
+    grid: Literal["source", "network"] = "source"
+    margin: int = 0
+
+
+@dataclass(frozen=True)
 class NetworkGrid:
     """The grid on which the network sees the scan.
 
@@ -63,48 +72,61 @@ class NetworkGrid:
         Axis codes such as "RAS"; None keeps the source's axes.
     spacing : (x, y, z) or None
         In mm, in the order of `orientation`; None keeps the source's spacing.
-    mode : "linear" or "nearest"
-        Interpolation of the scan.
+    mode : "linear", "nearest" or "cubic"
+        Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
+        (scikit-image's resize of order 3).
+    order : (x, y, z)
+        The axes of `orientation`, in the order in which the network sees them (nnU-Net's
+        `transpose_forward`, applied to arrays with the last axis first).
+    alignment : "first", "edges", "ends" or "centre"
+        Voxels that coincide in both grids: the first one (MONAI); none, but the outer edges of the
+        grids (nnU-Net); the first and the last one (TotalSegmentator); the centres of the grids,
+        for a grid of a given `shape` (FreeSurfer's conform).
+    shape : (x, y, z) or None
+        Shape of the grid, in the order of `orientation`; None follows from the scan's extent.
+    separate_above : float or None
+        Anisotropy (largest spacing / smallest, of the scan, else of the network) above which the
+        axis of the largest spacing is resampled by nearest neighbour, and the slices one by one
+        (nnU-Net); None for never.
+    crop : Crop or None
+        Box that the network sees; voxels outside are background.
+    as_nifti : bool
+        If `orientation` is None: whether the axes of a DICOM scan are those with which dcm2niix
+        stores it, for models that read voxels in the order of a NIfTI file.
     """
 
     orientation: str | None = None
     spacing: Triple | None = None
-    mode: Literal["linear", "nearest"] = "linear"
+    mode: Literal["linear", "nearest", "cubic"] = "linear"
+    order: tuple[int, int, int] = (0, 1, 2)
+    alignment: Literal["first", "edges", "ends", "centre"] = "first"
+    shape: tuple[int, int, int] | None = None
+    separate_above: float | None = None
+    crop: Crop | None = None
+    as_nifti: bool = False
 
 
 @dataclass(frozen=True)
-class ScaleRange:
-    """Map [a_min, a_max] linearly to [b_min, b_max] (MONAI ScaleIntensityRange)."""
+class Channel:
+    """An input channel.
 
-    a_min: float
-    a_max: float
-    b_min: float | None
-    b_max: float | None
-    clip: bool = False
-
-
-@dataclass(frozen=True)
-class ScaleMinMax:
-    """Map the scan's own minimum and maximum to [minv, maxv] (MONAI ScaleIntensity)."""
-
-    minv: float = 0.0
-    maxv: float = 1.0
-
-
-@dataclass(frozen=True)
-class Normalize:
-    """Subtract and divide, by default the scan's own mean and population standard deviation.
-
-    MONAI NormalizeIntensity: with `nonzero`, only voxels that are not 0 are measured and changed;
-    a standard deviation of 0 is replaced by 1.
+    Parameters
+    ----------
+    name : str
+        Display name.
+    modality : str
+        Required modality, as in DICOM.
+    steps : tuple of IntensityStep
+        Steps of this channel alone, on the scan's voxels, before the card's own steps.
     """
 
-    subtrahend: float | None = None
-    divisor: float | None = None
-    nonzero: bool = False
+    name: str
+    modality: str
+    steps: tuple[IntensityStep, ...] = ()
 
-
-IntensityStep = ScaleRange | ScaleMinMax | Normalize
+    def __post_init__(self) -> None:
+        if self.modality not in MODALITIES:
+            raise ValueError(f"modality must be one of {MODALITIES}, got {self.modality!r}")
 
 
 @dataclass(frozen=True)
@@ -117,14 +139,25 @@ class Window:
         Voxels of the network grid; None passes the whole grid at once.
     overlap : float
         Fraction of a window that the next window overlaps, 0 to below 1.
-    blending : "constant" or "gaussian"
-        Weight of a voxel by its position in the window.
+    blending : "constant", "gaussian" or "gaussian_filter"
+        Weight of a voxel by its position in the window. "gaussian_filter" is nnU-Net's: SciPy's
+        filter of a point, scaled to a maximum of 10, as float16.
     sigma_scale : float
         Standard deviation of the gaussian, in window sizes.
     padding : "constant", "replicate" or "reflect"
         Padding of a grid that is smaller than the window.
     padding_value : float
         Value for "constant" padding.
+    starts : "fixed" or "even"
+        Steps between windows: as `overlap` says, the last one shorter (MONAI); or equal and at most
+        as long, rounded (nnU-Net).
+    sums : "float32" or "float16"
+        Type in which weighted scores are summed, and scores are restored to the source grid before
+        they are compared (nnU-Net: float16).
+    mirror : tuple of int
+        Axes of the network grid; scores are the mean over all combinations of flips.
+    plane : 0, 1, 2 or None
+        Axis across the planes that a two-dimensional network sees one by one; `size` is 1 along it.
     """
 
     size: tuple[int, int, int] | None
@@ -133,6 +166,10 @@ class Window:
     sigma_scale: float = 0.125
     padding: Literal["constant", "replicate", "reflect"] = "constant"
     padding_value: float = 0.0
+    starts: Literal["fixed", "even"] = "fixed"
+    sums: Literal["float32", "float16"] = "float32"
+    mirror: tuple[int, ...] = ()
+    plane: Literal[0, 1, 2] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,15 +187,41 @@ class Threshold:
     value: float = 0.5
 
 
-Decision = Argmax | Threshold
+@dataclass(frozen=True)
+class Paint:
+    """Paint regions into one label map, each over the ones before it.
+
+    Parameters
+    ----------
+    regions : tuple of (channel, number)
+        Channels in the order in which they are painted, each with the number of its structure.
+    value : float
+        Score from which on a voxel belongs to a region.
+    inclusive : bool
+        Whether a score of `value` itself belongs to it (MONAI), or not (nnU-Net).
+    """
+
+    regions: tuple[tuple[int, int], ...]
+    value: float = 0.5
+    inclusive: bool = True
+
+
+Decision = Argmax | Threshold | Paint
 
 
 def label_bytes(decision: Decision, classes: int) -> int:
     """Return the bytes per voxel of the label maps of `classes` channels: 1 or 2.
 
-    The largest label is `classes` - 1 with argmax, else `classes`.
+    The largest label is `classes` - 1 with argmax, `classes` with a threshold, and the largest
+    number of a region if regions are painted.
     """
-    largest = classes - 1 if isinstance(decision, Argmax) else classes
+    match decision:
+        case Argmax():
+            largest = classes - 1
+        case Threshold():
+            largest = classes
+        case Paint():
+            largest = max(number for _, number in decision.regions)
     return 1 if largest <= 255 else 2
 
 
@@ -223,6 +286,29 @@ class Checks:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A model that runs before another one, on the same scan.
+
+    Parameters
+    ----------
+    card : ModelCard
+        The model that runs first.
+    use : "channels" or "crop"
+        Its structures become further input channels, 0 and 1, in the order of their numbers
+        (nnU-Net's cascade); or the scan is cropped to the box around them (TotalSegmentator).
+    labels : tuple of str
+        Structures that are used; empty for all.
+    margin : float
+        Distance around the box, mm.
+    """
+
+    card: ModelCard
+    use: Literal["channels", "crop"]
+    labels: tuple[str, ...] = ()
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A complete description of a model: inputs, network, processing, structures.
 
@@ -232,6 +318,9 @@ class ModelCard:
     `kernel` is the kind of CT reconstruction that the model was trained on; None for any.
     `air_below` is an intensity below which voxels are always background: windows without a voxel
     at or above it are skipped; None skips none.
+    `folds` are further weights of the same network: the scores of all are averaged. `stage` is a
+    model that runs first. A card with `parts` has no network run of its own: its parts run on the
+    same network grid, and their structures are united by label, later parts over earlier ones.
     """
 
     name: str
@@ -257,6 +346,9 @@ class ModelCard:
     precisions: tuple[Precision, ...] = ("float32",)
     air_below: float | None = None
     kernel: Literal["soft", "sharp"] | None = None
+    folds: tuple[Weights, ...] = ()
+    stage: Stage | None = None
+    parts: tuple[ModelCard, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_slug(self.name):
@@ -267,13 +359,15 @@ class ModelCard:
     @property
     def n_outputs(self) -> int:
         """Number of output channels of the network; with argmax, channel 0 is background."""
+        if isinstance(self.decision, Paint):
+            return max(channel for channel, _ in self.decision.regions) + 1
         highest = max(s.number for s in self.structures)
         return highest + 1 if isinstance(self.decision, Argmax) else highest
 
     @property
     def n_maps(self) -> int:
-        """Number of label maps: one with argmax, else one per output channel."""
-        return 1 if isinstance(self.decision, Argmax) else self.n_outputs
+        """Number of label maps: with a threshold one per output channel, else one."""
+        return self.n_outputs if isinstance(self.decision, Threshold) else 1
 
     @property
     def label_bytes(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scanloom.cards.card import IntensityStep, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.intensity import IntensityStep, Normalize, ScaleMinMax, ScaleRange
 
 
 def apply_steps(image: torch.Tensor, steps: Sequence[IntensityStep]) -> torch.Tensor:

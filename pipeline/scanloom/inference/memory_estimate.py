@@ -19,7 +19,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scanloom.cards.card import Argmax, IntensityStep, ModelCard, NetworkSpec, ScaleRange
+from scanloom.cards.card import Argmax, ModelCard, NetworkSpec
+from scanloom.cards.intensity import IntensityStep, ScaleRange
 from scanloom.core import Grid
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, Shape, plan_grid

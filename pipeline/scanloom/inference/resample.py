@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from scanloom.cards.card import IntensityStep
+from scanloom.cards.intensity import IntensityStep
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scanloom.cards.card import IntensityStep, NetworkGrid, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.card import NetworkGrid
+from scanloom.cards.intensity import IntensityStep, Normalize, ScaleMinMax, ScaleRange
 from scanloom.cards.monai.allow_list import canonical_target
 from scanloom.cards.monai.arguments import Arguments, describe, is_number
 from scanloom.cards.monai.config import Component

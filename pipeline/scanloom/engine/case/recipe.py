@@ -61,8 +61,8 @@ _KEYS_OF_SCHEMA_1 = {"skip_air": "body_box", "compiled_restore": "fused_restore"
 """Names of fields in recipes, if they were renamed since."""
 _EXTRAS_OF_SCHEMA_1 = {"image": "image", "masks": "split"}
 """Optional writers that have a key of their own in recipes, true or false."""
-_STEPS = ("before", "after", "cleaning")
-"""Fields of a card with steps of several classes: written as text, with the class's name."""
+_STEPS = ("before", "after", "cleaning", "steps")
+"""Fields with steps of several classes: written as text, with the class's name."""
 
 
 def recipe_hash(
@@ -81,22 +81,17 @@ def recipe_hash(
 
 def card_digest(card: ModelCard) -> str:
     """Return the hash (SHA-256, hex) of a card with its weights, independent of file locations."""
-    document = recipe_document(card)
-    for name in _STEPS:
-        steps = getattr(card, name)
-        document[name] = [type(step).__name__ + _text(step) for step in steps]
-    document["decision"] = _text(card.decision)
-    return _digest(document)
+    return _digest(recipe_document(card))
 
 
 def recipe_document(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that belong to a recipe, as plain data.
 
-    Nested dataclasses are treated in the same way.
+    Nested dataclasses are treated in the same way, nested cards are replaced by their digests.
     """
     return {
-        _KEYS_OF_SCHEMA_1.get(field.name, field.name): _plain(getattr(value, field.name))
-        for field in _recipe_fields(value)
+        _KEYS_OF_SCHEMA_1.get(f.name, f.name): _entry(f.name, getattr(value, f.name))
+        for f in _recipe_fields(value)
     }
 
 
@@ -134,7 +129,16 @@ def _text(value: Any) -> str:
     return f"{type(value).__qualname__}({', '.join(arguments)})"
 
 
+def _entry(name: str, value: Any) -> Any:
+    """Return the value of a field as plain data."""
+    if name in _STEPS:
+        return [type(step).__name__ + _text(step) for step in value]
+    return _text(value) if name == "decision" else _plain(value)
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, ModelCard):
+        return card_digest(value)
     if is_dataclass(value) and not isinstance(value, type):
         return recipe_document(value)
     if isinstance(value, Mapping):

@@ -25,14 +25,12 @@ from scanloom.cards.card import (
     ModelCard,
     NetworkGrid,
     NetworkSpec,
-    Normalize,
     Range,
-    ScaleMinMax,
-    ScaleRange,
     Threshold,
     Weights,
     Window,
 )
+from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
 from scanloom.cards.monai.allow_list import NETWORKS
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import Code, ScanError, Structure
