@@ -55,11 +55,15 @@ class Crop:
         (nnU-Net), or on the network grid, after them (MONAI).
     margin : int
         Voxels around the box, as far as the grid extends.
+    steps : int or None
+        With grid "network": number of steps of `ModelCard.after` before the box is found; later
+        steps measure the box only. None for all steps.
     """
 
     foreground: Literal["nonzero", "positive"]
     grid: Literal["source", "network"] = "source"
     margin: int = 0
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class NetworkGrid:
     orientation : str or None
         Axis codes such as "RAS"; None keeps the source's axes.
     spacing : (x, y, z) or None
-        In mm, in the order of `orientation`; None keeps the source's spacing.
+        In mm, in the order of `orientation`; None keeps the source's spacing, 0 that of one axis.
     mode : "linear", "nearest" or "cubic"
         Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
         (scikit-image's resize of order 3).
