@@ -33,6 +33,7 @@ from scanloom.cli.shared_options import (
     parse_shard,
     report_new_key,
 )
+from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +58,7 @@ def run(
         str,
         typer.Option(
             metavar="WHICH",
-            help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or its file.",
+            help=f"local, none (no Dask), {', '.join(cluster_names())}, an address or its file.",
         ),
     ] = "local",
     archives: ArchivesOption = False,
