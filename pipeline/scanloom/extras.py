@@ -17,5 +17,5 @@ EXTRAS: Final = {
 
 def describe_extras() -> str:
     """Return all descriptions with their names, as a list in words."""
-    *others, last = (f"{description} ({name})" for name, description in EXTRAS.items())
-    return f"{', '.join(others)}, or {last}"
+    *first, last = (f"{description} ({name})" for name, description in EXTRAS.items())
+    return f"{', '.join(first)}, or {last}"

@@ -91,10 +91,10 @@ def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
     from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits
     from scanloom.engine.clusters.dask_worker import EngineSetup
 
-    found = find_kind(kind)
+    launched = find_kind(kind)
     shake = Handshake(job.out, workflow.models, job.digests, job.book.path)
     terms = PoolLimits(
-        found[0].worker_timeout_s if found else WORKER_TIMEOUT_S,
+        launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
         check_models=partial(check_unchanged, workflow.models, job.digests),
         on_unfit=job.on_unfit,
@@ -135,10 +135,10 @@ def open_cluster(
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]
         return local_cluster(devices, execution.in_flight, private, pages=cluster.dashboard)
-    if found := find_kind(kind):
-        started, hosts = found
-        wait = cluster.wait or started.worker_timeout_s
-        start = started.launcher(execution, hosts, private)
+    if launched := find_kind(kind):
+        launched_kind, hosts = launched
+        wait = cluster.wait or launched_kind.worker_timeout_s
+        start = launched_kind.launcher(execution, hosts, private)
         return hosted_cluster(start, execution, private, wait)
     return joined_cluster(kind, cluster.wait or _JOIN_TIMEOUT_S)
 
@@ -153,9 +153,9 @@ def check_cluster(kind: str, execution: Execution) -> None:
     """
     if kind == LOCAL:
         return
-    if found := find_kind(kind):
-        started, hosts = found
-        started.launcher(execution, hosts, Path())
+    if launched := find_kind(kind):
+        launched_kind, hosts = launched
+        launched_kind.launcher(execution, hosts, Path())
     else:
         _named(kind)
 

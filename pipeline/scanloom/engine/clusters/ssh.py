@@ -32,7 +32,7 @@ def host_names(host_list: str, options: Cluster) -> tuple[str, ...]:
     Raises
     ------
     ScanError
-        CLUSTER if there are none.
+        CLUSTER without hosts.
     """
     hosts = tuple(host for host in host_list.split(",") if host) or options.hosts
     if not hosts:
