@@ -76,8 +76,9 @@ class RunOptions:
     key : Path or None
         The file with the key of the ids; None for SCANLOOM_KEY or the user's own.
     cluster : str
-        "local" (Dask on this machine), "none" (without Dask), "slurm", "ssh:HOSTS",
-        "kubernetes", or the address or scheduler file of an existing cluster.
+        "local" (Dask on this machine), "none" (without Dask), a name of
+        `scanloom.engine.clusters.kinds`, such as "slurm" or "ssh:HOSTS", or the address or
+        scheduler file of an existing cluster.
     scope : Scope
         The cases that the run takes.
     take_over : bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from scanloom.cli.console import (
 from scanloom.cli.exit_codes import exit_of_records
 from scanloom.cli.progress import progress, silence
 from scanloom.cli.shared_options import ArchivesOption, report_new_key
+from scanloom.extras import EXTRAS, describe_extras
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -50,11 +51,10 @@ def device_name(text: str) -> str:
 def extra_name(text: str) -> str:
     """Return the name of an optional writer; refuse any other text."""
     from scanloom.core import did_you_mean
-    from scanloom.core.options import Extra
 
-    name, names = text.strip().lower(), get_args(Extra)
-    if name not in names:
-        raise typer.BadParameter(did_you_mean(name, names))
+    name = text.strip().lower()
+    if name not in EXTRAS:
+        raise typer.BadParameter(did_you_mean(name, EXTRAS))
     return name
 
 
@@ -131,8 +131,8 @@ def segment(
         list[str] | None,
         typer.Option(
             parser=extra_name,
-            metavar="image|masks",
-            help="Also write the scan, or a mask for each structure.",
+            metavar="|".join(EXTRAS),
+            help=f"Also write {describe_extras()}.",
         ),
     ] = None,
     structures: Annotated[

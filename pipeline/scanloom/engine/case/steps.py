@@ -26,10 +26,11 @@ from scanloom.core import (
 )
 from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
-from scanloom.engine.case.writers import CaseContent, read_back, write_files, writers_of
+from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_json
+from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
 from scanloom.ops.measure import measure
 

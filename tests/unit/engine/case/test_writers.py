@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from scanloom.core import Outputs, ScanError
-from scanloom.core.options import Extra
 from scanloom.engine.case.writers import (
     WRITERS,
-    CaseContent,
-    Writer,
     estimate_writers,
     read_back,
     write_files,
     writers_of,
 )
+from scanloom.extras import EXTRAS
+from scanloom.io.output.writer import CaseContent, Writer
 from support import case_folders as wc
 from support import model_cards as cards_by_hand
 
@@ -29,7 +27,8 @@ def names(outputs: Outputs) -> list[str]:
 def test_optional_writers_are_those_that_outputs_can_name() -> None:
     usual = ["dicom_seg", "label_maps", "measurements", "preview"]
     assert names(Outputs()) == usual
-    assert set(names(Outputs(also=("image", "masks")))) == {*usual, *get_args(Extra)}
+    assert set(names(Outputs(also=("image", "masks")))) == {*usual, *EXTRAS}
+    assert {writer.name for writer in WRITERS} >= EXTRAS.keys()
     assert len({writer.name for writer in WRITERS}) == len(WRITERS)
 
 

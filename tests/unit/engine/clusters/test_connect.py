@@ -10,19 +10,61 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.engine.clusters.connect import check_cluster, open_cluster
 from scanloom.engine.clusters.handshake import Answer, Handshake, answer, describe_mismatch
+from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
 from scanloom.engine.clusters.kubernetes import KubernetesJob
 from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
 from scanloom.engine.clusters.ssh import SshHosts
 from scanloom.engine.machine import gpus
 from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.workflow.schema import Cluster, Execution, parse_workflow
+from scanloom.engine.workflow.schema import Cluster, Execution, Workflow, parse_workflow
 from support import engine_models as em
+
+NO_CLUSTER = (
+    "slrum",
+    "slurm:node1",
+    "kubernetes:node1",
+    "sshd:node1",
+    "",
+)
+"""Names that are no kind of cluster, no address and no file."""
+
+
+@pytest.mark.parametrize("name", NO_CLUSTER)
+def test_an_unknown_kind_of_cluster_is_refused(name: str, tmp_path: Path) -> None:
+    assert find_kind(name) is None
+    with pytest.raises(ScanError, match="neither local, slurm, ssh:HOSTS, kubernetes, nor an"):
+        check_cluster(name, Execution())
+    with (
+        pytest.raises(ScanError, match="neither local"),
+        open_cluster(name, Workflow(name="x", models=("m",)), tmp_path, 1),
+    ):
+        pass
+
+
+def test_a_queue_has_no_time_limit_without_a_worker() -> None:
+    limits = {name: kind.worker_timeout_s for name, kind in KINDS.items()}
+    assert limits == {"slurm": float("inf"), "ssh": 600.0, "kubernetes": float("inf")}
+
+
+def test_a_new_kind_takes_part_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def launcher(execution: Execution, hosts: str, private: Path) -> Any:
+        asked.append((execution.in_flight, hosts, private))
+
+    monkeypatch.setitem(KINDS, "grid", ClusterKind(launcher, takes_hosts=True))
+    check_cluster("grid:a,b", Execution(in_flight=2))
+    assert asked == [(2, "a,b", Path())]
+    assert "grid:HOSTS" in cluster_names()
+
 
 GOOD = Answer("word", "1.0", (3, 11), ("hash",), True, True, True)
 
