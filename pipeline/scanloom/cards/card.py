@@ -11,6 +11,8 @@ from scanloom.cards.intensity import IntensityStep
 from scanloom.core import MODALITIES, Structure, is_slug
 
 Precision = Literal["float32", "float16", "bfloat16"]
+ANY_MODALITY = "any"
+"""Modality of a channel whose model states none, or takes all; the scan's is not checked."""
 Triple = tuple[float, float, float]
 
 
@@ -120,7 +122,7 @@ class Channel:
     name : str
         Display name.
     modality : str
-        Required modality, as in DICOM.
+        Required modality, as in DICOM, or `ANY_MODALITY`.
     steps : tuple of IntensityStep
         Steps of this channel alone, on the scan's voxels, before the card's own steps.
     """
@@ -130,8 +132,9 @@ class Channel:
     steps: tuple[IntensityStep, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.modality not in MODALITIES:
-            raise ValueError(f"modality must be one of {MODALITIES}, got {self.modality!r}")
+        known = (*MODALITIES, ANY_MODALITY)
+        if self.modality not in known:
+            raise ValueError(f"modality must be one of {known}, got {self.modality!r}")
 
 
 @dataclass(frozen=True)

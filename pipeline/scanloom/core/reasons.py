@@ -253,7 +253,7 @@ class Flag(Enum):
     SHEARED = (
         "The slices are sheared (gantry tilt); a rectangular copy is written next to the result"
     )
-    MODALITY_UNKNOWN = "The file does not state its modality; the model's was assumed"
+    MODALITY_UNKNOWN = "The file or the model states no modality; they were assumed to match"
     HU_IMPLAUSIBLE = "The intensities are unlike those of the scans that the model was trained on"
     SPACING_IMPLAUSIBLE = "The voxel spacing is outside the model's range"
     FOV_IMPLAUSIBLE = "The field of view is outside the model's range"
