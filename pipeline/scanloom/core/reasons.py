@@ -275,6 +275,9 @@ class Flag(Enum):
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     NAN_PADDED = "NaN voxels were replaced by the padding value, as requested"
     VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
+    LABELS_NEAREST = (
+        "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
+    )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
