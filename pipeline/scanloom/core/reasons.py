@@ -67,16 +67,26 @@ class Reason(Enum):
     DERIVED = (
         "skipped",
         False,
-        "Computed from other slices: use those, or select it with --series",
+        "Computed from other slices: use those, or select it with `segment --series`",
     )
     MOSAIC = ("failed", False, "Its tiles have no positions: export it again with private data")
-    FOUR_D = ("ambiguous", False, "Choose one volume with --phase")
-    PHASES = ("ambiguous", False, "Several volumes share this series: choose one with --phase")
+    FOUR_D = (
+        "ambiguous",
+        False,
+        "Choose one volume with `segment --phase`, or all with a workflow's `phases`",
+    )
+    PHASES = (
+        "ambiguous",
+        False,
+        "Several volumes share this series: choose one with `segment --phase`, or all with a "
+        "workflow's `phases`",
+    )
     TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
     SLICE_GAP = (
         "failed",
         False,
-        "Slices are missing: export the series again, or fill them in with --gaps interpolate",
+        "Slices are missing: export the series again, or fill them in with `segment --gaps "
+        "interpolate` or a workflow's `gaps`",
     )
     SPACING_CHANGES = (
         "failed",
@@ -120,7 +130,11 @@ class Reason(Enum):
     )
     DECODER = ("failed", False, "No decoder for this compression: see `scanloom doctor`")
     PIXEL_TYPE = ("failed", False, "The voxels are not scalar numbers: convert it to a grey image")
-    ORIENTATION_UNKNOWN = ("failed", False, "Specify it with --orientation, for example RAS")
+    ORIENTATION_UNKNOWN = (
+        "failed",
+        False,
+        "Specify it with `segment --orientation RAS`, or a workflow's `orientation`",
+    )
     TOO_LARGE = ("failed", False, "More voxels than the limit: crop it, or raise the limit")
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or give a bundle's folder")
@@ -167,7 +181,11 @@ class Reason(Enum):
         True,
         "Raise the limit, use a machine with more memory, or crop the scan",
     )
-    DEVICE_UNAVAILABLE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
+    DEVICE_UNAVAILABLE = (
+        "failed",
+        True,
+        "See `scanloom doctor`, or use `segment --device cpu` or a workflow's `device: cpu`",
+    )
     ENVIRONMENT = (
         "failed",
         True,
