@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,19 @@ import numpy as np
 
 from scanloom.core import Reason
 from scanloom.io.dicom.header.elements import EncodedElements
+from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.series import SeriesFiles
 from scanloom.io.index.walk import FileEntry
+from scanloom.io.system.archives import ARCHIVE_KINDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
 INDEX_VERSION = "7"
-"""File format version; stored with scanloom's own, as another release may classify differently."""
+"""File format version. Stored with it are scanloom's own, as another release may classify
+differently, and a digest of the suffixes by which files are recognised."""
 
 _VERSION_FIELD = b"scanloom.index"
 _KEY_FIELD = b"scanloom.key"
@@ -284,7 +288,14 @@ def _read_errors() -> tuple[type[Exception], ...]:
 
 
 def _version() -> bytes:
-    return f"{INDEX_VERSION} {version('scanloom')}".encode()
+    return f"{INDEX_VERSION} {version('scanloom')} {_suffix_digest()}".encode()
+
+
+def _suffix_digest() -> str:
+    """Return a digest of the formats and kinds of archives with their suffixes."""
+    formats = [(f.name, f.suffixes, f.detached_suffixes) for f in VOLUME_FORMATS]
+    archives = [(kind.name, kind.suffixes) for kind in ARCHIVE_KINDS]
+    return hashlib.blake2b(repr((formats, archives)).encode(), digest_size=8).hexdigest()
 
 
 def _unopened(entries: Iterable[FileEntry]) -> list[str]:
