@@ -11,6 +11,7 @@ Outcome = Literal["skipped", "ambiguous", "failed"]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """Outcomes of a file, series or case that was not used."""
+Subject = Literal["case", "result", "run"]
 
 
 @unique
@@ -19,17 +20,22 @@ class Reason(Enum):
 
     `skipped`: not meant to be segmented. `ambiguous`: several volumes, of which one has to be
     chosen. `failed`: it should have worked. `retry`: whether the same attempt may succeed later.
+
+    `subject`: a case, as most; an existing result, which keeps its case from being run; or a run,
+    which ends, since every case is affected.
     """
 
     outcome: Outcome
     retry: bool
     advice: str
+    subject: Subject
 
-    def __new__(cls, outcome: Outcome, retry: bool, advice: str) -> Self:
+    def __new__(cls, outcome: Outcome, retry: bool, advice: str, subject: Subject = "case") -> Self:
         """Give each member a number, since their fields may be equal."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.outcome, member.retry, member.advice = outcome, retry, advice
+        member.subject = subject
         return member
 
     @property
@@ -148,7 +154,12 @@ class Reason(Enum):
     MODEL_NETWORK = ("failed", False, "Use a bundle with one of the networks that the docs list")
     MODEL_HASH = ("failed", False, "The weights do not match the card's checksum: get them again")
     MODEL_WEIGHTS = ("failed", False, "The weights do not fit the card's network")
-    MODEL_CHANGED = ("failed", True, "Do not change the model's files during a run; run it again")
+    MODEL_CHANGED = (
+        "failed",
+        True,
+        "Do not change the model's files during a run; run it again",
+        "run",
+    )
     # --- a scan and a model --------------------------------------------------------------------
     MODALITY = ("skipped", False, "The model is for another modality: choose another model")
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
@@ -203,20 +214,32 @@ class Reason(Enum):
         True,
         "Free space in the folder for temporary files, or set TMPDIR to another one",
     )
-    DISK_FULL = ("failed", True, "Free space on the output disk, then run it again")
+    DISK_FULL = ("failed", True, "Free space on the output disk, then run it again", "run")
     OUTPUT_UNWRITABLE = ("failed", True, "Check that the folder exists and is writable")
     KEY_MISMATCH = (
         "failed",
         False,
         "This output folder was made with another key: use that one with --key",
+        "run",
     )
-    RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; remove its folder, or use --replace")
+    RESULT_DAMAGED = (
+        "failed",
+        False,
+        "See `scanloom verify`; remove its folder, or use --replace",
+        "result",
+    )
     NEWER_VERSION = (
         "failed",
         False,
         "Written by a newer scanloom: use that version, or another --out",
+        "result",
     )
-    STALE = ("failed", False, "A result of another recipe exists: use --replace or another --out")
+    STALE = (
+        "failed",
+        False,
+        "A result of another recipe exists: use --replace or another --out",
+        "result",
+    )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 
 

@@ -24,9 +24,7 @@ SHOWN_BY = {
     Reason.SERIES_AMBIGUOUS: ("segment",),
     Reason.SERIES_UNKNOWN: ("segment",),
     Reason.CLUSTER: ("run",),
-    Reason.RESULT_DAMAGED: ON_RESULTS,
-    Reason.NEWER_VERSION: ON_RESULTS,
-    Reason.STALE: ON_RESULTS,
+    **{reason: ON_RESULTS for reason in Reason if reason.subject == "result"},
 }
 """Commands that show a reason; `ON_SCANS` for all others."""
 WITH_KEY = ("segment", "index", "plan", "run", "report", "where", "join")

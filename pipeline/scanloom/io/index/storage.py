@@ -39,7 +39,6 @@ _SERIES_COLUMNS = ("id", "study_id", "series_kind", "study_uid", "series_uid", "
 _RENAMED = {"reason": "series_reason", "detail": "series_detail"}
 
 _RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
-_OPENED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # not a fault of the file
 _NO_ELEMENTS = EncodedElements(b"", b"")
 
 
@@ -195,10 +194,9 @@ class StoredIndex:
     def _to_retry(self) -> set[int]:
         """Return the rows of files that must be opened again although they have not changed.
 
-        An unreadable file may become readable without a visible change; other reasons are marked
-        for a retry.
+        Their reason is one that may go without a visible change of the file, see `Reason.retry`.
         """
-        failed = {n for n, reason in enumerate(self.reasons) if reason in _OPENED_AGAIN}
+        failed = {n for n, reason in enumerate(self.reasons) if reason in _RETRIED}
         failed.update(
             n for series in self.series if series.info.reason in _RETRIED for n in series.files
         )

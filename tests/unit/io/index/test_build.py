@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from scanloom.core import ScanError
+from scanloom.core import Reason, ScanError
 from scanloom.io.formats import raw_format
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import build as module
@@ -235,22 +235,28 @@ def test_a_change_gives_what_a_fresh_index_gives(
     assert used(after) == left[change]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(), *(ScanError(reason, "") for reason in Reason if reason.retry)],
+    ids=lambda error: getattr(error, "code", type(error).__name__),
+)
 def test_a_file_that_could_not_be_read_is_tried_again(
-    archive: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Who may read a file can change without a trace in its size and times."""
+    """Access and memory can change without a trace in a file's size and times."""
     denied = sorted((archive / "b").iterdir())[4]
+    code = getattr(error, "code", "UNREADABLE")
     real = survey_module.read_elements
 
     def refuse(path: Path | str) -> Any:
         if str(path) == str(denied):
-            raise PermissionError
+            raise error
         return real(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(survey_module, "read_elements", refuse)
         found = build_index([archive], KEY)
-        assert outcomes(found, archive)[f"b/{denied.name}"] == ("failed", "UNREADABLE")
+        assert outcomes(found, archive)[f"b/{denied.name}"] == ("failed", code)
         assert build_index([archive], KEY).opened == 1
     again = build_index([archive], KEY)
     assert (again.opened, used(again)) == (1, 15)
