@@ -16,6 +16,8 @@ from PIL import Image
 
 from scanloom.core import Flag, Reason
 from scanloom.io.output.json_file import write_json
+from scanloom.review.preview import layout, preview
+from scanloom.review.report import thumbnails
 from scanloom.review.report.page import write_report
 from scanloom.review.report.thumbnails import MAX_BYTES
 from support.commands import scanloom
@@ -118,6 +120,24 @@ def test_its_links_lead_somewhere(thirty: Path) -> None:
             with Image.open(thumb) as picture:
                 assert list(picture.size) == case["preview"]
             assert (report / ".." / "cases" / case["id"] / "preview.png").is_file()
+
+
+def test_thumbnails_leave_out_the_header_of_a_preview(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header's height is that of the preview, also if the preview changes it."""
+    height = thumbnails.HEADER_HEIGHT + 84
+    for module in (thumbnails, preview):
+        monkeypatch.setattr(module, "HEADER_HEIGHT", height)
+    page = Image.new("L", (layout.WIDTH, height + 800), 255)
+    page.paste(0, (0, height, *page.size))
+    page.save(tmp_path / "page.png")
+    add_case(tmp_path, id_of(0), usual(np.random.default_rng(0)), preview=tmp_path / "page.png")
+
+    write_report(tmp_path)
+
+    with Image.open(tmp_path / "report" / "thumbs" / f"{id_of(0)}.webp") as thumbnail:
+        assert np.asarray(thumbnail.convert("L")).max() < 20
 
 
 def test_thumbnails_are_small(tmp_path: Path) -> None:

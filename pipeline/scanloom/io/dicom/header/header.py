@@ -53,7 +53,12 @@ ACQUISITION_TAGS = {
     "SliceThickness": (tags.SLICE_THICKNESS,),
     "InversionTime": (tags.INVERSION_TIME, tags.INVERSION_TIMES),
     "FlipAngle": (tags.FLIP_ANGLE,),
-    PRIVATE_B_VALUE: (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR),
+    PRIVATE_B_VALUE: (
+        tags.SIEMENS_B_VALUE,
+        tags.GE_B_VALUE,
+        tags.PHILIPS_DIFFUSION_B_FACTOR,
+        tags.UIH_B_VALUE,
+    ),
     "ScanningSequence": (tags.SCANNING_SEQUENCE,),
     "SequenceVariant": (tags.SEQUENCE_VARIANT,),
     "ScanOptions": (tags.SCAN_OPTIONS,),
