@@ -27,7 +27,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
 from phantom import draw_labels, draw_scan, draw_scores, phantom  # noqa: E402
 
 from scanloom import load_volume  # noqa: E402
-from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window  # noqa: E402
+from scanloom.cards.card import (  # noqa: E402
+    Argmax,
+    ModelCard,
+    NetworkGrid,
+    NetworkSpec,
+    Window,
+)
 from scanloom.cards.store import find_model  # noqa: E402
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume  # noqa: E402
 from scanloom.engine.machine.energy import EnergyMeter  # noqa: E402
@@ -158,7 +164,7 @@ def cards(folder: Path) -> Iterator[tuple[str, ModelCard]]:
         model_cards.card(
             weights,
             network=NetworkSpec("SegResNet", args),
-            grid=model_cards.NetworkGrid("RAS", (1.5, 1.5, 1.5)),
+            grid=NetworkGrid("RAS", (1.5, 1.5, 1.5)),
             window=Window((96, 96, 96), 0.25),
             structures=model_cards.structures(24),
             activation=None,
