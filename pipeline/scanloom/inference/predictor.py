@@ -128,7 +128,11 @@ class TorchPredictor:
         return self.precision.name
 
     def predict(
-        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
     ) -> Segmentation:
         """Label a scan.
 
@@ -138,7 +142,7 @@ class TorchPredictor:
             The scan; for a model with several input channels, the first of them.
         clock : StepTimer, optional
             Times the steps "resample", "network", "restore" and "clean".
-        others : sequence of Volume
+        further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
 
         Returns
@@ -156,7 +160,7 @@ class TorchPredictor:
             float32 too.
         """
         clock = clock or StepTimer()
-        volumes = (volume, *others)
+        volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
         with deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(volumes, clock)

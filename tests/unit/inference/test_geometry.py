@@ -13,7 +13,7 @@ from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.resample import to_network
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 CPU = torch.device("cpu")
 CODES = [
@@ -36,8 +36,8 @@ def monai_sees(array: Any, grid: Grid, wanted: NetworkGrid) -> Any:
 @pytest.mark.parametrize("codes", CODES)
 def test_network_sees_what_monai_shows_it(codes: str) -> None:
     """Shape, affine and values, for all 48 ways in which axes can lie."""
-    grid = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
-    array = cards_by_hand.smooth_scan(grid.shape)
+    grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
+    array = model_cards.smooth_scan(grid.shape)
     wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
     plan = plan_grid(grid, wanted)
@@ -52,8 +52,8 @@ def test_network_sees_what_monai_shows_it(codes: str) -> None:
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "RPI", "ALS"])
 @pytest.mark.parametrize("tilt", [12.0, -20.0])
 def test_a_tilted_stack_of_axial_slices_is_seen_as_monai_sees_it(codes: str, tilt: float) -> None:
-    grid = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=tilt)
-    array = cards_by_hand.smooth_scan(grid.shape)
+    grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=tilt)
+    array = model_cards.smooth_scan(grid.shape)
     wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
     plan = plan_grid(grid, wanted)
@@ -73,9 +73,9 @@ def test_rounded_affines_and_spacings_are_judged_as_monai_judges_them(
     shape: tuple[int, int, int], spacing: tuple[float, float, float], turn: float
 ) -> None:
     """Directions rounded to float32, as NIfTI has them; spacings all but the wanted ones."""
-    exact = cards_by_hand.grid(shape, spacing, "LPS", turn=turn)
+    exact = model_cards.grid(shape, spacing, "LPS", turn=turn)
     grid = Grid(shape, exact.affine.astype(np.float32).astype(np.float64))
-    array = cards_by_hand.smooth_scan(shape)
+    array = model_cards.smooth_scan(shape)
     wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
     plan = plan_grid(grid, wanted)

@@ -89,7 +89,7 @@ class RunCases:
                 self._series[case.id] = series
                 own.append(named)
             else:  # without its file names, which are many
-                light = replace(named, series=replace(case.series, files=()), others=())
+                light = replace(named, series=replace(case.series, files=()), further_channels=())
                 self._other_shards.append((series, light))
         return own
 

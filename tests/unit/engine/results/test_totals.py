@@ -78,8 +78,8 @@ def test_totals(out: Path) -> None:
     assert totals["cost"] == {"price_per_hour": 2.5, "worker_hours": 1.0, "amount": 2.5}
     assert totals["slowest"][0] == {"case": "x", "seconds": 9.0}
     assert {"case": id_of(0), "seconds": 4.75} in totals["slowest"]
-    told = json.loads((out / "runs" / STATUS.run / "totals.json").read_text())
-    assert told == totals
+    reported = json.loads((out / "runs" / STATUS.run / "totals.json").read_text())
+    assert reported == totals
 
 
 def test_times_of_folders_that_are_named_by_source(out: Path) -> None:

@@ -212,10 +212,14 @@ def test_runs_are_summed_up(tmp_path: Path) -> None:
         run = tmp_path / "runs" / f"20260101T0000{n:02}-000000"
         run.mkdir(parents=True)
         device = {"workers": 1, "busy_s": 30.0, "span_s": 40.0} if n % 2 else None
-        told = {"run": run.name, "state": "done", "cases": {"done": 3, "failed": 1, "before": 0}}
-        told |= {"elapsed_s": 60.0, "device": device and {**device, "busy_share": 0.75}}
-        told |= {"joules_a_scan": 8.0, "cost": {"amount": 0.5}}
-        write_json(run / "totals.json", told)
+        reported = {
+            "run": run.name,
+            "state": "done",
+            "cases": {"done": 3, "failed": 1, "before": 0},
+        }
+        reported |= {"elapsed_s": 60.0, "device": device and {**device, "busy_share": 0.75}}
+        reported |= {"joules_a_scan": 8.0, "cost": {"amount": 0.5}}
+        write_json(run / "totals.json", reported)
 
     page = page_of(tmp_path)
 
@@ -274,8 +278,8 @@ def test_what_is_usual_at_the_border_raises_no_doubt(tmp_path: Path) -> None:
 
     cases = page_of(tmp_path).data["cases"]
 
-    told = {c["id"]: c["findings"] for c in cases if c["findings"]}
-    assert told == {id_of(4): ["heart: reaches the border of the scan"]}
+    reported = {c["id"]: c["findings"] for c in cases if c["findings"]}
+    assert reported == {id_of(4): ["heart: reaches the border of the scan"]}
 
 
 def test_equal_input_gives_an_equal_page(tmp_path: Path) -> None:

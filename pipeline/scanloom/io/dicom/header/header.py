@@ -100,7 +100,7 @@ class Header:
 
     Parameters
     ----------
-    place : str
+    path_string : str
         Path of the file; `path` is the same as a Path.
     elements : Elements
         The unconverted attributes. They may identify the patient.
@@ -130,7 +130,7 @@ class Header:
         Values that files of a series usually share: one object for all headers with equal ones.
     """
 
-    place: str
+    path_string: str
     elements: Elements
     syntax: str
     pixels: PixelDataLocation | None
@@ -165,7 +165,7 @@ class Header:
     @cached_property
     def path(self) -> Path:
         """The file as a Path, made on first access: an index needs it for few files."""
-        return Path(self.place)
+        return Path(self.path_string)
 
     def read_dataset(self) -> Dataset:
         """Read all elements before the pixels with pydicom. They may identify the patient.
@@ -263,7 +263,7 @@ def header_from_elements(path: Path | str, elements: Elements) -> Header:
     header.__dict__.update(
         _shared_fields(elements.common),
         shared=elements.common,
-        place=str(path),
+        path_string=str(path),
         elements=elements,
         pixels=elements.pixels,
         position=_floats(own.get(tags.IMAGE_POSITION_PATIENT, b""), 3),
