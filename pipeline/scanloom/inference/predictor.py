@@ -358,9 +358,6 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode != "linear":
-        detail = "the model requires resampling of scans by nearest neighbour"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
