@@ -95,7 +95,7 @@ def test_maps_of_all_alignments_agree_with_positions(
     codes: str, alignment: Any, order: tuple[int, int, int]
 ) -> None:
     """Coordinates along axes are those of voxels' positions in the world, both ways."""
-    source = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
     requested = NetworkGrid("RAS", (1.5, 1.4, 2.0), order=order, alignment=alignment)
     plan = plan_grid(source, requested)
     corner = (3, 5, 7)
@@ -115,7 +115,7 @@ def test_maps_of_all_alignments_agree_with_positions(
 
 def test_edges_of_grids_coincide() -> None:
     """nnU-Net: half a voxel beyond the outermost centres, and a rounded number of voxels."""
-    source = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5))
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5))
     plan = plan_grid(source, NetworkGrid(None, (1.5, 0.0, 1.0), alignment="edges"))
 
     assert plan.network.shape == (round(1.1 / 1.5 * 19), 23, round(2.5 / 1.0 * 14))
@@ -126,7 +126,7 @@ def test_edges_of_grids_coincide() -> None:
 
 def test_ends_of_grids_coincide() -> None:
     """TotalSegmentator: the centres of the outermost voxels."""
-    source = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5))
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5))
     plan = plan_grid(source, NetworkGrid(None, (1.5, 1.5, 1.5), alignment="ends"))
 
     for end in (0, 1):
@@ -136,8 +136,8 @@ def test_ends_of_grids_coincide() -> None:
 
 def test_centred_grid_has_the_requested_shape_and_is_empty_outside_the_scan() -> None:
     """FreeSurfer's conform: index n / 2 of both grids coincide; SciPy gives the values."""
-    source = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5), "LPS")
-    array = cards_by_hand.smooth_scan(source.shape)
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), "LPS")
+    array = model_cards.smooth_scan(source.shape)
     requested = NetworkGrid("RAS", (1.0, 1.0, 1.0), alignment="centre", shape=(40, 40, 40))
 
     plan = plan_grid(source, requested)
@@ -167,7 +167,7 @@ def test_coarse_axis_is_nnunets(
     own: tuple[float, float, float], wanted: tuple[float, float, float], expected: Any
 ) -> None:
     """The grid that is resampled decides, else the other one; equal largest spacings exclude."""
-    source = cards_by_hand.grid((19, 23, 14), own)
+    source = model_cards.grid((19, 23, 14), own)
     requested = NetworkGrid(None, wanted, alignment="edges", separate_above=3.0)
 
     assert plan_grid(source, requested).nearest == expected

@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -40,12 +41,13 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     ------
     ScanError
         MODEL_NETWORK if the class is not allowed or rejects the arguments; MODEL_UNSUPPORTED if the
-        network is not three-dimensional; MODEL_WEIGHTS if it is much larger than `values`;
-        OUT_OF_MEMORY.
+        network is neither two- nor three-dimensional; MODEL_WEIGHTS if it is much larger than
+        `values`; OUT_OF_MEMORY.
     """
     network_class, allowed = find_class(spec)
-    if spec.args.get("spatial_dims", 3) != 3:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's network is not three-dimensional")
+    if dimensions(spec) not in (2, 3):
+        detail = "the model's network is neither two- nor three-dimensional"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     args = {name: value for name, value in spec.args.items() if name not in allowed.removed}
     for name, value in args.items():
         _check_numbers(value, allowed.largest.get(name, _MAX_ARGUMENT))
@@ -67,8 +69,21 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     return network
 
 
+def dimensions(spec: NetworkSpec) -> object:
+    """Return the number of spatial dimensions, from a network's arguments."""
+    return spec.args.get("spatial_dims", 3)
+
+
+def check_dimensions(card: ModelCard) -> None:
+    """Refuse a card (MODEL_UNSUPPORTED) whose windows have other dimensions than its network."""
+    expected = 3 if card.window.plane is None else 2
+    if dimensions(card.network) != expected:
+        detail = f"the model's network is not {'three' if expected == 3 else 'two'}-dimensional"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+
+
 def check_network(card: ModelCard) -> None:
-    """Refuse a card whose network can't be built, or whose weights are not a PyTorch file.
+    """Refuse a card whose network can't be built, or with weights that are not a PyTorch file.
 
     Fast: the network is built on the meta device, and only the first two bytes of the weights are
     read.
@@ -78,15 +93,22 @@ def check_network(card: ModelCard) -> None:
     ScanError
         As `build_network`; MODEL_DAMAGED.
     """
+    check_dimensions(card)
     with torch.device("meta"):
         build_network(card.network)
+    for weights in (card.weights, *card.folds):
+        _check_container(weights.file)
+
+
+def _check_container(path: Path) -> None:
+    """Refuse a weights file (MODEL_DAMAGED) that is not of PyTorch's or safetensors' format."""
     try:
-        with card.weights.file.open("rb") as file:
+        with path.open("rb") as file:
             start = file.read(2)
     except OSError as exc:
         detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    if card.weights.file.suffix != ".safetensors" and start not in CONTAINERS:
+    if path.suffix != ".safetensors" and start not in CONTAINERS:
         raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a PyTorch file")
 
 

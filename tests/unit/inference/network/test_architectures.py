@@ -68,7 +68,8 @@ def test_every_listed_network_can_be_built_and_run(name: str) -> None:
         ("UNet", {**SMALL_UNET, "colour": "red"}, Reason.MODEL_NETWORK),
         ("UNet", {**SMALL_UNET, "norm": "no such"}, Reason.MODEL_NETWORK),
         ("UNet", {**SMALL_UNET, "strides": []}, Reason.MODEL_NETWORK),
-        ("UNet", {**SMALL_UNET, "spatial_dims": 2}, Reason.MODEL_UNSUPPORTED),
+        ("UNet", {**SMALL_UNET, "spatial_dims": 1}, Reason.MODEL_UNSUPPORTED),
+        ("UNet", {**SMALL_UNET, "spatial_dims": "2"}, Reason.MODEL_UNSUPPORTED),
     ],
 )
 def test_other_networks_are_refused(name: str, args: dict[str, Any], reason: Reason) -> None:
