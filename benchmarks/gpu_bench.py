@@ -27,7 +27,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 from phantom import draw_labels, draw_scan, draw_scores, phantom
 
 from scanloom import load_volume
-from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window
+from scanloom.cards.card import Argmax, ModelCard, NetworkGrid, NetworkSpec, Window
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
 from scanloom.engine.machine.energy import EnergyMeter
@@ -37,7 +37,7 @@ from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import LinearWeights
 from scanloom.inference.restore import cuda
 from scanloom.inference.restore.restorers import decide_torch
-from scanloom.inference.sliding_window import window_size, window_starts
+from scanloom.inference.window_layout import window_size, window_starts
 from support import model_cards
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,7 +159,7 @@ def cards(folder: Path) -> Iterator[tuple[str, ModelCard]]:
         model_cards.card(
             weights,
             network=NetworkSpec("SegResNet", args),
-            grid=model_cards.NetworkGrid("RAS", (1.5, 1.5, 1.5)),
+            grid=NetworkGrid("RAS", (1.5, 1.5, 1.5)),
             window=Window((96, 96, 96), 0.25),
             structures=model_cards.structures(24),
             activation=None,

@@ -18,7 +18,7 @@ from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Case, CaseRecord, Reason, ScanError
+from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
 from scanloom.engine.case.models import check_structures, load_models, unique_cards
 from scanloom.engine.case.recipe import card_digest
@@ -60,9 +60,6 @@ from scanloom.review.report.page import write_report
 NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
 """Clusters on this machine, so that its energy counters and its cost model apply."""
-
-FATAL_REASONS = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
-"""Reasons that end a run, since they affect every case."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +344,7 @@ class _Run:
             return
         self.course.note(outcome)
         self.log.write(case, outcome)
-        if record.reason in FATAL_REASONS:
+        if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
             remove_failure(self.out, record.id)

@@ -228,7 +228,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
         "reason": None if reason is None else error_document(reason, record.detail),
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
         "recalled": record.reused,
-        "remade": record.remade,
+        "remade": record.updated,
         "folder": None if record.folder is None else str(record.folder),
         "seconds": round(record.seconds, 3),
         "measurements": [measurement_to_json(m) for m in record.measurements],
@@ -272,7 +272,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
     if record.reused:
         screen.print("A result of this recipe already exists: nothing was done.")
-    if record.remade:
+    if record.updated:
         screen.print("The scan had changed: this result replaces the earlier one.")
     screen.print(f"Results: {record.folder}", soft_wrap=True)
     if record.folder is not None and (picture := record.folder / "preview.png").exists():

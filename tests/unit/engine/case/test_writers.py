@@ -16,8 +16,7 @@ from scanloom.engine.case.writers import (
 )
 from scanloom.extras import EXTRAS
 from scanloom.io.output.writer import CaseContent, Writer
-from support import case_folders as wc
-from support import model_cards as cards_by_hand
+from support import case_folders, model_cards
 
 
 def names(outputs: Outputs) -> list[str]:
@@ -33,8 +32,8 @@ def test_optional_writers_are_those_that_outputs_can_name() -> None:
 
 
 def test_the_estimate_grows_by_what_is_asked_for(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
-    grid = cards_by_hand.grid((100, 80, 60))
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    grid = model_cards.grid((100, 80, 60))
     usual = estimate_writers(grid, [card], Outputs())
     assert estimate_writers(grid, [card], Outputs(also=("masks",))) == usual + 100 * 80 * 60
 
@@ -49,8 +48,8 @@ def test_a_new_writer_takes_part_by_its_entry(tmp_path: Path) -> None:
 
     notes = Writer("notes", lambda _: {"notes.txt"}, write, compare)
     unused = Writer("unused", lambda _: set(), write, compare)
-    scan = wc.dicom_scan()
-    content = CaseContent(wc.case_with(), scan, [wc.segmentation_of(scan)])
+    scan = case_folders.dicom_scan()
+    content = CaseContent(case_folders.case_with(), scan, [case_folders.segmentation_of(scan)])
 
     with pytest.raises(ScanError, match="WRITE_MISMATCH"):
         read_back(tmp_path, content, [notes])

@@ -343,12 +343,12 @@ def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> N
 
     contact = make_contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
     with contact_file(contact, Security.temporary(), tmp_path) as path:
-        told = Contact.read(path)
+        reported = Contact.read(path)
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert modes == {0o600}
-        assert "PRIVATE KEY" in Path(told.key).read_text()
-        assert "PRIVATE KEY" not in Path(told.certificate).read_text() + path.read_text()
-        assert (told.workers, told.lifetime) == (2, 3480.0)
+        assert "PRIVATE KEY" in Path(reported.key).read_text()
+        assert "PRIVATE KEY" not in Path(reported.certificate).read_text() + path.read_text()
+        assert (reported.workers, reported.lifetime) == (2, 3480.0)
     assert not list(tmp_path.iterdir())
 
 
@@ -366,12 +366,12 @@ def test_the_job_of_kubernetes(tmp_path: Path) -> None:
     contact = tmp_path / "cluster.json"
     job = KubernetesJob(Execution(workers=3, cluster=POD), contact, tmp_path / "20260101T1-ab")
 
-    told = job.manifest()
-    pod = told["spec"]["template"]["spec"]
+    reported = job.manifest()
+    pod = reported["spec"]["template"]["spec"]
     container = pod["containers"][0]
 
-    assert told["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
-    assert told["spec"]["parallelism"] == 3
+    assert reported["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
+    assert reported["spec"]["parallelism"] == 3
     assert container["command"] == [
         "python",
         "-P",
