@@ -294,7 +294,7 @@ class Flag(Enum):
     SHEARED = (
         "The slices are sheared (gantry tilt); a rectangular copy is written next to the result"
     )
-    MODALITY_UNKNOWN = "The file does not state its modality; the model's was assumed"
+    MODALITY_UNKNOWN = "The file or the model states no modality; they were assumed to match"
     HU_IMPLAUSIBLE = "The intensities are unlike those of the scans that the model was trained on"
     SPACING_IMPLAUSIBLE = "The voxel spacing is outside the model's range"
     FOV_IMPLAUSIBLE = "The field of view is outside the model's range"
@@ -316,6 +316,9 @@ class Flag(Enum):
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     NAN_PADDED = "NaN voxels were replaced by the padding value, as requested"
     VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
+    LABELS_NEAREST = (
+        "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
+    )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"

@@ -359,7 +359,7 @@ class TorchPredictor:
             self.card.version,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=prediction.flags,
+            flags=(*self.card.flags, *prediction.flags),
         )
 
 
