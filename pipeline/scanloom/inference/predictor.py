@@ -377,6 +377,8 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if card.grid.mode == "area":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires resampling by area")
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
