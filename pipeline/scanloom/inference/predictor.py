@@ -28,13 +28,14 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
+from scanloom.inference.exact import decisive_values
 from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
-from scanloom.inference.resample import to_network
+from scanloom.inference.resample import ResampleOptions, to_network
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
@@ -129,7 +130,11 @@ class TorchPredictor:
         return self.precision.name
 
     def predict(
-        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
     ) -> Segmentation:
         """Label a scan.
 
@@ -139,7 +144,7 @@ class TorchPredictor:
             The scan; for a model with several input channels, the first of them.
         clock : StepTimer, optional
             Times the steps "resample", "network", "restore" and "clean".
-        others : sequence of Volume
+        further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
 
         Returns
@@ -157,7 +162,7 @@ class TorchPredictor:
             float32 too.
         """
         clock = clock or StepTimer()
-        volumes = (volume, *others)
+        volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
         with deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(volumes, clock)
@@ -234,8 +239,9 @@ class TorchPredictor:
         card = self.card
         with clock.step("resample"):
             slab = memory_plan.budget.slab
+            device, options = memory_plan.device, ResampleOptions(decisive_values(card))
             channels = [
-                to_network(v.array, plan, memory_plan.device, card.before, slab) for v in volumes
+                to_network(v.array, plan, device, card.before, slab, options) for v in volumes
             ]
             seen = None
             if self.skip_air and card.air_below is not None:
@@ -353,7 +359,7 @@ class TorchPredictor:
             self.card.version,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=prediction.flags,
+            flags=(*self.card.flags, *prediction.flags),
         )
 
 
@@ -370,9 +376,6 @@ def _check(card: ModelCard) -> None:
     """Refuse cards that this version does not support."""
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode != "linear":
-        detail = "the model requires resampling of scans by nearest neighbour"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 
