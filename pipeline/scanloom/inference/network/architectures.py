@@ -27,7 +27,7 @@ CONTAINERS: Final = (b"PK", b"\x80\x02")
 
 @dataclass(frozen=True)
 class Listed:
-    """A MONAI class that a card may name.
+    """A class of MONAI, or of our own, that a card may name.
 
     Parameters
     ----------
@@ -49,6 +49,8 @@ NETWORKS: Mapping[str, Listed] = {
     "AttentionUnet": Listed("monai.networks.nets.attentionunet", "AttentionUnet"),
     "BasicUNet": Listed("monai.networks.nets.basic_unet", "BasicUNet"),
     "DynUNet": Listed("monai.networks.nets.dynunet", "DynUNet"),
+    "PlainConvUNet": Listed("scanloom.inference.nets.unet", "PlainConvUNet"),
+    "ResidualEncoderUNet": Listed("scanloom.inference.nets.unet", "ResidualEncoderUNet"),
     "SegResNet": Listed("monai.networks.nets.segresnet", "SegResNet"),
     "SegResNetDS": Listed("monai.networks.nets.segresnet_ds", "SegResNetDS"),
     "SwinUNETR": Listed(
@@ -76,12 +78,13 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     ------
     ScanError
         MODEL_NETWORK if the class is not allowed or rejects the arguments; MODEL_UNSUPPORTED if the
-        network is not three-dimensional; MODEL_WEIGHTS if it is much larger than `values`;
+        network has neither two nor three dimensions; MODEL_WEIGHTS if it is much larger than `values`;
         OUT_OF_MEMORY.
     """
     network_class, listed = find_class(spec)
-    if spec.args.get("spatial_dims", 3) != 3:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's network is not three-dimensional")
+    if spec.args.get("spatial_dims", 3) not in (2, 3):
+        detail = "the model's network has neither two nor three dimensions"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     args = {name: value for name, value in spec.args.items() if name not in listed.gone}
     for name, value in args.items():
         _check_numbers(value, listed.most.get(name, _MAX_ARGUMENT))
