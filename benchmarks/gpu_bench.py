@@ -37,7 +37,7 @@ from scanloom.inference.predictor import TorchPredictor  # noqa: E402
 from scanloom.inference.resample import LinearWeights  # noqa: E402
 from scanloom.inference.restore import cuda  # noqa: E402
 from scanloom.inference.restore.restorers import decide_torch  # noqa: E402
-from scanloom.inference.sliding_window import window_size, window_starts  # noqa: E402
+from scanloom.inference.window_layout import window_size, window_starts  # noqa: E402
 from support import model_cards  # noqa: E402
 
 SHAPE, SPACING = (512, 512, 300), (0.7, 0.7, 1.0)  # mm

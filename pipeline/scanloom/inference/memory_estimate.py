@@ -30,7 +30,8 @@ from scanloom.inference.network.meta_shapes import MetaShapeRules
 from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
-from scanloom.inference.sliding_window import HEAD_SLABS, window_size
+from scanloom.inference.sliding_window import HEAD_SLABS
+from scanloom.inference.window_layout import window_size
 
 FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""

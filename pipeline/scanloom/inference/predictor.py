@@ -41,7 +41,8 @@ from scanloom.inference.restore.restorers import (
     ScoreRestorer,
     choose_backend,
 )
-from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow, window_size
+from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow
+from scanloom.inference.window_layout import window_size
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""

@@ -1,0 +1,27 @@
+"""Adapts two-dimensional networks to windows of one plane."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class PlaneNetwork(nn.Module):
+    """A two-dimensional network that takes windows of one plane (MONAI SliceInferer).
+
+    Parameters
+    ----------
+    network : Module
+        Maps (N, channels, ., .) to scores (N, C, ., .).
+    axis : 0, 1 or 2
+        Axis across the planes, along which windows have 1 voxel.
+    """
+
+    def __init__(self, network: nn.Module, axis: int) -> None:
+        super().__init__()
+        self._network, self._dim = network, axis + 2
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Return the scores (N, C, x, y, z) of windows (N, channels, x, y, z)."""
+        scores: torch.Tensor = self._network(windows.squeeze(self._dim))
+        return scores.unsqueeze(self._dim)
