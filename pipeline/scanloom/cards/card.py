@@ -55,11 +55,15 @@ class Crop:
         (nnU-Net), or on the network grid, after them (MONAI).
     margin : int
         Voxels around the box, as far as the grid extends.
+    steps : int or None
+        With grid "network": number of steps of `ModelCard.after` before the box is found; later
+        steps measure the box only. None for all steps.
     """
 
     foreground: Literal["nonzero", "positive"]
     grid: Literal["source", "network"] = "source"
     margin: int = 0
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,7 @@ class NetworkGrid:
     orientation : str or None
         Axis codes such as "RAS"; None keeps the source's axes.
     spacing : (x, y, z) or None
-        In mm, in the order of `orientation`; None keeps the source's spacing, of all axes or of one
-        (nnU-Net's two-dimensional configurations).
+        In mm, in the order of `orientation`; None keeps the source's spacing, 0 that of one axis.
     mode : "linear", "nearest" or "cubic"
         Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
         (scikit-image's resize of order 3).
@@ -97,7 +100,7 @@ class NetworkGrid:
     """
 
     orientation: str | None = None
-    spacing: tuple[float | None, float | None, float | None] | None = None
+    spacing: Triple | None = None
     mode: Literal["linear", "nearest", "cubic"] = "linear"
     order: tuple[int, int, int] = (0, 1, 2)
     alignment: Literal["first", "edges", "ends", "centre"] = "first"
@@ -163,7 +166,7 @@ class Window:
 
     size: tuple[int, int, int] | None
     overlap: float = 0.25
-    blending: Literal["constant", "gaussian", "gaussian_filter"] = "constant"
+    blending: Literal["constant", "gaussian"] = "constant"
     sigma_scale: float = 0.125
     padding: Literal["constant", "replicate", "reflect"] = "constant"
     padding_value: float = 0.0
@@ -171,12 +174,6 @@ class Window:
     sums: Literal["float32", "float16"] = "float32"
     mirror: tuple[int, ...] = ()
     plane: Literal[0, 1, 2] | None = None
-
-    def __post_init__(self) -> None:
-        if self.plane is not None and (self.size is None or self.size[self.plane] != 1):
-            raise ValueError(f"a window must be 1 voxel along axis {self.plane}, got {self.size}")
-        if len(set(self.mirror)) < len(self.mirror) or not {0, 1, 2}.issuperset(self.mirror):
-            raise ValueError(f"mirrored axes must be different ones of 0, 1, 2, got {self.mirror}")
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,24 @@ A network grid shares the axes of its source, so the map is linear in each axis:
 is ``n[x] = scale[x] * s[follows[x]] + shift[x] + lean[x] * s[lead]`` for the source index ``s``.
 `lean` is not 0 only in a sheared stack (gantry tilt), for the two axes other than the sheared one.
 
-Shape and position of the grid are those of MONAI's Orientationd and Spacingd, including rounding:
-a network that was trained with them must see the same voxels. One exception: a sheared stack
-always gets the grid of its in-plane axes and their normal. MONAI (Gram-Schmidt in the order of the
-axes) gives the same grid if the sheared axis comes last; otherwise its grid is not parallel to the
-source's planes.
+With alignment "first", shape and position of the grid are those of MONAI's Orientationd and
+Spacingd, including rounding: a network that was trained with them must see the same voxels. One
+exception: a sheared stack always gets the grid of its in-plane axes and their normal. MONAI
+(Gram-Schmidt in the order of the axes) gives the same grid if the sheared axis comes last;
+otherwise its grid is not parallel to the source's planes.
+
+With the other alignments the grid divides the source's axes anew, sheared ones too: the programs
+that align in these ways (nnU-Net, TotalSegmentator) scale arrays and know no directions. Their
+coordinates are computed in their order of operations, since the last bit decides which of two
+neighbours is the nearest.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +35,7 @@ SAME_AFFINE = 1e-3
 Shape = tuple[int, int, int]
 Triple = tuple[float, float, float]
 Affine = NDArray[np.float64]
+Alignment = Literal["first", "edges", "ends", "centre"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +59,16 @@ class NetworkPlan:
         the slices are stored.
     scale, shift, lean : (x, y, z)
         Coefficients of the network index, see the module.
+    step : (4, 4) array
+        Maps an index of `network` to an index of `oriented`.
+    alignment : "first", "edges", "ends" or "centre"
+        Voxels that coincide, as in `NetworkGrid`. With "centre", voxels of one grid that lie
+        outside the other are empty; otherwise they continue the outermost ones.
+    mode : "linear", "nearest" or "cubic"
+        Interpolation of the scan.
+    nearest : (int or None, int or None)
+        Network axis that is resampled by nearest neighbour: from the source to the network grid,
+        and back.
     """
 
     source: Grid
@@ -62,6 +80,10 @@ class NetworkPlan:
     scale: Triple
     shift: Triple
     lean: Triple
+    step: Affine
+    alignment: Alignment = "first"
+    mode: Literal["linear", "nearest", "cubic"] = "linear"
+    nearest: tuple[int | None, int | None] = (None, None)
 
     @property
     def resampled(self) -> bool:
@@ -75,6 +97,8 @@ class NetworkPlan:
     def to_network(self, source_axis: int, slice_index: int = 0) -> NDArray[np.float64]:
         """Return the network coordinate of each source index along an axis.
 
+        Coordinates are whole numbers along an axis that is resampled by nearest neighbour.
+
         Parameters
         ----------
         source_axis : int
@@ -83,11 +107,18 @@ class NetworkPlan:
             Source index along `lead`; only used for a sheared stack.
         """
         x = self.network_axis(source_axis)
-        index = np.arange(self.source.shape[source_axis], dtype=np.float64)
-        return self.scale[x] * index + (self.shift[x] + self.lean[x] * slice_index)
+        if self.alignment in SCALED and self.resampled:
+            at = SCALED[self.alignment](self.oriented.shape[x], self.network.shape[x])
+            at = at[::-1] if self.flipped[x] else at
+        else:
+            index = np.arange(self.source.shape[source_axis], dtype=np.float64)
+            at = self.scale[x] * index + (self.shift[x] + self.lean[x] * slice_index)
+        return round_half_up(at, self.network.shape[x]) if x == self.nearest[1] else at
 
     def to_source(self, source_axis: int, slice_position: float = 0.0) -> NDArray[np.float64]:
         """Return the source coordinate of each network index along an axis.
+
+        Coordinates are whole numbers along an axis that is resampled by nearest neighbour.
 
         Parameters
         ----------
@@ -97,8 +128,34 @@ class NetworkPlan:
             Source coordinate along `lead`; only used for a sheared stack.
         """
         x = self.network_axis(source_axis)
+        if self.alignment in SCALED and self.resampled:
+            at = SCALED[self.alignment](self.network.shape[x], self.oriented.shape[x])
+            at = round_half_up(at, self.oriented.shape[x]) if x == self.nearest[0] else at
+            return self.oriented.shape[x] - 1 - at if self.flipped[x] else at
         index = np.arange(self.network.shape[x], dtype=np.float64)
         return (index - (self.shift[x] + self.lean[x] * slice_position)) / self.scale[x]
+
+
+def _by_edges(count: int, size: int) -> NDArray[np.float64]:
+    """Return where `count` voxels lie on an axis of `size` voxels with the same outer edges."""
+    return np.asarray(size / count * (np.arange(count) + 0.5) - 0.5)
+
+
+def _by_ends(count: int, size: int) -> NDArray[np.float64]:
+    """Return where `count` voxels lie on an axis of `size` voxels with the same outermost ones."""
+    return np.asarray(np.arange(count) * ((size - 1) / (count - 1) if count > 1 else 1.0))
+
+
+SCALED: dict[str, Callable[[int, int], NDArray[np.float64]]] = {
+    "edges": _by_edges,
+    "ends": _by_ends,
+}
+"""Coordinates of one axis on another, by the alignments that depend on both lengths alone."""
+
+
+def round_half_up(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Return the nearest voxel of an axis, the upper of two (SciPy's interpolation of order 0)."""
+    return np.clip(np.floor(at + 0.5), 0.0, size - 1.0)
 
 
 def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
@@ -116,30 +173,118 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     NetworkPlan
         The network grid, and the maps between both grids.
     """
-    follows, flipped = _orientation(source, requested.orientation)
+    follows, flipped = _orientation(source, requested)
     oriented = _orient(source, follows, flipped)
+    target = _in_network_order(requested)
+    if requested.alignment != "first":
+        return _plan_scaled(source, oriented, target, (follows, flipped))
     # From the source: of two axes that are not orthogonal, the later one counts as sheared
     sheared = None if source.shear_axis is None else follows.index(source.shear_axis)
-    network = _network_grid(oriented, requested, sheared)
+    network, step = _network_grid(oriented, target, sheared)
     lead = 2 if source.shear_axis is None else source.shear_axis
     scale, shift, lean = _maps(oriented, network, flipped, sheared)
-    return NetworkPlan(source, oriented, network, follows, flipped, lead, scale, shift, lean)
+    return NetworkPlan(
+        *(source, oriented, network, follows, flipped, lead, scale, shift, lean, step),
+        mode=requested.mode,
+    )
+
+
+def _in_network_order(requested: NetworkGrid) -> NetworkGrid:
+    """Return the request with spacing and shape in the order in which the network sees the axes."""
+    x, y, z = requested.order
+    spacing, shape = requested.spacing, requested.shape
+    return replace(
+        requested,
+        order=(0, 1, 2),
+        spacing=spacing and (spacing[x], spacing[y], spacing[z]),
+        shape=shape and (shape[x], shape[y], shape[z]),
+    )
+
+
+def _plan_scaled(
+    source: Grid,
+    oriented: Grid,
+    requested: NetworkGrid,
+    turned: tuple[tuple[int, int, int], tuple[bool, bool, bool]],
+) -> NetworkPlan:
+    """Return the plan of a grid that divides the axes of `oriented` anew.
+
+    `turned` are the source axes that the network axes follow, and whether they are flipped.
+    """
+    follows, flipped = turned
+    own = np.array(oriented.spacing)
+    wanted = _wanted(requested, own)
+    before = np.array(oriented.shape)
+    ratio = own / wanted * before
+    after = np.array(requested.shape or [max(1, round(float(n))) for n in ratio])
+    if requested.alignment == "edges":
+        scale = after / before
+        shift = (scale - 1.0) / 2.0
+    elif requested.alignment == "ends":
+        both = (before > 1) & (after > 1)
+        scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
+        shift = np.zeros(3)
+    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2
+        scale = own / wanted
+        shift = after / 2.0 - scale * (before / 2.0)
+    step = np.diag(np.append(1.0 / scale, 1.0))
+    step[:3, 3] = -shift / scale
+    same = np.array_equal(before, after) and np.allclose(step, np.eye(4), atol=SAME_AFFINE)
+    x, y, z = (int(n) for n in after)
+    network = oriented if same else Grid((x, y, z), oriented.affine @ step)
+    if same:
+        scale, shift, step = np.ones(3), np.zeros(3), np.eye(4)
+    anisotropy = requested.separate_above
+    nearest = None if anisotropy is None else _coarse_axis(own, wanted, anisotropy)
+    back = None if anisotropy is None else _coarse_axis(wanted, own, anisotropy)
+    return NetworkPlan(
+        *(source, oriented, network, follows, flipped, 2),
+        scale=_triple(np.where(flipped, -scale, scale)),
+        shift=_triple(shift + np.where(flipped, scale * (before - 1.0), 0.0)),
+        lean=(0.0, 0.0, 0.0),
+        step=step,
+        alignment=requested.alignment,
+        mode=requested.mode,
+        nearest=(nearest, back),
+    )
+
+
+def _wanted(requested: NetworkGrid, own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the requested spacing; `own` is kept along axes for which none is requested."""
+    target = np.array(requested.spacing or (0.0, 0.0, 0.0))
+    return np.where(target > 0.0, target, own)
+
+
+def _coarse_axis(
+    first: NDArray[np.float64], second: NDArray[np.float64], above: float
+) -> int | None:
+    """Return the axis of the largest spacing of an anisotropic grid (nnU-Net's separate z).
+
+    The first of the two spacings that is anisotropic decides. None if none is, or if several axes
+    share the largest spacing.
+    """
+    for spacing in (first, second):
+        if spacing.max() / spacing.min() > above:
+            coarse = np.flatnonzero(spacing.max() / spacing == 1)
+            return int(coarse[0]) if len(coarse) == 1 else None
+    return None
 
 
 def _orientation(
-    source: Grid, codes: str | None
+    source: Grid, requested: NetworkGrid
 ) -> tuple[tuple[int, int, int], tuple[bool, bool, bool]]:
-    """Return the source axis that each requested axis follows, and whether it is flipped."""
-    if codes is None:
-        return (0, 1, 2), (False, False, False)
-    from nibabel import orientations  # as MONAI does: both must orient a scan equally
+    """Return the source axis that each network axis follows, and whether it is flipped."""
+    axes, flipped = [0, 1, 2], [False, False, False]
+    if requested.orientation is not None:
+        from nibabel import orientations  # as MONAI does: both must orient a scan equally
 
-    current = orientations.io_orientation(source.affine)
-    transform = orientations.ornt_transform(current, orientations.axcodes2ornt(tuple(codes)))
-    order = np.argsort(transform[:, 0])
-    i, j, k = (int(axis) for axis in order)
-    x, y, z = (bool(transform[axis, 1] < 0) for axis in order)
-    return (i, j, k), (x, y, z)
+        current = orientations.io_orientation(source.affine)
+        codes = orientations.axcodes2ornt(tuple(requested.orientation))
+        transform = orientations.ornt_transform(current, codes)
+        axes = [int(axis) for axis in np.argsort(transform[:, 0])]
+        flipped = [bool(transform[axis, 1] < 0) for axis in axes]
+    x, y, z = requested.order
+    return (axes[x], axes[y], axes[z]), (flipped[x], flipped[y], flipped[z])
 
 
 def _orient(source: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bool, bool]) -> Grid:
@@ -153,10 +298,15 @@ def _orient(source: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bo
     return Grid((x, y, z), source.affine @ turn)
 
 
-def _network_grid(oriented: Grid, requested: NetworkGrid, sheared: int | None) -> Grid:
-    """Return the grid of the requested spacing (MONAI Spacing, sp_resample), else `oriented`."""
+def _network_grid(
+    oriented: Grid, requested: NetworkGrid, sheared: int | None
+) -> tuple[Grid, Affine]:
+    """Return the grid of the requested spacing (MONAI Spacing, sp_resample), else `oriented`.
+
+    Also returns the affine from an index of that grid to an index of `oriented`.
+    """
     if requested.spacing is None and sheared is None:
-        return oriented
+        return oriented, np.eye(4)
     directions = _directions(oriented, sheared)
     affine = np.eye(4)
     affine[:3, :3] = directions * _spacing(oriented, requested, directions)
@@ -166,11 +316,12 @@ def _network_grid(oriented: Grid, requested: NetworkGrid, sheared: int | None) -
     shape = np.round(np.ptp(corners, axis=1) + 1.0)
     affine[:3, 3] = _origin(oriented, affine, shape, corners)
     if tuple(shape) == oriented.shape and _same(oriented.affine, affine):
-        return oriented
+        return oriented, np.eye(4)
     x, y, z = (int(n) for n in shape)
     # as MONAI's trace stores it, one multiplication later: nearest neighbours at exact ratios
     # are decided by the last bit
-    return Grid((x, y, z), oriented.affine @ np.linalg.solve(oriented.affine, affine))
+    step = np.asarray(np.linalg.solve(oriented.affine, affine), dtype=np.float64)
+    return Grid((x, y, z), oriented.affine @ step), step
 
 
 def _directions(oriented: Grid, sheared: int | None) -> Affine:
@@ -194,7 +345,7 @@ def _spacing(oriented: Grid, requested: NetworkGrid, directions: Affine) -> NDAr
     own = np.array(oriented.spacing)
     if requested.spacing is None:
         return np.asarray(np.abs(np.sum(directions * oriented.affine[:3, :3], axis=0)))
-    target = np.array(requested.spacing)
+    target = _wanted(requested, own)
     return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
 
 

@@ -28,13 +28,14 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
+from scanloom.inference.exact import decisive_values
 from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, load_network
-from scanloom.inference.resample import to_network
+from scanloom.inference.resample import ResampleOptions, to_network
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
@@ -234,8 +235,9 @@ class TorchPredictor:
         card = self.card
         with clock.step("resample"):
             slab = memory_plan.budget.slab
+            device, options = memory_plan.device, ResampleOptions(decisive_values(card))
             channels = [
-                to_network(v.array, plan, memory_plan.device, card.before, slab) for v in volumes
+                to_network(v.array, plan, device, card.before, slab, options) for v in volumes
             ]
             seen = None
             if self.skip_air and card.air_below is not None:

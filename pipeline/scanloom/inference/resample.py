@@ -9,6 +9,7 @@ grid_sample): at exact ratios, such as 2, the last bit decides which neighbour i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from scanloom.cards.intensity import IntensityStep
+from scanloom.inference.exact import Decisive, correct, sampling_base, sampling_theta
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
 
@@ -85,6 +87,7 @@ class StoredPlanes:
         device: torch.device,
         steps: Sequence[IntensityStep] = (),
     ) -> None:
+        self._lead = lead
         stored = np.moveaxis(array.T, 2 - lead, 0)
         self._host = stored if device.type == "cpu" else None
         if self._host is None:
@@ -101,11 +104,28 @@ class StoredPlanes:
         with np.errstate(over="ignore"):  # an overflow is refused after the card's steps
             return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
 
+    def on_host(self) -> NDArray[np.float32]:
+        """Return the whole scan (I, J, K) on the host, after the steps."""
+        return np.moveaxis(self._on_device.cpu().numpy(), 0, 2 - self._lead).T
+
 
 def other_axes(lead: int) -> tuple[int, int]:
     """Return the other two source axes, the later one first, as planes are stored."""
     b, c = (axis for axis in (2, 1, 0) if axis != lead)
     return b, c
+
+
+@dataclass(frozen=True, eq=False)
+class ResampleOptions:
+    """Needs of the card's intensity steps.
+
+    Parameters
+    ----------
+    decisive : "zeros", "integers" or None
+        Values at which the last bit decides: voxels close to them are exact (`exact`).
+    """
+
+    decisive: Decisive | None = None
 
 
 def to_network(
@@ -114,8 +134,9 @@ def to_network(
     device: torch.device,
     steps: Sequence[IntensityStep] = (),
     slab_bytes: int = SLAB_BYTES,
+    options: ResampleOptions = ResampleOptions(),
 ) -> torch.Tensor:
-    """Resample a scan linearly to the network grid.
+    """Resample a scan to the network grid, in the plan's mode.
 
     Parameters
     ----------
@@ -129,6 +150,8 @@ def to_network(
         Intensity steps of the card before resampling.
     slab_bytes : int
         Largest size of a slab, which has at least one plane.
+    options : ResampleOptions
+        What later steps need.
 
     Returns
     -------
@@ -153,7 +176,10 @@ def to_network(
             taps = LinearWeights(plan.to_source(axis, float(at[0])), array.shape[axis], device)
             values = taps.along(values, 1).transpose(1, 2).contiguous()
         out[start : start + slab] = values
-    return out.permute([order.index(x) for x in range(3)])
+    resampled = out.permute([order.index(x) for x in range(3)])
+    if options.decisive is not None and plan.resampled:
+        correct(resampled, planes.on_host() if steps else array, plan, options.decisive)
+    return resampled
 
 
 def unorient(values: torch.Tensor, plan: NetworkPlan) -> torch.Tensor:
@@ -179,32 +205,16 @@ def nearest(values: torch.Tensor, step: NDArray[np.floating[Any]], shape: Shape)
     (X', Y', Z') tensor
         Same type as `values`. Indices beyond the ends are clipped to them.
     """
-    unnormalized = torch.from_numpy(np.linalg.inv(_normalizer(shape)))
-    theta = torch.from_numpy(_normalizer(values.shape)) @ torch.from_numpy(step) @ unnormalized
-    theta = theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].to(values.device)
-    ends = [_base(n, values.device) for n in shape]
+    theta = sampling_theta(values.shape, step, shape).to(values.device)
+    ends = [sampling_base(n, values.device) for n in shape]
     out = torch.empty(shape, dtype=values.dtype, device=values.device)
     source = values.to(torch.float64)[None, None].contiguous()
     slab = max(1, SLAB_BYTES // (64 * shape[1] * shape[2]))
     for start in range(0, shape[0], slab):
         x, y, z = torch.meshgrid(ends[0][start : start + slab], ends[1], ends[2], indexing="ij")
         base = torch.stack((z, y, x, torch.ones_like(x)), dim=-1)
-        grid = (base.view(1, -1, 4) @ theta.T).view(1, *base.shape[:3], 3)
+        grid = (base.view(1, -1, 4) @ theta).view(1, *base.shape[:3], 3)
         out[start : start + slab] = functional.grid_sample(
             source, grid, mode="nearest", padding_mode="border", align_corners=False
         )[0, 0]
     return out
-
-
-def _normalizer(shape: Sequence[int]) -> NDArray[np.float64]:
-    """Return the affine from indices to -1 .. 1 between outer edges (MONAI normalize_transform)."""
-    sizes = np.array(shape, dtype=np.float64)
-    matrix = np.diag(np.append(2.0 / sizes, 1.0))
-    matrix[:3, 3] = 1.0 / sizes - 1.0
-    return matrix
-
-
-def _base(size: int, device: torch.device) -> torch.Tensor:
-    """Return the centres of `size` voxels between -1 and 1, as in torch's affine_grid."""
-    ends = torch.linspace(-1, 1, size, dtype=torch.float64, device=device)
-    return ends * (size - 1) / size if size > 1 else torch.zeros(1, dtype=ends.dtype, device=device)
