@@ -166,7 +166,7 @@ class Window:
 
     size: tuple[int, int, int] | None
     overlap: float = 0.25
-    blending: Literal["constant", "gaussian"] = "constant"
+    blending: Literal["constant", "gaussian", "gaussian_filter"] = "constant"
     sigma_scale: float = 0.125
     padding: Literal["constant", "replicate", "reflect"] = "constant"
     padding_value: float = 0.0
@@ -174,6 +174,12 @@ class Window:
     sums: Literal["float32", "float16"] = "float32"
     mirror: tuple[int, ...] = ()
     plane: Literal[0, 1, 2] | None = None
+
+    def __post_init__(self) -> None:
+        if self.plane is not None and (self.size is None or self.size[self.plane] != 1):
+            raise ValueError(f"a window must be 1 voxel along axis {self.plane}, got {self.size}")
+        if len(set(self.mirror)) < len(self.mirror) or not {0, 1, 2}.issuperset(self.mirror):
+            raise ValueError(f"mirrored axes must be different ones of 0, 1, 2, got {self.mirror}")
 
 
 @dataclass(frozen=True)
