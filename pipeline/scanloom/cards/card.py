@@ -75,7 +75,8 @@ class NetworkGrid:
     orientation : str or None
         Axis codes such as "RAS"; None keeps the source's axes.
     spacing : (x, y, z) or None
-        In mm, in the order of `orientation`; None keeps the source's spacing, 0 that of one axis.
+        In mm, in the order of `orientation`; None keeps the source's spacing, of all axes or of one
+        (nnU-Net's two-dimensional configurations).
     mode : "linear", "nearest" or "cubic"
         Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
         (scikit-image's resize of order 3).
@@ -100,7 +101,7 @@ class NetworkGrid:
     """
 
     orientation: str | None = None
-    spacing: Triple | None = None
+    spacing: tuple[float | None, float | None, float | None] | None = None
     mode: Literal["linear", "nearest", "cubic"] = "linear"
     order: tuple[int, int, int] = (0, 1, 2)
     alignment: Literal["first", "edges", "ends", "centre"] = "first"

@@ -14,7 +14,9 @@ MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
 
 
-def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -> tuple[Flag, ...]:
+def check_scan(
+    volume: Volume, card: ModelCard, further_channels: Sequence[Volume] = ()
+) -> tuple[Flag, ...]:
     """Check a scan before a model runs on it.
 
     Parameters
@@ -23,7 +25,7 @@ def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -
         The scan; padding is excluded from intensity checks.
     card : ModelCard
         The model.
-    others : sequence of Volume
+    further_channels : sequence of Volume
         Further input channels, in the card's order; only their modality counts.
 
     Returns
@@ -37,7 +39,7 @@ def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
         another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan.
     """
-    volumes = (volume, *others)
+    volumes = (volume, *further_channels)
     if len(card.channels) != len(volumes):
         detail = f"{card.name} takes {len(card.channels)} input channels, got {len(volumes)}"
         raise ScanError(Reason.CHANNELS, detail)

@@ -19,7 +19,6 @@ neighbours is the nearest.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,14 +27,18 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
-
-SAME_AFFINE = 1e-3
-"""Differences of spacing (mm) and affine below it are ignored (MONAI's AFFINE_TOL)."""
+from scanloom.inference.alignment import (
+    SAME_AFFINE,
+    SCALED,
+    Alignment,
+    round_half_up,
+    scale_axes,
+    wanted_spacing,
+)
 
 Shape = tuple[int, int, int]
 Triple = tuple[float, float, float]
 Affine = NDArray[np.float64]
-Alignment = Literal["first", "edges", "ends", "centre"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,32 +133,11 @@ class NetworkPlan:
         x = self.network_axis(source_axis)
         if self.alignment in SCALED and self.resampled:
             at = SCALED[self.alignment](self.network.shape[x], self.oriented.shape[x])
-            at = round_half_up(at, self.oriented.shape[x]) if x == self.nearest[0] else at
+            if self.mode == "nearest" or x == self.nearest[0]:
+                at = round_half_up(at, self.oriented.shape[x])
             return self.oriented.shape[x] - 1 - at if self.flipped[x] else at
         index = np.arange(self.network.shape[x], dtype=np.float64)
         return (index - (self.shift[x] + self.lean[x] * slice_position)) / self.scale[x]
-
-
-def _by_edges(count: int, size: int) -> NDArray[np.float64]:
-    """Return where `count` voxels lie on an axis of `size` voxels with the same outer edges."""
-    return np.asarray(size / count * (np.arange(count) + 0.5) - 0.5)
-
-
-def _by_ends(count: int, size: int) -> NDArray[np.float64]:
-    """Return where `count` voxels lie on an axis of `size` voxels with the same outermost ones."""
-    return np.asarray(np.arange(count) * ((size - 1) / (count - 1) if count > 1 else 1.0))
-
-
-SCALED: dict[str, Callable[[int, int], NDArray[np.float64]]] = {
-    "edges": _by_edges,
-    "ends": _by_ends,
-}
-"""Coordinates of one axis on another, by the alignments that depend on both lengths alone."""
-
-
-def round_half_up(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Return the nearest voxel of an axis, the upper of two (SciPy's interpolation of order 0)."""
-    return np.clip(np.floor(at + 0.5), 0.0, size - 1.0)
 
 
 def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
@@ -212,62 +194,18 @@ def _plan_scaled(
     `turned` are the source axes that the network axes follow, and whether they are flipped.
     """
     follows, flipped = turned
-    own = np.array(oriented.spacing)
-    wanted = _wanted(requested, own)
-    before = np.array(oriented.shape)
-    ratio = own / wanted * before
-    after = np.array(requested.shape or [max(1, round(float(n))) for n in ratio])
-    if requested.alignment == "edges":
-        scale = after / before
-        shift = (scale - 1.0) / 2.0
-    elif requested.alignment == "ends":
-        both = (before > 1) & (after > 1)
-        scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
-        shift = np.zeros(3)
-    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2
-        scale = own / wanted
-        shift = after / 2.0 - scale * (before / 2.0)
-    step = np.diag(np.append(1.0 / scale, 1.0))
-    step[:3, 3] = -shift / scale
-    same = np.array_equal(before, after) and np.allclose(step, np.eye(4), atol=SAME_AFFINE)
-    x, y, z = (int(n) for n in after)
-    network = oriented if same else Grid((x, y, z), oriented.affine @ step)
-    if same:
-        scale, shift, step = np.ones(3), np.zeros(3), np.eye(4)
-    anisotropy = requested.separate_above
-    nearest = None if anisotropy is None else _coarse_axis(own, wanted, anisotropy)
-    back = None if anisotropy is None else _coarse_axis(wanted, own, anisotropy)
+    scaled = scale_axes(oriented, requested)
+    last = np.array(oriented.shape) - 1.0
     return NetworkPlan(
-        *(source, oriented, network, follows, flipped, 2),
-        scale=_triple(np.where(flipped, -scale, scale)),
-        shift=_triple(shift + np.where(flipped, scale * (before - 1.0), 0.0)),
+        *(source, oriented, scaled.network, follows, flipped, 2),
+        scale=_triple(np.where(flipped, -scaled.scale, scaled.scale)),
+        shift=_triple(scaled.shift + np.where(flipped, scaled.scale * last, 0.0)),
         lean=(0.0, 0.0, 0.0),
-        step=step,
+        step=scaled.step,
         alignment=requested.alignment,
         mode=requested.mode,
-        nearest=(nearest, back),
+        nearest=scaled.nearest,
     )
-
-
-def _wanted(requested: NetworkGrid, own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the requested spacing; `own` is kept along axes for which none is requested."""
-    target = np.array(requested.spacing or (0.0, 0.0, 0.0))
-    return np.where(target > 0.0, target, own)
-
-
-def _coarse_axis(
-    first: NDArray[np.float64], second: NDArray[np.float64], above: float
-) -> int | None:
-    """Return the axis of the largest spacing of an anisotropic grid (nnU-Net's separate z).
-
-    The first of the two spacings that is anisotropic decides. None if none is, or if several axes
-    share the largest spacing.
-    """
-    for spacing in (first, second):
-        if spacing.max() / spacing.min() > above:
-            coarse = np.flatnonzero(spacing.max() / spacing == 1)
-            return int(coarse[0]) if len(coarse) == 1 else None
-    return None
 
 
 def _orientation(
@@ -345,7 +283,7 @@ def _spacing(oriented: Grid, requested: NetworkGrid, directions: Affine) -> NDAr
     own = np.array(oriented.spacing)
     if requested.spacing is None:
         return np.asarray(np.abs(np.sum(directions * oriented.affine[:3, :3], axis=0)))
-    target = _wanted(requested, own)
+    target = wanted_spacing(requested, own)
     return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
 
 

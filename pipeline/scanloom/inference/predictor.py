@@ -34,7 +34,7 @@ from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
-from scanloom.inference.network.loading import LoadedNetwork, load_network
+from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
 from scanloom.inference.resample import ResampleOptions, to_network
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
@@ -42,7 +42,7 @@ from scanloom.inference.restore.restorers import (
     ScoreRestorer,
     choose_backend,
 )
-from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow
+from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
 from scanloom.inference.window_layout import window_size
 
 _SAME_POSITION_MM = 0.01
@@ -108,8 +108,8 @@ class TorchPredictor:
         if self._overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
-        loaded.network.to(self.device.device)
         self._loaded = {loaded.dtype: loaded}
+        self._folds_on(loaded, self.device.device)
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
             choose_backend(card.decision, card.n_outputs, self.device.device)
@@ -130,7 +130,11 @@ class TorchPredictor:
         return self.precision.name
 
     def predict(
-        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
     ) -> Segmentation:
         """Label a scan.
 
@@ -140,7 +144,7 @@ class TorchPredictor:
             The scan; for a model with several input channels, the first of them.
         clock : StepTimer, optional
             Times the steps "resample", "network", "restore" and "clean".
-        others : sequence of Volume
+        further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
 
         Returns
@@ -158,7 +162,7 @@ class TorchPredictor:
             float32 too.
         """
         clock = clock or StepTimer()
-        volumes = (volume, *others)
+        volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
         with deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(volumes, clock)
@@ -287,15 +291,17 @@ class TorchPredictor:
         image, seen = images
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
+        first, *folds = self._folds_on(loaded, memory_plan.device)
         sliding_window = SlidingWindow(
-            network=loaded.network.to(memory_plan.device),
+            network=first.network,
             window=self.card.window,
             dtype=loaded.takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
-            head=loaded.head and loaded.head.to(memory_plan.device),
+            head=first.head,
+            folds=folds,
         )
         yield from sliding_window.slide(image, plan.network_axis(plan.lead), seen)
         if seen is not None:
@@ -312,6 +318,18 @@ class TorchPredictor:
         if dtype not in self._loaded:
             self._loaded[dtype] = load_network(self.card, dtype)
         return self._loaded[dtype]
+
+    def _folds_on(self, loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
+        """Return the card's networks for a device, which share its memory by turns if scarce."""
+        networks = [loaded, *loaded.folds]
+        turns = TakingTurns(device) if take_turns(networks, device) else None
+        return [
+            Fold(
+                turns.wrap(each.network) if turns else each.network.to(device),
+                each.head and each.head.to(device),
+            )
+            for each in networks
+        ]
 
     def _wait(self) -> None:
         """Wait for the device, so that its time is attributed to the right step."""
@@ -358,9 +376,6 @@ def _check(card: ModelCard) -> None:
     """Refuse cards that this version does not support."""
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode != "linear":
-        detail = "the model requires resampling of scans by nearest neighbour"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 

@@ -133,3 +133,25 @@ def test_infinite_half_scores_are_an_error() -> None:
 
     with pytest.raises(FloatingPointError):
         slide(slider, torch.full((1, 8, 8, 8), 3.0), 0)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("plane", [0, 1, 2])
+@pytest.mark.parametrize("blending", ["constant", "gaussian"])
+def test_planes_equal_those_of_monais_slice_inferer(axis: int, plane: Any, blending: Any) -> None:
+    from monai.inferers import SliceInferer
+
+    network, image = Positioned(2), torch.randn(2, 13, 15, 9)
+    size = [8, 8, 8]
+    size[plane] = 1
+    window = Window((size[0], size[1], size[2]), 0.3, blending, plane=plane)
+    slider = SlidingWindow(PlaneNetwork(network, plane), window, batch=BatchSize(7))
+    inferer = SliceInferer(
+        roi_size=(8, 8), spatial_dim=plane, overlap=0.3, mode=blending, sw_batch_size=2
+    )
+
+    found = slide(slider, image, axis)
+
+    with torch.inference_mode():
+        expected = inferer(image[None], network)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -17,7 +17,7 @@ from scanloom.inference.geometry import plan_grid
 from scanloom.inference.memory_estimate import Budget, estimate_network, network_bytes
 from scanloom.inference.memory_fallback import MemoryLimits, fallback_plans, first_fitting, resident
 from scanloom.inference.predictor import TorchPredictor
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -79,9 +79,9 @@ def test_half_as_wide_numbers_and_fewer_windows_take_less() -> None:
 
 
 def test_scores_on_the_host_leave_the_device(tmp_path: Path) -> None:
-    weights, many = cards_by_hand.small_weights(tmp_path), cards_by_hand.structures(60)
-    card = cards_by_hand.card(weights, window=Window((96, 96, 96)), structures=many)
-    plan = plan_grid(cards_by_hand.grid((400, 400, 400)), card.grid)
+    weights, many = model_cards.small_weights(tmp_path), model_cards.structures(60)
+    card = model_cards.card(weights, window=Window((96, 96, 96)), structures=many)
+    plan = plan_grid(model_cards.grid((400, 400, 400)), card.grid)
     there = estimate_network(card, plan, CUDA, budget=Budget(scores="device"))
     here = estimate_network(card, plan, CUDA, budget=Budget(scores="host"))
     assert here.device["network"] < there.device["network"]
@@ -89,12 +89,12 @@ def test_scores_on_the_host_leave_the_device(tmp_path: Path) -> None:
 
 
 def test_the_ladder_goes_down_to_less_and_less(tmp_path: Path) -> None:
-    card = cards_by_hand.card(
-        cards_by_hand.small_weights(tmp_path),
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
         window=Window((96, 96, 96)),
-        structures=cards_by_hand.structures(60),
+        structures=model_cards.structures(60),
     )
-    plan = plan_grid(cards_by_hand.grid((400, 400, 400)), card.grid)
+    plan = plan_grid(model_cards.grid((400, 400, 400)), card.grid)
     ways = list(fallback_plans(CUDA, torch.float16, Budget(4), [CPU]))
 
     assert [way.change for way in ways] == [
@@ -114,8 +114,8 @@ def test_the_ladder_goes_down_to_less_and_less(tmp_path: Path) -> None:
 
 
 def test_what_fits_is_decided_before_anything_is_allocated(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
-    plan = plan_grid(cards_by_hand.grid((200, 200, 200)), card.grid)
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    plan = plan_grid(model_cards.grid((200, 200, 200)), card.grid)
     ways = list(fallback_plans(CPU, torch.float32, Budget()))
     whole, _, least = (
         estimate_network(card, plan, w.device, w.dtype, w.budget).host_peak for w in ways
@@ -131,9 +131,9 @@ def test_what_fits_is_decided_before_anything_is_allocated(tmp_path: Path) -> No
 
 
 def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
-    grid = cards_by_hand.grid((90, 80, 70))
-    volume = Volume(cards_by_hand.smooth_scan(grid.shape), grid, "HU", "CT")
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    grid = model_cards.grid((90, 80, 70))
+    volume = Volume(model_cards.smooth_scan(grid.shape), grid, "HU", "CT")
     free = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
     ways, _ = free.memory_plans(volume, plan_grid(grid, card.grid))
     need = estimate_network(card, plan_grid(grid, card.grid), CPU, budget=ways[1].budget)

@@ -7,25 +7,10 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from scanloom.cards.monai.config import truncate
+from scanloom.cards.networks import NETWORKS
 from scanloom.core import Reason, ScanError
 
 Kind = Literal["network", "transform", "inferer", "ignored"]
-
-NETWORKS: Final[Mapping[str, frozenset[str]]] = {
-    "AttentionUnet": frozenset(),
-    "BasicUNet": frozenset(),
-    "DynUNet": frozenset(),
-    "SegResNet": frozenset(),
-    "SegResNetDS": frozenset(),
-    "SwinUNETR": frozenset({"img_size"}),
-    "UNETR": frozenset(),
-    "UNet": frozenset(),
-    "VNet": frozenset(),
-}
-"""Allowed networks by MONAI's class name, each with the arguments to drop.
-
-`img_size` was removed from SwinUNETR in MONAI 1.5; it did not affect the network.
-"""
 
 _ALIASES: Final[Mapping[str, str]] = {
     "BasicUnet": "BasicUNet",

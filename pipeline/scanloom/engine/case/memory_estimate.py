@@ -142,7 +142,8 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
     """
     if limit is not None and estimate.peak > limit:
         need = f"needs {format_bytes(estimate.peak)} to {estimate.largest_stage}"
-        detail = f"{need}, limit {format_bytes(limit)} by --memory-limit or memory_limit"
+        source = "`segment --memory-limit` or a workflow's `memory_limit`"
+        detail = f"{need}, limit {format_bytes(limit)} by {source}"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
 

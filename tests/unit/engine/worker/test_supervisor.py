@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -195,6 +198,34 @@ def test_the_child_goes_when_the_engine_stops(engine: WorkerSupervisor, tmp_path
     engine.stop(patience=5.0)
 
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+WORKER_THAT_DIES = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.worker.child_process import WorkerProcess
+from scanloom.engine.worker.messages import WorkerSetup
+
+setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
+print(WorkerProcess(setup).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_child_of_a_worker_that_dies_at_once_loads_no_models(tmp_path: Path) -> None:
+    """It could wait for them for ten minutes, and the kernel reports no parent that is gone."""
+    command = [sys.executable, "-c", WORKER_THAT_DIES, str(tmp_path / "out")]
+    died = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert died.returncode == -signal.SIGKILL
+
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(died.stdout))
+        try:
+            child.wait(60)
+        finally:
+            child.kill()
 
 
 def test_the_gate_lets_one_be_alone() -> None:

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from scanloom.cards.card import NetworkSpec, Weights
+from scanloom.cards.networks import NETWORKS
 from scanloom.core import Reason, ScanError
-from scanloom.inference.network.architectures import NETWORKS, build_network
+from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.weights import load_weights, read_weights
 from support.model_cards import SMALL_UNET, small_weights
 
@@ -67,7 +68,8 @@ def test_every_listed_network_can_be_built_and_run(name: str) -> None:
         ("UNet", {**SMALL_UNET, "colour": "red"}, Reason.MODEL_NETWORK),
         ("UNet", {**SMALL_UNET, "norm": "no such"}, Reason.MODEL_NETWORK),
         ("UNet", {**SMALL_UNET, "strides": []}, Reason.MODEL_NETWORK),
-        ("UNet", {**SMALL_UNET, "spatial_dims": 2}, Reason.MODEL_UNSUPPORTED),
+        ("UNet", {**SMALL_UNET, "spatial_dims": 1}, Reason.MODEL_UNSUPPORTED),
+        ("UNet", {**SMALL_UNET, "spatial_dims": "2"}, Reason.MODEL_UNSUPPORTED),
     ],
 )
 def test_other_networks_are_refused(name: str, args: dict[str, Any], reason: Reason) -> None:

@@ -20,8 +20,7 @@ from scanloom.inference.geometry import plan_grid
 from scanloom.inference.restore import cpu
 from scanloom.inference.restore.restorers import Label, ScoreRestorer, choose_backend, restore_torch
 from scanloom.inference.sliding_window import ScorePlanes
-from support import model_cards as cards_by_hand
-from support import restore_cases
+from support import model_cards, restore_cases
 from support.restore_cases import Case
 
 CPU = torch.device("cpu")
@@ -104,7 +103,7 @@ def test_kernels_do_the_work_on_a_cpu(
     called: list[int] = []
     each = cpu._each
     monkeypatch.setattr(cpu, "_each", lambda *given: (called.append(1), each(*given)))
-    plan = plan_grid(cards_by_hand.grid((9, 8, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
+    plan = plan_grid(model_cards.grid((9, 8, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
     shape = plan.network.shape
     restorer = ScoreRestorer(plan, decision, 3)
 
