@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from scanloom.cards.readers import read_model
-from scanloom.core import ComputeOptions, ReadOptions
+from scanloom.core import ComputeOptions
+from scanloom.core.options import Mirror
 from scanloom.inference.predictor import TorchPredictor
+from scanloom.io.read import load_volume
 
 LEAST_VOXELS = 1000
 """Classes of fewer voxels have no Dice."""
@@ -30,11 +32,8 @@ LEAST_EQUAL, LEAST_DICE = 0.9995, 0.999
 
 def labels_of(predictor: TorchPredictor, files: list[Path], modality: str) -> np.ndarray:
     """Return the label map of a scan."""
-    from scanloom.io.volumes.nifti import read_nifti
-
-    options = ReadOptions(modality=modality)
-    volumes = [read_nifti(file, options) for file in files]
-    result = predictor.predict(volumes[0], others=volumes[1:])
+    volumes = [load_volume(file, modality=modality) for file in files]
+    result = predictor.predict(volumes[0], further_channels=volumes[1:])
     (layer,) = result.layers
     return np.asarray(layer.labels)
 
@@ -56,7 +55,8 @@ def compare(folder: Path) -> bool:
     card = read_model((cascade or from_folder)[0])
     agreed = True
     for name in ("plain", "mirror"):
-        predictor = TorchPredictor(card, ComputeOptions(mirror=name == "mirror"), device="cpu")
+        mirror: Mirror = "auto" if name == "mirror" else "no"
+        predictor = TorchPredictor(card, ComputeOptions(mirror=mirror), device="cpu")
         for file in sorted((folder / "labels" / name).glob("*.nii.gz")):
             scan = file.name.removesuffix(".nii.gz")
             theirs = np.asarray(nibabel.load(file).dataobj)
