@@ -96,6 +96,8 @@ class TorchPredictor:
         device: str = "auto",
         memory_limit: int | None = None,
     ) -> None:
+        if compute.mirror == "no":
+            card = replace(card, window=replace(card.window, mirror=()))
         _check(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1

@@ -70,7 +70,8 @@ def canonical_target(target: str) -> tuple[Kind, str]:
     if package and module_kind is None:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} is not on the list")
     plain = _ALIASES.get(name, name)
-    if plain in NETWORKS and module_kind in (None, "network"):
+    allowed = NETWORKS.get(plain)
+    if allowed and allowed.module.startswith("monai.") and module_kind in (None, "network"):
         return "network", plain
     if plain in _INFERERS and module_kind in (None, "inferer"):
         return "inferer", plain
