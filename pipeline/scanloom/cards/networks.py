@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class AllowedNetwork:
-    """A class of MONAI that a card may name.
+    """A class of MONAI, or of `scanloom.inference.nets`, that a card may name.
 
     Parameters
     ----------
@@ -32,6 +32,8 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "DiNTS": AllowedNetwork("scanloom.inference.nets.dints"),
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
     "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.deepedit"),
+    "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet"),
+    "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet"),
     "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),
     "SegResNetDS": AllowedNetwork("monai.networks.nets.segresnet_ds"),
     "SwinUNETR": AllowedNetwork(

@@ -20,7 +20,7 @@ _ALIASES: Final[Mapping[str, str]] = {
     "Unet": "UNet",
     "vista3d132": "Vista3d",
 }
-_NETWORKS: Final = frozenset(
+NETWORKS: Final = frozenset(
     {
         "AttentionUnet",
         "BasicUNet",
@@ -107,7 +107,7 @@ def canonical_target(target: str) -> tuple[Kind, str]:
     if package and module_kind is None:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} is not on the list")
     plain = _ALIASES.get(name, name)
-    if plain in _NETWORKS and module_kind in (None, "network"):
+    if plain in NETWORKS and module_kind in (None, "network"):
         return "network", plain
     if name in _PARTS and module_kind in (None, "network"):
         return "part", name
