@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, printable
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,18 @@ class ModelReader:
     read : callable
         Returns the `ModelCard` of a folder, or raises ScanError. Runs no code from the folder and
         does not import torch.
+    read_with : callable, optional
+        Likewise, with the model's options, for formats that have any.
     """
 
     name: str
     accepts: Callable[[Path], bool]
     read: Callable[[Path], ModelCard]
+    read_with: Callable[[Path, Mapping[str, str]], ModelCard] | None = None
 
 
 READERS: Final = (
-    ModelReader("MONAI bundle", is_bundle, read_bundle),
+    ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
     ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
 )
 """All formats; the first that accepts a folder reads it."""
@@ -50,16 +54,47 @@ def is_model(folder: Path) -> bool:
     return find_reader(folder) is not None
 
 
-def read_model(folder: Path) -> ModelCard:
-    """Read a model folder with the first reader that accepts it.
+def split_options(name: str) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the options of ``NAME:KEY=VALUE,KEY=VALUE``.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if no reader accepts the folder, or as the reader.
+        MODEL_UNKNOWN if an option has no value, or is given twice.
+    """
+    plain, _, text = name.rpartition(":")
+    if not plain or "=" not in text or "/" in text.partition("=")[0]:
+        return name, {}
+    pairs = [option.partition("=") for option in text.split(",")]
+    options = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(options) < len(pairs) or not all(key and value for key, value in options.items()):
+        detail = f"options are written KEY=VALUE,KEY=VALUE, got {printable(text)!r}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    return plain, options
+
+
+def read_model(folder: Path, options: Mapping[str, str] = MappingProxyType({})) -> ModelCard:
+    """Read a model folder with the first reader that accepts it.
+
+    Parameters
+    ----------
+    folder : Path
+        The model.
+    options : mapping
+        Options of the model: with others than its defaults it is another model.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if no reader accepts the folder; MODEL_UNKNOWN for options of a format that
+        has none; or as the reader.
     """
     reader = find_reader(folder)
     if reader is None:
         formats = ", ".join(reader.name for reader in READERS)
         raise ScanError(Reason.MODEL_DAMAGED, f"the folder is not a model ({formats})")
-    return reader.read(folder)
+    if not options:
+        return reader.read(folder)
+    if reader.read_with is None:
+        raise ScanError(Reason.MODEL_UNKNOWN, f"a {reader.name} has no options")
+    return reader.read_with(folder, options)

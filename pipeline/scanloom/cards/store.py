@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.provenance import Provenance, check_files, read_provenance
-from scanloom.cards.readers import find_reader, is_model, read_model
+from scanloom.cards.readers import find_reader, is_model, read_model, split_options
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
 
@@ -85,7 +86,7 @@ def find_model(name_or_folder: str) -> ModelCard:
     ----------
     name_or_folder : str
         Name of a model in the store (those that ship first, then shared ones, then the user's
-        own), or path of a model folder.
+        own), or path of a model folder; with options after a colon, as of `split_options`.
 
     Raises
     ------
@@ -93,7 +94,8 @@ def find_model(name_or_folder: str) -> ModelCard:
         MODEL_UNKNOWN, with the known names, if it is neither; MODEL_HASH if a file changed since
         the model was added; or as `read_model`.
     """
-    return _load(locate_model(name_or_folder).folder)
+    name, options = split_options(name_or_folder)
+    return _load(locate_model(name).folder, options)
 
 
 def locate_model(name_or_folder: str) -> ModelEntry:
@@ -114,8 +116,9 @@ def locate_model(name_or_folder: str) -> ModelEntry:
 
 def describe_model(name_or_folder: str) -> ModelEntry:
     """Return a model with card, format and provenance; arguments and errors as `find_model`."""
-    located = locate_model(name_or_folder)
-    entry = _entry(located.name, located.folder, located.place)
+    name, options = split_options(name_or_folder)
+    located = locate_model(name)
+    entry = _entry(located.name, located.folder, located.place, options)
     if entry.error is not None:
         raise entry.error
     return entry
@@ -150,20 +153,25 @@ def stored_models() -> dict[str, StoredModel]:
     return models
 
 
-def _entry(name: str, folder: Path, place: Place | None) -> ModelEntry:
+def _entry(
+    name: str,
+    folder: Path,
+    place: Place | None,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> ModelEntry:
     reader = find_reader(folder)
     form = reader.name if reader else ""
     provenance = None
     try:
         provenance = read_provenance(folder)
-        return ModelEntry(name, folder, _load(folder), None, place, form, provenance)
+        return ModelEntry(name, folder, _load(folder, options), None, place, form, provenance)
     except ScanError as exc:
         return ModelEntry(name, folder, None, exc, place, form, provenance)
 
 
-def _load(folder: Path) -> ModelCard:
+def _load(folder: Path, options: Mapping[str, str]) -> ModelCard:
     """Read a model, and compare its files with its record, if there is one."""
-    card = read_model(folder)
+    card = read_model(folder, options)
     provenance = read_provenance(folder)
     if provenance is not None:
         known = {weights.file: weights.sha256 for weights in _all_weights(card)}

@@ -210,8 +210,8 @@ def _without_clicks(network: NetworkSpec, clicks: int | None) -> NetworkSpec:
 def _name(folder: Path, metadata: Metadata, options: Mapping[str, str]) -> str:
     """Return the name of the model, with the options that make it another one."""
     name = slug(folder.resolve().name) or slug(metadata.name) or "model"
-    chosen = [slug(f"{key}-{value}") for key, value in sorted(options.items())]
-    return "-".join([name, *chosen])
+    chosen = [slug(text) for pair in sorted(options.items()) for text in pair]
+    return "-".join([name, *filter(None, chosen)])
 
 
 def _checks(metadata: Metadata) -> Checks:
