@@ -16,8 +16,9 @@ import torch
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume, format_bytes
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.memory_estimate import Budget, estimate_network, network_bytes
+from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryLimits, fallback_plans, first_fitting, resident
+from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 
@@ -156,12 +157,12 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
 
 def test_sums_of_half_precision_and_of_folds_are_counted(tmp_path: Path) -> None:
     """Sums take half the memory in half precision, and as often as there are folds."""
-    card = cards_by_hand.card(
-        cards_by_hand.small_weights(tmp_path),
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
         window=Window((96, 96, 96)),
-        structures=cards_by_hand.structures(60),
+        structures=model_cards.structures(60),
     )
-    plan = plan_grid(cards_by_hand.grid((300, 200, 100)), card.grid)
+    plan = plan_grid(model_cards.grid((300, 200, 100)), card.grid)
 
     def network(**changes: Any) -> int:
         changed = replace(card, **changes)
@@ -176,13 +177,13 @@ def test_sums_of_half_precision_and_of_folds_are_counted(tmp_path: Path) -> None
 
 def test_sums_of_all_planes_are_counted(tmp_path: Path) -> None:
     """Windows that are summed in nnU-Net's order along another axis than the planes'."""
-    card = cards_by_hand.card(
-        cards_by_hand.small_weights(tmp_path),
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
         grid=NetworkGrid(),
         window=Window((32, 32, 32), 0.5, sums="float16"),
-        structures=cards_by_hand.structures(60),
+        structures=model_cards.structures(60),
     )
-    flat, deep = cards_by_hand.grid((64, 64, 64)), cards_by_hand.grid((64, 64, 320))
+    flat, deep = model_cards.grid((64, 64, 64)), model_cards.grid((64, 64, 320))
 
     needs = [
         estimate_network(card, plan_grid(grid, card.grid), CPU).host["network"]
@@ -194,8 +195,8 @@ def test_sums_of_all_planes_are_counted(tmp_path: Path) -> None:
 
 
 def test_flips_and_channels_are_counted(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path), window=Window((64, 64, 64)))
-    plan = plan_grid(cards_by_hand.grid((200, 200, 200)), card.grid)
+    card = model_cards.card(model_cards.small_weights(tmp_path), window=Window((64, 64, 64)))
+    plan = plan_grid(model_cards.grid((200, 200, 200)), card.grid)
     mirrored = replace(card, window=replace(card.window, mirror=(0, 1)))
     four = replace(card, channels=card.channels * 4)
 
