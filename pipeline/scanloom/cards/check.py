@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scanloom.cards.card import Checks, ModelCard, Range
+from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000
@@ -45,7 +45,7 @@ def check_scan(
         raise ScanError(Reason.CHANNELS, detail)
     flags = []
     for channel_volume, channel in zip(volumes, card.channels, strict=True):
-        if channel_volume.modality is None:
+        if channel_volume.modality is None or channel.modality == ANY_MODALITY:
             flags.append(Flag.MODALITY_UNKNOWN)
         elif channel_volume.modality != channel.modality:
             detail = f"{card.name} is for {channel.modality}, the scan is {channel_volume.modality}"

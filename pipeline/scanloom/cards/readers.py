@@ -40,9 +40,14 @@ READERS: Final = (
 """All formats; the first that accepts a folder reads it."""
 
 
+def find_reader(folder: Path) -> ModelReader | None:
+    """Return the first reader that accepts a folder, None if none does."""
+    return next((reader for reader in READERS if reader.accepts(folder)), None)
+
+
 def is_model(folder: Path) -> bool:
     """Return whether any reader accepts a folder."""
-    return any(reader.accepts(folder) for reader in READERS)
+    return find_reader(folder) is not None
 
 
 def read_model(folder: Path) -> ModelCard:
@@ -53,7 +58,7 @@ def read_model(folder: Path) -> ModelCard:
     ScanError
         MODEL_DAMAGED if no reader accepts the folder, or as the reader.
     """
-    reader = next((reader for reader in READERS if reader.accepts(folder)), None)
+    reader = find_reader(folder)
     if reader is None:
         formats = ", ".join(reader.name for reader in READERS)
         raise ScanError(Reason.MODEL_DAMAGED, f"the folder is not a model ({formats})")

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.core.process.file_lock import lock_file
 from scanloom.io.output.private import check_links
 from scanloom.io.output.work_folder import clean_up
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.disk_errors import output_error
-from scanloom.io.system.file_lock import lock_file
 from scanloom.io.system.liveness import pid_namespace, process_start_ticks
 from scanloom.io.system.regular_files import read_regular_file
 

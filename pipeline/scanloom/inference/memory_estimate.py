@@ -318,7 +318,7 @@ def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
     image, weight = args[0], args[1]
     if "transpose" in operation or (len(args) > 6 and args[6] is True):
         return 2 * int(out.nbytes)
-    if math.prod(image.shape[:-1]) <= MAX_UNFOLDED_VALUES:
+    if math.prod(image.shape[:4]) <= MAX_UNFOLDED_VALUES:
         columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
         return int(columns * out.element_size())
     padding = out.nbytes * (-out.shape[1] % CHANNEL_BLOCK) // out.shape[1]

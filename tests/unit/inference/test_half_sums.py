@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from scanloom.cards.card import Window
+from scanloom.cards.card import NetworkGrid, NetworkSpec, Weights, Window
+from scanloom.core import ComputeOptions, Volume
+from scanloom.inference.intensity import apply_steps
+from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.planes import PlaneNetwork
+from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.sliding_window import BatchSize, Fold, SlidingWindow
-from support import nnunet_windows
+from support import model_cards, nnunet_windows
 
 Shape = tuple[int, int, int]
 
@@ -133,6 +140,46 @@ def test_infinite_half_scores_are_an_error() -> None:
 
     with pytest.raises(FloatingPointError):
         slide(slider, torch.full((1, 8, 8, 8), 3.0), 0)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_labels_of_a_card_with_folds_flips_and_half_sums(dimensions: int, tmp_path: Path) -> None:
+    """From the weights' files to labels, on the scan's own grid."""
+    spec = NetworkSpec("UNet", {**model_cards.SMALL_UNET, "spatial_dims": dimensions})
+    networks, files = [], []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        networks.append(build_network(spec))
+        files.append(tmp_path / f"{seed}.pt")
+        torch.save(networks[-1].state_dict(), files[-1])
+    further = Weights(files[1], hashlib.sha256(files[1].read_bytes()).hexdigest())
+    size, plane = ((16, 16, 16), None) if dimensions == 3 else ((16, 16, 1), 2)
+    axes = (0, 1, 2) if dimensions == 3 else (0, 1)
+    card = model_cards.card(
+        files[0],
+        network=spec,
+        folds=(further,),
+        grid=NetworkGrid(),
+        window=nnunet_window(size, mirror=axes, plane=plane),
+        activation=None,
+    )
+    array = model_cards.smooth_scan((19, 24, 21))
+    volume = Volume(array, model_cards.grid(array.shape), "HU", "CT")
+
+    predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
+    labels = predictor.predict(volume).layers[0].labels
+
+    image = apply_steps(torch.from_numpy(array.astype(np.float32)), card.after)[None]
+    order = (0, 1, 2, 3) if dimensions == 3 else (0, 3, 1, 2)  # slices come first
+    inverse = np.argsort(order).tolist()
+    with torch.inference_mode():
+        each = [
+            nnunet_windows.scores_of(n, image.permute(order), (16,) * dimensions, mirror=axes)
+            for n in networks
+        ]
+    expected = nnunet_windows.mean_of(each).permute(inverse).argmax(dim=0).numpy()
+    assert len(np.unique(expected)) > 1
+    np.testing.assert_array_equal(labels, expected)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -13,7 +13,13 @@ from scanloom.cards.card import Channel, Checks, ModelCard, NetworkSpec, Range, 
 from scanloom.cards.monai.allow_list import canonical_target, check_target, judge_network
 from scanloom.cards.monai.arguments import describe
 from scanloom.cards.monai.config import Component, Config, Name, truncate
-from scanloom.cards.monai.files import check_archive, find_file, read_json, read_text
+from scanloom.cards.monai.files import (
+    check_archive,
+    find_file,
+    is_safetensors,
+    read_json,
+    read_text,
+)
 from scanloom.cards.monai.inferer import read_inferer
 from scanloom.cards.monai.metadata import Metadata, TensorFormat, one_line, read_metadata
 from scanloom.cards.monai.postprocessing import read_postprocessing
@@ -238,13 +244,13 @@ def _weights(folder: Path, config: Config, pinned: str | None) -> Weights:
     if file.suffix not in (".pt", ".pth", ".safetensors"):
         raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(str(path))} is not a state dict")
     try:
-        sha256 = _digest(file)
+        sha256, safetensors = _digest(file)
     except OSError as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(str(path))} can't be read") from exc
     if pinned is not None and sha256 != pinned:
         detail = f"the weights have SHA-256 {sha256[:12]}..., not {pinned[:12]}..."
         raise ScanError(Reason.MODEL_HASH, detail)
-    return Weights(file, sha256, None if file.suffix == ".safetensors" else key)
+    return Weights(file, sha256, None if safetensors else key)
 
 
 def _checkpoint(config: Config) -> tuple[str | None, str | None]:
@@ -264,15 +270,16 @@ def _checkpoint(config: Config) -> tuple[str | None, str | None]:
     return path, key
 
 
-def _digest(file: Path) -> str:
-    """Return the SHA-256 (hex) of a weights file, after its size and format were checked."""
+def _digest(file: Path) -> tuple[str, bool]:
+    """Return the SHA-256 (hex) of weights and whether they are safetensors, after checks."""
     with file.open("rb") as stream:
         if file.stat().st_size > MAX_WEIGHTS:
             detail = f"the weights are larger than {format_bytes(MAX_WEIGHTS)}"
             raise ScanError(Reason.MODEL_DAMAGED, detail)
         check_archive(stream)
+        safetensors = is_safetensors(stream)
         stream.seek(0)
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest(), safetensors
 
 
 def _license(folder: Path) -> str:

@@ -72,6 +72,19 @@ def read_text(folder: Path, name: str) -> str:
     return text
 
 
+def is_safetensors(stream: IO[bytes]) -> bool:
+    """Return whether a seekable stream begins like a safetensors file, whatever its file name.
+
+    A safetensors file begins with the length of its JSON header, in 8 bytes. The first bytes of
+    PyTorch files, taken as such a length, exceed any file's size.
+    """
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
+    start = stream.read(9)
+    header_bytes = int.from_bytes(start[:8], "little")
+    return len(start) == 9 and start[8:] == b"{" and header_bytes + 8 <= size
+
+
 def check_archive(stream: IO[bytes]) -> None:
     """Refuse weights in an unsafe zip archive; files that are not archives pass.
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from scanloom.cards.card import ModelCard, NetworkSpec
+from scanloom.cards.monai.files import is_safetensors
 from scanloom.cards.networks import NETWORKS, AllowedNetwork
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
@@ -83,10 +84,9 @@ def check_dimensions(card: ModelCard) -> None:
 
 
 def check_network(card: ModelCard) -> None:
-    """Refuse a card whose network can't be built, or with weights that are not a PyTorch file.
+    """Refuse a card whose network can't be built, or whose weights have an unknown format.
 
-    Fast: the network is built on the meta device, and only the first two bytes of the weights are
-    read.
+    Fast: the network is built on the meta device, and only the first bytes of the weights are read.
 
     Raises
     ------
@@ -104,12 +104,15 @@ def _check_container(path: Path) -> None:
     """Refuse a weights file (MODEL_DAMAGED) that is not of PyTorch's or safetensors' format."""
     try:
         with path.open("rb") as file:
+            safetensors = is_safetensors(file)
+            file.seek(0)
             start = file.read(2)
     except OSError as exc:
         detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
-    if path.suffix != ".safetensors" and start not in CONTAINERS:
-        raise ScanError(Reason.MODEL_DAMAGED, "the model's weights are not a PyTorch file")
+    if not safetensors and start not in CONTAINERS:
+        detail = "the model's weights are neither a PyTorch nor a safetensors file"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
 
 
 def find_class(spec: NetworkSpec) -> tuple[Any, AllowedNetwork]:

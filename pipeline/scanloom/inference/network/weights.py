@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import Weights
-from scanloom.cards.monai.files import check_archive, check_growth
+from scanloom.cards.monai.files import check_archive, check_growth, is_safetensors
 from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, read_state
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
@@ -38,7 +38,7 @@ def read_weights(weights: Weights) -> State:
         is not a state dict of plain tensors; OUT_OF_MEMORY.
     """
     content = _content(weights)
-    if weights.file.suffix == ".safetensors":
+    if is_safetensors(io.BytesIO(content)):
         data = _read_safetensors(content)
     elif weights.key == WEIGHTS_KEY:
         data = _read_nnunet(content)
@@ -123,7 +123,7 @@ def _read_torch(content: bytes) -> Any:
         if content[:2] in CONTAINERS:  # a PyTorch file with other objects
             detail = "the model's weights file contains objects other than tensors"
             raise ScanError(Reason.MODEL_UNSAFE, detail) from exc
-        detail = "the model's weights are not a PyTorch file"
+        detail = "the model's weights are neither a PyTorch nor a safetensors file"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
     except Exception as exc:
         detail = f"the model's weights can't be read ({type(exc).__name__})"

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
+from scanloom.core.process.file_lock import lock_file
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.io.system.file_lock import lock_file
 from scanloom.io.system.regular_files import read_regular_file
 
 PRIVATE = "private"

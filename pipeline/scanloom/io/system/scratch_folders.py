@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from scanloom.io.system.file_lock import lock_file
+from scanloom.core.process.file_lock import lock_file
 from scanloom.own_python import is_closed
 
 FOLDER_PREFIX = "scanloom-"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from scanloom.cards.card import NetworkSpec, Weights
 from scanloom.core import Reason, ScanError
@@ -130,6 +131,18 @@ CONTENTS: dict[str, bytes] = {
     ),
     "a zip in a zip's comment": b"PK\x05\x06" + bytes(18) + b"PK",
 }
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
+@pytest.mark.parametrize("write", [torch.save, save_file])
+def test_format_of_weights_follows_from_their_content(
+    state: State, write: Callable[[State, Path], None], suffix: str, tmp_path: Path
+) -> None:
+    """Safetensors named `.pth` are common."""
+    path = tmp_path / f"model{suffix}"
+    write(state, path)
+
+    torch.testing.assert_close(read_weights(of(path)), state, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
