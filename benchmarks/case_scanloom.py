@@ -24,6 +24,7 @@ def once(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
     from scanloom.engine.segment import segment_options, segment_paths
 
     shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)  # a key is made in an existing folder only
     options = segment_options(
         models=(str(bundle),), out=out, device="cpu", precision="float32", key=out.parent / "key"
     )

@@ -62,7 +62,11 @@ class Sleeper:
         self._seconds = seconds
 
     def predict(
-        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
     ) -> Segmentation:
         """Label after a sleep."""
         with (clock or StepTimer()).step("network"):

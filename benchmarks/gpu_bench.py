@@ -21,25 +21,26 @@ from typing import Any
 import numpy as np
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from phantom import draw_labels, draw_scan, draw_scores, phantom  # noqa: E402
+from phantom import draw_labels, draw_scan, draw_scores, phantom
 
-from scanloom import load_volume  # noqa: E402
-from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window  # noqa: E402
-from scanloom.cards.store import find_model  # noqa: E402
-from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume  # noqa: E402
-from scanloom.engine.machine.energy import EnergyMeter  # noqa: E402
-from scanloom.inference.device import choose_batch, deterministic  # noqa: E402
-from scanloom.inference.geometry import plan_grid  # noqa: E402
-from scanloom.inference.predictor import TorchPredictor  # noqa: E402
-from scanloom.inference.resample import LinearWeights  # noqa: E402
-from scanloom.inference.restore import cuda  # noqa: E402
-from scanloom.inference.restore.restorers import decide_torch  # noqa: E402
-from scanloom.inference.sliding_window import window_size, window_starts  # noqa: E402
-from support import model_cards  # noqa: E402
+from scanloom import load_volume
+from scanloom.cards.card import Argmax, ModelCard, NetworkGrid, NetworkSpec, Window
+from scanloom.cards.store import find_model
+from scanloom.core import ComputeOptions, Grid, ScanError, StepTimer, Volume
+from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.inference.device import choose_batch, deterministic
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.resample import LinearWeights
+from scanloom.inference.restore import cuda
+from scanloom.inference.restore.restorers import decide_torch
+from scanloom.inference.window_layout import window_size, window_starts
+from support import model_cards
 
+ROOT = Path(__file__).resolve().parents[1]
 SHAPE, SPACING = (512, 512, 300), (0.7, 0.7, 1.0)  # mm
 NETWORK = (239, 239, 200)  # voxels of 1.5 mm
 RUNS = 7
@@ -158,7 +159,7 @@ def cards(folder: Path) -> Iterator[tuple[str, ModelCard]]:
         model_cards.card(
             weights,
             network=NetworkSpec("SegResNet", args),
-            grid=model_cards.NetworkGrid("RAS", (1.5, 1.5, 1.5)),
+            grid=NetworkGrid("RAS", (1.5, 1.5, 1.5)),
             window=Window((96, 96, 96), 0.25),
             structures=model_cards.structures(24),
             activation=None,
@@ -244,7 +245,7 @@ def rows(device: torch.device) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         for name, card in cards(Path(folder)):
             yield from end_to_end(name, card, volume)
-    yield from agreement(HERE.parent / "data" / "torso_ct.nii.gz")
+    yield from agreement(ROOT / "data" / "torso_ct.nii.gz")
 
 
 def main() -> None:

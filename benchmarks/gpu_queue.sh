@@ -13,8 +13,8 @@ python=${PYTHON:-python3}
 
 # What tests and measurements import beside torch and what comes with scientific Python.
 needed=(
-    annotated-types connected-components-3d isal monai nibabel nvidia-ml-py pydantic
-    pydantic-core pydicom safetensors typing-inspection
+    annotated-types connected-components-3d isal monai nibabel nvidia-ml-py platformdirs pydantic
+    pydantic-core pydicom pyyaml safetensors typing-inspection
 )
 
 if [[ ${1:-} == gather ]]; then

@@ -20,11 +20,10 @@ from typing import Any
 
 from meter import machine, table
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from stress.kill_runs import make_archive  # noqa: E402
-from support.commands import write_tiny_bundle  # noqa: E402
+from stress.kill_runs import make_archive
+from support.commands import write_tiny_bundle
 
 WORDS = {"seconds": "time, s", "written": "results, MB", "host": "memory of a worker, MB"}
 

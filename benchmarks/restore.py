@@ -47,17 +47,14 @@ def scores(structures: int, slices: int) -> Path:
 
 def plan(slices: int) -> Any:
     """Return the way between the grids as nnU-Net (scikit-image) lays it: corners on corners."""
+    from scanloom.cards.card import NetworkGrid
     from scanloom.core import Grid
-    from scanloom.inference.geometry import NetworkPlan
+    from scanloom.inference.geometry import plan_grid
 
     small, large = grids(slices)
-    steps = [n / s for n, s in zip(small, large, strict=True)]
-    spacing = [mm * step for mm, step in zip(SPACING, steps, strict=True)]
+    spacing = [mm * n / s for mm, n, s in zip(SPACING, small, large, strict=True)]
     source = Grid(large, np.diag((*spacing, 1.0)))
-    network = Grid(small, np.diag((*SPACING, 1.0)))
-    shift = tuple(step / 2 - 0.5 for step in steps)
-    same, none = (0, 1, 2), (False, False, False)
-    return NetworkPlan(source, source, network, same, none, 2, tuple(steps), shift, (0.0, 0.0, 0.0))
+    return plan_grid(source, NetworkGrid(None, SPACING, alignment="edges"))
 
 
 def ours(path: Path, slices: int, way: str, rounds: int, out: Path) -> dict[str, Any]:

@@ -44,12 +44,12 @@ from scanloom.training.tissue_data import (
 )
 from scanloom.training.tissue_rules import NAMES, resample_fine
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
+
+import draw_torso as drawing
+from torso_anatomy import M, torso
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "data"))
-
-import draw_torso as drawing  # noqa: E402
-from torso_anatomy import M, torso  # noqa: E402
-
 SEEDS = (101, 102, 103, 104)
 
 

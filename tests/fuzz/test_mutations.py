@@ -38,9 +38,9 @@ def run_worker(kind: str, first: int, count: int, folder: Path) -> list[dict]:
             env={**os.environ, "PYTHONPATH": str(TESTS), "XDG_CACHE_HOME": str(folder / "cache")},
             timeout=3000,
         )
-        told = [json.loads(line) for line in done.stdout.splitlines()]
-        wrong += [one for one in told if one.get("error") or one.get("batch")]
-        for one in told:
+        reported = [json.loads(line) for line in done.stdout.splitlines()]
+        wrong += [one for one in reported if one.get("error") or one.get("batch")]
+        for one in reported:
             if "code" in one:
                 codes[one["code"] or "read"] = codes.get(one["code"] or "read", 0) + 1
         first = end

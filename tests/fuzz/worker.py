@@ -86,10 +86,10 @@ def run(kind: str, first: int, count: int, folder: Path) -> None:
 def report(number: int, work) -> None:
     """Print what the work gave, or the exception that should not have been."""
     try:
-        told = work()
+        reported = work()
     except Exception:  # noqa: BLE001 - that is what is looked for
-        told = {"error": traceback.format_exc()}
-    print(json.dumps({"number": number, **told}), flush=True)
+        reported = {"error": traceback.format_exc()}
+    print(json.dumps({"number": number, **reported}), flush=True)
 
 
 if __name__ == "__main__":

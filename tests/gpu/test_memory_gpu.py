@@ -13,7 +13,7 @@ from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError, Volume
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.sliding_window import BatchSize, SlidingWindow
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,8 +69,8 @@ def test_fewer_windows_at_once_give_the_same_scores() -> None:
 
 
 def test_a_device_too_small_for_one_window_is_named(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path), window=Window((96, 96, 96)))
-    grid = cards_by_hand.grid((96, 96, 96), (2.0, 2.0, 2.0))
+    card = model_cards.card(model_cards.small_weights(tmp_path), window=Window((96, 96, 96)))
+    grid = model_cards.grid((96, 96, 96), (2.0, 2.0, 2.0))
     volume = Volume(np.zeros(grid.shape, np.int16, order="F"), grid, "HU", "CT")
     predictor = TorchPredictor(card, device="cuda")
 

@@ -16,7 +16,7 @@ from scanloom.inference.device import choose_batch
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import to_network
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,13 +26,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    return cards_by_hand.card(cards_by_hand.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+    return model_cards.card(model_cards.small_weights(tmp_path_factory.mktemp("model"), seed=1))
 
 
 def scan(dtype: str = "int16", **how: Any) -> Volume:
     shape = (61, 57, 33)
-    grid = cards_by_hand.grid(shape, (1.3, 1.2, 2.6), **how)
-    array = np.asfortranarray(np.clip(cards_by_hand.smooth_scan(shape), 0, 250).astype(dtype))
+    grid = model_cards.grid(shape, (1.3, 1.2, 2.6), **how)
+    array = np.asfortranarray(np.clip(model_cards.smooth_scan(shape), 0, 250).astype(dtype))
     return Volume(array, grid, "HU", "CT")
 
 
@@ -42,7 +42,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "thresholds": {
         "activation": "sigmoid",
         "decision": Threshold(0.5),
-        "structures": cards_by_hand.structures(3),
+        "structures": model_cards.structures(3),
     },
 }
 
@@ -99,8 +99,8 @@ def test_auto_takes_the_device_and_half(card: ModelCard) -> None:
 
 def test_half_that_overflows_gives_way_to_float32(card: ModelCard, tmp_path: Path) -> None:
     """300 x 300 is more than half can say: the labels are those of float32, and it is said."""
-    path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (300.0, 300.0))
-    loud = replace(card, weights=cards_by_hand.card(path).weights)
+    path = model_cards.loud_weights(tmp_path, card.weights.file, (300.0, 300.0))
+    loud = replace(card, weights=model_cards.card(path).weights)
     exact = TorchPredictor(
         loud, device="cuda", compute=ComputeOptions(precision="float32")
     ).predict(scan())
@@ -114,8 +114,8 @@ def test_half_that_overflows_gives_way_to_float32(card: ModelCard, tmp_path: Pat
 
 
 def test_weights_beyond_half_are_taken_in_float32(card: ModelCard, tmp_path: Path) -> None:
-    path = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=1e5)
-    loud = replace(card, weights=cards_by_hand.card(path).weights)
+    path = model_cards.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=1e5)
+    loud = replace(card, weights=model_cards.card(path).weights)
 
     predictor = TorchPredictor(loud, device="cuda", compute=ComputeOptions(precision="half"))
 

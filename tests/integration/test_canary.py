@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.canaries import CANARY, REFUSED, USED, birds, contents
-from support.commands import Ended, scanloom_process, write_tiny_bundle
+from support.commands import Ended, scanloom_forked, write_tiny_bundle
 
 SCANS = {maker.__name__: f"{n:02d}" for n, maker in enumerate((*USED, *REFUSED), 1)}
 UID = re.compile(rb"\d\.(\d+\.){2,}\d{5,}")
@@ -36,7 +36,7 @@ class Place:
 
     def run(self, command: str, *arguments: str | Path) -> Ended:
         key = {"SCANLOOM_KEY": str(self.folder / "key"), "COLUMNS": "200"}
-        return scanloom_process(command, *arguments, environment=key)
+        return scanloom_forked(command, *arguments, environment=key)
 
     def segment(self, *arguments: str | Path, out: Path | None = None) -> Ended:
         model = self.folder / "models" / "tiny"
@@ -58,7 +58,7 @@ def segmented(place: Place) -> Ended:
     return place.segment(*map(place.scan, SCANS), "--json", "--also", "image")
 
 
-def told(ended: Ended) -> bytes:
+def output_of(ended: Ended) -> bytes:
     return (ended.out + ended.err).encode()
 
 
@@ -103,8 +103,8 @@ def test_each_scan_ends_as_it_should(segmented: Ended) -> None:
 
 
 def test_nothing_is_told_in_json(segmented: Ended) -> None:
-    assert not birds(told(segmented)), segmented.err
-    assert not UID.search(told(segmented))
+    assert not birds(output_of(segmented)), segmented.err
+    assert not UID.search(output_of(segmented))
 
 
 def test_nothing_stands_in_results_and_failures(place: Place, segmented: Ended) -> None:
@@ -117,7 +117,7 @@ def test_nothing_is_told_to_a_terminal(place: Place, segmented: Ended) -> None:
     ended = place.segment(*map(place.scan, SCANS), "--also", "image")
 
     assert ended.err.count("scans/") >= len(REFUSED) - 4  # each is told by the path that was typed
-    assert not birds(told(ended)), ended.err
+    assert not birds(output_of(ended)), ended.err
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_nothing_is_told_with_debug(place: Place, segmented: Ended, tmp_path: Pa
     ended = place.segment(*map(place.scan, SCANS), "--debug", out=tmp_path / "out")
 
     assert ended.err.count("Traceback") > 8
-    assert not birds(told(ended)), ended.err
+    assert not birds(output_of(ended)), ended.err
     assert_clean(tmp_path / "out")
 
 
@@ -136,8 +136,8 @@ def test_nothing_is_told_by_an_index(place: Place, segmented: Ended, tmp_path: P
     for options in (["--debug"], ["--json"], ["--json"]):
         ended = place.run("index", scans, "--out", tmp_path / "out", *options)
         assert ended.code in (0, 1), ended.err
-        assert not birds(told(ended)), told(ended)
-        assert not UID.search(told(ended))
+        assert not birds(output_of(ended)), output_of(ended)
+        assert not UID.search(output_of(ended))
     assert ended.document["files"]["found"] > 100
     assert [path.name for path in results(tmp_path / "out")] == ["private"]
 
@@ -152,7 +152,7 @@ def test_nothing_is_told_by_a_run(place: Place, segmented: Ended, tmp_path: Path
     ended = place.run("run", workflow, place.folder / "scans", *arguments)
 
     assert ended.code == 1, ended.err  # some failed
-    assert not birds(told(ended)), told(ended)
+    assert not birds(output_of(ended)), output_of(ended)
     assert_clean(out)
     joined = place.run("join", out / "measurements.csv", "--out", out)
     assert joined.code == 0, joined.err
@@ -167,7 +167,7 @@ def test_a_single_scan_that_is_refused(
     ended = place.segment(place.scan(name), *options, out=tmp_path / "out")
 
     assert ended.code == 65
-    assert not birds(told(ended)), ended.err
+    assert not birds(output_of(ended)), ended.err
     assert not (tmp_path / "out").exists()
 
 
@@ -236,7 +236,7 @@ def test_models_that_are_none(place: Place, tmp_path: Path) -> None:
             *("--out", tmp_path / "out", "--debug", "--json"),
         )
         assert ended.code == 65
-        assert not birds(told(ended)), ended.err
+        assert not birds(output_of(ended)), ended.err
         assert not (tmp_path / "out").exists()
 
 
@@ -267,7 +267,7 @@ def test_another_key_gets_nothing(place: Place, segmented: Ended, tmp_path: Path
     case_id = json.loads(segmented.out)["cases"][0]["case"]
     for command in (("where", case_id), ("join", str(tmp_path / "table.csv"))):
         arguments = [*command, "--out", place.out, "--key", tmp_path / "key", "--debug"]
-        ended = scanloom_process(*arguments)
+        ended = scanloom_forked(*arguments)
         assert ended.code == 65
         assert "KEY_MISMATCH" in ended.err
-        assert not birds(told(ended))
+        assert not birds(output_of(ended))

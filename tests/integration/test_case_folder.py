@@ -252,7 +252,7 @@ def test_what_can_not_fit_is_refused_before_it_is_read(tmp_path: Path, key: Path
     (record,) = segment_paths([scan], options(tmp_path / "out", key, memory_limit=200_000_000))
 
     assert record.reason is Reason.OUT_OF_MEMORY
-    assert "limit 190.7 MiB by --memory-limit" in record.detail
+    assert "limit 190.7 MiB by `segment --memory-limit`" in record.detail
     assert not left_behind(tmp_path / "out")
 
 

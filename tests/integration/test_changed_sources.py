@@ -222,9 +222,9 @@ def test_damage_that_verify_sees_is_seen_by_report_and_run(runs: Runs, harm: str
     report, ended = scanloom("report", runs.out), runs()
 
     assert scanloom("verify", runs.out).code == 1
-    for told in (report, ended):
-        assert told.code == 1
-        assert f"case {case} is damaged" in told.err
+    for reported in (report, ended):
+        assert reported.code == 1
+        assert f"case {case} is damaged" in reported.err
     assert voxels(runs) == []
     assert runs("--replace").code == 0
     assert voxels(runs) == [BLOCK * SLICES]

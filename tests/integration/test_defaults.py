@@ -49,8 +49,8 @@ def difference(what: str, found: Layer, home: Layer) -> tuple[float, float]:
         / (np.count_nonzero(found.labels == s.number) + np.count_nonzero(home.labels == s.number))
         for s in home.structures
     }
-    told = ", ".join(f"{label} {value:.5f}" for label, value in dice.items())
-    print(f"{what}: {np.count_nonzero(unlike)} of {unlike.size} voxels differ; Dice {told}")
+    reported = ", ".join(f"{label} {value:.5f}" for label, value in dice.items())
+    print(f"{what}: {np.count_nonzero(unlike)} of {unlike.size} voxels differ; Dice {reported}")
     return float(unlike.mean()), min(dice.values())
 
 
@@ -68,8 +68,10 @@ def test_compiled_restore_changes_nothing_but_ties(
 
 def test_skipping_air_changes_next_to_nothing(card: ModelCard, volume: Volume, home: Layer) -> None:
     """--no-skip-air turns it off. The card that ships does not ask for it: here it does."""
-    told, clock = replace(card, air_below=AIR), StepTimer()
-    found = TorchPredictor(told, replace(HOME, skip_air=True), device="cpu").predict(volume, clock)
+    reported, clock = replace(card, air_below=AIR), StepTimer()
+    found = TorchPredictor(reported, replace(HOME, skip_air=True), device="cpu").predict(
+        volume, clock
+    )
 
     share, least = difference(f"skip air ({clock.notes['skip air'][0]})", found.layers[0], home)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydicom import Dataset
 from pydicom.tag import Tag
 
 import scanloom
@@ -43,11 +44,14 @@ def values_of(folder: Path, **options: Any) -> set[float] | str:
         return error.code
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
-def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute):
+def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, step):
     """In one slice, two slices or half of them; stacked or interleaved; other values or none."""
     found, expected = {}, {}
-    for n, mixture in enumerate(one for one in ALL if one.attribute == attribute):
+    ours = [one for one in ALL if one.attribute == attribute]
+    first = list(ATTRIBUTES).index(attribute) % step  # so that attributes differ in their mixtures
+    for n, mixture in enumerate(ours[first::step]):
         folder = tmp_path / str(n)
         mixture.write(folder)
         found[mixture] = values_of(folder)
@@ -72,6 +76,24 @@ def test_enhanced_objects_that_differ_in_meaning_are_not_a_volume(tmp_path, keyw
             setattr(ds, keyword, value)
 
         write_enhanced(tmp_path / f"{n}.dcm", frames[n * 10 : n * 10 + 10], edit=edit, number=n)
+    assert values_of(tmp_path) == "MIXED_SLICES"
+
+
+@pytest.mark.parametrize("name", [name for name in ATTRIBUTES if name.startswith("direction, ")])
+def test_enhanced_frames_that_differ_in_a_private_direction_are_not_a_volume(tmp_path, name):
+    """Each component of the direction counts, although the others are equal."""
+    tag, _, _, second = ATTRIBUTES[name]
+
+    def edit(ds: Dataset) -> None:
+        for n, group in enumerate(ds.PerFrameFunctionalGroupsSequence):
+            private = Dataset()
+            for other, (t, vr, *values) in ATTRIBUTES.items():
+                if other.startswith(name.rpartition(",")[0]):
+                    private.add_new(Tag(t) & 0xFFFF0000 | 0x10, "LO", "a manufacturer")
+                    private.add_new(t, vr, second if t == tag and n >= 10 else values[0])
+            group.UnassignedPerFrameConvertedAttributesSequence = [private]
+
+    write_enhanced(tmp_path / "0.dcm", frames_of(stored(AXIAL), AXIAL)[:20], edit=edit)
     assert values_of(tmp_path) == "MIXED_SLICES"
 
 

@@ -17,7 +17,7 @@ CASE = """
 import json, resource, sys, tempfile
 from pathlib import Path
 import numpy as np, torch
-from support import model_cards as cards_by_hand
+from support import model_cards
 from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import Case, StepTimer, ComputeOptions, Outputs, ScanError, Series, Volume
 from scanloom.engine.case import steps
@@ -30,20 +30,20 @@ from scanloom.io.scan import GridOnlySource, Scan
 asked = json.loads(sys.argv[1])
 side, slices, classes = asked["side"], asked["slices"], asked["classes"]
 torch.set_num_threads(1)
-args = {**cards_by_hand.SMALL_UNET, "out_channels": classes}
+args = {**model_cards.SMALL_UNET, "out_channels": classes}
 folder = Path(sys.argv[2])
-card = cards_by_hand.card(
-    cards_by_hand.small_weights(folder, args),
+card = model_cards.card(
+    model_cards.small_weights(folder, args),
     network=NetworkSpec("UNet", args),
     grid=NetworkGrid("RAS", (asked["spacing"],) * 3),
     window=Window((96, 96, 96), 0.25),
-    structures=cards_by_hand.structures(classes - 1),
+    structures=model_cards.structures(classes - 1),
 )
-grid = cards_by_hand.grid((side, side, slices), (0.7, 0.7, 1.0), "LPS")
+grid = model_cards.grid((side, side, slices), (0.7, 0.7, 1.0), "LPS")
 predictor = TorchPredictor(card, device="cpu", compute=ComputeOptions(precision="float32"))
 estimate = estimate_case(grid, np.int16, [card], Outputs())
 rng = np.random.default_rng(0)
-plane = cards_by_hand.smooth_scan((side, side, 1))
+plane = model_cards.smooth_scan((side, side, 1))
 array = np.asfortranarray(np.repeat(plane, slices, axis=2))
 volume = Volume(array, grid, "HU", "CT")
 clock = StepTimer()
@@ -51,7 +51,7 @@ if asked["headroom"] is not None:  # bytes beyond what the process holds as data
     lines = Path("/proc/self/status").read_text().splitlines()
     held = int(next(l for l in lines if l.startswith("VmData")).split()[1]) * 1024
     resource.setrlimit(resource.RLIMIT_DATA, (held + asked["headroom"],) * 2)
-told = {"estimate": estimate.peak}
+result = {"estimate": estimate.peak}
 try:
     case = Case("a" * 26, Series("itk", ()), Outputs(), "h", "r")
     loaded = LoadedCase(case, Scan(volume, GridOnlySource()), clock, EnergyMeter())
@@ -59,24 +59,24 @@ try:
     if asked["headroom"] is None:
         (folder / "case").mkdir()
         steps.write(segmented, folder / "case")
-    told["labels"] = int(segmented.segmentations[0].layers[0].labels.max())
+    result["labels"] = int(segmented.segmentations[0].layers[0].labels.max())
 except ScanError as error:
-    told["reason"] = error.reason.code
-told["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-told["ladder"] = clock.notes.get("ladder", [])
-print(json.dumps(told))
+    result["reason"] = error.reason.code
+result["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+result["ladder"] = clock.notes.get("ladder", [])
+print(json.dumps(result))
 """
 
 
 def run_case(folder: Path, **asked: Any) -> dict[str, Any]:
-    """Segment a drawn scan in a process of its own; return what it told."""
+    """Segment a drawn scan in a process of its own; return its report."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     wanted = json.dumps({"spacing": 3.0, "headroom": None, **asked})
     command = [sys.executable, "-c", CASE, wanted, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.slow
@@ -85,9 +85,9 @@ def run_case(folder: Path, **asked: Any) -> dict[str, Any]:
 def test_the_estimate_holds_the_peak_and_not_much_more(
     side: int, slices: int, classes: int, tmp_path: Path
 ) -> None:
-    told = run_case(tmp_path, side=side, slices=slices, classes=classes)
-    ratio = told["estimate"] / told["peak"]
-    print(f"peak {told['peak'] >> 20} MiB, estimate {told['estimate'] >> 20} MiB: {ratio:.2f}")
+    result = run_case(tmp_path, side=side, slices=slices, classes=classes)
+    ratio = result["estimate"] / result["peak"]
+    print(f"peak {result['peak'] >> 20} MiB, estimate {result['estimate'] >> 20} MiB: {ratio:.2f}")
     assert 1.0 <= ratio <= 1.5
 
 
@@ -106,6 +106,6 @@ def test_memory_grows_by_what_is_added_and_little_more(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA binds on Linux")
 def test_a_limit_that_is_hit_ends_in_a_named_reason(tmp_path: Path) -> None:
-    told = run_case(tmp_path, side=256, slices=60, classes=3, headroom=24 * 2**20)
-    assert told["reason"] == "OUT_OF_MEMORY"
-    assert told["ladder"] == ["slab 16 MiB", "slab 4 MiB"]
+    result = run_case(tmp_path, side=256, slices=60, classes=3, headroom=24 * 2**20)
+    assert result["reason"] == "OUT_OF_MEMORY"
+    assert result["ladder"] == ["slab 16 MiB", "slab 4 MiB"]

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from scanloom.inference.device import bfloat16_units
-from support import engine_models
-from support import model_cards as cards_by_hand
+from support import engine_models, model_cards
 from support.commands import Ended, scanloom, write_tiny_bundle
 from support.formula_run import formula_environment
 from support.write_dicom import write_series
@@ -22,7 +21,7 @@ STEERING = "\x1b]0;owned\x07\x9b31m\u202e"
 @pytest.fixture(scope="module")
 def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scan") / "series"
-    write_series(folder, (cards_by_hand.smooth_scan((24, 20, 6)) + 1024).clip(0, 2047))
+    write_series(folder, (model_cards.smooth_scan((24, 20, 6)) + 1024).clip(0, 2047))
     return folder
 
 
@@ -54,11 +53,11 @@ def workflow_of(bundle: Path, more: str = "") -> Path:
 def failed(ended: Ended) -> dict[str, str]:
     """Return why there is no result: of the model, which is an error of all, or of the one case."""
     assert ended.code == 65
-    told: dict[str, str] = ended.document.get("error")
-    if told is None:
+    reported: dict[str, str] = ended.document.get("error")
+    if reported is None:
         (case,) = ended.document["cases"]
-        told = case["reason"]
-    return told
+        reported = case["reason"]
+    return reported
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -83,16 +82,16 @@ def test_scores_that_overflow_give_no_result(series: Path, bundle: Path) -> None
 
 @pytest.mark.skipif(bfloat16_units() is None, reason="half precision on a CPU needs AVX512-BF16")
 def test_half_precision_that_overflowed_stands_in_the_result(series: Path, bundle: Path) -> None:
-    made = cards_by_hand.loud_weights(bundle, weights_of(bundle), (2.0**127, 1.998))
+    made = model_cards.loud_weights(bundle, weights_of(bundle), (2.0**127, 1.998))
     made.replace(weights_of(bundle))
 
     ended = segment(series, bundle, "--precision", "half")
 
     assert ended.code == 0
     folder = next((bundle.parent.parent / "out" / "cases").iterdir())
-    told = json.loads((folder / "case.json").read_text())
-    assert "HALF_OVERFLOWED" in [flag["code"] for flag in told["flags"]]
-    assert [model["precision"] for model in told["models"]] == ["float32"]
+    reported = json.loads((folder / "case.json").read_text())
+    assert "HALF_OVERFLOWED" in [flag["code"] for flag in reported["flags"]]
+    assert [model["precision"] for model in reported["models"]] == ["float32"]
 
 
 def test_text_as_weights_is_damage(series: Path, bundle: Path) -> None:
@@ -146,8 +145,8 @@ def test_a_run_says_no_path_of_its_model(
 
     assert ended.code == 0, ended.err
     (run,) = [p for p in (out / "runs").iterdir() if p.is_dir()]
-    told = json.loads((run / "workflow.json").read_text())
-    assert told["models"] == ["tiny"]
+    reported = json.loads((run / "workflow.json").read_text())
+    assert reported["models"] == ["tiny"]
     assert len(json.loads((run / "versions.json").read_text())["models"]["tiny"]) == 64
     kept = json.loads((out / "private" / "runs" / run.name / "workflow.json").read_text())
     assert kept["models"] == [str(bundle)]
@@ -176,7 +175,7 @@ def test_a_scan_that_overflows_is_at_fault(bundle: Path, tmp_path: Path) -> None
     steps = config["preprocessing"]["transforms"]
     steps[4] = {"_target_": "NormalizeIntensityd", "keys": "image"}
     (bundle / "configs" / "inference.json").write_text(json.dumps(config))
-    values = cards_by_hand.smooth_scan((24, 20, 16)).astype(np.float32) * np.float32(1e35)
+    values = model_cards.smooth_scan((24, 20, 16)).astype(np.float32) * np.float32(1e35)
     nib.save(nib.Nifti1Image(values, np.eye(4)), tmp_path / "scan.nii.gz")
 
     error = failed(segment(tmp_path / "scan.nii.gz", bundle, "--modality", "CT"))

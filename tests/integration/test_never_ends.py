@@ -237,9 +237,9 @@ def damaged(before: Quick, out: Path, name: str, kind: str) -> Path:
     return place
 
 
-@pytest.mark.parametrize(("name", "command", "code", "told"), DAMAGE)
+@pytest.mark.parametrize(("name", "command", "code", "reported"), DAMAGE)
 def test_a_damaged_file_is_named_with_the_way_out(
-    run_before: Quick, name: str, command: str, code: int, told: str, tmp_path: Path
+    run_before: Quick, name: str, command: str, code: int, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     place = damaged(run_before, out, name, "text")
@@ -247,30 +247,30 @@ def test_a_damaged_file_is_named_with_the_way_out(
     ended = scanloom(*(run_before.words(out) if command == "run" else [command, out]))
 
     assert ended.code == code, ended.err
-    assert told in ended.err
+    assert reported in ended.err
     if command == "run" and code:
         assert place.read_bytes() == TEXT  # it is never written over
         place.rename(tmp_path / "aside")
         assert scanloom(*run_before.words(out)).code == 0
 
 
-@pytest.mark.parametrize(("name", "command", "code", "told"), DAMAGE)
+@pytest.mark.parametrize(("name", "command", "code", "reported"), DAMAGE)
 def test_a_pipe_in_the_place_of_a_file_of_ours_is_never_waited_for(
-    run_before: Quick, name: str, command: str, code: int, told: str, tmp_path: Path
+    run_before: Quick, name: str, command: str, code: int, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     damaged(run_before, out, name, "pipe")
     ended = in_time(*(run_before.words(out) if command == "run" else [command, out]))
     assert ended.code == code, ended.err
-    assert told in ended.err
+    assert reported in ended.err
 
 
-@pytest.mark.parametrize("told", ["[]", '{"a": 1}', '{"run": "x", "state": "done"}'])
+@pytest.mark.parametrize("reported", ["[]", '{"a": 1}', '{"run": "x", "state": "done"}'])
 def test_totals_of_another_form_are_left_out_of_the_report(
-    run_before: Quick, told: str, tmp_path: Path
+    run_before: Quick, reported: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    damaged(run_before, out, "runs/*-*/totals.json", "empty").write_text(told)
+    damaged(run_before, out, "runs/*-*/totals.json", "empty").write_text(reported)
     ended = scanloom("report", out)
     assert ended.code == 0, ended.err
     assert "totals.json is damaged and was ignored" in ended.err

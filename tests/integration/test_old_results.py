@@ -123,8 +123,8 @@ def test_a_result_of_a_newer_version_is_named_so(
     path = old / "out/cases" / OF_SEGMENT / file
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
     timing = old / "out/cases" / OF_SEGMENT / "timing.json"
-    told = json.loads(timing.read_text())
-    timing.write_text(json.dumps({**told, "files": {}}))
+    reported = json.loads(timing.read_text())
+    timing.write_text(json.dumps({**reported, "files": {}}))
     [record] = segment(old).document["cases"]
     assert record["reason"]["code"] == "NEWER_VERSION"
     ended = scanloom("report", old / "out")
@@ -135,14 +135,14 @@ def test_a_result_of_a_newer_version_is_named_so(
 def test_fields_that_are_not_known_are_ignored(old: Path) -> None:
     folder = old / "out/cases" / OF_SEGMENT
     for file in folder.glob("*.json"):
-        told = json.loads(file.read_text())
-        told["later"] = {"a": 1}
-        for row in told.get("measurements", ()):
+        reported = json.loads(file.read_text())
+        reported["later"] = {"a": 1}
+        for row in reported.get("measurements", ()):
             row["skewness"] = 0.5
             row["flags"].append("A_LATER_FLAG")
         if file.name == "timing.json":
-            told["files"] = {}
-        file.write_text(json.dumps(told))
+            reported["files"] = {}
+        file.write_text(json.dumps(reported))
     status = next((old / "out/runs").glob("*/status.json"))
     status.write_text(json.dumps({**json.loads(status.read_text()), "later": 1}))
     assert scanloom("status", old / "out").code == 0

@@ -22,7 +22,7 @@ from scanloom.cards.card import ModelCard, NetworkGrid, NetworkSpec, Threshold, 
 from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
 from scanloom.core import ComputeOptions, Grid, Volume
 from scanloom.inference.predictor import TorchPredictor
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
 pytest.importorskip("fire", reason="MONAI's runner needs fire")
@@ -46,11 +46,11 @@ SEGRESNET: Mapping[str, Any] = {
 }
 
 GRIDS = {
-    "axial": cards_by_hand.grid((64, 60, 32), (1.1, 1.1, 2.5), "LPS"),
-    "oblique": cards_by_hand.grid((56, 64, 36), (1.2, 1.0, 2.2), "LAS", turn=9),
-    "permuted": cards_by_hand.grid((40, 60, 60), (2.0, 1.0, 1.3), "SPL", turn=2),
-    "sagittal": cards_by_hand.grid((60, 56, 24), (1.0, 1.2, 3.0), "PIL"),
-    "tilted": cards_by_hand.grid((56, 60, 24), (1.2, 1.1, 3.0), "LPS", tilt=14),
+    "axial": model_cards.grid((64, 60, 32), (1.1, 1.1, 2.5), "LPS"),
+    "oblique": model_cards.grid((56, 64, 36), (1.2, 1.0, 2.2), "LAS", turn=9),
+    "permuted": model_cards.grid((40, 60, 60), (2.0, 1.0, 1.3), "SPL", turn=2),
+    "sagittal": model_cards.grid((60, 56, 24), (1.0, 1.2, 3.0), "PIL"),
+    "tilted": model_cards.grid((56, 60, 24), (1.2, 1.1, 3.0), "LPS", tilt=14),
 }
 """Scans as DICOM readers and NIfTI files bring them."""
 
@@ -236,7 +236,7 @@ def write_scans(
     for number, (name, grid) in enumerate(grids.items()):
         if names is not None and name not in names:
             continue
-        array = cards_by_hand.smooth_scan(grid.shape, number)
+        array = model_cards.smooth_scan(grid.shape, number)
         path = folder / f"{name}.nii.gz"
         nib.save(nib.Nifti1Image(array, grid.affine), path)
         stored = nib.load(path)
@@ -305,10 +305,10 @@ class Results:
     def card(self, model: str) -> ModelCard:
         name, args, _, changes = MODELS[model]
         overlapping = "decision" in changes
-        return cards_by_hand.card(
+        return model_cards.card(
             self.bundle(model) / "models" / "model.pt",
             network=NetworkSpec(name, args),
-            structures=cards_by_hand.structures(args["out_channels"] - (not overlapping)),
+            structures=model_cards.structures(args["out_channels"] - (not overlapping)),
             **changes,
         )
 
@@ -342,8 +342,8 @@ def write_model(bundle: Path, model: str) -> None:
     name, args, made, changes = MODELS[model]
     torch.manual_seed(3)
     steps = (*changes.get("before", ()), *changes["after"])
-    scan = cards_by_hand.smooth_scan(GRIDS["axial"].shape, 0)
-    cards_by_hand.balanced_weights(
+    scan = model_cards.smooth_scan(GRIDS["axial"].shape, 0)
+    model_cards.balanced_weights(
         getattr(nets, name)(**args), steps, scan, bundle / "models" / "model.pt"
     )
     (bundle / "configs").mkdir()
@@ -380,9 +380,9 @@ def test_labels_equal_those_of_monais_runner(
 
 
 LARGER_GRIDS = {
-    "axial": cards_by_hand.grid((110, 100, 60), (1.6, 1.6, 3.5), "LPS"),
-    "oblique": cards_by_hand.grid((100, 110, 66), (1.7, 1.6, 3.0), "LAS", turn=9),
-    "permuted": cards_by_hand.grid((60, 100, 110), (3.5, 1.7, 1.5), "SPL", turn=2),
+    "axial": model_cards.grid((110, 100, 60), (1.6, 1.6, 3.5), "LPS"),
+    "oblique": model_cards.grid((100, 110, 66), (1.7, 1.6, 3.0), "LAS", turn=9),
+    "permuted": model_cards.grid((60, 100, 110), (3.5, 1.7, 1.5), "SPL", turn=2),
 }
 """Scans that take several windows of 96 voxels."""
 
@@ -405,7 +405,7 @@ def test_labels_equal_those_of_the_zoos_spleen_bundle(tmp_path: Path) -> None:
     steps = (ScaleRange(-57, 164, 0, 1, clip=True),)
     weights = bundle / "models" / "model.pt"
     network = nets.UNet(**SPLEEN_NET)
-    cards_by_hand.balanced_weights(network, steps, scans["axial"].array, weights)
+    model_cards.balanced_weights(network, steps, scans["axial"].array, weights)
 
     run_monai(
         tmp_path,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
+from pydicom import Dataset
 
 from support.commands import scanloom
 from support.faults import Quick
+from support.make_run import Runs
+from support.write_dicom import noise, write_series
 
 TABLES = ("manifest.csv", "manifest.parquet", "measurements.csv", "measurements.parquet")
 
@@ -29,8 +35,12 @@ def run_that_died(folder: Path) -> tuple[Quick, dict[str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def died(tmp_path_factory: pytest.TempPathFactory) -> tuple[Quick, dict[str, bytes]]:
-    return run_that_died(tmp_path_factory.mktemp("died") / "quick")
+def died(
+    tmp_path_factory: pytest.TempPathFactory, warm_workers: SimpleNamespace
+) -> tuple[Quick, dict[str, bytes]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
+        return run_that_died(tmp_path_factory.mktemp("died") / "quick")
 
 
 def test_who_has_no_key_gets_the_measurements_and_is_told(
@@ -72,3 +82,41 @@ def test_sources_that_are_gone_change_no_more_than_the_ids_of_their_files(
         for table in ((quick.out / "manifest.csv").read_bytes(), tables["manifest.csv"])
     )
     assert now == before
+
+
+def write_two_echoes(folder: Path) -> None:
+    def edit(k: int, header: Dataset) -> None:
+        header.EchoTime = 10 * (k % 2 + 1)
+        header.ImagePositionPatient[2] = 5.0 * (k // 2)
+
+    write_series(folder, noise((12, 10, 8)) % 900, edit=edit)
+
+
+def name_by_source(out: Path) -> None:
+    """Rename all case folders, as if `segment --names source` had published them."""
+    crosswalk = out / "private" / "crosswalk.parquet"
+    table = parquet.read_table(crosswalk)
+    names = {case: f"A-{n}" for n, case in enumerate(table["id"].to_pylist())}
+    column = pa.array([names[case] for case in table["id"].to_pylist()])
+    position = table.schema.get_field_index("folder")
+    parquet.write_table(table.set_column(position, "folder", column), crosswalk)
+    for folder in (out / "cases").iterdir():
+        folder.rename(folder.with_name(names[folder.name]))
+
+
+def test_phases_in_folders_that_are_named_by_source(runs: Runs) -> None:
+    write_two_echoes(runs.archive)
+    runs.write(select="modality: CT", more="policy: {phases: all}\n")
+    assert runs().code == 0
+    assert len(runs.cases()) == 2
+    name_by_source(runs.out)
+    assert runs().code == 0
+    manifest = (runs.out / "manifest.csv").read_bytes()
+    assert b"used" in manifest
+    newest = sorted((runs.out / "runs").glob("*/"))[-1]
+    (runs.out / "manifest.csv").unlink()
+    (newest / "totals.json").unlink()
+
+    assert scanloom("report", runs.out).code == 0
+
+    assert (runs.out / "manifest.csv").read_bytes() == manifest

@@ -48,20 +48,32 @@ def runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Runs:
     made = Runs(tmp_path, archive, model)
-    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
-        monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
-    monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
+    by_formula(monkeypatch, made, warm_workers)
     return made
 
 
 @pytest.fixture(scope="module")
-def thorax(tmp_path_factory: pytest.TempPathFactory, archive: Path, model: Path) -> Path:
+def thorax(
+    tmp_path_factory: pytest.TempPathFactory,
+    archive: Path,
+    model: Path,
+    warm_workers: SimpleNamespace,
+) -> Path:
     """The folder of a run over the good ones alone."""
     made = Runs(tmp_path_factory.mktemp("thorax"), archive, model)
     made.write(THORAX)
-    assert made.begin("--cluster", "none").wait(120) == 0, (made.folder / "log").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        by_formula(patch, made, warm_workers)
+        ended = made()
+    assert ended.code == 0, ended.out + ended.err
     return made.folder
+
+
+def by_formula(patch: pytest.MonkeyPatch, runs: Runs, workers: SimpleNamespace) -> None:
+    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
+        patch.setenv(name, runs.environment[name])
+    patch.setattr("scanloom.engine.worker.child_process.subprocess", workers)
+    patch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
 
 @pytest.fixture
@@ -106,8 +118,8 @@ def test_series_that_wait_for_a_choice_did_not_fail(runs, tmp_path):
     document = ended.document
     counted = {"used": SLICES, "skipped": 0, "ambiguous": 1, "failed": 0, "open": 0}
     assert document["files"] == {"found": SLICES + 1, **counted}
-    told = document["status"]
-    assert (told["done"], told["ambiguous"], told["failed"]) == (1, 1, 0)
+    reported = document["status"]
+    assert (reported["done"], reported["ambiguous"], reported["failed"]) == (1, 1, 0)
     assert document["totals"]["cases"]["ambiguous"] == 1
     rows = [row for row in runs.rows("manifest") if row["outcome"] == "ambiguous"]
     assert [row["reason"] for row in rows] == ["FOUR_D"]
@@ -296,12 +308,12 @@ def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
     runs.write(THORAX, "execution: {in_flight: 1}\n")
     process = runs.begin("--cluster", "none", seconds=1.0)
     wait_for((runs.notes / "starts").exists)
-    told = scanloom_process("status", runs.out, "--json", environment=runs.environment)
+    reported = scanloom_process("status", runs.out, "--json", environment=runs.environment)
     process.send_signal(signal.SIGINT)
     code = process.wait(20)
 
-    assert told.document["status"]["state"] == "running"
-    assert told.document["status"]["cases"] == 4
+    assert reported.document["status"]["state"] == "running"
+    assert reported.document["status"]["cases"] == 4
     assert code == 130, (runs.folder / "log").read_text()
     done = runs.cases()
     assert 1 <= len(done) < 4

@@ -116,9 +116,9 @@ def test_status_says_why_a_run_failed(field: Field) -> None:
     ended = field.run()
 
     assert ended.code != 0
-    told = scanloom("status", field.out, "--json").document["status"]
-    assert (told["state"], told["reason"]) == ("failed", ended.document["error"]["code"])
-    assert told["reason"] in scanloom("status", field.out).out
+    reported = scanloom("status", field.out, "--json").document["status"]
+    assert (reported["state"], reported["reason"]) == ("failed", ended.document["error"]["code"])
+    assert reported["reason"] in scanloom("status", field.out).out
 
 
 def test_strays_among_the_cases_are_nobodys(field: Field) -> None:

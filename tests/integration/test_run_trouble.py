@@ -132,9 +132,9 @@ def test_the_guilty_fail_and_their_neighbours_are_published_once(runs: Runs, wor
         "CASE_TIMEOUT": 2,
         "OUT_OF_MEMORY": 1,
     }
-    told = {line["case"]: line for line in runs.lines()}
-    assert len(told) == len(runs.lines()) == 46
-    tries = [t for line in told.values() if line["reason"] for t in line["tries"]]
+    reported = {line["case"]: line for line in runs.lines()}
+    assert len(reported) == len(runs.lines()) == 46
+    tries = [t for line in reported.values() if line["reason"] for t in line["tries"]]
     deaths = sum(t["end"].startswith(("died", "late")) for t in tries)
     good = {task: n for task, n in runs.started.items() if task >= GOOD}
     assert len(good) == 40
@@ -193,8 +193,8 @@ def test_a_parent_that_dies_leaves_no_orphan(runs: Runs, cluster: str) -> None:
     process.kill()
 
     assert runs.ends(process) == -signal.SIGKILL
-    told = scanloom("status", runs.out, "--json")
-    assert (told.code, told.document["status"]["state"]) == (1, "died")
+    reported = scanloom("status", runs.out, "--json")
+    assert (reported.code, reported.document["status"]["state"]) == (1, "died")
     assert "last heartbeat" in scanloom("status", runs.out).out
 
 

@@ -18,7 +18,7 @@ from pydicom import dcmread
 from scanloom.core import Segmentation
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.dicom_seg import write_segs
-from support import case_folders as wc
+from support import case_folders
 from support.seg_witnesses import (
     LABELMAP_ERRORS,
     Points,
@@ -30,13 +30,18 @@ from support.seg_witnesses import (
     nifti_points,
 )
 
-ORIENTATIONS = [(codes, 0.0) for codes in wc.RIGHT_HANDED] + [("LPS", 20.0), ("PIR", 50.0)]
+ORIENTATIONS = [(codes, 0.0) for codes in case_folders.RIGHT_HANDED] + [
+    ("LPS", 20.0),
+    ("PIR", 50.0),
+]
 
 
 def written(
     folder: Path, scan: Scan, *segmentations: Segmentation, seg: str = "binary", **outputs: object
 ) -> Path:
-    wc.write_results(folder, segmentations, scan, wc.case_with(seg=seg, **outputs), ())
+    case_folders.write_results(
+        folder, segmentations, scan, case_folders.case_with(seg=seg, **outputs), ()
+    )
     return folder
 
 
@@ -46,8 +51,8 @@ def test_every_orientation_lies_on_the_scan(
     codes: str, oblique: float, seg: str, tmp_path: Path
 ) -> None:
     """Axial, sagittal, coronal, oblique, all negated: four readers see the same places."""
-    scan = wc.dicom_scan(codes, oblique)
-    segmentation = wc.segmentation_of(scan)
+    scan = case_folders.dicom_scan(codes, oblique)
+    segmentation = case_folders.segmentation_of(scan)
     folder = written(tmp_path, scan, segmentation, seg=seg)
     ours = nifti_points(folder, segmentation)
     path = folder / "dicom" / "segmentation.dcm"
@@ -59,16 +64,20 @@ def test_every_orientation_lies_on_the_scan(
 
 
 def test_all_orders_are_there() -> None:
-    assert len(set(wc.RIGHT_HANDED)) == 24
+    assert len(set(case_folders.RIGHT_HANDED)) == 24
 
 
 @pytest.mark.parametrize("oblique", [0.0, 20.0])
-@pytest.mark.parametrize("make", [wc.segmentation_of, wc.overlapping], ids=["one", "overlap"])
+@pytest.mark.parametrize(
+    "make", [case_folders.segmentation_of, case_folders.overlapping], ids=["one", "overlap"]
+)
 def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Not one error on a clean source, also tilted, empty, or with a subset of structures."""
-    for n, scan in enumerate([wc.dicom_scan("LPS", oblique), wc.dicom_scan("LPS", oblique, 17.0)]):
+    for n, scan in enumerate(
+        [case_folders.dicom_scan("LPS", oblique), case_folders.dicom_scan("LPS", oblique, 17.0)]
+    ):
         whole = make(scan)
-        for m, one in enumerate([whole, wc.subset_of(whole, "spleen", "kidney_left")]):
+        for m, one in enumerate([whole, case_folders.subset_of(whole, "spleen", "kidney_left")]):
             folder = tmp_path / f"{n}{m}"
             folder.mkdir()
             written(folder, scan, one)
@@ -78,11 +87,11 @@ def test_binary_is_clean_for_dciodvfy(make, oblique: float, tmp_path: Path) -> N
 
 def test_empty_binary_is_clean_and_readable(tmp_path: Path) -> None:
     """Nothing found is a valid file too, with the segments described."""
-    scan = wc.dicom_scan()
-    whole = wc.segmentation_of(scan)
-    empty = wc.subset_of(whole, "liver", "spleen")
-    layer = wc.Layer(np.zeros_like(whole.layers[0].labels), empty.layers[0].structures)
-    empty = wc.replace(empty, layers=(layer,))
+    scan = case_folders.dicom_scan()
+    whole = case_folders.segmentation_of(scan)
+    empty = case_folders.subset_of(whole, "liver", "spleen")
+    layer = case_folders.Layer(np.zeros_like(whole.layers[0].labels), empty.layers[0].structures)
+    empty = case_folders.replace(empty, layers=(layer,))
     for seg in ("binary", "labelmap"):
         folder = tmp_path / seg
         folder.mkdir()
@@ -96,8 +105,8 @@ def test_empty_binary_is_clean_and_readable(tmp_path: Path) -> None:
 
 def test_labelmap_has_the_two_known_complaints(tmp_path: Path) -> None:
     """dciodvfy knows no Label Map; anything beyond these two would be ours."""
-    scan = wc.dicom_scan("LPS", 20.0)
-    folder = written(tmp_path, scan, wc.overlapping(scan), seg="labelmap")
+    scan = case_folders.dicom_scan("LPS", 20.0)
+    folder = written(tmp_path, scan, case_folders.overlapping(scan), seg="labelmap")
     assert len(list((folder / "dicom").iterdir())) == 3
     for path in (folder / "dicom").iterdir():
         assert complaints(path) == LABELMAP_ERRORS
@@ -106,8 +115,8 @@ def test_labelmap_has_the_two_known_complaints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 def test_overlapping_structures_and_two_models(seg: str, tmp_path: Path) -> None:
     """Structures that share voxels, beside a second model, each in files of its own."""
-    scan = wc.dicom_scan("PSL", 20.0)
-    organs, regions = wc.segmentation_of(scan), wc.overlapping(scan)
+    scan = case_folders.dicom_scan("PSL", 20.0)
+    organs, regions = case_folders.segmentation_of(scan), case_folders.overlapping(scan)
     folder = written(tmp_path, scan, organs, regions, seg=seg)
     for segmentation in (organs, regions):
         model = segmentation.model
@@ -124,8 +133,8 @@ def test_overlapping_structures_and_two_models(seg: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 def test_subset_keeps_label_and_code(seg: str, tmp_path: Path) -> None:
     """Asking for the left kidney gives the left kidney: label, code, side, colour and place."""
-    scan = wc.dicom_scan()
-    segmentation = wc.subset_of(wc.segmentation_of(scan), "kidney_left")
+    scan = case_folders.dicom_scan()
+    segmentation = case_folders.subset_of(case_folders.segmentation_of(scan), "kidney_left")
     folder = written(tmp_path, scan, segmentation, seg=seg)
     path = folder / "dicom" / "segmentation.dcm"
     assert_same_places(nifti_points(folder, segmentation), dcmqi_points(path, tmp_path / "q"))
@@ -143,8 +152,8 @@ def test_subset_keeps_label_and_code(seg: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("codes", "oblique", "tilt"), [("LPS", 0.0, 18.5), ("PSL", 20.0, -12.0)])
 def test_tilted_stack(codes: str, oblique: float, tilt: float, seg: str, tmp_path: Path) -> None:
     """Each frame stands on its own slice; the rectangular copy is right for tools without shear."""
-    scan = wc.dicom_scan(codes, oblique, tilt)
-    segmentation = wc.segmentation_of(scan)
+    scan = case_folders.dicom_scan(codes, oblique, tilt)
+    segmentation = case_folders.segmentation_of(scan)
     folder = written(tmp_path, scan, segmentation, seg=seg)
     sheared = highdicom_frame_points(folder / "dicom" / "segmentation.dcm")
     assert_same_places(nifti_points(folder, segmentation), sheared)
@@ -152,7 +161,7 @@ def test_tilted_stack(codes: str, oblique: float, tilt: float, seg: str, tmp_pat
     path = folder / "dicom" / "segmentation_rect.dcm"
     assert_same_places(upright, dcmqi_points(path, tmp_path / "q"))
     assert_same_places(upright, highdicom_points(path))
-    half = 0.5 * np.linalg.norm(wc.SPACING[:2]) + 1e-3
+    half = 0.5 * np.linalg.norm(case_folders.SPACING[:2]) + 1e-3
     for label, points in sheared.items():
         away = np.linalg.norm(points[:, None] - upright[label][None], axis=2)
         assert away.min(axis=1).max() <= half
@@ -161,8 +170,8 @@ def test_tilted_stack(codes: str, oblique: float, tilt: float, seg: str, tmp_pat
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 def test_positions_are_those_of_the_source(seg: str, tmp_path: Path) -> None:
     """Frames take over position and orientation as they were written, to the last digit."""
-    scan = wc.dicom_scan("LIP", 20.0, 10.0)
-    written(tmp_path, scan, wc.segmentation_of(scan), seg=seg)
+    scan = case_folders.dicom_scan("LIP", 20.0, 10.0)
+    written(tmp_path, scan, case_folders.segmentation_of(scan), seg=seg)
     dataset = dcmread(tmp_path / "dicom" / "segmentation.dcm")
     source = scan.source
     assert isinstance(source, DicomSource)
@@ -177,9 +186,13 @@ def test_positions_are_those_of_the_source(seg: str, tmp_path: Path) -> None:
 
 
 def test_write_segs_names_its_files(tmp_path: Path) -> None:
-    scan = wc.dicom_scan(tilt=10.0)
+    scan = case_folders.dicom_scan(tilt=10.0)
     paths = write_segs(
-        tmp_path, wc.segmentation_of(scan), scan.source, wc.case_with(), ["organs", "other"]
+        tmp_path,
+        case_folders.segmentation_of(scan),
+        scan.source,
+        case_folders.case_with(),
+        ["organs", "other"],
     )
     assert [p.relative_to(tmp_path).as_posix() for p in paths] == [
         "dicom/organs-segmentation.dcm",

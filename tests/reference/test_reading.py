@@ -198,8 +198,8 @@ def test_a_tilted_scan_is_what_expected_json_says(tmp_path):
     folder = scans("ct/ge_head_tilt_dicom/dicom")
     for number in range(7, 15):
         (tmp_path / f"{number:02d}.dcm").symlink_to(folder / f"{number:02d}.dcm")
-    told = json.loads((folder.parent / "expected.json").read_text())
-    wanted = told["uniform_part_07_14"]["volume"]
+    reported = json.loads((folder.parent / "expected.json").read_text())
+    wanted = reported["uniform_part_07_14"]["volume"]
     volume = scanloom.load_volume(tmp_path)
     np.testing.assert_allclose(volume.grid.affine, wanted["affine_ijk_to_RAS"], atol=1e-3)
     assert sha256(volume, "<f4") == wanted["sha256"]

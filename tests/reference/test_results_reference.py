@@ -10,7 +10,7 @@ from scanloom.core import Flag
 from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
 from scanloom.io.scan import DicomSource, Scan
-from support import case_folders as wc
+from support import case_folders
 from support.real_scans import scans
 from support.seg_witnesses import (
     LABELMAP_ERRORS,
@@ -38,9 +38,9 @@ def test_seg_lies_on_a_real_scan(
 ) -> None:
     """Valid although the source is not (a StudyID too long), and no warning names the patient."""
     scan = read(relative)
-    segmentation = wc.segmentation_of(scan)
+    segmentation = case_folders.segmentation_of(scan)
     recwarn.clear()
-    wc.write_results(tmp_path, [segmentation], scan, wc.case_with(seg=seg), ())
+    case_folders.write_results(tmp_path, [segmentation], scan, case_folders.case_with(seg=seg), ())
     assert not recwarn
     path = tmp_path / "dicom" / "segmentation.dcm"
     assert complaints(path) == ([] if seg == "binary" else LABELMAP_ERRORS)
@@ -54,7 +54,9 @@ def test_source_without_uids_has_all_but_a_seg(relative: str, tmp_path: Path) ->
     scan = read(relative)
     assert isinstance(scan.source, DicomSource)
     assert not scan.source.can_refer
-    segmentation = wc.segmentation_of(scan)
-    wc.write_results(tmp_path, [segmentation], scan, wc.case_with(), (Flag.SEG_NOT_POSSIBLE,))
+    segmentation = case_folders.segmentation_of(scan)
+    case_folders.write_results(
+        tmp_path, [segmentation], scan, case_folders.case_with(), (Flag.SEG_NOT_POSSIBLE,)
+    )
     assert not (tmp_path / "dicom").exists()
     assert nifti_points(tmp_path, segmentation)

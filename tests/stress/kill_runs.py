@@ -176,10 +176,10 @@ class Place:
     def status(self) -> dict[str, Any]:
         runs = sorted((self.out / "runs").glob("*/status.json"))
         try:
-            told: dict[str, Any] = json.loads(runs[-1].read_text())
+            reported: dict[str, Any] = json.loads(runs[-1].read_text())
         except (IndexError, OSError, ValueError):
             return {}
-        return told
+        return reported
 
     def published(self) -> int:
         cases = self.out / "cases"
@@ -430,8 +430,10 @@ def brightest(out: Path) -> dict[int, str]:
     """Return the id of each published case, by its brightest voxel."""
     found = {}
     for folder in (out / "cases").iterdir():
-        told = json.loads((folder / "measurements.json").read_text())
-        found[round(told["measurements"][0]["mean"])] = folder.name  # all voxels are that bright
+        reported = json.loads((folder / "measurements.json").read_text())
+        found[round(reported["measurements"][0]["mean"])] = (
+            folder.name
+        )  # all voxels are that bright
     return found
 
 

@@ -28,10 +28,12 @@ from scanloom.core import (
     Structure,
     Volume,
 )
-from scanloom.engine.case.writers import WRITERS, CaseContent, Writer, write_files
+from scanloom.engine.case.writers import WRITERS, write_files
 from scanloom.engine.case.writers import read_back as read_content
+from scanloom.extras import EXTRAS
 from scanloom.io.dicom.decimal_strings import decimal_strings
 from scanloom.io.output.measurements import write_measurements
+from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.scan import DicomSource, GridOnlySource, NiftiSource, Scan, SourceSlice
 
 SHAPE = (19, 14, 9)
@@ -199,7 +201,7 @@ def case_with(**outputs: object) -> Case:
 
 def _writers(case: Case) -> list[Writer]:
     """Return the writers of all files but the preview and the tables."""
-    unwanted = {"preview", "measurements", "image", "masks"} - set(case.outputs.also)
+    unwanted = {"preview", "measurements", *EXTRAS} - set(case.outputs.also)
     return [writer for writer in WRITERS if writer.name not in unwanted]
 
 

@@ -74,8 +74,8 @@ class ClusterRun:
     @property
     def status(self) -> dict[str, Any]:
         """What the run last said of itself."""
-        told = sorted(self.out.glob("runs/*/status.json"))
-        return json.loads(told[-1].read_text()) if told else {}
+        reported = sorted(self.out.glob("runs/*/status.json"))
+        return json.loads(reported[-1].read_text()) if reported else {}
 
     @property
     def done(self) -> int:

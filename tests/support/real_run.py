@@ -60,8 +60,8 @@ class RealRun(ClusterRun):
     @property
     def hashes(self) -> set[str]:
         """The weights by which results say that they were made."""
-        told = [json.loads(p.read_text()) for p in self.out.glob("cases/*/case.json")]
-        return {one["models"][0]["weights_sha256"] for one in told}
+        reported = [json.loads(p.read_text()) for p in self.out.glob("cases/*/case.json")]
+        return {one["models"][0]["weights_sha256"] for one in reported}
 
 
 def other_weights(store: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scanloom.cards.intensity import IntensityStep
-from scanloom.core import MODALITIES, Structure, is_slug
+from scanloom.core import MODALITIES, Flag, Structure, is_slug
 
 Precision = Literal["float32", "float16", "bfloat16"]
+ANY_MODALITY = "any"
+"""Modality of a channel whose model states none, or takes all; the scan's is not checked."""
 Triple = tuple[float, float, float]
 
 
@@ -77,9 +79,11 @@ class NetworkGrid:
     spacing : (x, y, z) or None
         In mm, in the order of `orientation`; None keeps the source's spacing, of all axes or of one
         (nnU-Net's two-dimensional configurations).
-    mode : "linear", "nearest" or "cubic"
+    mode : "linear", "nearest", "cubic" or "area"
         Interpolation of the scan. "cubic" is a cubic spline that is clipped to the scan's range
-        (scikit-image's resize of order 3).
+        (scikit-image's resize of order 3). "area" is the mean of the voxels that a voxel overlaps,
+        whole ones (PyTorch's adaptive average pooling), for scores too; it needs `shape` and
+        alignment "edges".
     order : (x, y, z)
         The axes of `orientation`, in the order in which the network sees them (nnU-Net's
         `transpose_forward`, applied to arrays with the last axis first).
@@ -98,17 +102,27 @@ class NetworkGrid:
     as_nifti : bool
         If `orientation` is None: whether the axes of a DICOM scan are those with which dcm2niix
         stores it, for models that read voxels in the order of a NIfTI file.
+    orient : "before" or "after"
+        Whether the scan is oriented before it is resampled, or after: then the first voxel of the
+        scan, not of the oriented axes, lies in both grids.
     """
 
     orientation: str | None = None
     spacing: tuple[float | None, float | None, float | None] | None = None
-    mode: Literal["linear", "nearest", "cubic"] = "linear"
+    mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
     order: tuple[int, int, int] = (0, 1, 2)
     alignment: Literal["first", "edges", "ends", "centre"] = "first"
     shape: tuple[int, int, int] | None = None
     separate_above: float | None = None
     crop: Crop | None = None
     as_nifti: bool = False
+    orient: Literal["before", "after"] = "before"
+
+    def __post_init__(self) -> None:
+        if self.mode == "area" and (self.shape is None or self.alignment != "edges"):
+            raise ValueError("mode 'area' needs a shape and alignment 'edges'")
+        if self.orient == "after" and self.spacing and len(set(self.spacing)) > 1:
+            raise ValueError("a grid oriented after resampling has one spacing for all axes")
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class Channel:
     name : str
         Display name.
     modality : str
-        Required modality, as in DICOM.
+        Required modality, as in DICOM, or `ANY_MODALITY`.
     steps : tuple of IntensityStep
         Steps of this channel alone, on the scan's voxels, before the card's own steps.
     """
@@ -130,8 +144,9 @@ class Channel:
     steps: tuple[IntensityStep, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.modality not in MODALITIES:
-            raise ValueError(f"modality must be one of {MODALITIES}, got {self.modality!r}")
+        known = (*MODALITIES, ANY_MODALITY)
+        if self.modality not in known:
+            raise ValueError(f"modality must be one of {known}, got {self.modality!r}")
 
 
 @dataclass(frozen=True)
@@ -332,6 +347,7 @@ class ModelCard:
     `folds` are further weights of the same network: the scores of all are averaged. `stage` is a
     model that runs first. A card with `parts` has no network run of its own: its parts run on the
     same network grid, and their structures are united by label, later parts over earlier ones.
+    `flags` are caveats of every result of the model.
     """
 
     name: str
@@ -360,6 +376,7 @@ class ModelCard:
     folds: tuple[Weights, ...] = ()
     stage: Stage | None = None
     parts: tuple[ModelCard, ...] = ()
+    flags: tuple[Flag, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_slug(self.name):

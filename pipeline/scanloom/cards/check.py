@@ -7,14 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scanloom.cards.card import Checks, ModelCard, Range
+from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
 
 
-def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -> tuple[Flag, ...]:
+def check_scan(
+    volume: Volume, card: ModelCard, further_channels: Sequence[Volume] = ()
+) -> tuple[Flag, ...]:
     """Check a scan before a model runs on it.
 
     Parameters
@@ -23,7 +25,7 @@ def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -
         The scan; padding is excluded from intensity checks.
     card : ModelCard
         The model.
-    others : sequence of Volume
+    further_channels : sequence of Volume
         Further input channels, in the card's order; only their modality counts.
 
     Returns
@@ -37,13 +39,13 @@ def check_scan(volume: Volume, card: ModelCard, others: Sequence[Volume] = ()) -
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
         another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan.
     """
-    volumes = (volume, *others)
+    volumes = (volume, *further_channels)
     if len(card.channels) != len(volumes):
         detail = f"{card.name} takes {len(card.channels)} input channels, got {len(volumes)}"
         raise ScanError(Reason.CHANNELS, detail)
     flags = []
     for channel_volume, channel in zip(volumes, card.channels, strict=True):
-        if channel_volume.modality is None:
+        if channel_volume.modality is None or channel.modality == ANY_MODALITY:
             flags.append(Flag.MODALITY_UNKNOWN)
         elif channel_volume.modality != channel.modality:
             detail = f"{card.name} is for {channel.modality}, the scan is {channel_volume.modality}"

@@ -1,4 +1,4 @@
-"""Model formats: which reader takes a model folder. MONAI bundles are the first."""
+"""Model formats: which reader takes a model folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
+from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
 from scanloom.core import Reason, ScanError
 
 
@@ -32,7 +33,10 @@ class ModelReader:
     read: Callable[[Path], ModelCard]
 
 
-READERS: Final = (ModelReader("MONAI bundle", is_bundle, read_bundle),)
+READERS: Final = (
+    ModelReader("MONAI bundle", is_bundle, read_bundle),
+    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+)
 """All formats; the first that accepts a folder reads it."""
 
 

@@ -16,6 +16,15 @@ from scanloom.cli.console import say
 if TYPE_CHECKING:
     from scanloom.engine.workflow.schema import Workflow
 
+WorkflowArgument = Annotated[
+    str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or a shipped workflow.")
+]
+SourcesArgument = Annotated[
+    list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
+]
+RunKeyOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Key file for the ids; also SCANLOOM_KEY.")
+]
 ArchivesOption = Annotated[
     bool,
     typer.Option("--archives", help="Also read zip and tar archives inside folders."),

@@ -74,7 +74,7 @@ class Case:
         Options for reading the scan.
     phase : int or None
         Index of the volume, from 0, if a file or series holds several.
-    others : tuple of Series
+    further_channels : tuple of Series
         Further input channels of models with several, in their order. Results have the grid of
         `series`.
     """
@@ -86,7 +86,7 @@ class Case:
     recipe: str
     read: ReadOptions = ReadOptions()
     phase: int | None = None
-    others: tuple[Series, ...] = ()
+    further_channels: tuple[Series, ...] = ()
     stamp: str = ""
     folder: str = ""
 
@@ -100,7 +100,7 @@ class Case:
 class CaseRecord:
     """Outcome of a case. `reason` is `None` if it was published.
 
-    `reused` means that a current result existed and nothing was done; `remade` that the scan had
+    `reused` means that a current result existed and nothing was done; `updated` that the scan had
     changed since an earlier result, which this one replaced.
     """
 
@@ -112,4 +112,4 @@ class CaseRecord:
     measurements: tuple[Measurement, ...] = ()
     seconds: float = 0.0
     reused: bool = False
-    remade: bool = False
+    updated: bool = False

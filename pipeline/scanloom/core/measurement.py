@@ -34,6 +34,10 @@ class Measurement:
         Number of connected components (26 neighbours).
     flags : tuple of Flag
         TOUCHES_BORDER, EMPTY and the case's flags.
+
+    Notes
+    -----
+    A further field needs a default, since results of earlier versions lack it.
     """
 
     model: str

@@ -13,16 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from scanloom.extras import EXTRAS, describe_extras
+
 Gaps = Literal["refuse", "interpolate"]
 """Handling of missing slices of an otherwise regular stack."""
 Nan = Literal["refuse", "padding"]
 """Handling of voxels that are not numbers (NaN)."""
 Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
+Mirror = Literal["auto", "no"]
+"""Whether networks also run on mirrored scans: as the model card says, or not."""
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
-Extra = Literal["image", "masks"]
-"""Names of the writers that run only on request: see `scanloom.engine.case.writers`."""
 
 T = TypeVar("T")
 
@@ -79,28 +81,28 @@ class ComputeOptions:
             "PyTorch"
         },
     )
+    mirror: Mirror = field(
+        default="auto",
+        metadata={
+            "description": "Whether networks also run on mirrored scans: as the model says, or not"
+        },
+    )
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files that are written for a case."""
+    """Files that are written for a case; `also` names keys of `scanloom.extras.EXTRAS`."""
 
     seg: SegKind = field(default="binary", metadata={"description": "Kind of DICOM SEG"})
     dates: Dates = field(default="source", metadata={"description": "Content dates of DICOM SEG"})
-    also: tuple[Extra, ...] = field(
-        default=(),
-        metadata={
-            "description": "Also the scan, as image.nii.gz (image), or a mask for each structure "
-            "(masks)"
-        },
-    )
+    also: tuple[str, ...] = field(default=(), metadata={"description": f"Also {describe_extras()}"})
     structures: tuple[str, ...] = field(
         default=(), metadata={"description": "Labels to keep; by default, all"}
     )
 
-    def writes(self, name: Extra) -> bool:
-        """Return whether an optional writer was requested."""
-        return name in self.also
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.also if name not in EXTRAS]:
+            raise ValueError(f"also must be of {tuple(EXTRAS)}, got {unknown[0]!r}")
 
 
 def names_of(kind: type) -> tuple[str, ...]:

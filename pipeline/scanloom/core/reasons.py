@@ -11,6 +11,7 @@ Outcome = Literal["skipped", "ambiguous", "failed"]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """Outcomes of a file, series or case that was not used."""
+Subject = Literal["case", "result", "run"]
 
 
 @unique
@@ -19,17 +20,22 @@ class Reason(Enum):
 
     `skipped`: not meant to be segmented. `ambiguous`: several volumes, of which one has to be
     chosen. `failed`: it should have worked. `retry`: whether the same attempt may succeed later.
+
+    `subject`: a case, as most; an existing result, which keeps its case from being run; or a run,
+    which ends, since every case is affected.
     """
 
     outcome: Outcome
     retry: bool
     advice: str
+    subject: Subject
 
-    def __new__(cls, outcome: Outcome, retry: bool, advice: str) -> Self:
+    def __new__(cls, outcome: Outcome, retry: bool, advice: str, subject: Subject = "case") -> Self:
         """Give each member a number, since their fields may be equal."""
         member = object.__new__(cls)
         member._value_ = len(cls.__members__)
         member.outcome, member.retry, member.advice = outcome, retry, advice
+        member.subject = subject
         return member
 
     @property
@@ -67,16 +73,26 @@ class Reason(Enum):
     DERIVED = (
         "skipped",
         False,
-        "Computed from other slices: use those, or select it with --series",
+        "Computed from other slices: use those, or select it with `segment --series`",
     )
     MOSAIC = ("failed", False, "Its tiles have no positions: export it again with private data")
-    FOUR_D = ("ambiguous", False, "Choose one volume with --phase")
-    PHASES = ("ambiguous", False, "Several volumes share this series: choose one with --phase")
+    FOUR_D = (
+        "ambiguous",
+        False,
+        "Choose one volume with `segment --phase`, or all with a workflow's `phases`",
+    )
+    PHASES = (
+        "ambiguous",
+        False,
+        "Several volumes share this series: choose one with `segment --phase`, or all with a "
+        "workflow's `phases`",
+    )
     TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
     SLICE_GAP = (
         "failed",
         False,
-        "Slices are missing: export the series again, or fill them in with --gaps interpolate",
+        "Slices are missing: export the series again, or fill them in with `segment --gaps "
+        "interpolate` or a workflow's `gaps`",
     )
     SPACING_CHANGES = (
         "failed",
@@ -120,7 +136,11 @@ class Reason(Enum):
     )
     DECODER = ("failed", False, "No decoder for this compression: see `scanloom doctor`")
     PIXEL_TYPE = ("failed", False, "The voxels are not scalar numbers: convert it to a grey image")
-    ORIENTATION_UNKNOWN = ("failed", False, "Specify it with --orientation, for example RAS")
+    ORIENTATION_UNKNOWN = (
+        "failed",
+        False,
+        "Specify it with `segment --orientation RAS`, or a workflow's `orientation`",
+    )
     TOO_LARGE = ("failed", False, "More voxels than the limit: crop it, or raise the limit")
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or give a bundle's folder")
@@ -138,7 +158,12 @@ class Reason(Enum):
     MODEL_NETWORK = ("failed", False, "Use a bundle with one of the networks that the docs list")
     MODEL_HASH = ("failed", False, "A file differs from its checksum: get the model again")
     MODEL_WEIGHTS = ("failed", False, "The weights do not fit the card's network")
-    MODEL_CHANGED = ("failed", True, "Do not change the model's files during a run; run it again")
+    MODEL_CHANGED = (
+        "failed",
+        True,
+        "Do not change the model's files during a run; run it again",
+        "run",
+    )
     MODEL_EXISTS = ("failed", False, "Choose another name with --name, or remove the model first")
     LICENCE = ("failed", False, "Read the licence; to accept it in a script, add --accept-licence")
     DOWNLOAD = (
@@ -179,7 +204,11 @@ class Reason(Enum):
         True,
         "Raise the limit, use a machine with more memory, or crop the scan",
     )
-    DEVICE_UNAVAILABLE = ("failed", True, "See `scanloom doctor`, or run with --device cpu")
+    DEVICE_UNAVAILABLE = (
+        "failed",
+        True,
+        "See `scanloom doctor`, or use `segment --device cpu` or a workflow's `device: cpu`",
+    )
     ENVIRONMENT = (
         "failed",
         True,
@@ -197,20 +226,32 @@ class Reason(Enum):
         True,
         "Free space in the folder for temporary files, or set TMPDIR to another one",
     )
-    DISK_FULL = ("failed", True, "Free space on the output disk, then run it again")
+    DISK_FULL = ("failed", True, "Free space on the output disk, then run it again", "run")
     OUTPUT_UNWRITABLE = ("failed", True, "Check that the folder exists and is writable")
     KEY_MISMATCH = (
         "failed",
         False,
         "This output folder was made with another key: use that one with --key",
+        "run",
     )
-    RESULT_DAMAGED = ("failed", False, "See `scanloom verify`; remove its folder, or use --replace")
+    RESULT_DAMAGED = (
+        "failed",
+        False,
+        "See `scanloom verify`; remove its folder, or use --replace",
+        "result",
+    )
     NEWER_VERSION = (
         "failed",
         False,
         "Written by a newer scanloom: use that version, or another --out",
+        "result",
     )
-    STALE = ("failed", False, "A result of another recipe exists: use --replace or another --out")
+    STALE = (
+        "failed",
+        False,
+        "A result of another recipe exists: use --replace or another --out",
+        "result",
+    )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 
 
@@ -265,7 +306,7 @@ class Flag(Enum):
     SHEARED = (
         "The slices are sheared (gantry tilt); a rectangular copy is written next to the result"
     )
-    MODALITY_UNKNOWN = "The file does not state its modality; the model's was assumed"
+    MODALITY_UNKNOWN = "The file or the model states no modality; they were assumed to match"
     HU_IMPLAUSIBLE = "The intensities are unlike those of the scans that the model was trained on"
     SPACING_IMPLAUSIBLE = "The voxel spacing is outside the model's range"
     FOV_IMPLAUSIBLE = "The field of view is outside the model's range"
@@ -287,6 +328,9 @@ class Flag(Enum):
     NOT_HOUNSFIELD = "The CT values are not in Hounsfield units"
     NAN_PADDED = "NaN voxels were replaced by the padding value, as requested"
     VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
+    LABELS_NEAREST = (
+        "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
+    )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"

@@ -1,11 +1,11 @@
-"""Retries: the table from reason to policy, and the limits of each layer that retries.
+"""Retries: the table from reason to policy, and the limits of layers that retry cases.
 
 A case can be retried in four layers; docs/retries.md describes them.
 
 1. In its worker process, by the supervisor of the engine child (`engine.worker.supervisor`).
 2. On another worker, by the pool of a cluster (`engine.clusters.dask_pool`).
 3. After the loss of its worker, by the dispatcher (`engine.worker.dispatch`). Lost workers are
-   replaced by the module that started them (`slurm`, `ssh` or `kubernetes` in `engine.clusters`).
+   replaced by the module that started them, within its own limits (`engine.clusters.kinds`).
 4. In a later run (`engine.workflow.scope`).
 """
 
@@ -72,25 +72,6 @@ MAX_WORKER_LOSSES = 10
 
 MAX_OUTDONE_CASES = 3
 """Cases that fail on one worker and succeed on another, after which the first is dismissed."""
-
-SLURM_FIRST_PAUSE_S, SLURM_MAX_PAUSE_S = 10.0, 600.0
-"""Pause between two submissions that replace ended jobs: doubled each time, and reset after jobs
-that lived longer than the maximum."""
-
-SLURM_MAX_FUTILE_JOBS = 3
-"""Jobs that may end before any worker joined, beyond the number requested."""
-
-SSH_PAUSES_S = (0.0, 10.0, 30.0, 120.0, 300.0)
-"""Pause before the first connection to a host, the second, and so on; the last one repeats."""
-
-SSH_FIRST_PAUSE_S = 1.0
-"""Pause before a host is connected again while no worker has joined yet."""
-
-SSH_MAX_FUTILE_ROUNDS = 2
-"""Sessions per host that may end before any worker joined."""
-
-KUBERNETES_MAX_FAILED_PODS = 1000
-"""Pods that may end; Kubernetes replaces each, with growing pauses."""
 
 _IN_THIS_RUN = {
     Reason.UNREADABLE: RetryPolicy(pauses_s=STORAGE_PAUSES_S, other_worker="other machine"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
-from scanloom.core import Case, CaseRecord, Reason, ScanError
+from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
 from scanloom.engine.case.models import check_structures, load_models, unique_cards
 from scanloom.engine.case.recipe import card_digest
@@ -61,9 +61,6 @@ NO_CLUSTER, LOCAL = "none", "local"
 _THIS_MACHINE = (LOCAL, NO_CLUSTER)
 """Clusters on this machine, so that its energy counters and its cost model apply."""
 
-FATAL_REASONS = (Reason.DISK_FULL, Reason.KEY_MISMATCH, Reason.MODEL_CHANGED)
-"""Reasons that end a run, since they affect every case."""
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -76,8 +73,9 @@ class RunOptions:
     key : Path or None
         The file with the key of the ids; None for SCANLOOM_KEY or the user's own.
     cluster : str
-        "local" (Dask on this machine), "none" (without Dask), "slurm", "ssh:HOSTS",
-        "kubernetes", or the address or scheduler file of an existing cluster.
+        "local" (Dask on this machine), "none" (without Dask), a name of
+        `scanloom.engine.clusters.kinds`, such as "slurm" or "ssh:HOSTS", or the address or
+        scheduler file of an existing cluster.
     scope : Scope
         The cases that the run takes.
     take_over : bool
@@ -346,7 +344,7 @@ class _Run:
             return
         self.course.note(outcome)
         self.log.write(case, outcome)
-        if record.reason in FATAL_REASONS:
+        if record.reason is not None and record.reason.subject == "run":
             raise ScanError(record.reason, record.detail)
         if record.reason is None:
             remove_failure(self.out, record.id)

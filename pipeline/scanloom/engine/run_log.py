@@ -32,7 +32,7 @@ class RunLog:
             "case": case.id,
             "reason": record.reason.code if record and record.reason else None,
             "recalled": bool(record and record.reused),
-            "remade": bool(record and record.remade),
+            "remade": bool(record and record.updated),
             "tries": [
                 {
                     "end": attempt.end,

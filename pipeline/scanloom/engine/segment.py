@@ -187,9 +187,9 @@ class _Session:
         fingerprint = key_fingerprint(self.key)
         open_output(options.out, fingerprint)
         self.books = CaseRegistry(options.out, fingerprint, options.names)
-        self.place = OutputTarget(options.out, fingerprint, options.replace, self.key)
+        self.target = OutputTarget(options.out, fingerprint, options.replace, self.key)
         self.recipe = workflow_recipe(self.workflow, self.cards)
-        self._labellers: Sequence[Predictor] | None = None
+        self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None
 
     def run(self, path: Path, on_step: OnStep | None) -> Iterator[CaseRecord]:
@@ -240,8 +240,8 @@ class _Session:
         check_writable(out)
         self._check_fits(case)
         source = source_from_series(case.series, case.id)
-        with self._networks() as labellers:
-            return run_case(case, labellers, self.place, clock, folder=folder, source=source)
+        with self._networks() as predictors:
+            return run_case(case, predictors, self.target, clock, folder=folder, source=source)
 
     def _check_fits(self, case: Case) -> None:
         """Refuse a scan that cannot fit into memory, before its voxels are read."""
@@ -254,8 +254,8 @@ class _Session:
     @contextmanager
     def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
         """Yield a callable that returns the networks; at first they load while the scan is read."""
-        if self._labellers is not None:
-            known = self._labellers
+        if self._predictors is not None:
+            known = self._predictors
             yield lambda: known
             return
         # Reading and importing both change the process's warning filters for a while: what
@@ -269,11 +269,11 @@ class _Session:
         execution = self.workflow.execution
         digests = [card_digest(card) for card in self.cards]
         try:
-            self._labellers = load_models(self.workflow.models, digests, execution)
+            self._predictors = load_models(self.workflow.models, digests, execution)
         except Exception as error:
             self._fault = blame(error)
             raise self._fault from error
-        return self._labellers
+        return self._predictors
 
 
 def _recall(case: Case, folder: Path) -> CaseRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 MOST_WINDOWS = 8
 """Maximum batch size: a large GPU is not faster with more windows of 96^3 voxels."""
+MOST_PLANES = 64
+"""Maximum batch size of windows of one plane."""
 ASKED_FOR = "requested"
 """The reason for a requested device, for which no other device is substituted."""
 VALUES_PER_VOXEL = 256
@@ -151,9 +154,9 @@ def choose_batch(window: tuple[int, int, int], device: torch.device, dtype: torc
     if device.type != "cuda":
         return 1  # one window fills all cores of a CPU
     total = int(torch.cuda.get_device_properties(device).total_memory)
-    x, y, z = window
-    window_bytes = x * y * z * VALUES_PER_VOXEL * dtype.itemsize
-    return max(1, min(MOST_WINDOWS, total // 4 // window_bytes))
+    window_bytes = math.prod(window) * VALUES_PER_VOXEL * dtype.itemsize
+    most = MOST_PLANES if 1 in window else MOST_WINDOWS
+    return max(1, min(most, total // 4 // window_bytes))
 
 
 @contextmanager

@@ -4,26 +4,37 @@ A network grid shares the axes of its source, so the map is linear in each axis:
 is ``n[x] = scale[x] * s[follows[x]] + shift[x] + lean[x] * s[lead]`` for the source index ``s``.
 `lean` is not 0 only in a sheared stack (gantry tilt), for the two axes other than the sheared one.
 
-Shape and position of the grid are those of MONAI's Orientationd and Spacingd, including rounding:
-a network that was trained with them must see the same voxels. One exception: a sheared stack
-always gets the grid of its in-plane axes and their normal. MONAI (Gram-Schmidt in the order of the
-axes) gives the same grid if the sheared axis comes last; otherwise its grid is not parallel to the
-source's planes.
+With alignment "first", shape and position of the grid are those of MONAI's Orientationd and
+Spacingd, including rounding: a network that was trained with them must see the same voxels. One
+exception: a sheared stack always gets the grid of its in-plane axes and their normal. MONAI
+(Gram-Schmidt in the order of the axes) gives the same grid if the sheared axis comes last;
+otherwise its grid is not parallel to the source's planes.
+
+With the other alignments the grid divides the source's axes anew, sheared ones too: the programs
+that align in these ways (nnU-Net, TotalSegmentator) scale arrays and know no directions. Their
+coordinates are computed in their order of operations, since the last bit decides which of two
+neighbours is the nearest.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
-
-SAME_AFFINE = 1e-3
-"""Differences of spacing (mm) and affine below it are ignored (MONAI's AFFINE_TOL)."""
+from scanloom.inference.alignment import (
+    SAME_AFFINE,
+    SCALED,
+    Alignment,
+    round_half_up,
+    scale_axes,
+    wanted_spacing,
+)
 
 Shape = tuple[int, int, int]
 Triple = tuple[float, float, float]
@@ -51,6 +62,16 @@ class NetworkPlan:
         the slices are stored.
     scale, shift, lean : (x, y, z)
         Coefficients of the network index, see the module.
+    step : (4, 4) array
+        Maps an index of `network` to an index of `oriented`.
+    alignment : "first", "edges", "ends" or "centre"
+        Voxels that coincide, as in `NetworkGrid`. With "centre", voxels of one grid that lie
+        outside the other are empty; otherwise they continue the outermost ones.
+    mode : "linear", "nearest" or "cubic"
+        Interpolation of the scan.
+    nearest : (int or None, int or None)
+        Network axis that is resampled by nearest neighbour: from the source to the network grid,
+        and back.
     """
 
     source: Grid
@@ -62,6 +83,10 @@ class NetworkPlan:
     scale: Triple
     shift: Triple
     lean: Triple
+    step: Affine
+    alignment: Alignment = "first"
+    mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
+    nearest: tuple[int | None, int | None] = (None, None)
 
     @property
     def resampled(self) -> bool:
@@ -75,6 +100,8 @@ class NetworkPlan:
     def to_network(self, source_axis: int, slice_index: int = 0) -> NDArray[np.float64]:
         """Return the network coordinate of each source index along an axis.
 
+        Coordinates are whole numbers along an axis that is resampled by nearest neighbour.
+
         Parameters
         ----------
         source_axis : int
@@ -83,11 +110,18 @@ class NetworkPlan:
             Source index along `lead`; only used for a sheared stack.
         """
         x = self.network_axis(source_axis)
-        index = np.arange(self.source.shape[source_axis], dtype=np.float64)
-        return self.scale[x] * index + (self.shift[x] + self.lean[x] * slice_index)
+        if self.alignment in SCALED and self.resampled:
+            at = SCALED[self.alignment](self.oriented.shape[x], self.network.shape[x])
+            at = at[::-1] if self.flipped[x] else at
+        else:
+            index = np.arange(self.source.shape[source_axis], dtype=np.float64)
+            at = self.scale[x] * index + (self.shift[x] + self.lean[x] * slice_index)
+        return round_half_up(at, self.network.shape[x]) if x == self.nearest[1] else at
 
     def to_source(self, source_axis: int, slice_position: float = 0.0) -> NDArray[np.float64]:
         """Return the source coordinate of each network index along an axis.
+
+        Coordinates are whole numbers along an axis that is resampled by nearest neighbour.
 
         Parameters
         ----------
@@ -97,6 +131,11 @@ class NetworkPlan:
             Source coordinate along `lead`; only used for a sheared stack.
         """
         x = self.network_axis(source_axis)
+        if self.alignment in SCALED and self.resampled:
+            at = SCALED[self.alignment](self.network.shape[x], self.oriented.shape[x])
+            if self.mode == "nearest" or x == self.nearest[0]:
+                at = round_half_up(at, self.oriented.shape[x])
+            return self.oriented.shape[x] - 1 - at if self.flipped[x] else at
         index = np.arange(self.network.shape[x], dtype=np.float64)
         return (index - (self.shift[x] + self.lean[x] * slice_position)) / self.scale[x]
 
@@ -116,30 +155,74 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     NetworkPlan
         The network grid, and the maps between both grids.
     """
-    follows, flipped = _orientation(source, requested.orientation)
+    follows, flipped = _orientation(source, requested)
     oriented = _orient(source, follows, flipped)
+    target = _in_network_order(requested)
+    if requested.alignment != "first":
+        return _plan_scaled(source, oriented, target, (follows, flipped))
     # From the source: of two axes that are not orthogonal, the later one counts as sheared
     sheared = None if source.shear_axis is None else follows.index(source.shear_axis)
-    network = _network_grid(oriented, requested, sheared)
+    network, step = _network_grid(oriented, target, sheared)
     lead = 2 if source.shear_axis is None else source.shear_axis
     scale, shift, lean = _maps(oriented, network, flipped, sheared)
-    return NetworkPlan(source, oriented, network, follows, flipped, lead, scale, shift, lean)
+    return NetworkPlan(
+        *(source, oriented, network, follows, flipped, lead, scale, shift, lean, step),
+        mode=requested.mode,
+    )
+
+
+def _in_network_order(requested: NetworkGrid) -> NetworkGrid:
+    """Return the request with spacing and shape in the order in which the network sees the axes."""
+    x, y, z = requested.order
+    spacing, shape = requested.spacing, requested.shape
+    return replace(
+        requested,
+        order=(0, 1, 2),
+        spacing=spacing and (spacing[x], spacing[y], spacing[z]),
+        shape=shape and (shape[x], shape[y], shape[z]),
+    )
+
+
+def _plan_scaled(
+    source: Grid,
+    oriented: Grid,
+    requested: NetworkGrid,
+    turned: tuple[tuple[int, int, int], tuple[bool, bool, bool]],
+) -> NetworkPlan:
+    """Return the plan of a grid that divides the axes of `oriented` anew.
+
+    `turned` are the source axes that the network axes follow, and whether they are flipped.
+    """
+    follows, flipped = turned
+    scaled = scale_axes(oriented, requested)
+    last = np.array(oriented.shape) - 1.0
+    return NetworkPlan(
+        *(source, oriented, scaled.network, follows, flipped, 2),
+        scale=_triple(np.where(flipped, -scaled.scale, scaled.scale)),
+        shift=_triple(scaled.shift + np.where(flipped, scaled.scale * last, 0.0)),
+        lean=(0.0, 0.0, 0.0),
+        step=scaled.step,
+        alignment=requested.alignment,
+        mode=requested.mode,
+        nearest=scaled.nearest,
+    )
 
 
 def _orientation(
-    source: Grid, codes: str | None
+    source: Grid, requested: NetworkGrid
 ) -> tuple[tuple[int, int, int], tuple[bool, bool, bool]]:
-    """Return the source axis that each requested axis follows, and whether it is flipped."""
-    if codes is None:
-        return (0, 1, 2), (False, False, False)
-    from nibabel import orientations  # as MONAI does: both must orient a scan equally
+    """Return the source axis that each network axis follows, and whether it is flipped."""
+    axes, flipped = [0, 1, 2], [False, False, False]
+    if requested.orientation is not None:
+        from nibabel import orientations  # as MONAI does: both must orient a scan equally
 
-    current = orientations.io_orientation(source.affine)
-    transform = orientations.ornt_transform(current, orientations.axcodes2ornt(tuple(codes)))
-    order = np.argsort(transform[:, 0])
-    i, j, k = (int(axis) for axis in order)
-    x, y, z = (bool(transform[axis, 1] < 0) for axis in order)
-    return (i, j, k), (x, y, z)
+        current = orientations.io_orientation(source.affine)
+        codes = orientations.axcodes2ornt(tuple(requested.orientation))
+        transform = orientations.ornt_transform(current, codes)
+        axes = [int(axis) for axis in np.argsort(transform[:, 0])]
+        flipped = [bool(transform[axis, 1] < 0) for axis in axes]
+    x, y, z = requested.order
+    return (axes[x], axes[y], axes[z]), (flipped[x], flipped[y], flipped[z])
 
 
 def _orient(source: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bool, bool]) -> Grid:
@@ -153,10 +236,15 @@ def _orient(source: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bo
     return Grid((x, y, z), source.affine @ turn)
 
 
-def _network_grid(oriented: Grid, requested: NetworkGrid, sheared: int | None) -> Grid:
-    """Return the grid of the requested spacing (MONAI Spacing, sp_resample), else `oriented`."""
+def _network_grid(
+    oriented: Grid, requested: NetworkGrid, sheared: int | None
+) -> tuple[Grid, Affine]:
+    """Return the grid of the requested spacing (MONAI Spacing, sp_resample), else `oriented`.
+
+    Also returns the affine from an index of that grid to an index of `oriented`.
+    """
     if requested.spacing is None and sheared is None:
-        return oriented
+        return oriented, np.eye(4)
     directions = _directions(oriented, sheared)
     affine = np.eye(4)
     affine[:3, :3] = directions * _spacing(oriented, requested, directions)
@@ -166,11 +254,12 @@ def _network_grid(oriented: Grid, requested: NetworkGrid, sheared: int | None) -
     shape = np.round(np.ptp(corners, axis=1) + 1.0)
     affine[:3, 3] = _origin(oriented, affine, shape, corners)
     if tuple(shape) == oriented.shape and _same(oriented.affine, affine):
-        return oriented
+        return oriented, np.eye(4)
     x, y, z = (int(n) for n in shape)
     # as MONAI's trace stores it, one multiplication later: nearest neighbours at exact ratios
     # are decided by the last bit
-    return Grid((x, y, z), oriented.affine @ np.linalg.solve(oriented.affine, affine))
+    step = np.asarray(np.linalg.solve(oriented.affine, affine), dtype=np.float64)
+    return Grid((x, y, z), oriented.affine @ step), step
 
 
 def _directions(oriented: Grid, sheared: int | None) -> Affine:
@@ -194,7 +283,7 @@ def _spacing(oriented: Grid, requested: NetworkGrid, directions: Affine) -> NDAr
     own = np.array(oriented.spacing)
     if requested.spacing is None:
         return np.asarray(np.abs(np.sum(directions * oriented.affine[:3, :3], axis=0)))
-    target = np.array(requested.spacing)
+    target = wanted_spacing(requested, own)
     return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
 
 

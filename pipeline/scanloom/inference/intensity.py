@@ -1,4 +1,4 @@
-"""Applies the intensity steps of a model card in float32, with MONAI's formulas."""
+"""Applies intensity steps of a model card in float32, with the formulas of MONAI and nnU-Net."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
-from scanloom.cards.intensity import IntensityStep, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.intensity import (
+    Clip,
+    IntensityStep,
+    Normalize,
+    ScaleMinMax,
+    ScaleRange,
+    Truncate,
+)
 
 
-def apply_steps(image: torch.Tensor, steps: Sequence[IntensityStep]) -> torch.Tensor:
+def apply_steps(
+    image: torch.Tensor, steps: Sequence[IntensityStep], foreground: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return an image after all steps, in their order.
 
     Parameters
@@ -18,6 +27,8 @@ def apply_steps(image: torch.Tensor, steps: Sequence[IntensityStep]) -> torch.Te
         One channel; may be overwritten.
     steps : sequence of IntensityStep
         Steps of the model card.
+    foreground : bool tensor of the image's shape, optional
+        The voxels that `Normalize.filled` measures and changes; None for all.
     """
     for step in steps:
         match step:
@@ -26,7 +37,11 @@ def apply_steps(image: torch.Tensor, steps: Sequence[IntensityStep]) -> torch.Te
             case ScaleMinMax():
                 image = scale_min_max(image, step)
             case Normalize():
-                image = normalize(image, step)
+                image = normalize(image, step, foreground if step.filled else None)
+            case Clip():
+                image = image.clamp_(step.low, step.high)
+            case Truncate():
+                image = image.trunc_()
     return image
 
 
@@ -51,13 +66,22 @@ def scale_min_max(image: torch.Tensor, step: ScaleMinMax) -> torch.Tensor:
     return (image - low) / (high - low) * (step.maxv - step.minv) + step.minv
 
 
-def normalize(image: torch.Tensor, step: Normalize) -> torch.Tensor:
-    """Subtract and divide, by default mean and population deviation (MONAI NormalizeIntensity)."""
-    selected = image != 0 if step.nonzero else torch.ones_like(image, dtype=torch.bool)
-    values = image[selected] if step.nonzero else image
+def normalize(
+    image: torch.Tensor, step: Normalize, foreground: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Subtract and divide, by default mean and population deviation (MONAI NormalizeIntensity).
+
+    Only voxels of the foreground, if it is given, are measured and changed (nnU-Net).
+    """
+    selected = foreground
+    if step.nonzero:
+        selected = image != 0 if foreground is None else foreground & (image != 0)
+    values = image if selected is None else image[selected]
     if values.numel() == 0:
         return image
     offset = step.subtrahend if step.subtrahend is not None else float(values.mean())
     divisor = step.divisor if step.divisor is not None else float(values.std(unbiased=False))
+    if step.smallest_divisor is not None:
+        divisor = max(divisor, step.smallest_divisor)
     scaled = (image - offset) / (divisor or 1.0)
-    return torch.where(selected, scaled, image) if step.nonzero else scaled
+    return scaled if selected is None else torch.where(selected, scaled, image)

@@ -23,14 +23,16 @@ from scanloom.cards.card import Argmax, ModelCard, NetworkSpec
 from scanloom.cards.intensity import IntensityStep, ScaleRange
 from scanloom.core import Grid
 from scanloom.inference.device import VALUES_PER_VOXEL
-from scanloom.inference.geometry import NetworkPlan, Shape, plan_grid
+from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.final_layer import PROBE, last_layer, replace_with_identity
+from scanloom.inference.network.final_layer import last_layer, replace_with_identity
 from scanloom.inference.network.meta_shapes import MetaShapeRules
 from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
-from scanloom.inference.sliding_window import HEAD_SLABS, window_size
+from scanloom.inference.sliding_window import HEAD_SLABS
+from scanloom.inference.window_layout import window_layout
 
 FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
@@ -105,13 +107,13 @@ class _Sizes:
     """Sizes of the arrays that several steps hold, in bytes except for `scan`."""
 
     scan: int  # number of voxels
-    image: int  # the scan on the network grid, float32
+    image: int  # the scan on the network grid, float32, all channels
     padded: int  # its padded copy, 0 if the window fits
-    open: int  # sums of scores and weights of the planes that windows overlap
+    open: int  # sums of scores and weights of the planes that windows overlap, all folds
     plane: int  # scores of one plane
-    block: int  # scores that are yielded together
+    block: int  # scores that are copied to the device and yielded together
     head: int  # scores that a final layer computes at once
-    window: int  # values of a batch of windows
+    window: int  # a batch of windows, weights of a window, copies and scores of flips
     maps: int  # label maps, all layers
 
 
@@ -147,7 +149,8 @@ def estimate_network(
     """
     budget = budget or Budget()
     sizes = _sizes(card, plan, dtype, budget)
-    forward = network_bytes(card.network, _window(card, plan), dtype, budget.windows)
+    size = plan.network.shape if card.window.size is None else input_size(card.window)
+    forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums)
     image = sizes.image + sizes.padded
     # planes between two slabs; a slab that is activated; bounds of the classes by blocks
     yielded = 4 * sizes.plane + 2 * budget.slab + sizes.open // 16 + sizes.head
@@ -155,13 +158,14 @@ def estimate_network(
         yielded += sizes.block
     slab = CPU_SLAB_BYTES if device.type == "cpu" else GPU_SLAB_BYTES
     steps = {
-        "resample": max(_resampling(card, plan, budget), sizes.image * _copies(card.after)),
+        "resample": _preparation(card, plan, sizes, budget),
         "network": image + sizes.open + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        steps["restore"] += sizes.image * 4  # labels as float64 during nearest neighbour
+        one = sizes.image // len(card.channels)
+        steps["restore"] += one * 4  # labels as float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
         return MemoryEstimate({**host, "clean": sizes.maps + clean})
@@ -211,7 +215,11 @@ def _on_own_memory(
 
 
 def network_bytes(
-    spec: NetworkSpec, size: Shape, dtype: torch.dtype = torch.float32, windows: int = 1
+    spec: NetworkSpec,
+    size: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    windows: int = 1,
+    sums: str = "float32",
 ) -> int:
     """Return the peak memory of a network's values in one forward pass.
 
@@ -219,12 +227,14 @@ def network_bytes(
     ----------
     spec : NetworkSpec
         Class and arguments.
-    size : (x, y, z)
-        Size of a window.
+    size : (x, y, z) or (x, y)
+        Size of the network's input.
     dtype : torch.dtype
         Type in which the network calculates.
     windows : int
         Windows in a batch.
+    sums : "float32" or "float16"
+        Type of the sums of scores: with float16, the final layer is not detached.
 
     Returns
     -------
@@ -233,20 +243,26 @@ def network_bytes(
         network that cannot run on the meta device.
     """
     arguments = json.dumps(dict(spec.args), sort_keys=True)
+    detached = sums == "float32"
     if dtype is torch.bfloat16:
-        return _window_bytes(spec.name, arguments, size, ends=True) * windows
-    window_bytes = _window_bytes(spec.name, arguments, size, ends=False)
+        return _window_bytes(spec.name, arguments, size, detached, ends=True) * windows
+    window_bytes = _window_bytes(spec.name, arguments, size, detached, ends=False)
     return window_bytes * windows * dtype.itemsize // FLOAT_BYTES
 
 
 @lru_cache(maxsize=64)
-def _window_bytes(name: str, arguments: str, size: Shape, *, ends: bool) -> int:
-    """Return the bytes of one window in float32, or in bfloat16 with `MixedBfloat16`."""
+def _window_bytes(
+    name: str, arguments: str, size: tuple[int, ...], detached: bool, *, ends: bool
+) -> int:
+    """Return the bytes of one window in float32, or in bfloat16 with `MixedBfloat16`.
+
+    `detached` is whether the final layer is detached where possible.
+    """
     spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
     try:
         with torch.device("meta"):
             network = build_network(spec)
-            last = last_layer(spec, size)
+            last = last_layer(spec, size) if detached else None
             if last is not None:
                 replace_with_identity(network, last[0])
             network = MixedBfloat16(network, channels, size) if ends else network
@@ -310,26 +326,42 @@ def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
 
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
-    axis, size = plan.network_axis(plan.lead), _window(card, plan)
-    padded = [max(n, roi) for n, roi in zip(plan.network.shape, size, strict=True)]
-    voxels, window = math.prod(plan.network.shape), math.prod(size)
-    plane_voxels = math.prod(n for x, n in enumerate(padded) if x != axis)
-    plane = FLOAT_BYTES * plane_voxels * card.n_outputs
-    last = last_layer(card.network, card.window.size or PROBE)
-    summed = FLOAT_BYTES * plane_voxels * (last[1] if last else card.n_outputs)
-    head = min(max(HEAD_SLABS * budget.slab, plane), size[axis] * plane)
-    values = window * budget.windows
+    axis, window = plan.network_axis(plan.lead), card.window
+    layout = window_layout(window, plan.network.shape, axis, budget.windows)
+    channels, folds = len(card.channels), 1 + len(card.folds)
+    sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
+    voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
+    plane_voxels = padded // layout.padded[axis]
+    last = last_layer(card.network, input_size(window)) if window.sums == "float32" else None
+    features = last[1] if last else card.n_outputs
+    plane, summed = (sum_bytes * plane_voxels * n for n in (card.n_outputs, features))
+    head = min(max(HEAD_SLABS * budget.slab, plane), layout.planes * plane)
+    block = min(max(budget.slab, summed), layout.planes * summed)
+    values = math.prod(layout.size) * budget.windows
+    score_bytes = FLOAT_BYTES if dtype is torch.bfloat16 else dtype.itemsize
+    flips = 2 * values * score_bytes * (features + channels) if window.mirror else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
-        image=FLOAT_BYTES * voxels,
-        padded=FLOAT_BYTES * math.prod(padded) if math.prod(padded) > voxels else 0,
-        open=size[axis] * (summed + FLOAT_BYTES * plane_voxels),
+        image=FLOAT_BYTES * channels * voxels,
+        padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
+        open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
         plane=plane,
-        block=min(max(budget.slab, summed), size[axis] * summed),
-        head=head if last else 0,
-        window=FLOAT_BYTES * window + values * (FLOAT_BYTES + dtype.itemsize),
+        block=block * min(folds, 2),
+        head=head * min(folds, 2) if last else 0,
+        window=FLOAT_BYTES * math.prod(layout.size)
+        + channels * values * (FLOAT_BYTES + dtype.itemsize)
+        + flips,
         maps=math.prod(plan.source.shape) * card.n_maps * card.label_bytes,
     )
+
+
+def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budget) -> int:
+    """Return the bytes of resampling and intensity steps; several channels are copied once."""
+    channels = len(card.channels)
+    one = sizes.image // channels
+    before = sizes.image - one  # the channels that are resampled already
+    steps = max(_resampling(card, plan, budget), one * _copies(card.after)) + before
+    return max(steps, 2 * sizes.image) if channels > 1 else steps
 
 
 def _resampling(card: ModelCard, plan: NetworkPlan, budget: Budget) -> int:
@@ -358,7 +390,3 @@ def _cleaning(card: ModelCard, map_bytes: int) -> int:
     numbers = {s.number for s in card.structures}
     gaps = isinstance(card.decision, Argmax) and len(numbers) < max(numbers)
     return map_bytes * (bool(card.cleaning) + gaps) + (COMPONENT_SLAB_BYTES if card.cleaning else 0)
-
-
-def _window(card: ModelCard, plan: NetworkPlan) -> Shape:
-    return window_size(card.window, plan.network.shape)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard
+from scanloom.cards.card import Argmax, ModelCard, Threshold
 from scanloom.core import (
     ComputeOptions,
     Flag,
@@ -28,20 +28,22 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
+from scanloom.inference.exact import decisive_values
 from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
-from scanloom.inference.network.loading import LoadedNetwork, load_network
-from scanloom.inference.resample import to_network
+from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
+from scanloom.inference.resample import ResampleOptions, to_network
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
     ScoreRestorer,
     choose_backend,
 )
-from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow, window_size
+from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
+from scanloom.inference.window_layout import window_size
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""
@@ -94,6 +96,8 @@ class TorchPredictor:
         device: str = "auto",
         memory_limit: int | None = None,
     ) -> None:
+        if compute.mirror == "no":
+            card = replace(card, window=replace(card.window, mirror=()))
         _check(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1
@@ -106,11 +110,12 @@ class TorchPredictor:
         if self._overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
-        loaded.network.to(self.device.device)
         self._loaded = {loaded.dtype: loaded}
+        self._folds_on(loaded, self.device.device)
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
-            choose_backend(card.decision, card.n_outputs, self.device.device)
+            rounded = card.window.sums == "float16"
+            choose_backend(card.decision, card.n_outputs, self.device.device, rounded=rounded)
 
     @property
     def name(self) -> str:
@@ -128,7 +133,11 @@ class TorchPredictor:
         return self.precision.name
 
     def predict(
-        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
     ) -> Segmentation:
         """Label a scan.
 
@@ -138,7 +147,7 @@ class TorchPredictor:
             The scan; for a model with several input channels, the first of them.
         clock : StepTimer, optional
             Times the steps "resample", "network", "restore" and "clean".
-        others : sequence of Volume
+        further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
 
         Returns
@@ -156,7 +165,7 @@ class TorchPredictor:
             float32 too.
         """
         clock = clock or StepTimer()
-        volumes = (volume, *others)
+        volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
         with deterministic(), torch.inference_mode():
             prediction = self._predict_without_overflow(volumes, clock)
@@ -233,8 +242,9 @@ class TorchPredictor:
         card = self.card
         with clock.step("resample"):
             slab = memory_plan.budget.slab
+            device, options = memory_plan.device, ResampleOptions(decisive_values(card))
             channels = [
-                to_network(v.array, plan, memory_plan.device, card.before, slab) for v in volumes
+                to_network(v.array, plan, device, card.before, slab, options) for v in volumes
             ]
             seen = None
             if self.skip_air and card.air_below is not None:
@@ -247,8 +257,10 @@ class TorchPredictor:
             del channels
             self._wait()
         if card.restore == "scores":
-            fused = self.compute.compiled_restore
-            scores = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused)
+            fused, rounded = self.compute.compiled_restore, card.window.sums == "float16"
+            scores = ScoreRestorer(
+                *(plan, card.decision, card.n_outputs), fused=fused, rounded=rounded
+            )
             self._run(self._planes((image, seen), plan, memory_plan, clock), scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
@@ -284,15 +296,17 @@ class TorchPredictor:
         image, seen = images
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
+        first, *folds = self._folds_on(loaded, memory_plan.device)
         sliding_window = SlidingWindow(
-            network=loaded.network.to(memory_plan.device),
+            network=first.network,
             window=self.card.window,
             dtype=loaded.takes,
             batch=batch,
             activation=self.card.activation,
             slab=budget.slab,
             sums=torch.device("cpu") if budget.scores == "host" else None,
-            head=loaded.head and loaded.head.to(memory_plan.device),
+            head=first.head,
+            folds=folds,
         )
         yield from sliding_window.slide(image, plan.network_axis(plan.lead), seen)
         if seen is not None:
@@ -309,6 +323,18 @@ class TorchPredictor:
         if dtype not in self._loaded:
             self._loaded[dtype] = load_network(self.card, dtype)
         return self._loaded[dtype]
+
+    def _folds_on(self, loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
+        """Return the card's networks for a device, which share its memory by turns if scarce."""
+        networks = [loaded, *loaded.folds]
+        turns = TakingTurns(device) if take_turns(networks, device) else None
+        return [
+            Fold(
+                turns.wrap(each.network) if turns else each.network.to(device),
+                each.head and each.head.to(device),
+            )
+            for each in networks
+        ]
 
     def _wait(self) -> None:
         """Wait for the device, so that its time is attributed to the right step."""
@@ -327,7 +353,7 @@ class TorchPredictor:
     def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
         structures, maps = self.card.structures, prediction.maps
-        if isinstance(self.card.decision, Argmax):
+        if not isinstance(self.card.decision, Threshold):
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
@@ -338,7 +364,7 @@ class TorchPredictor:
             self.card.version,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=prediction.flags,
+            flags=(*self.card.flags, *prediction.flags),
         )
 
 
@@ -356,9 +382,8 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode != "linear":
-        detail = "the model requires resampling of scans by nearest neighbour"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if card.grid.mode == "area":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires resampling by area")
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

@@ -1,14 +1,16 @@
 """Resamples a scan to the network grid; the stored voxels move to the device once.
 
-Linear interpolation is separable, since the network grid shares the source's axes: one pass per
-axis, slab by slab. It agrees with MONAI's float64 `grid_sample` up to float32 rounding. Nearest
-neighbours are computed in MONAI's own order of operations in float64 (normalise, affine_grid,
-grid_sample): at exact ratios, such as 2, the last bit decides which neighbour is the nearest.
+Interpolation is separable, since the network grid shares the source's axes: one pass per axis, slab
+by slab. Linear interpolation agrees with MONAI's float64 `grid_sample` up to float32 rounding. A
+cubic spline is a product with one matrix per axis, in float64 (`spline`). Nearest neighbours are
+computed in MONAI's own order of operations in float64 (normalise, affine_grid, grid_sample): at
+exact ratios, such as 2, the last bit decides which neighbour is the nearest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from scanloom.cards.intensity import IntensityStep
+from scanloom.inference.exact import Decisive, correct, orient, sampling_base, sampling_theta
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
+from scanloom.inference.spline import BandedMatrix, cubic_matrix, selection_matrix
 
+_SAME_POSITION = 1e-6
+"""Largest rounding error of a coordinate, in voxels."""
 SLAB_BYTES = 64 * 1024**2
 """Approximate size of the values of a slab, on any device."""
 
@@ -76,6 +82,8 @@ class StoredPlanes:
         Device of the planes. The array moves there once, in its own type.
     steps : sequence of IntensityStep
         Steps that are applied to the whole scan, which is then stored as float32.
+    foreground : (I, J, K) bool array, optional
+        The voxels that `Normalize.filled` measures and changes.
     """
 
     def __init__(
@@ -84,14 +92,20 @@ class StoredPlanes:
         lead: int,
         device: torch.device,
         steps: Sequence[IntensityStep] = (),
+        foreground: NDArray[np.bool_] | None = None,
     ) -> None:
+        self._lead = lead
         stored = np.moveaxis(array.T, 2 - lead, 0)
         self._host = stored if device.type == "cpu" else None
         if self._host is None:
             native = np.array(stored, dtype=stored.dtype.newbyteorder("="), order="C")
             self._on_device = torch.from_numpy(native).to(device)
         if steps:
-            self._on_device = apply_steps(self.take(0, array.shape[lead] - 1), steps)
+            mask = None
+            if foreground is not None:
+                moved = np.ascontiguousarray(np.moveaxis(foreground.T, 2 - lead, 0))
+                mask = torch.from_numpy(moved).to(device)
+            self._on_device = apply_steps(self.take(0, array.shape[lead] - 1), steps, mask)
             self._host = None
 
     def take(self, first: int, last: int) -> torch.Tensor:
@@ -101,11 +115,41 @@ class StoredPlanes:
         with np.errstate(over="ignore"):  # an overflow is refused after the card's steps
             return torch.from_numpy(np.array(self._host[first : last + 1], np.float32, order="C"))
 
+    def bounds(self, axis: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return minimum and maximum, of each plane across `axis` of `take` if it is given."""
+        others = tuple(n for n in range(3) if n != axis)
+        if self._host is not None:
+            ends = np.stack([f(self._host, axis=others) for f in (np.min, np.max)])
+            low, high = torch.from_numpy(ends.astype(np.float32))
+            return low, high
+        values = self._on_device.to(torch.float32)
+        return values.amin(dim=others), values.amax(dim=others)
+
+    def on_host(self) -> NDArray[np.float32]:
+        """Return the whole scan (I, J, K) on the host, after the steps."""
+        return np.moveaxis(self._on_device.cpu().numpy(), 0, 2 - self._lead).T
+
 
 def other_axes(lead: int) -> tuple[int, int]:
     """Return the other two source axes, the later one first, as planes are stored."""
     b, c = (axis for axis in (2, 1, 0) if axis != lead)
     return b, c
+
+
+@dataclass(frozen=True, eq=False)
+class ResampleOptions:
+    """Needs of the card's intensity steps.
+
+    Parameters
+    ----------
+    decisive : "zeros", "integers" or None
+        Values at which the last bit decides: voxels close to them are exact (`exact`).
+    foreground : (I, J, K) bool array, optional
+        The voxels that `Normalize.filled` measures and changes.
+    """
+
+    decisive: Decisive | None = None
+    foreground: NDArray[np.bool_] | None = None
 
 
 def to_network(
@@ -114,8 +158,9 @@ def to_network(
     device: torch.device,
     steps: Sequence[IntensityStep] = (),
     slab_bytes: int = SLAB_BYTES,
+    options: ResampleOptions = ResampleOptions(),
 ) -> torch.Tensor:
-    """Resample a scan linearly to the network grid.
+    """Resample a scan to the network grid, in the plan's mode.
 
     Parameters
     ----------
@@ -129,19 +174,38 @@ def to_network(
         Intensity steps of the card before resampling.
     slab_bytes : int
         Largest size of a slab, which has at least one plane.
+    options : ResampleOptions
+        What later steps need.
 
     Returns
     -------
     (X, Y, Z) float32 tensor
         The resampled scan.
     """
-    lead, (b, c) = plan.lead, other_axes(plan.lead)
-    planes = StoredPlanes(array, lead, device, steps)
-    order = [plan.network_axis(axis) for axis in (lead, b, c)]
+    lead = plan.lead
+    planes = StoredPlanes(array, lead, device, steps, options.foreground)
+    if plan.mode == "nearest" and plan.alignment == "first" and plan.resampled:
+        scan = planes.on_host() if steps else array
+        values = torch.from_numpy(np.array(orient(scan, plan), np.float32, order="C"))
+        return nearest(values.to(device), plan.step, plan.network.shape)
+    order = [plan.network_axis(axis) for axis in (lead, *other_axes(lead))]
     out = torch.empty([plan.network.shape[x] for x in order], device=device)
-    positions = plan.to_source(lead)
-    size = array.shape[lead]
     slab = 1 if any(plan.lean) else max(1, slab_bytes // (8 * array[..., 0].size))
+    interpolate = _cubic if plan.mode == "cubic" and plan.resampled else _linear
+    interpolate(out, planes, plan, slab)
+    resampled = out.permute([order.index(x) for x in range(3)])
+    if plan.alignment == "centre":
+        _empty_outside(resampled, plan)
+    if options.decisive is not None and plan.resampled and plan.mode == "linear":
+        correct(resampled, planes.on_host() if steps else array, plan, options.decisive)
+    return resampled
+
+
+def _linear(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: int) -> None:
+    """Write the linearly resampled scan, `slab` planes at a time, in the axes of `planes`."""
+    lead, (b, c), device = plan.lead, other_axes(plan.lead), out.device
+    positions, shape = plan.to_source(lead), plan.source.shape
+    size = shape[lead]
     for start in range(0, len(positions), slab):
         at = positions[start : start + slab]
         neighbours = LinearWeights(at, size, device)
@@ -150,10 +214,54 @@ def to_network(
             planes.take(first, last), 0
         )
         for axis in (b, c):  # two transpositions, so that whole rows are selected in each pass
-            taps = LinearWeights(plan.to_source(axis, float(at[0])), array.shape[axis], device)
+            taps = LinearWeights(plan.to_source(axis, float(at[0])), shape[axis], device)
             values = taps.along(values, 1).transpose(1, 2).contiguous()
         out[start : start + slab] = values
-    return out.permute([order.index(x) for x in range(3)])
+
+
+def _cubic(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: int) -> None:
+    """Write the scan resampled by a cubic spline, `slab` planes at a time, in the axes of `planes`.
+
+    Values are limited to the scan's range; to that of their slice if slices are resampled one by
+    one.
+    """
+    lead, (b, c) = plan.lead, other_axes(plan.lead)
+    positions, device = plan.to_source(lead), out.device
+    alone = plan.nearest[0]  # the network axis across slices that are resampled one by one
+    across = None if alone is None else (lead, b, c).index(plan.follows[alone])
+    low, high = planes.bounds(across)
+    size = [1, 1, 1]
+    if alone is not None and across is not None:
+        index = torch.from_numpy(plan.to_source(plan.follows[alone]).astype(np.int64)).to(device)
+        size[across] = -1
+        low, high = low[index], high[index]
+    low, high = low.view(size), high.view(size)
+
+    def matrix(axis: int, at: NDArray[np.float64]) -> BandedMatrix:
+        make = selection_matrix if plan.network_axis(axis) == alone else cubic_matrix
+        return BandedMatrix(make(at, plan.source.shape[axis]), device)
+
+    inner = [matrix(axis, plan.to_source(axis)) for axis in (b, c)]
+    for start in range(0, len(positions), slab):
+        at = positions[start : start + slab]
+        if any(plan.lean):
+            inner = [matrix(axis, plan.to_source(axis, float(at[0]))) for axis in (b, c)]
+        weights = matrix(lead, at)
+        taken = planes.take(weights.first, weights.last).to(weights.dtype)
+        values = weights.along_rows(taken.flatten(1)).view(-1, *taken.shape[1:])
+        for weights in inner:
+            values = weights.along_rows(values[:, weights.first :]).transpose(1, 2)
+        ends = slice(start, start + slab) if across == 0 else slice(None)
+        out[start : start + slab] = values.clamp(low[ends], high[ends])
+
+
+def _empty_outside(values: torch.Tensor, plan: NetworkPlan) -> None:
+    """Set network voxels that lie outside the scan to 0, in place."""
+    for axis in range(3):
+        at = plan.to_source(axis)
+        outside = (at < -_SAME_POSITION) | (at > plan.source.shape[axis] - 1 + _SAME_POSITION)
+        empty = torch.from_numpy(outside).to(values.device)
+        values.movedim(plan.network_axis(axis), 0)[empty] = 0.0
 
 
 def unorient(values: torch.Tensor, plan: NetworkPlan) -> torch.Tensor:
@@ -179,32 +287,16 @@ def nearest(values: torch.Tensor, step: NDArray[np.floating[Any]], shape: Shape)
     (X', Y', Z') tensor
         Same type as `values`. Indices beyond the ends are clipped to them.
     """
-    unnormalized = torch.from_numpy(np.linalg.inv(_normalizer(shape)))
-    theta = torch.from_numpy(_normalizer(values.shape)) @ torch.from_numpy(step) @ unnormalized
-    theta = theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].to(values.device)
-    ends = [_base(n, values.device) for n in shape]
+    theta = sampling_theta(values.shape, step, shape).to(values.device)
+    ends = [sampling_base(n, values.device) for n in shape]
     out = torch.empty(shape, dtype=values.dtype, device=values.device)
     source = values.to(torch.float64)[None, None].contiguous()
     slab = max(1, SLAB_BYTES // (64 * shape[1] * shape[2]))
     for start in range(0, shape[0], slab):
         x, y, z = torch.meshgrid(ends[0][start : start + slab], ends[1], ends[2], indexing="ij")
         base = torch.stack((z, y, x, torch.ones_like(x)), dim=-1)
-        grid = (base.view(1, -1, 4) @ theta.T).view(1, *base.shape[:3], 3)
+        grid = (base.view(1, -1, 4) @ theta).view(1, *base.shape[:3], 3)
         out[start : start + slab] = functional.grid_sample(
             source, grid, mode="nearest", padding_mode="border", align_corners=False
         )[0, 0]
     return out
-
-
-def _normalizer(shape: Sequence[int]) -> NDArray[np.float64]:
-    """Return the affine from indices to -1 .. 1 between outer edges (MONAI normalize_transform)."""
-    sizes = np.array(shape, dtype=np.float64)
-    matrix = np.diag(np.append(2.0 / sizes, 1.0))
-    matrix[:3, 3] = 1.0 / sizes - 1.0
-    return matrix
-
-
-def _base(size: int, device: torch.device) -> torch.Tensor:
-    """Return the centres of `size` voxels between -1 and 1, as in torch's affine_grid."""
-    ends = torch.linspace(-1, 1, size, dtype=torch.float64, device=device)
-    return ends * (size - 1) / size if size > 1 else torch.zeros(1, dtype=ends.dtype, device=device)

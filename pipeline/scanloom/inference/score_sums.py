@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from scanloom.inference.geometry import Shape
+from scanloom.inference.window_layout import WindowLayout, window_slices
 
 _CHANNELS_AT_ONCE = 16
-"""Channels of a window's scores that are converted to float32 at a time."""
+"""Channels of a window's scores that are weighted at a time."""
 
 
 class ScoreAccumulator:
@@ -17,35 +16,48 @@ class ScoreAccumulator:
 
     Parameters
     ----------
-    axis : int
+    layout : WindowLayout
+        Windows of the padded image.
+    weight : (x, y, z) tensor
+        Weights of a window's voxels. Sums have its type and device; scores may be on another
+        device.
+
+    Attributes
+    ----------
+    axis : 0, 1 or 2
         Axis across the planes.
-    size : (x, y, z)
-        Size of a window.
-    padded : (channels, X, Y, Z) tensor
-        The padded image.
-    device : torch.device
-        Device of the sums; scores may be on another device.
+    first : int
+        Index of the first plane in the padded image.
+    whole : bool
+        Whether sums of all planes are kept, until the last window.
     """
 
-    def __init__(self, axis: int, size: Shape, padded: torch.Tensor, device: torch.device) -> None:
-        self.axis, self.first, self.device = axis, 0, device
-        shape = [size[x] if x == axis else n for x, n in enumerate(padded.shape[1:])]
-        self._count = torch.zeros((1, *shape), device=device)
+    def __init__(self, layout: WindowLayout, weight: torch.Tensor) -> None:
+        self.axis, self.first = layout.axis, 0
+        self._weight = weight
+        self._size = layout.size
+        shape = [layout.planes if x == self.axis else n for x, n in enumerate(layout.padded)]
+        self.whole = layout.together == 0
+        self._count = weight.new_zeros((1, *shape))
         self._sum = self._count[:0]  # the first window gives the number of classes
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the sums."""
+        return self._weight.device
 
     @property
     def plane_bytes(self) -> int:
         """Bytes of the scores of one plane."""
         return self._sum.nbytes // self._sum.shape[self.axis + 1]
 
-    def add(self, scores: torch.Tensor, weight: torch.Tensor, corner: Shape) -> None:
-        """Add a window's scores (C, x, y, z); the window spans the planes of the sums."""
+    def add(self, scores: torch.Tensor, corner: Shape) -> None:
+        """Add a window's scores (C, x, y, z), which may be overwritten."""
         if len(self._sum) == 0:
-            shape = (len(scores), *self._count.shape[1:])
-            self._sum = torch.zeros(shape, device=self.device)
-        start = [0 if x == self.axis else n for x, n in enumerate(corner)]
-        box = (slice(None), *window_slices((start[0], start[1], start[2]), weight.shape))
-        accumulate(self._sum[box], self._count[box], scores.to(self.device), weight)
+            self._sum = self._count.new_zeros((len(scores), *self._count.shape[1:]))
+        x, y, z = (n - self.first if axis == self.axis else n for axis, n in enumerate(corner))
+        box = (slice(None), *window_slices((x, y, z), self._size))
+        accumulate(self._sum[box], self._count[box], scores.to(self.device), self._weight)
 
     def means(
         self, first: int, last: int, crop: list[slice], device: torch.device
@@ -88,23 +100,23 @@ def accumulate(
 ) -> None:
     """Add weighted scores and the weights, in place.
 
+    Half sums are rounded as by nnU-Net: scores are weighted in their own type, and overwritten.
+
     Parameters
     ----------
-    sums : (C, x, y, z) float32 tensor
+    sums : (C, x, y, z) float32 or float16 tensor
         Sums of scores at the window's voxels.
-    counts : (1, x, y, z) float32 tensor
-        Sums of weights.
+    counts : (1, x, y, z) tensor
+        Sums of weights, of the same type.
     scores : (C, x, y, z) tensor
         Scores of the window, of any floating type.
-    weight : (x, y, z) float32 tensor
-        Weights of the window.
+    weight : (x, y, z) tensor
+        Weights of the window, of the type of the sums.
     """
     chunks = (torch.split(values, _CHANNELS_AT_ONCE) for values in (sums, scores))
     for total, chunk in zip(*chunks, strict=True):
-        total.addcmul_(chunk.to(torch.float32), weight)
+        if total.dtype is torch.float32:
+            total.addcmul_(chunk.to(torch.float32), weight)
+        else:
+            total.add_(chunk.mul_(weight))
     counts.add_(weight)
-
-
-def window_slices(corner: Shape, size: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slices of a window."""
-    return tuple(slice(n, n + roi) for n, roi in zip(corner, size, strict=True))

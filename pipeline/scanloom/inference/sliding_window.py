@@ -1,18 +1,16 @@
 """Sliding-window inference that yields planes of scores as soon as they are final.
 
-Positions, weights and padding of windows are those of MONAI's `sliding_window_inference`. Their
-order differs: the outermost loop is along one axis. So only the planes that later windows overlap
-(as many as a window is wide) are kept as sums; all others are divided, activated and yielded.
+The outermost loop over windows is along one axis. So only the planes that later windows overlap (as
+many as a window is wide) are kept as sums; all others are divided, activated and yielded.
+`window_layout` defines the windows, and cases in which sums of all planes are kept.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn import functional
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
@@ -20,8 +18,16 @@ from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import Shape
 from scanloom.inference.network.final_layer import FinalLayer
+from scanloom.inference.network.flips import mean_over_flips
 from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.score_sums import ScoreAccumulator, window_slices
+from scanloom.inference.score_sums import ScoreAccumulator
+from scanloom.inference.window_layout import (
+    pad_to_window,
+    slices_with_margin,
+    window_layout,
+    window_slices,
+    window_weights,
+)
 
 CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""
@@ -76,17 +82,33 @@ class SkippedWindows:
 
 
 @dataclass(frozen=True, eq=False)
+class Fold:
+    """A network whose scores are averaged with those of others.
+
+    Parameters
+    ----------
+    network : callable
+        Maps (N, channels, x, y, z) to (N, C, x, y, z).
+    head : FinalLayer or None
+        The network's final layer, if detached: then features are summed.
+    """
+
+    network: Network
+    head: FinalLayer | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class SlidingWindow:
-    """Sliding-window inference with one network.
+    """Sliding-window inference with one network, or with several that were trained alike.
 
     Parameters
     ----------
     network : callable
         Maps (N, channels, x, y, z) of `dtype` to (N, C, x, y, z).
     window : Window
-        Size, overlap, blending and padding, from the model card.
+        Size, overlap, blending, padding, flips and type of the sums, from the model card.
     dtype : torch.dtype
-        Type of the network's input; sums are float32.
+        Type of the network's input.
     batch : BatchSize
         Number of windows in a batch.
     activation : "softmax", "sigmoid" or None
@@ -99,6 +121,8 @@ class SlidingWindow:
         Counts windows and skipped windows.
     head : FinalLayer or None
         The network's final layer, if detached: then features are summed. On the image's device.
+    folds : sequence of Fold
+        Further networks, with whose scores those of `network` are averaged.
     """
 
     network: Network
@@ -110,6 +134,7 @@ class SlidingWindow:
     sums: torch.device | None = None
     passed: SkippedWindows = field(default_factory=lambda: SkippedWindows())
     head: FinalLayer | None = None
+    folds: Sequence[Fold] = ()
 
     def slide(
         self, image: torch.Tensor, axis: int, seen: torch.Tensor | None = None
@@ -137,26 +162,20 @@ class SlidingWindow:
             If a score is NaN or infinite: comparisons would make it background.
         """
         shape = (image.shape[1], image.shape[2], image.shape[3])
-        size = window_size(self.window, shape)
-        padded, low = pad_to_window(image, size, self.window)
-        starts = [
-            window_starts(n, roi, self.window.overlap)
-            for n, roi in zip(padded.shape[1:], size, strict=True)
-        ]
-        weight = window_weights(size, self.window, self.sums or image.device)
-        inner = [x for x in range(3) if x != axis]
-        crop = [slice(low[x], low[x] + shape[x]) for x in inner]
-        sums = ScoreAccumulator(axis, size, padded, weight.device)
-        for start, following in itertools.pairwise([*starts[axis], padded.shape[axis + 1]]):
-            corners = [
-                _corner(axis, start, inner_corner)
-                for inner_corner in itertools.product(*(starts[x] for x in inner))
-            ]
-            corners = self._windows_to_run(corners, size, seen, low)
-            for corner, scores in self._run(padded, corners, size):
-                sums.add(scores, weight, corner)
-                del scores  # the next windows need the memory
-            yield from self._finish(sums, following, crop, (low[axis], shape[axis]), image.device)
+        layout = window_layout(self.window, shape, axis, self.batch.count)
+        padded, low = pad_to_window(image, layout.size, self.window)
+        weight = window_weights(layout.size, self.window, self.sums or image.device)
+        crop = [slice(low[x], low[x] + shape[x]) for x in range(3) if x != axis]
+        folds = [Fold(self.network, self.head), *self.folds]
+        sums = [ScoreAccumulator(layout, weight) for _ in folds]
+        for row in layout.rows():
+            corners = self._windows_to_run(row.corners, layout.size, seen, low)
+            for fold, fold_sums in zip(folds, sums, strict=True):
+                for corner, scores in self._run(fold.network, padded, corners, layout.size):
+                    fold_sums.add(scores, corner)
+                    del scores  # the next windows need the memory
+            along = (low[axis], shape[axis])
+            yield from self._finish(sums, row.following, crop, along, image.device)
 
     def _windows_to_run(
         self, corners: list[Shape], size: Shape, seen: torch.Tensor | None, low: Shape
@@ -171,21 +190,21 @@ class SlidingWindow:
             kept = [
                 corner
                 for n, corner in enumerate(corners)
-                if (first and n == 0) or bool(seen[_with_margin(corner, size, low)].any())
+                if (first and n == 0) or bool(seen[slices_with_margin(corner, size, low)].any())
             ]
         self.passed.windows += len(corners)
         self.passed.skipped += len(corners) - len(kept)
         return kept
 
     def _run(
-        self, padded: torch.Tensor, corners: Sequence[Shape], size: Shape
+        self, network: Network, padded: torch.Tensor, corners: Sequence[Shape], size: Shape
     ) -> Iterator[tuple[Shape, torch.Tensor]]:
         """Yield each window's corner and scores (C, x, y, z), in the order of `corners`."""
         done = 0
         while done < len(corners):
             batch = corners[done : done + self.batch.count]
             try:
-                scores = self._forward(padded, batch, size)
+                scores = self._forward(network, padded, batch, size)
             except (RuntimeError, MemoryError) as exc:
                 if is_out_of_memory(exc):
                     self.batch.halve(exc)
@@ -200,19 +219,25 @@ class SlidingWindow:
                 del scores
                 done += len(batch)
 
-    def _forward(self, padded: torch.Tensor, corners: Sequence[Shape], size: Shape) -> torch.Tensor:
+    def _forward(
+        self, network: Network, padded: torch.Tensor, corners: Sequence[Shape], size: Shape
+    ) -> torch.Tensor:
         """Return the network's scores (N, C, x, y, z) of windows, which are copied first."""
         batch = torch.stack([padded[:, *window_slices(corner, size)] for corner in corners])
-        scores = self.network(batch.to(self.dtype))
-        shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
-        if len(shape) != 5 or shape[2:] != size or len(scores) != len(corners):
-            detail = "the network's output does not have the shape of its input"
-            raise ScanError(Reason.MODEL_NETWORK, detail)
-        return scores
+
+        def checked(windows: torch.Tensor) -> torch.Tensor:
+            scores = network(windows)
+            shape = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
+            if len(shape) != 5 or shape[2:] != size or len(scores) != len(corners):
+                detail = "the network's output does not have the shape of its input"
+                raise ScanError(Reason.MODEL_NETWORK, detail)
+            return scores
+
+        return mean_over_flips(checked, batch.to(self.dtype), self.window.mirror)
 
     def _finish(
         self,
-        sums: ScoreAccumulator,
+        sums: Sequence[ScoreAccumulator],
         following: int,
         crop: list[slice],
         along: tuple[int, int],
@@ -223,22 +248,48 @@ class SlidingWindow:
         `along` are the first plane of the image in the padded image, and its number of planes.
         """
         low, count = along
-        first, last = max(sums.first, low), min(following, low + count)
-        step = max(1, last - first)  # all planes at once: on the same device, nothing is copied
-        if self.head is not None:
-            plane = sums.plane_bytes * len(self.head.weight) // self.head.weight.shape[1]
-            step = max(1, HEAD_SLABS * self.slab // plane)
-        elif sums.device != device:
-            step = max(1, self.slab // sums.plane_bytes)
+        first, last = max(sums[0].first, low), min(following, low + count)
+        step = self._planes_at_once(sums[0], last - first, device)
         for start in range(first, last, step):
-            means, empty = sums.means(start, min(start + step, last), crop, device)
-            scores = means if self.head is None else self.head(means)
+            stop = min(start + step, last)
+            scores, empty = self._mean_of_folds(sums, (start, stop), crop, device)
             if not all_finite(scores):
                 raise FloatingPointError("scores are not finite")
             if empty is not None:  # background
                 scores.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
             yield ScorePlanes(start - low, self._activate(scores))
-        sums.advance(following)
+        for fold_sums in sums:
+            fold_sums.advance(following)
+
+    def _planes_at_once(self, sums: ScoreAccumulator, count: int, device: torch.device) -> int:
+        """Return how many of `count` planes are yielded together."""
+        if self.head is not None:
+            plane = sums.plane_bytes * len(self.head.weight) // self.head.weight.shape[1]
+            return max(1, HEAD_SLABS * self.slab // plane)
+        if sums.device != device or self.folds or sums.whole:
+            return max(1, self.slab // sums.plane_bytes)
+        return max(1, count)  # all planes: nothing is copied
+
+    def _mean_of_folds(
+        self,
+        sums: Sequence[ScoreAccumulator],
+        planes: tuple[int, int],
+        crop: list[slice],
+        device: torch.device,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the mean scores of all networks, and the mask of voxels without a window.
+
+        Scores are summed in the type of the sums, then divided, as by nnU-Net.
+        """
+        heads = [self.head, *(fold.head for fold in self.folds)]
+        total, empty = sums[0].means(*planes, crop, device)
+        total = total if heads[0] is None else heads[0](total)
+        for fold_sums, head in zip(sums[1:], heads[1:], strict=True):
+            means, _ = fold_sums.means(*planes, crop, device)
+            total += means if head is None else head(means)
+        if self.folds:
+            total /= len(sums)
+        return total, empty
 
     def _activate(self, scores: torch.Tensor) -> torch.Tensor:
         """Return softmax or sigmoid over the classes (dim 1), in place."""
@@ -252,70 +303,3 @@ class SlidingWindow:
             for chunk in torch.split(planes.transpose(0, 1), step, dim=1):
                 chunk.copy_(torch.softmax(chunk.contiguous(), dim=0))
         return scores
-
-
-def window_size(window: Window, shape: Shape) -> Shape:
-    """Return the window's size in voxels: the whole grid if the card gives no size."""
-    return shape if window.size is None else window.size
-
-
-def window_starts(length: int, size: int, overlap: float) -> list[int]:
-    """Return the starts of windows along an axis, as MONAI's dense_patch_slices.
-
-    The last window ends at the end of the axis. `length` is at least `size`.
-    """
-    step = size if size == length else max(int(size * (1 - overlap)), 1)
-    starts = list(range(0, length - size, step))
-    return [*starts, length - size]
-
-
-def pad_to_window(image: torch.Tensor, size: Shape, window: Window) -> tuple[torch.Tensor, Shape]:
-    """Pad an image that is smaller than the window; return it and the padding before each axis.
-
-    An odd voxel is added at the end. "reflect" requires a grid of more than half the window
-    (torch).
-
-    Raises
-    ------
-    ScanError
-        IMPLAUSIBLE if the grid is too small for reflection.
-    """
-    missing = [max(roi - n, 0) for roi, n in zip(size, image.shape[1:], strict=True)]
-    low = (missing[0] // 2, missing[1] // 2, missing[2] // 2)
-    if not any(missing):
-        return image, (0, 0, 0)
-    ends = [n for m in reversed(missing) for n in (m // 2, m - m // 2)]
-    if window.padding == "constant":
-        return functional.pad(image, ends, value=window.padding_value), low
-    if window.padding == "reflect" and any(
-        m - m // 2 >= n for m, n in zip(missing, image.shape[1:], strict=True)
-    ):
-        raise ScanError(Reason.IMPLAUSIBLE, "the scan is too small for the window's padding")
-    return functional.pad(image[None], ends, mode=window.padding)[0], low
-
-
-def window_weights(size: Shape, window: Window, device: torch.device) -> torch.Tensor:
-    """Return the weights (x, y, z) of a window's voxels, as MONAI's compute_importance_map."""
-    if window.blending == "constant":
-        return torch.ones(size, device=device)
-    weight = torch.ones((), device=device)
-    for n in size:
-        x = torch.arange(-(n - 1) / 2.0, (n - 1) / 2.0 + 1, dtype=torch.float32, device=device)
-        weight = weight[..., None] * torch.exp(x**2 / (-2 * (n * window.sigma_scale) ** 2))
-    return weight.clamp_(min=max(float(weight.min()), 1e-3))
-
-
-def _corner(axis: int, start: int, inner: tuple[int, ...]) -> Shape:
-    """Return a window's first voxel, given its index along `axis` and along the other axes."""
-    corner = [*inner]
-    corner.insert(axis, start)
-    return corner[0], corner[1], corner[2]
-
-
-def _with_margin(corner: Shape, size: Shape, low: Shape) -> tuple[slice, ...]:
-    """Return the slices, in the unpadded image, of a window with a margin of one voxel.
-
-    `low` are the voxels of padding before each axis.
-    """
-    ends = ((p - n - 1, p - n + roi + 1) for p, roi, n in zip(corner, size, low, strict=True))
-    return tuple(slice(max(first, 0), max(last, 0)) for first, last in ends)

@@ -7,15 +7,15 @@ import math
 from scanloom.cards.card import ModelCard
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.sliding_window import window_size, window_starts
+from scanloom.inference.window_layout import window_layout
 
 
 def window_values(card: ModelCard, grid: Grid) -> int:
-    """Return the number of voxels in all sliding windows of a scan, including windows of air."""
-    shape = plan_grid(grid, card.grid).network.shape
-    size = window_size(card.window, shape)
-    counts = (
-        len(window_starts(max(length, roi), roi, card.window.overlap))
-        for length, roi in zip(shape, size, strict=True)
-    )
-    return math.prod(counts) * math.prod(size)
+    """Return the number of voxels that networks process for a scan.
+
+    Windows of air are included; a window counts once for each network and each flip.
+    """
+    plan = plan_grid(grid, card.grid)
+    layout = window_layout(card.window, plan.network.shape, plan.network_axis(plan.lead))
+    passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
+    return layout.count * math.prod(layout.size) * passes

@@ -1,6 +1,7 @@
 """The table of formats in which scans are stored: how each is recognised, probed and read.
 
-A further format needs a reader and an entry in `FORMATS`.
+A further format of volume files needs a reader and an entry in `VOLUME_FORMATS`. Stored indexes are
+then made anew, since `scanloom.io.index.storage` compares the suffixes of all formats.
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ def replace_nan(volume: Volume, nan: Nan) -> Volume:
     if any(np.isinf(plane).any() for plane in planes):
         raise ScanError(Reason.PIXEL_TYPE, "some voxels are infinite")
     if nan == "refuse":
-        detail = "some voxels are NaN: use --nan padding to replace them by the padding value"
+        detail = (
+            "some voxels are NaN: `segment --nan padding` or a workflow's `nan` replaces them by "
+            "the padding value"
+        )
         raise ScanError(Reason.PIXEL_TYPE, detail)
     smallest = float(np.fmin.reduce(volume.array, axis=None))
     if np.isnan(smallest):

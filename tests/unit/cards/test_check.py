@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Channel, Checks, ModelCard, Range
+from scanloom.cards.card import ANY_MODALITY, Channel, Checks, ModelCard, Range
 from scanloom.cards.check import MAX_SAMPLES, check_scan, percentiles
 from scanloom.cards.monai.bundle import read_bundle
-from scanloom.core import Flag, Grid, ScanError, Volume
+from scanloom.core import MODALITIES, Flag, Grid, ScanError, Volume
 from support.bundles import write_bundle
 
 
@@ -49,6 +49,13 @@ def test_another_modality_is_skipped(card: ModelCard) -> None:
 
 def test_unknown_modality_is_flagged(card: ModelCard) -> None:
     assert check_scan(scan(modality=None), card) == (Flag.MODALITY_UNKNOWN,)
+
+
+def test_model_for_any_modality_takes_every_scan_with_a_flag(card: ModelCard) -> None:
+    any_modality = replace(card, channels=(Channel("image", ANY_MODALITY),))
+
+    for modality in (*MODALITIES, None):
+        assert check_scan(scan(modality=modality), any_modality) == (Flag.MODALITY_UNKNOWN,)
 
 
 def test_several_channels_are_refused(card: ModelCard) -> None:

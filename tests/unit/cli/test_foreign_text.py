@@ -51,14 +51,14 @@ def test_where_tells_words_of_headers_without_their_effect(evil: tuple[Path, Pat
     study, out, case = evil
     key = ["--out", out, "--key", out.parent / "key"]
 
-    told = scanloom("where", case, *key)
+    reported = scanloom("where", case, *key)
     as_json = scanloom("where", case, *key, "--json")
 
-    for ended in (told, as_json):
+    for ended in (reported, as_json):
         assert ended.code == 0
         assert_tame(ended)
-    assert "\\x1b]0;owned" in told.out
-    assert "\\nfine" in told.out  # a name makes no lines of its own
+    assert "\\x1b]0;owned" in reported.out
+    assert "\\nfine" in reported.out  # a name makes no lines of its own
     [source] = as_json.document["sources"]
     assert (source["path"], source["patient_id"]) == (str(study), EVIL.strip())
 

@@ -10,7 +10,7 @@ import pytest
 from pydicom import Dataset
 from scipy.spatial.transform import Rotation
 
-from support import case_folders as wc
+from support import case_folders
 from support.commands import scanloom
 from support.write_dicom import Edit, Geometry, noise, plane, write_series
 
@@ -48,10 +48,10 @@ def test_a_turned_series_is_published_where_it_lies(
     path = segmented(tmp_path / "ct", tiny_model, tmp_path / "out")
 
     header = nib.load(path).header
-    for affine in (header.get_sform(), wc.by_itk(path)):
-        assert wc.farthest(affine, geometry.affine, SHAPE) < 1e-3
+    for affine in (header.get_sform(), case_folders.by_itk(path)):
+        assert case_folders.farthest(affine, geometry.affine, SHAPE) < 1e-3
     if header["qform_code"]:
-        assert wc.farthest(header.get_qform(), geometry.affine, SHAPE) < 0.01
+        assert case_folders.farthest(header.get_qform(), geometry.affine, SHAPE) < 0.01
     assert (path.parent / "dicom" / "segmentation.dcm").exists()
 
 
@@ -74,7 +74,7 @@ def test_a_turned_nifti_is_published_as_it_is(forms: str, tiny_model: Path, tmp_
     np.testing.assert_array_equal(result["pixdim"][:4], scan["pixdim"][:4])
     for field in fields:
         np.testing.assert_array_equal(result[field], scan[field])
-    ours, theirs = wc.by_itk(path), wc.by_itk(tmp_path / "scan.nii")
+    ours, theirs = case_folders.by_itk(path), case_folders.by_itk(tmp_path / "scan.nii")
     np.testing.assert_array_equal(ours, theirs)
 
 
@@ -87,8 +87,10 @@ def test_a_qform_is_read_as_itk_reads_it(tmp_path: Path) -> None:
     image.header.set_xyzt_units("mm")
     image.to_filename(tmp_path / "scan.nii")
     grid = package.load_volume(tmp_path / "scan.nii").grid
-    assert wc.farthest(grid.affine, wc.by_itk(tmp_path / "scan.nii"), SHAPE) < 1e-4
-    assert wc.farthest(nib.load(tmp_path / "scan.nii").affine, grid.affine, SHAPE) > 0.05
+    assert (
+        case_folders.farthest(grid.affine, case_folders.by_itk(tmp_path / "scan.nii"), SHAPE) < 1e-4
+    )
+    assert case_folders.farthest(nib.load(tmp_path / "scan.nii").affine, grid.affine, SHAPE) > 0.05
 
 
 def test_a_qform_in_float64_goes_into_the_sform(tiny_model: Path, tmp_path: Path) -> None:
@@ -103,8 +105,8 @@ def test_a_qform_in_float64_goes_into_the_sform(tiny_model: Path, tmp_path: Path
 
     header = nib.load(path).header
     assert (header["sform_code"], header["qform_code"]) == (3, 0)
-    for seen in (header.get_sform(), wc.by_itk(path)):
-        assert wc.farthest(seen, affine, SHAPE) < 1e-3
+    for seen in (header.get_sform(), case_folders.by_itk(path)):
+        assert case_folders.farthest(seen, affine, SHAPE) < 1e-3
 
 
 def three_decimals(k: int, ds: Dataset) -> None:
@@ -128,5 +130,5 @@ def test_a_header_that_was_rounded_is_published(
 
     path = segmented(tmp_path / "ct", tiny_model, tmp_path / "out")
 
-    assert wc.farthest(nib.load(path).affine, geometry.affine, shape) < 0.5
+    assert case_folders.farthest(nib.load(path).affine, geometry.affine, shape) < 0.5
     assert (path.parent / "dicom" / "segmentation.dcm").exists()

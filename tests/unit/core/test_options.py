@@ -38,6 +38,11 @@ def test_a_word_that_is_not_listed_is_refused(options: Any) -> None:
     check_choices(type(options)())
 
 
+def test_an_unknown_optional_writer_is_refused_at_construction() -> None:
+    with pytest.raises(ValueError, match=r"also must be of .*'image'.*, got 'picture'"):
+        Outputs(also=("masks", "picture"))
+
+
 def test_flat_values_find_their_objects() -> None:
     made = segment_options(models=("m",), out="out", gaps="interpolate", precision="half", phase=2)
     read, compute = ReadOptions(gaps="interpolate"), ComputeOptions("half")

@@ -3,10 +3,12 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from typing import get_args
 
 import pytest
 
 from scanloom.core import OUTCOMES, Flag, Reason, ScanError
+from scanloom.core.reasons import Subject
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda r: r.code)
@@ -18,6 +20,19 @@ def test_every_reason_says_what_to_do(reason):
     assert reason.advice[0].isupper()
     assert len(reason.advice) > 15
     assert not reason.advice.endswith(".")
+
+
+def test_reasons_of_results_and_runs():
+    """All other reasons are those of a single case."""
+    assert {reason.subject for reason in Reason} == set(get_args(Subject))
+    codes = {
+        subject: {reason.code for reason in Reason if reason.subject == subject}
+        for subject in ("result", "run")
+    }
+    assert codes == {
+        "result": {"STALE", "RESULT_DAMAGED", "NEWER_VERSION"},
+        "run": {"DISK_FULL", "KEY_MISMATCH", "MODEL_CHANGED"},
+    }
 
 
 @pytest.mark.parametrize("flag", Flag, ids=lambda f: f.code)

@@ -16,7 +16,7 @@ from scanloom.core import ComputeOptions, Flag, Reason, ScanError, StepTimer, Vo
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.finite import all_finite
 from scanloom.inference.predictor import TorchPredictor
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 LOUD = (2.0**127, 1.998)
 """3.4e38 in float32; the second is 2 in bfloat16, and the product infinite."""
@@ -27,12 +27,12 @@ needs_units = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    return cards_by_hand.card(cards_by_hand.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+    return model_cards.card(model_cards.small_weights(tmp_path_factory.mktemp("model"), seed=1))
 
 
 def other(card: ModelCard, path: Path, **changes: Any) -> ModelCard:
     """Return the card with other weights."""
-    return replace(card, weights=cards_by_hand.card(path).weights, **changes)
+    return replace(card, weights=model_cards.card(path).weights, **changes)
 
 
 def changed(card: ModelCard, folder: Path, **factors: float) -> ModelCard:
@@ -46,8 +46,8 @@ def changed(card: ModelCard, folder: Path, **factors: float) -> ModelCard:
 
 def scan(dtype: str = "int16", factor: float = 1.0) -> Volume:
     shape = (33, 30, 18)
-    array = cards_by_hand.smooth_scan(shape).astype(dtype) * np.array(factor, dtype)
-    grid = cards_by_hand.grid(shape, (1.3, 1.2, 2.6))
+    array = model_cards.smooth_scan(shape).astype(dtype) * np.array(factor, dtype)
+    grid = model_cards.grid(shape, (1.3, 1.2, 2.6))
     return Volume(np.asfortranarray(array), grid, "HU", "CT")
 
 
@@ -97,7 +97,7 @@ def test_scores_that_overflow_give_no_labels(
             wrong,
             activation="sigmoid",
             decision=Threshold(),
-            structures=cards_by_hand.structures(3),
+            structures=model_cards.structures(3),
         )
 
     assert "scores" in refused(wrong, scan()).detail
@@ -134,7 +134,7 @@ def test_half_precision_that_overflows_gives_way_to_float32(
     card: ModelCard, tmp_path: Path
 ) -> None:
     """For this scan, and it is said: the labels are those of float32."""
-    loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD))
+    loud = other(card, model_cards.loud_weights(tmp_path, card.weights.file, LOUD))
     exact = TorchPredictor(loud, compute=ComputeOptions(precision="float32")).predict(scan())
     predictor, clock = (
         TorchPredictor(loud, device="cpu", compute=ComputeOptions(precision="half")),
@@ -165,7 +165,7 @@ def test_half_precision_that_does_not_overflow_says_so(card: ModelCard) -> None:
 def test_weights_that_half_precision_can_not_hold_stay_float32(
     card: ModelCard, tmp_path: Path
 ) -> None:
-    weights = cards_by_hand.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=3.4e38)
+    weights = model_cards.loud_weights(tmp_path, card.weights.file, (1.0, 1.0), bias=3.4e38)
     predictor = TorchPredictor(
         other(card, weights), device="cpu", compute=ComputeOptions(precision="half")
     )
@@ -179,7 +179,7 @@ def test_weights_that_half_precision_can_not_hold_stay_float32(
 
 @needs_units
 def test_what_float32_can_not_say_either_is_refused(card: ModelCard, tmp_path: Path) -> None:
-    loud = other(card, cards_by_hand.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0)))
+    loud = other(card, model_cards.loud_weights(tmp_path, card.weights.file, (2.0**127, 2.0)))
     with pytest.raises(ScanError) as error:
         TorchPredictor(loud, device="cpu", compute=ComputeOptions(precision="half")).predict(scan())
     assert error.value.reason is Reason.NOT_FINITE
@@ -190,7 +190,7 @@ def test_weights_that_changed_meanwhile_are_not_fallen_back_to(
     card: ModelCard, tmp_path: Path
 ) -> None:
     """What is loaded for float32 is what was loaded before."""
-    path = cards_by_hand.loud_weights(tmp_path, card.weights.file, LOUD)
+    path = model_cards.loud_weights(tmp_path, card.weights.file, LOUD)
     predictor = TorchPredictor(
         other(card, path), device="cpu", compute=ComputeOptions(precision="half")
     )

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.resample import to_network
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 CPU = torch.device("cpu")
 CODES = [
@@ -36,8 +37,8 @@ def monai_sees(array: Any, grid: Grid, wanted: NetworkGrid) -> Any:
 @pytest.mark.parametrize("codes", CODES)
 def test_network_sees_what_monai_shows_it(codes: str) -> None:
     """Shape, affine and values, for all 48 ways in which axes can lie."""
-    grid = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
-    array = cards_by_hand.smooth_scan(grid.shape)
+    grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
+    array = model_cards.smooth_scan(grid.shape)
     wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
     plan = plan_grid(grid, wanted)
@@ -52,8 +53,8 @@ def test_network_sees_what_monai_shows_it(codes: str) -> None:
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "RPI", "ALS"])
 @pytest.mark.parametrize("tilt", [12.0, -20.0])
 def test_a_tilted_stack_of_axial_slices_is_seen_as_monai_sees_it(codes: str, tilt: float) -> None:
-    grid = cards_by_hand.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=tilt)
-    array = cards_by_hand.smooth_scan(grid.shape)
+    grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=tilt)
+    array = model_cards.smooth_scan(grid.shape)
     wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
     plan = plan_grid(grid, wanted)
@@ -73,9 +74,9 @@ def test_rounded_affines_and_spacings_are_judged_as_monai_judges_them(
     shape: tuple[int, int, int], spacing: tuple[float, float, float], turn: float
 ) -> None:
     """Directions rounded to float32, as NIfTI has them; spacings all but the wanted ones."""
-    exact = cards_by_hand.grid(shape, spacing, "LPS", turn=turn)
+    exact = model_cards.grid(shape, spacing, "LPS", turn=turn)
     grid = Grid(shape, exact.affine.astype(np.float32).astype(np.float64))
-    array = cards_by_hand.smooth_scan(shape)
+    array = model_cards.smooth_scan(shape)
     wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
 
     plan = plan_grid(grid, wanted)
@@ -85,3 +86,88 @@ def test_rounded_affines_and_spacings_are_judged_as_monai_judges_them(
     np.testing.assert_allclose(plan.network.affine, theirs.affine.numpy(), atol=1e-9)
     ours = to_network(array, plan, CPU)
     np.testing.assert_allclose(ours.numpy(), theirs[0].numpy(), atol=2e-2)
+
+
+@pytest.mark.parametrize("codes", ["RAS", "LPI", "SPL", "PIR"])
+@pytest.mark.parametrize("alignment", ["edges", "ends", "centre", "first"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_maps_of_all_alignments_agree_with_positions(
+    codes: str, alignment: Any, order: tuple[int, int, int]
+) -> None:
+    """Coordinates along axes are those of voxels' positions in the world, both ways."""
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8)
+    requested = NetworkGrid("RAS", (1.5, 1.4, 2.0), order=order, alignment=alignment)
+    plan = plan_grid(source, requested)
+    corner = (3, 5, 7)
+
+    to_network = plan.network.index(source.world(corner))
+    to_source = source.index(plan.network.world(corner))
+
+    for axis in range(3):
+        x = plan.network_axis(axis)
+        np.testing.assert_allclose(plan.to_network(axis)[corner[axis]], to_network[x], atol=1e-9)
+        np.testing.assert_allclose(plan.to_source(axis)[corner[x]], to_source[axis], atol=1e-9)
+    found = [plan.scale[x] * corner[plan.follows[x]] + plan.shift[x] for x in range(3)]
+    np.testing.assert_allclose(found, to_network, atol=1e-9)
+    natural = plan_grid(source, NetworkGrid("RAS", (1.5, 1.4, 2.0), alignment=alignment))
+    assert plan.network.shape == tuple(natural.network.shape[axis] for axis in order)
+
+
+def test_edges_of_grids_coincide() -> None:
+    """nnU-Net: half a voxel beyond the outermost centres, and a rounded number of voxels."""
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5))
+    plan = plan_grid(source, NetworkGrid(None, (1.5, 0.0, 1.0), alignment="edges"))
+
+    assert plan.network.shape == (round(1.1 / 1.5 * 19), 23, round(2.5 / 1.0 * 14))
+    for end in (0, 1):
+        theirs, ours = (end * np.array(g.shape) - 0.5 for g in (source, plan.network))
+        np.testing.assert_allclose(source.world(theirs), plan.network.world(ours), atol=1e-9)
+
+
+def test_ends_of_grids_coincide() -> None:
+    """TotalSegmentator: the centres of the outermost voxels."""
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5))
+    plan = plan_grid(source, NetworkGrid(None, (1.5, 1.5, 1.5), alignment="ends"))
+
+    for end in (0, 1):
+        theirs, ours = (end * (np.array(g.shape) - 1) for g in (source, plan.network))
+        np.testing.assert_allclose(source.world(theirs), plan.network.world(ours), atol=1e-9)
+
+
+def test_centred_grid_has_the_requested_shape_and_is_empty_outside_the_scan() -> None:
+    """FreeSurfer's conform: index n / 2 of both grids coincide; SciPy gives the values."""
+    source = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), "LPS")
+    array = model_cards.smooth_scan(source.shape)
+    requested = NetworkGrid("RAS", (1.0, 1.0, 1.0), alignment="centre", shape=(40, 40, 40))
+
+    plan = plan_grid(source, requested)
+
+    assert plan.network.shape == (40, 40, 40)
+    middle = np.array(plan.oriented.shape) / 2
+    np.testing.assert_allclose(plan.network.world((20, 20, 20)), plan.oriented.world(middle))
+    ours = to_network(array, plan, CPU).numpy()
+    step = np.linalg.solve(plan.oriented.affine, plan.network.affine)
+    oriented = array[::-1, ::-1].astype(np.float64)
+    expected = ndimage.affine_transform(oriented, step, output_shape=(40, 40, 40), order=1)
+    np.testing.assert_allclose(ours, expected, atol=1e-3)
+    assert (ours[0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "expected"),
+    [
+        ((0.8, 0.8, 5.0), (1.0, 1.0, 1.0), (2, 2)),
+        ((1.0, 1.0, 1.0), (4.0, 1.0, 1.0), (0, 0)),
+        ((0.8, 0.8, 5.0), (4.0, 1.0, 1.0), (2, 0)),
+        ((0.8, 5.0, 5.0), (4.0, 1.0, 1.0), (None, 0)),
+        ((1.0, 1.0, 3.0), (1.0, 1.0, 1.0), (None, None)),
+    ],
+)
+def test_coarse_axis_is_nnunets(
+    own: tuple[float, float, float], wanted: tuple[float, float, float], expected: Any
+) -> None:
+    """The grid that is resampled decides, else the other one; equal largest spacings exclude."""
+    source = model_cards.grid((19, 23, 14), own)
+    requested = NetworkGrid(None, wanted, alignment="edges", separate_above=3.0)
+
+    assert plan_grid(source, requested).nearest == expected

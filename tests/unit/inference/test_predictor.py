@@ -25,17 +25,17 @@ from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.network.architectures import build_network
 from scanloom.inference.predictor import TorchPredictor
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    return cards_by_hand.card(cards_by_hand.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+    return model_cards.card(model_cards.small_weights(tmp_path_factory.mktemp("model"), seed=1))
 
 
 def scan(shape: tuple[int, int, int] = (33, 30, 18), **how: Any) -> Volume:
-    grid = cards_by_hand.grid(shape, (1.3, 1.2, 2.6), **how)
-    return Volume(cards_by_hand.smooth_scan(shape), grid, "HU", "CT")
+    grid = model_cards.grid(shape, (1.3, 1.2, 2.6), **how)
+    return Volume(model_cards.smooth_scan(shape), grid, "HU", "CT")
 
 
 @pytest.mark.parametrize("tilt", [0.0, 12.0])
@@ -107,7 +107,7 @@ def test_overlapping_structures_stand_in_layers_of_their_own(card: ModelCard) ->
         card,
         activation="sigmoid",
         decision=Threshold(0.5),
-        structures=cards_by_hand.structures(3),
+        structures=model_cards.structures(3),
     )
 
     result = TorchPredictor(overlapping).predict(scan())
@@ -160,7 +160,12 @@ def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
 
 def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
     cases = [
-        (replace(card, grid=NetworkGrid("RAS", None, "nearest")), Reason.MODEL_UNSUPPORTED),
+        (
+            replace(
+                card, grid=NetworkGrid("RAS", None, "area", alignment="edges", shape=(8, 8, 8))
+            ),
+            Reason.MODEL_UNSUPPORTED,
+        ),
         (replace(card, network=NetworkSpec("Nothing", {})), Reason.MODEL_NETWORK),
     ]
     for wrong, reason in cases:
@@ -170,7 +175,7 @@ def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
 
 
 def test_a_network_of_too_few_channels_is_refused(card: ModelCard) -> None:
-    predictor = TorchPredictor(replace(card, structures=cards_by_hand.structures(3)))
+    predictor = TorchPredictor(replace(card, structures=model_cards.structures(3)))
 
     with pytest.raises(ScanError, match="3 output channels, the card 4") as error:
         predictor.predict(scan())
@@ -213,11 +218,13 @@ def test_windows_of_air_are_passed_over_where_the_card_allows_it(
     array = np.full_like(volume.array, -1000)
     array[20:34, 22:38, 14:26] = volume.array[20:34, 22:38, 14:26].clip(-200)
     volume = replace(volume, array=array)
-    told = replace(card, air_below=-500.0, restore="scores")
+    reported = replace(card, air_below=-500.0, restore="scores")
 
     clock = StepTimer()
-    fast = TorchPredictor(told).predict(volume, clock).layers[0].labels
-    whole = TorchPredictor(told, ComputeOptions(skip_air=False)).predict(volume).layers[0].labels
+    fast = TorchPredictor(reported).predict(volume, clock).layers[0].labels
+    whole = (
+        TorchPredictor(reported, ComputeOptions(skip_air=False)).predict(volume).layers[0].labels
+    )
     without = TorchPredictor(card).predict(volume).layers[0].labels
 
     (note,) = clock.notes["skip air"]

@@ -8,7 +8,7 @@ from scipy import ndimage
 
 from scanloom.core import Grid
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
-from support import case_folders as wc
+from support import case_folders
 
 SHEARS = [
     ("LPS", 0.0, 18.5, 2),
@@ -29,7 +29,7 @@ def sheared_along(axis: int) -> Grid:
 def test_the_grid_is_rectangular_and_holds_every_voxel(
     codes: str, oblique: float, tilt: float, axis: int
 ) -> None:
-    grid = wc.grid_of(wc.turned(wc.directions(codes), oblique), tilt)
+    grid = case_folders.grid_of(case_folders.turned(case_folders.directions(codes), oblique), tilt)
     upright = rectangular_grid(grid)
     assert grid.shear_axis == axis
     assert not upright.sheared
@@ -43,12 +43,15 @@ def test_the_grid_is_rectangular_and_holds_every_voxel(
 
 @pytest.mark.parametrize(
     "grid",
-    [wc.grid_of(wc.turned(wc.directions(c), o), t) for c, o, t, _ in SHEARS]
+    [
+        case_folders.grid_of(case_folders.turned(case_folders.directions(c), o), t)
+        for c, o, t, _ in SHEARS
+    ]
     + [sheared_along(n) for n in range(3)],
 )
 def test_labels_are_those_of_the_nearest_voxel(grid: Grid) -> None:
     """Each voxel of the copy has the label that SciPy finds nearest to its position."""
-    labels = wc.labels_on(grid.shape)
+    labels = case_folders.labels_on(grid.shape)
     upright = rectangular_grid(grid)
     copy = rectangular_labels(labels, grid)
     assert copy.shape == upright.shape
@@ -61,7 +64,7 @@ def test_labels_are_those_of_the_nearest_voxel(grid: Grid) -> None:
 
 
 def test_a_grid_without_shear_is_returned_unchanged() -> None:
-    grid = wc.grid_of(wc.directions("LPS"))
-    labels = wc.labels_on(grid.shape)
+    grid = case_folders.grid_of(case_folders.directions("LPS"))
+    labels = case_folders.labels_on(grid.shape)
     assert rectangular_grid(grid) is grid
     assert rectangular_labels(labels, grid) is labels

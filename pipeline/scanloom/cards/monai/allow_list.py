@@ -7,25 +7,10 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from scanloom.cards.monai.config import truncate
+from scanloom.cards.networks import NETWORKS
 from scanloom.core import Reason, ScanError
 
 Kind = Literal["network", "transform", "inferer", "ignored"]
-
-NETWORKS: Final[Mapping[str, frozenset[str]]] = {
-    "AttentionUnet": frozenset(),
-    "BasicUNet": frozenset(),
-    "DynUNet": frozenset(),
-    "SegResNet": frozenset(),
-    "SegResNetDS": frozenset(),
-    "SwinUNETR": frozenset({"img_size"}),
-    "UNETR": frozenset(),
-    "UNet": frozenset(),
-    "VNet": frozenset(),
-}
-"""Allowed networks by MONAI's class name, each with the arguments to drop.
-
-`img_size` was removed from SwinUNETR in MONAI 1.5; it did not affect the network.
-"""
 
 _ALIASES: Final[Mapping[str, str]] = {
     "BasicUnet": "BasicUNet",
@@ -85,7 +70,8 @@ def canonical_target(target: str) -> tuple[Kind, str]:
     if package and module_kind is None:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} is not on the list")
     plain = _ALIASES.get(name, name)
-    if plain in NETWORKS and module_kind in (None, "network"):
+    allowed = NETWORKS.get(plain)
+    if allowed and allowed.module.startswith("monai.") and module_kind in (None, "network"):
         return "network", plain
     if plain in _INFERERS and module_kind in (None, "inferer"):
         return "inferer", plain

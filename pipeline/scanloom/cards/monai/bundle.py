@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from scanloom.cards.card import Channel, Checks, ModelCard, NetworkSpec, Range, Weights
-from scanloom.cards.monai.allow_list import NETWORKS, canonical_target, check_target, judge_network
+from scanloom.cards.monai.allow_list import canonical_target, check_target, judge_network
 from scanloom.cards.monai.arguments import describe
 from scanloom.cards.monai.config import Component, Config, Name, truncate
 from scanloom.cards.monai.files import (
@@ -25,6 +25,7 @@ from scanloom.cards.monai.metadata import Metadata, TensorFormat, one_line, read
 from scanloom.cards.monai.postprocessing import read_postprocessing
 from scanloom.cards.monai.preprocessing import read_preprocessing
 from scanloom.cards.monai.structures import read_structures
+from scanloom.cards.networks import NETWORKS
 from scanloom.core import Reason, ScanError, format_bytes, slug
 
 _CONFIGS: Final = ("inference.json", "inference.yaml", "inference.yml")
@@ -148,7 +149,7 @@ def _network(config: Config) -> NetworkSpec:
     if not isinstance(networks[0], Component) or any(spec is not networks[0] for spec in networks):
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"the network is {describe(networks[-1])}")
     name = canonical_target(networks[0].target)[1]
-    args = {key: arg for key, arg in networks[0].args.items() if key not in NETWORKS[name]}
+    args = {key: arg for key, arg in networks[0].args.items() if key not in NETWORKS[name].removed}
     budget = [_MAX_PLAIN]
     for key, arg in args.items():
         _plain(arg, f"{name}({truncate(str(key))}=...)", budget)

@@ -47,7 +47,9 @@ def check_devices() -> Iterator[Finding]:
         seen = f"{device.name}, {format_bytes(device.memory)}, capability {device.capability}"
         name = f"cuda:{number}"
         if device.fault:
-            advice = "install a torch built for this GPU (pytorch.org), or use --device cpu"
+            advice = (
+                "install a torch built for this GPU (pytorch.org), or use `segment --device cpu`"
+            )
             yield Finding(TOPIC, name, "bad", f"{seen}: {device.fault}", advice)
         else:
             yield Finding(TOPIC, name, "ok", f"{seen}: computes correctly")

@@ -88,7 +88,9 @@ def check_key() -> Iterator[Finding]:
         return
     except OSError as exc:
         seen = f"can't be read ({type(exc).__name__})"
-        yield Finding("key", "key of the ids", "bad", seen, "check its permissions, or use --key")
+        yield Finding(
+            "key", "key of the ids", "bad", seen, "check its permissions, or set SCANLOOM_KEY"
+        )
         return
     try:
         load_key()

@@ -20,7 +20,10 @@ from scanloom.cli.shared_options import (
     ArchivesOption,
     ReplaceOption,
     RetryOption,
+    RunKeyOption,
     ShardOption,
+    SourcesArgument,
+    WorkflowArgument,
     find_workflow,
     parse_shard,
     report_new_key,
@@ -33,18 +36,12 @@ if TYPE_CHECKING:
 
 
 def plan(
-    workflow: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or a shipped workflow.")
-    ],
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
-    ],
+    workflow: WorkflowArgument,
+    paths: SourcesArgument,
     out: Annotated[Path, typer.Option(metavar="OUT", help="Output folder of the run.")],
     archives: ArchivesOption = False,
     shard: ShardOption = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Key file for the ids; also SCANLOOM_KEY.")
-    ] = None,
+    key: RunKeyOption = None,
     replace: ReplaceOption = False,
     retry_failed: RetryOption = False,
     as_json: JsonOption = False,

@@ -28,11 +28,15 @@ from scanloom.cli.shared_options import (
     ArchivesOption,
     ReplaceOption,
     RetryOption,
+    RunKeyOption,
     ShardOption,
+    SourcesArgument,
+    WorkflowArgument,
     find_workflow,
     parse_shard,
     report_new_key,
 )
+from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,25 +50,19 @@ IN_ORDER, AT_ONCE = 9.0, 2.0
 
 
 def run(
-    workflow: Annotated[
-        str, typer.Argument(metavar="WORKFLOW", help="A YAML or JSON file, or a shipped workflow.")
-    ],
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Folders, files, archives, patterns.")
-    ],
+    workflow: WorkflowArgument,
+    paths: SourcesArgument,
     out: Annotated[Path, typer.Option(metavar="OUT", help="Output folder.")],
     cluster: Annotated[
         str,
         typer.Option(
             metavar="WHICH",
-            help="local, none (no Dask), slurm, ssh:HOSTS, kubernetes, an address or its file.",
+            help=f"local, none (no Dask), {', '.join(cluster_names())}, an address or its file.",
         ),
     ] = "local",
     archives: ArchivesOption = False,
     shard: ShardOption = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Key file for the ids; also SCANLOOM_KEY.")
-    ] = None,
+    key: RunKeyOption = None,
     replace: ReplaceOption = False,
     retry_failed: RetryOption = False,
     take_over: Annotated[

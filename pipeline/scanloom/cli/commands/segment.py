@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,7 @@ from scanloom.cli.console import (
 from scanloom.cli.exit_codes import exit_of_records
 from scanloom.cli.progress import progress, silence
 from scanloom.cli.shared_options import ArchivesOption, report_new_key
+from scanloom.extras import EXTRAS, describe_extras
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -50,11 +51,10 @@ def device_name(text: str) -> str:
 def extra_name(text: str) -> str:
     """Return the name of an optional writer; refuse any other text."""
     from scanloom.core import did_you_mean
-    from scanloom.core.options import Extra
 
-    name, names = text.strip().lower(), get_args(Extra)
-    if name not in names:
-        raise typer.BadParameter(did_you_mean(name, names))
+    name = text.strip().lower()
+    if name not in EXTRAS:
+        raise typer.BadParameter(did_you_mean(name, EXTRAS))
     return name
 
 
@@ -131,8 +131,8 @@ def segment(
         list[str] | None,
         typer.Option(
             parser=extra_name,
-            metavar="image|masks",
-            help="Also write the scan, or a mask for each structure.",
+            metavar="|".join(EXTRAS),
+            help=f"Also write {describe_extras()}.",
         ),
     ] = None,
     structures: Annotated[
@@ -172,6 +172,10 @@ def segment(
             help="Map labels back to the scan's grid with compiled kernels, or plain PyTorch."
         ),
     ] = True,
+    mirror: Annotated[
+        Literal["auto", "no"],
+        typer.Option(help="Run the network on mirrored scans too: as the model says, or not."),
+    ] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     json: JsonOption = False,
     debug: DebugOption = False,
@@ -228,7 +232,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
         "reason": None if reason is None else error_document(reason, record.detail),
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
         "recalled": record.reused,
-        "remade": record.remade,
+        "remade": record.updated,
         "folder": None if record.folder is None else str(record.folder),
         "seconds": round(record.seconds, 3),
         "measurements": [measurement_to_json(m) for m in record.measurements],
@@ -272,7 +276,7 @@ def show_case(path: Path, record: CaseRecord) -> None:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)
     if record.reused:
         screen.print("A result of this recipe already exists: nothing was done.")
-    if record.remade:
+    if record.updated:
         screen.print("The scan had changed: this result replaces the earlier one.")
     screen.print(f"Results: {record.folder}", soft_wrap=True)
     if record.folder is not None and (picture := record.folder / "preview.png").exists():

@@ -49,7 +49,7 @@ def make_cases(
             number = first.id if phase is None else case_id(series, key, phase)
             case = make_case(number, series, workflow, recipe, phase=phase)
             stamp = source_stamp([entry.stamp for entry in (series, *channels)], key)
-            yield inputs, replace(case, others=tuple(channels), stamp=stamp)
+            yield inputs, replace(case, further_channels=tuple(channels), stamp=stamp)
 
 
 def unique_cases(cases: Iterable[Case], key: bytes) -> tuple[list[Case], set[str]]:
@@ -90,7 +90,7 @@ def with_source_hash(case: Case, key: bytes) -> Case:
     """
     if case.source_hash:
         return case
-    return replace(case, source_hash=channels_hash((case.series, *case.others), key))
+    return replace(case, source_hash=channels_hash((case.series, *case.further_channels), key))
 
 
 def make_case(

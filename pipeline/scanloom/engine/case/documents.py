@@ -46,16 +46,16 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
         "outputs": outputs_document(case.outputs),
         "models": [
             {
-                "name": labeller.card.name,
-                "version": labeller.card.version,
-                "license": labeller.card.license,
-                "weights_sha256": labeller.card.weights.sha256,
-                "card_sha256": card_digest(labeller.card),
-                "device": segmentation.device or labeller.device_name,
-                "precision": segmentation.precision or labeller.precision_name,
+                "name": predictor.card.name,
+                "version": predictor.card.version,
+                "license": predictor.card.license,
+                "weights_sha256": predictor.card.weights.sha256,
+                "card_sha256": card_digest(predictor.card),
+                "device": segmentation.device or predictor.device_name,
+                "precision": segmentation.precision or predictor.precision_name,
             }
-            for labeller, segmentation in zip(
-                segmented.labellers, segmented.segmentations, strict=True
+            for predictor, segmentation in zip(
+                segmented.predictors, segmented.segmentations, strict=True
             )
         ],
         "versions": _versions(),
@@ -73,8 +73,8 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
             name: {"wall_s": round(s.wall, 4), "cpu_s": round(s.cpu, 4)}
             for name, s in clock.steps.items()
         },
-        "device": [labeller.device_name for labeller in segmented.labellers],
-        "precision": [labeller.precision_name for labeller in segmented.labellers],
+        "device": [predictor.device_name for predictor in segmented.predictors],
+        "precision": [predictor.precision_name for predictor in segmented.predictors],
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "estimated_memory_bytes": _estimated(segmented),
         "window_values": _window_values(segmented),
@@ -87,9 +87,9 @@ def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
 def _estimated(segmented: SegmentedCase) -> int:
     """Return the memory estimate, in bytes, from header and cards alone."""
     volume = segmented.loaded.scan.volume
-    first = segmented.labellers[0]
+    first = segmented.predictors[0]
     placement = Placement(first.device_name, first.precision_name)
-    cards = [labeller.card for labeller in segmented.labellers]
+    cards = [predictor.card for predictor in segmented.predictors]
     outputs = segmented.loaded.case.outputs
     return estimate_case(volume.grid, volume.array.dtype, cards, outputs, placement).peak
 
@@ -99,7 +99,7 @@ def _window_values(segmented: SegmentedCase) -> int:
     from scanloom.inference.workload import window_values
 
     grid = segmented.loaded.scan.volume.grid
-    return sum(window_values(labeller.card, grid) for labeller in segmented.labellers)
+    return sum(window_values(predictor.card, grid) for predictor in segmented.predictors)
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -121,8 +121,15 @@ def estimate_case(
 
 
 def base_bytes(cards: Sequence[ModelCard]) -> int:
-    """Return the bytes of a process with these models before its first case."""
-    return BASE_PROCESS_BYTES + sum(2 * card.weights.file.stat().st_size for card in cards)
+    """Return the bytes of a process with these models before its first case.
+
+    A file with weights is read while the networks of the model's other folds are in memory.
+    """
+    models = 0
+    for card in cards:
+        sizes = [weights.file.stat().st_size for weights in (card.weights, *card.folds)]
+        models += sum(sizes) + max(sizes)
+    return BASE_PROCESS_BYTES + models
 
 
 def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
@@ -142,7 +149,8 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
     """
     if limit is not None and estimate.peak > limit:
         need = f"needs {format_bytes(estimate.peak)} to {estimate.largest_stage}"
-        detail = f"{need}, limit {format_bytes(limit)} by --memory-limit or memory_limit"
+        source = "`segment --memory-limit` or a workflow's `memory_limit`"
+        detail = f"{need}, limit {format_bytes(limit)} by {source}"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
 

@@ -99,7 +99,7 @@ def run_case(
         with CaseFolder(output.out, name, output.fingerprint) as draft:
             record = steps.write(segmented, draft.path)
             published = draft.publish(replace=output.replace, source=source)
-        return replace(record, folder=published, remade=state is ResultState.CHANGED)
+        return replace(record, folder=published, updated=state is ResultState.CHANGED)
     except Exception as error:  # a fault in one case must not stop the others
         logger.debug("case not used", exc_info=True)
         return failed_record(case.id, error)
@@ -112,7 +112,7 @@ def failed_record(case: str, error: Exception) -> CaseRecord:
 
 
 def _all_files(case: Case) -> tuple[Path, ...]:
-    return tuple(file for series in (case.series, *case.others) for file in series.files)
+    return tuple(file for series in (case.series, *case.further_channels) for file in series.files)
 
 
 def _check_unchanged(case: Case, states: FileStates) -> None:

@@ -26,10 +26,11 @@ from scanloom.core import (
 )
 from scanloom.engine.case.documents import case_json, timing_json
 from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
-from scanloom.engine.case.writers import CaseContent, read_back, write_files, writers_of
+from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_json
+from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
 from scanloom.ops.measure import measure
 
@@ -48,11 +49,12 @@ def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
     with clock.step("load"):
         scan = read_scan(case.series, case.read, phase=case.phase)
         channel = replace(case.read, gaps="refuse", orientation=None)
-        others = tuple(read_scan(series, channel).volume for series in case.others)
-    return LoadedCase(case, scan, clock, meter, others)
+        volumes = (read_scan(series, channel).volume for series in case.further_channels)
+        further = tuple(volumes)
+    return LoadedCase(case, scan, clock, meter, further)
 
 
-def segment(loaded: LoadedCase, labellers: Sequence[Predictor]) -> SegmentedCase:
+def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCase:
     """Label one case with every model, after the scan was checked against each card.
 
     Raises
@@ -61,18 +63,21 @@ def segment(loaded: LoadedCase, labellers: Sequence[Predictor]) -> SegmentedCase
         MODALITY, CHANNELS or IMPLAUSIBLE if the scan is not for a model; NOT_FINITE if scan or
         scores overflow; OUT_OF_MEMORY.
     """
-    volume, others, outputs = loaded.scan.volume, loaded.others, loaded.case.outputs
+    volume, further, outputs = loaded.scan.volume, loaded.further_channels, loaded.case.outputs
     flags = list(volume.flags)
     if volume.grid.sheared:
         flags.append(Flag.SHEARED)
-    for labeller in labellers:
-        flags.extend(check_scan(volume, labeller.card, others))
+    for predictor in predictors:
+        flags.extend(check_scan(volume, predictor.card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
-    predicted = (labeller.predict(volume, loaded.clock, others=others) for labeller in labellers)
+    predicted = (
+        predictor.predict(volume, loaded.clock, further_channels=further)
+        for predictor in predictors
+    )
     segmentations = tuple(keep_structures(segmentation, outputs) for segmentation in predicted)
     flags.extend(flag for segmentation in segmentations for flag in segmentation.flags)
-    return SegmentedCase(loaded, tuple(labellers), segmentations, tuple(dict.fromkeys(flags)))
+    return SegmentedCase(loaded, tuple(predictors), segmentations, tuple(dict.fromkeys(flags)))
 
 
 def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:

@@ -28,7 +28,11 @@ class Predictor(Protocol):
         """Floating-point type of the network: "float32", "float16"."""
 
     def predict(
-        self, volume: Volume, clock: StepTimer | None = None, *, others: Sequence[Volume] = ()
+        self,
+        volume: Volume,
+        clock: StepTimer | None = None,
+        *,
+        further_channels: Sequence[Volume] = (),
     ) -> Segmentation:
         """Return the structures of `volume`; `others` are further input channels."""
 
@@ -41,7 +45,7 @@ class LoadedCase:
     scan: Scan
     clock: StepTimer
     meter: EnergyMeter
-    others: tuple[Volume, ...] = ()
+    further_channels: tuple[Volume, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,6 @@ class SegmentedCase:
     """A loaded case with one segmentation for each model."""
 
     loaded: LoadedCase
-    labellers: tuple[Predictor, ...]
+    predictors: tuple[Predictor, ...]
     segmentations: tuple[Segmentation, ...]
     flags: tuple[Flag, ...] = ()

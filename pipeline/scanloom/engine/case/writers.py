@@ -1,36 +1,33 @@
 """Files of a case: one writer for each kind, with its read-back and its memory.
 
-A new writer is a module in `scanloom.io` that writes its files, a check in
-`scanloom.io.readback.case`, and one entry of `WRITERS`. If it runs only on request, its name is
-added to `scanloom.core.options.Extra`; the command line and the schema of workflows follow from
-that.
+A new writer of a file on request takes three edits: a module in `scanloom.io.extras` that names,
+writes and checks the file, its `Writer` in `WRITERS`, and its name and description in
+`scanloom.extras.EXTRAS`. Command line, workflow schema and recipes follow from that table. A writer
+that always runs is not in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Case, Flag, Grid, Measurement, Outputs, Segmentation
-from scanloom.core.options import Extra
+from scanloom.core import Flag, Grid, Outputs, Segmentation
+from scanloom.extras import EXTRAS
+from scanloom.io.extras.image import IMAGE
+from scanloom.io.extras.masks import MASKS
 from scanloom.io.output import file_names
 from scanloom.io.output.measurements import write_measurements
+from scanloom.io.output.writer import CaseContent, Writer
 from scanloom.io.readback.case import (
-    Counts,
     check_dicom_segs,
-    check_image,
     check_label_maps,
-    check_masks,
     check_measurements,
     check_names,
 )
-from scanloom.io.scan import DicomSource, Scan
+from scanloom.io.scan import DicomSource
 from scanloom.io.system.parallel import run_parallel
-from scanloom.io.write.nifti import write_image
-from scanloom.io.write.results import write_label_maps, write_masks
+from scanloom.io.write.results import write_label_maps
 
 PREVIEW = "preview.png"
 
@@ -44,78 +41,10 @@ _LONG_STRUCTURES = 8
 """Number of structures that may each extend through the whole stack."""
 
 
-@dataclass(frozen=True, eq=False)
-class CaseContent:
-    """Content of a case folder, which writers write and read back.
-
-    Parameters
-    ----------
-    case : Case
-        Outputs, and the recipe that DICOM UIDs are derived from.
-    scan : Scan
-        Volume and source.
-    segmentations : sequence of Segmentation
-        One for each model, with the requested structures.
-    measurements : sequence of Measurement
-        Of all structures.
-    flags : sequence of Flag
-        Of the case.
-    counts : dict
-        Voxels of each (model, label), filled in when the label maps are read back.
-    """
-
-    case: Case
-    scan: Scan
-    segmentations: Sequence[Segmentation]
-    measurements: Sequence[Measurement] = ()
-    flags: Sequence[Flag] = ()
-    counts: Counts = field(default_factory=dict)
-
-    @property
-    def models(self) -> list[str]:
-        """Names of the models, in order."""
-        return [s.model for s in self.segmentations]
-
-
-def _nothing(*_: object) -> None:
-    """Read nothing back."""
-
-
-def _no_bytes(*_: object) -> int:
-    return 0
-
-
-@dataclass(frozen=True)
-class Writer:
-    """Writer of one kind of file.
-
-    Parameters
-    ----------
-    name : str
-        A name of `Extra` if it runs only on request.
-    expected : callable
-        Return the relative names of the files that it writes for a content; none if it does not
-        apply.
-    write : callable
-        Write them into the folder. Writers run concurrently.
-    read_back : callable
-        Compare them with the content; raise WRITE_MISMATCH at the first difference. Runs in the
-        order of `WRITERS`.
-    memory : callable
-        Estimate the bytes that it holds, from the scan's grid, the models' cards and the outputs.
-    """
-
-    name: str
-    expected: Callable[[CaseContent], set[str]]
-    write: Callable[[Path, CaseContent], None]
-    read_back: Callable[[Path, CaseContent], None] = _nothing
-    memory: Callable[[Grid, Sequence[ModelCard], Outputs], int] = _no_bytes
-
-
 def writers_of(outputs: Outputs) -> tuple[Writer, ...]:
     """Return the writers that run for these outputs."""
-    optional = set(get_args(Extra)) - set(outputs.also)
-    return tuple(writer for writer in WRITERS if writer.name not in optional)
+    left_out = EXTRAS.keys() - set(outputs.also)
+    return tuple(writer for writer in WRITERS if writer.name not in left_out)
 
 
 def write_files(folder: Path, content: CaseContent, writers: Sequence[Writer]) -> None:
@@ -257,46 +186,11 @@ def _preview_bytes(*_: object) -> int:
     return _PICTURE_BYTES
 
 
-# --- on request -----------------------------------------------------------------------------------
-
-
-def _image_files(_: CaseContent) -> set[str]:
-    return {file_names.IMAGE}
-
-
-def _write_image(folder: Path, content: CaseContent) -> None:
-    write_image(content.scan.volume, content.scan.source, folder / file_names.IMAGE)
-
-
-def _read_image(folder: Path, content: CaseContent) -> None:
-    check_image(folder, content.scan)
-
-
-def _mask_files(content: CaseContent) -> set[str]:
-    return {
-        file_names.mask_name(structure.label, s.model, content.models)
-        for s in content.segmentations
-        for structure in s.structures
-    }
-
-
-def _write_masks(folder: Path, content: CaseContent) -> None:
-    write_masks(folder, content.segmentations, content.scan)
-
-
-def _read_masks(folder: Path, content: CaseContent) -> None:
-    check_masks(folder, content.segmentations, content.scan.source)
-
-
-def _mask_bytes(grid: Grid, *_: object) -> int:
-    return grid.shape[0] * grid.shape[1] * grid.shape[2]
-
-
 WRITERS = (
     Writer("dicom_seg", _seg_files, _write_segs, _read_segs, _seg_bytes),
     Writer("label_maps", _label_map_files, _write_label_maps, _read_label_maps),
-    Writer("masks", _mask_files, _write_masks, _read_masks, _mask_bytes),
-    Writer("image", _image_files, _write_image, _read_image),
+    MASKS,
+    IMAGE,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
     Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),
 )

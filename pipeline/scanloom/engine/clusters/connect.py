@@ -22,6 +22,7 @@ from scanloom.engine.clusters.dask_config import (
     scheduler_spec,
 )
 from scanloom.engine.clusters.handshake import Handshake
+from scanloom.engine.clusters.kinds import WORKER_TIMEOUT_S, cluster_names, find_kind
 from scanloom.engine.clusters.local import local_cluster
 from scanloom.engine.machine.gpus import local_devices
 from scanloom.engine.worker.case_file import CaseFile
@@ -30,9 +31,7 @@ from scanloom.engine.worker.pool import Pool
 from scanloom.engine.workflow.schema import Execution, Workflow
 from scanloom.io.system.scratch_folders import private_temporary_folder
 
-LOCAL, SLURM, SSH, KUBERNETES = "local", "slurm", "ssh", "kubernetes"
-STARTED_KINDS = (SLURM, SSH, KUBERNETES)
-"""Kinds of clusters whose workers are started for the run."""
+LOCAL = "local"
 
 _POLL_INTERVAL_S = 3.0
 """Time between two checks that all requested workers are running."""
@@ -77,8 +76,8 @@ def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
     Parameters
     ----------
     kind : str
-        "local", "slurm", "ssh" or "ssh:HOST,HOST", "kubernetes", or the address or scheduler
-        file of a cluster.
+        "local", a name of `scanloom.engine.clusters.kinds`, such as "slurm" or "ssh:HOST,HOST",
+        or the address or scheduler file of a cluster.
     workflow : Workflow
         Models, workers, threads and device, and the options of the cluster.
     job : RunWork
@@ -92,9 +91,10 @@ def open_pool(kind: str, workflow: Workflow, job: RunWork) -> Iterator[Pool]:
     from scanloom.engine.clusters.dask_pool import DaskPool, PoolLimits
     from scanloom.engine.clusters.dask_worker import EngineSetup
 
+    launched = find_kind(kind)
     shake = Handshake(job.out, workflow.models, job.digests, job.book.path)
     terms = PoolLimits(
-        worker_timeout(kind),
+        launched[0].worker_timeout_s if launched else WORKER_TIMEOUT_S,
         same_machine=kind == LOCAL,
         check_models=partial(check_unchanged, workflow.models, job.digests),
         on_unfit=job.on_unfit,
@@ -135,9 +135,11 @@ def open_cluster(
     if kind == LOCAL:
         devices = local_devices(execution)[: max(1, tasks)]
         return local_cluster(devices, execution.in_flight, private, pages=cluster.dashboard)
-    if kind.partition(":")[0] in STARTED_KINDS:
-        wait = cluster.wait or worker_timeout(kind)
-        return hosted_cluster(launcher_factory(kind, execution, private), execution, private, wait)
+    if launched := find_kind(kind):
+        launched_kind, hosts = launched
+        wait = cluster.wait or launched_kind.worker_timeout_s
+        start = launched_kind.launcher(execution, hosts, private)
+        return hosted_cluster(start, execution, private, wait)
     return joined_cluster(kind, cluster.wait or _JOIN_TIMEOUT_S)
 
 
@@ -151,44 +153,11 @@ def check_cluster(kind: str, execution: Execution) -> None:
     """
     if kind == LOCAL:
         return
-    if kind.partition(":")[0] in STARTED_KINDS:
-        launcher_factory(kind, execution, Path())
+    if launched := find_kind(kind):
+        launched_kind, hosts = launched
+        launched_kind.launcher(execution, hosts, Path())
     else:
         _named(kind)
-
-
-def worker_timeout(kind: str) -> float:
-    """Return how long a run waits without a worker, in seconds; unlimited for a queue."""
-    queued = kind in (SLURM, KUBERNETES)
-    return float("inf") if queued else 600.0
-
-
-def launcher_factory(
-    kind: str, execution: Execution, private: Path
-) -> Callable[[Path], WorkerLauncher]:
-    """Return a function that makes the starter of the workers from the path of the contact file.
-
-    Raises
-    ------
-    ScanError
-        CLUSTER if the workflow lacks an option that it needs.
-    """
-    name, _, host_list = kind.partition(":")
-    if name == SLURM:
-        from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
-
-        orders = job_spec(execution)
-        return lambda contact: SlurmJobs(orders, contact, private)
-    if name == KUBERNETES:
-        from scanloom.engine.clusters.kubernetes import KubernetesJob
-
-        return lambda contact: KubernetesJob(execution, contact, private)
-    from scanloom.engine.clusters.ssh import SshHosts
-
-    hosts = tuple(host for host in host_list.split(",") if host) or execution.cluster.hosts
-    if not hosts:
-        raise ScanError(Reason.CLUSTER, "no hosts: `--cluster ssh:HOST,HOST` or cluster.hosts")
-    return lambda contact: SshHosts(hosts, execution.cluster, contact, private)
 
 
 @contextmanager
@@ -225,7 +194,7 @@ def _named(address: str) -> dict[str, str]:
         return {"address": address}
     if Path(address).is_file():
         return {"scheduler_file": address}
-    known = ", ".join((LOCAL, *STARTED_KINDS))
+    known = ", ".join((LOCAL, *cluster_names()))
     raise ScanError(Reason.CLUSTER, f"neither {known}, nor an address, nor a scheduler file")
 
 

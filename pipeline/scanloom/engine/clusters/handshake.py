@@ -183,7 +183,7 @@ def _first_case(book: str | None) -> tuple[Path, ...] | None:
         case = CaseFile.read(Path(book), 0)
     except (OSError, ValueError):
         return None
-    return tuple(file for series in (case.series, *case.others) for file in series.files)
+    return tuple(file for series in (case.series, *case.further_channels) for file in series.files)
 
 
 def _can_read(file: Path) -> bool:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.retries import KUBERNETES_MAX_FAILED_PODS
 from scanloom.engine.workflow.schema import Execution
+
+MAX_FAILED_PODS = 1000
+"""Pods that may end; Kubernetes replaces each, with growing pauses."""
 
 _COMMAND_TIMEOUT_S = 60.0
 """Time limit for a call of kubectl."""
@@ -89,8 +91,8 @@ class KubernetesJob:
             "spec": {
                 "parallelism": pods,
                 # workers that end regularly are replaced too
-                "completions": KUBERNETES_MAX_FAILED_PODS + pods,
-                "backoffLimit": KUBERNETES_MAX_FAILED_PODS,
+                "completions": MAX_FAILED_PODS + pods,
+                "backoffLimit": MAX_FAILED_PODS,
                 "ttlSecondsAfterFinished": 3600,
                 "template": {"spec": pod},
             },

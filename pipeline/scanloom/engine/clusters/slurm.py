@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.retries import (
-    SLURM_FIRST_PAUSE_S,
-    SLURM_MAX_FUTILE_JOBS,
-    SLURM_MAX_PAUSE_S,
-)
 from scanloom.engine.workflow.schema import Execution
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 10.0, 600.0
+"""Pause between two submissions that replace ended jobs: doubled each time, and reset after jobs
+that lived longer than the maximum."""
+
+MAX_FUTILE_JOBS = 3
+"""Jobs that may end before any worker joined, beyond the number requested."""
 
 _COMMAND_TIMEOUT_S = 60.0
 """Time limit for a command of SLURM, whose controller may be busy."""
@@ -109,13 +111,13 @@ class SlurmJobs:
         since = time.monotonic() - self._last
         if missing <= 0 or since < self._pause:
             return
-        if not came and self._submitted >= self._orders.jobs + SLURM_MAX_FUTILE_JOBS:
+        if not came and self._submitted >= self._orders.jobs + MAX_FUTILE_JOBS:
             raise ScanError(Reason.CLUSTER, "jobs end before a worker joins: see slurm-*.log")
         for _ in range(missing):
             self._submit()
         self._last = time.monotonic()
-        doubled = min(SLURM_MAX_PAUSE_S, max(SLURM_FIRST_PAUSE_S, 2 * self._pause))
-        self._pause = SLURM_FIRST_PAUSE_S if since > SLURM_MAX_PAUSE_S else doubled
+        doubled = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause))
+        self._pause = FIRST_PAUSE_S if since > MAX_PAUSE_S else doubled
 
     def close(self) -> None:
         """Cancel all jobs."""

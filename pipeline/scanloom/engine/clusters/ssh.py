@@ -11,11 +11,33 @@ from contextlib import suppress
 from pathlib import Path
 
 from scanloom.core import Reason, ScanError
-from scanloom.engine.retries import SSH_FIRST_PAUSE_S, SSH_MAX_FUTILE_ROUNDS, SSH_PAUSES_S
 from scanloom.engine.workflow.schema import Cluster
+
+PAUSES_S = (0.0, 10.0, 30.0, 120.0, 300.0)
+"""Pause before the first connection to a host, the second, and so on; the last one repeats."""
+
+FIRST_PAUSE_S = 1.0
+"""Pause before a host is connected again while no worker has joined yet."""
+
+MAX_FUTILE_ROUNDS = 2
+"""Sessions per host that may end before any worker joined."""
 
 _CLOSE_TIMEOUT_S = 5.0
 """Time limit for all sessions to end after their input was closed."""
+
+
+def host_names(host_list: str, options: Cluster) -> tuple[str, ...]:
+    """Return the hosts of `ssh:HOST,HOST`, or else of the workflow.
+
+    Raises
+    ------
+    ScanError
+        CLUSTER without hosts.
+    """
+    hosts = tuple(host for host in host_list.split(",") if host) or options.hosts
+    if not hosts:
+        raise ScanError(Reason.CLUSTER, "no hosts: `--cluster ssh:HOST,HOST` or cluster.hosts")
+    return hosts
 
 
 class SshHosts:
@@ -70,12 +92,12 @@ class SshHosts:
                 continue
             if session is not None:
                 del self._sessions[number]
-                pause = SSH_PAUSES_S[min(self._tried[number], len(SSH_PAUSES_S) - 1)]
-                self._next[number] = now + (pause if came else SSH_FIRST_PAUSE_S)
-            futile = min(self._tried.values()) >= SSH_MAX_FUTILE_ROUNDS
+                pause = PAUSES_S[min(self._tried[number], len(PAUSES_S) - 1)]
+                self._next[number] = now + (pause if came else FIRST_PAUSE_S)
+            futile = min(self._tried.values()) >= MAX_FUTILE_ROUNDS
             if not came and futile and not self._sessions:
                 raise ScanError(Reason.CLUSTER, "no worker started on any host: see ssh-*.log")
-            if now >= self._next[number] and (came or self._tried[number] < SSH_MAX_FUTILE_ROUNDS):
+            if now >= self._next[number] and (came or self._tried[number] < MAX_FUTILE_ROUNDS):
                 self._sessions[number] = self._open(number, host)
                 self._tried[number] += 1
 

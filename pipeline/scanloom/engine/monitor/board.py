@@ -78,7 +78,7 @@ class StatusWriter:
             self._moments.append(time.monotonic())
             if record.reason is None:
                 self._ends["done"] += 1
-                self._ends["remade"] += record.remade
+                self._ends["remade"] += record.updated
             else:
                 self._ends[record.reason.outcome] += 1
                 self._reasons[record.reason.code] += 1

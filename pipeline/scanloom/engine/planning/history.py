@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -19,6 +20,7 @@ from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import CASES
 
 _MAX_SAMPLES = 2000
 """Published cases of a run that are read; of more cases, this many evenly spaced ones."""
@@ -38,15 +40,15 @@ class RunTimeline:
         When the last case ended.
     ended : int
         Number of cases that ended, successful or not.
-    published : list of str
-        Folder names of the cases that this run published; reused results are not included.
+    published : dict of str to str
+        Names of the case folders that this run published, by case id; without reused results.
     """
 
     began: float
     first_on_device: float | None = None
     last_end: float | None = None
     ended: int = 0
-    published: list[str] = field(default_factory=list)
+    published: dict[str, str] = field(default_factory=dict)
 
     def note(self, outcome: CaseOutcome) -> None:
         """Record that a case ended."""
@@ -57,7 +59,7 @@ class RunTimeline:
             self.first_on_device = start if first is None else min(first, start)
         record = outcome.record
         if record is not None and record.reason is None and not record.reused:
-            self.published.append(record.folder.name if record.folder else record.id)
+            self.published[record.id] = record.folder.name if record.folder else record.id
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def compare_with_plan(
     """
     if not course.published:
         return None
-    name, workers = _model_and_workers(out / "cases" / course.published[0], workflow, cards)
+    first = next(iter(course.published.values()))
+    name, workers = _model_and_workers(out / CASES / first, workflow, cards)
     if name is not None:
         rates = CostModel.load(name)
         update_cost_model(rates, out, course, workers)
@@ -128,7 +131,7 @@ def compare_with_plan(
 def _compare(plan: Mapping[str, Any], out: Path, course: RunTimeline) -> dict[str, Any] | None:
     """Return planned and measured cost of a run, and their ratio; None if the plan lacks a case."""
     by_case = {case["case"]: case for case in plan["cases"]}
-    matched = [by_case[name] for name in course.published if name in by_case]
+    matched = [by_case[case] for case in course.published if case in by_case]
     if len(matched) < len(course.published):
         return None
     planned, happened = _planned(plan, matched), _happened(out, course)
@@ -185,10 +188,11 @@ def _newest_plan(out: Path, recipe: str) -> dict[str, Any] | None:
         return None
 
 
-def _read_published(out: Path, names: Sequence[str]) -> list[_PublishedCase]:
+def _read_published(out: Path, published: Mapping[str, str]) -> list[_PublishedCase]:
     """Return the measured cost of published cases, of many only of evenly spaced ones."""
-    step = max(1, math.ceil(len(names) / _MAX_SAMPLES))
-    cases = (_read_case(out / "cases" / name) for name in names[::step])
+    step = max(1, math.ceil(len(published) / _MAX_SAMPLES))
+    folders = itertools.islice(published.values(), 0, None, step)
+    cases = (_read_case(out / CASES / folder) for folder in folders)
     return [case for case in cases if case is not None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from scanloom.cards.store import find_model
@@ -62,7 +62,7 @@ def rewrite_tables(out: Path, key: bytes | None, damaged: set[str]) -> bool:
     folders = case_folders(out)
     for inputs in chosen:
         stamp = source_stamp([index.stamp(series) for series in inputs], key)
-        for case in _case_ids(out, inputs, key):
+        for case in _case_ids(out, inputs, key, folders):
             folder = folders.get(case, case)
             if (ending := _ending(out, case, folder, recipe, stamp)) is not None:
                 for series in inputs:
@@ -76,7 +76,7 @@ def _run_folders(out: Path) -> list[Path]:
     return sorted(path for path in (out / RUNS).glob("*/") if path.is_dir())
 
 
-def _case_ids(out: Path, inputs: Inputs, key: bytes) -> Iterator[str]:
+def _case_ids(out: Path, inputs: Inputs, key: bytes, folders: Mapping[str, str]) -> Iterator[str]:
     """Yield the case ids of a series; of several volumes, those with a result or a failure."""
     first = inputs[0]
     if first.reason not in (Reason.PHASES, Reason.FOUR_D):
@@ -87,7 +87,7 @@ def _case_ids(out: Path, inputs: Inputs, key: bytes) -> Iterator[str]:
     series = Series(first.kind, (), first.study_uid, first.series_uid)
     for phase in itertools.count():
         case = case_id(series, key, phase)
-        traces = (out / CASES / case, out / "failed" / f"{case}.json")
+        traces = (out / CASES / folders.get(case, case), out / "failed" / f"{case}.json")
         if not any(path.exists() for path in traces):
             return
         yield case

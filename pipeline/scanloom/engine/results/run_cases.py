@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scanloom.core import Case, CaseRecord
 from scanloom.engine.results.tables import CaseOutcome
-from scanloom.engine.workflow.scope import RESULT_REASONS, Scope
+from scanloom.engine.workflow.scope import Scope
 from scanloom.engine.workflow.selection import Inputs
 from scanloom.io.output.crosswalk import add_sources, case_folders, known_ids, source_from_series
 from scanloom.io.output.private import private_folder
@@ -44,12 +44,16 @@ class EarlierOutcomes:
     @property
     def blocked(self) -> list[CaseRecord]:
         """Records of cases with a stale or damaged result that must not be replaced."""
-        return [record for record in self.records if record.reason in RESULT_REASONS]
+        return [record for record in self.records if _is_blocked(record)]
 
     @property
     def finished(self) -> list[CaseRecord]:
         """Records of cases that need no work: published, or failed before."""
-        return [record for record in self.records if record.reason not in RESULT_REASONS]
+        return [record for record in self.records if not _is_blocked(record)]
+
+
+def _is_blocked(record: CaseRecord) -> bool:
+    return record.reason is not None and record.reason.subject == "result"
 
 
 class RunCases:
@@ -85,7 +89,7 @@ class RunCases:
                 self._series[case.id] = series
                 own.append(named)
             else:  # without its file names, which are many
-                light = replace(named, series=replace(case.series, files=()), others=())
+                light = replace(named, series=replace(case.series, files=()), further_channels=())
                 self._other_shards.append((series, light))
         return own
 

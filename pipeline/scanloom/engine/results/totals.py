@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scanloom.engine.monitor.status import Status
 from scanloom.engine.run_log import LOG
+from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.file_names import TIMING
 from scanloom.io.output.json_file import write_json
+from scanloom.io.output.layout import CASES
 from scanloom.io.system.atomic_write import atomic_write
 
 TOTALS = "totals.json"
@@ -31,7 +33,7 @@ def write_totals(
     Parameters
     ----------
     out : Path
-        The output folder; its manifest, its cases and the run's log are read.
+        The output folder; its manifest, crosswalk, cases and the run's log are read.
     status : Status
         The final status of the run.
     joules : dict or None
@@ -51,7 +53,7 @@ def write_totals(
     """
     folder = out / "runs" / status.run
     entries = _read_log(folder / LOG)
-    steps, seconds = _times(out / "cases", entries)
+    steps, seconds = _times(out / CASES, case_folders(out), entries)
     device = busy_share(entries)
     done = status.done
     energy = sum(joules.values()) if joules else None
@@ -124,7 +126,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _times(
-    cases: Path, entries: Sequence[dict[str, Any]]
+    cases: Path, folders: Mapping[str, str], entries: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Return the seconds of each step over the run's published cases, and of each case."""
     steps: dict[str, dict[str, float]] = {}
@@ -135,7 +137,8 @@ def _times(
         if entry["reason"] is not None:
             continue
         try:
-            timing = json.loads((cases / case / TIMING).read_text(encoding="utf-8"))["steps"]
+            folder = cases / folders.get(case, case)
+            timing = json.loads((folder / TIMING).read_text(encoding="utf-8"))["steps"]
         except (OSError, ValueError, LookupError, TypeError):
             continue  # removed since, or damaged
         for name, step in timing.items():

@@ -69,14 +69,14 @@ class CaseFile:
 
 def _plain(case: Case) -> dict[str, Any]:
     document = asdict(case)
-    for series in (document["series"], *document["others"]):
+    for series in (document["series"], *document["further_channels"]):
         series["files"] = [os.fsdecode(file) for file in series["files"]]
     return document
 
 
 def _case(document: dict[str, Any]) -> Case:
     document["series"] = _series(document["series"])
-    document["others"] = tuple(map(_series, document["others"]))
+    document["further_channels"] = tuple(map(_series, document["further_channels"]))
     outputs = document["outputs"]
     lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
     document["outputs"] = Outputs(**{**outputs, **lists})

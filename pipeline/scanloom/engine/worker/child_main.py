@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import select
 import signal
 import socket
 import sys
@@ -126,6 +127,17 @@ def die_with_parent() -> None:
         os._exit(1)  # it died before prctl
 
 
+def is_abandoned(connection: socket.socket) -> bool:
+    """Return whether the other process has closed its end, by itself or by its death.
+
+    A worker that dies while this process starts, before `die_with_parent`, is found by this alone;
+    what it sent before can still be received.
+    """
+    poll = select.poll()
+    poll.register(connection, 0)  # POLLHUP is always reported
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
+
+
 def limit_memory(limit: int | None) -> None:
     """Limit the data of this process to `limit` bytes."""
     if limit is None or sys.platform != "linux":
@@ -146,6 +158,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the worker decides when it ends
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
+    if is_abandoned(connection):
+        return
     setup: WorkerSetup = receive(connection)
     sys.path[:] = safe_path([*setup.search_path, *sys.path])  # for the modules of the models
     limit_memory(setup.memory_limit)

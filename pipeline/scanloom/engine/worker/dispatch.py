@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 from scanloom.core import Case, CaseRecord, Reason
@@ -14,6 +14,10 @@ from scanloom.engine.worker.pool import Pool, WorkerLostError, WorkerUnfitError
 from scanloom.engine.worker.supervisor import CaseOutcome
 
 OnOutcome = Callable[[Case, CaseOutcome], None]
+_Ended = queue.SimpleQueue[tuple[Case, Future[CaseOutcome]]]
+
+_POLL_INTERVAL_S = 0.2
+"""Time between two checks whether the run is to stop."""
 
 
 def dispatch_cases(
@@ -52,55 +56,84 @@ def dispatch_cases(
         Of the pool, if no case can be processed; or raised by `on_outcome`.
     """
     stop = stop or threading.Event()
-    ended: queue.SimpleQueue[tuple[Case, Future[CaseOutcome]]] = queue.SimpleQueue()
-    losses: Counter[str] = Counter()
-    lost_cases: list[Case] = []
-    in_flight = 0
-    waiting = iter(cases)
-    exhausted = False
-
-    def hand_over(case: Case) -> None:
-        if on_start is not None:
-            on_start(case)
-        future = pool.submit(case)
-        future.add_done_callback(lambda done: ended.put((case, done)))
-
+    queued = _Queue(cases, pool, on_start)
     try:
         while True:
-            while in_flight < pool.window and not stop.is_set():
-                case = lost_cases.pop() if lost_cases else next(waiting, None)
-                if case is None:
-                    exhausted = True
-                    break
-                hand_over(case)
-                in_flight += 1
-            if stop.is_set() or (in_flight == 0 and exhausted and not lost_cases):
+            queued.submit(stop)
+            if stop.is_set() or queued.empty:
                 break
-            try:
-                case, future = ended.get(timeout=0.2)
-            except queue.Empty:
-                continue
-            in_flight -= 1
-            outcome = _outcome(future)
-            if outcome is None:
-                losses[case.id] += not isinstance(future.exception(), WorkerUnfitError)
-                if losses[case.id] < MAX_WORKER_LOSSES:
-                    lost_cases.append(case)
-                    continue
-                outcome = _given_up(case)
-            on_outcome(case, outcome)
-        if in_flight:
-            _drain(pool, ended, in_flight, drain, on_outcome)
+            for case, outcome in queued.outcomes():
+                on_outcome(case, outcome)
+        if queued.in_flight:
+            _drain(pool, queued.ended, queued.in_flight, drain, on_outcome)
             return False
     except BaseException:
         pool.stop(0.0)
         raise
-    return exhausted and not lost_cases
+    return queued.empty
+
+
+class _Queue:
+    """Cases of a pool: those that wait, those in flight, and those that lost their worker.
+
+    Parameters
+    ----------
+    cases, pool, on_start
+        As in `dispatch_cases`.
+    """
+
+    def __init__(
+        self, cases: Iterable[Case], pool: Pool, on_start: Callable[[Case], None] | None
+    ) -> None:
+        self._waiting, self._exhausted = iter(cases), False
+        self._pool, self._on_start = pool, on_start
+        self._lost: list[Case] = []
+        self._losses: Counter[str] = Counter()
+        self.ended: _Ended = queue.SimpleQueue()
+        self.in_flight = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether all cases have an outcome."""
+        return self.in_flight == 0 and self._exhausted and not self._lost
+
+    def submit(self, stop: threading.Event) -> None:
+        """Submit cases while the pool has room; first those that lost their worker."""
+        while self.in_flight < self._pool.window and not stop.is_set():
+            case = self._lost.pop() if self._lost else next(self._waiting, None)
+            if case is None:
+                self._exhausted = True
+                return
+            self._submit(case)
+            self.in_flight += 1
+
+    def _submit(self, case: Case) -> None:
+        if self._on_start is not None:
+            self._on_start(case)
+        future = self._pool.submit(case)
+        future.add_done_callback(lambda done: self.ended.put((case, done)))
+
+    def outcomes(self) -> Iterator[tuple[Case, CaseOutcome]]:
+        """Yield the next case with its outcome, unless none ends soon or it is submitted again."""
+        try:
+            case, future = self.ended.get(timeout=_POLL_INTERVAL_S)
+        except queue.Empty:
+            return
+        self.in_flight -= 1
+        outcome = _outcome(future)
+        if outcome is not None:
+            yield case, outcome
+            return
+        self._losses[case.id] += not isinstance(future.exception(), WorkerUnfitError)
+        if self._losses[case.id] < MAX_WORKER_LOSSES:
+            self._lost.append(case)
+        else:
+            yield case, _given_up(case)
 
 
 def _drain(
     pool: Pool,
-    ended: queue.SimpleQueue[tuple[Case, Future[CaseOutcome]]],
+    ended: _Ended,
     in_flight: int,
     patience: float,
     on_outcome: OnOutcome,

@@ -23,7 +23,7 @@ class MemoryAdmission:
 
     Parameters
     ----------
-    labellers : sequence of Predictor
+    predictors : sequence of Predictor
         The models; their devices decide which data are kept in host memory.
     limit : int or None
         Bytes that the process may use; None for its share of the machine's memory.
@@ -34,12 +34,12 @@ class MemoryAdmission:
     """
 
     def __init__(
-        self, labellers: Sequence[Predictor], limit: int | None, places: int, neighbours: int = 1
+        self, predictors: Sequence[Predictor], limit: int | None, places: int, neighbours: int = 1
     ) -> None:
         from scanloom.inference.memory_fallback import machine_memory  # torch comes in here
 
-        self._cards = [labeller.card for labeller in labellers]
-        first = labellers[0]
+        self._cards = [predictor.card for predictor in predictors]
+        first = predictors[0]
         self._placement = Placement(first.device_name, first.precision_name)
         self._limit = limit
         total = machine_memory()

@@ -20,8 +20,9 @@ from pydantic import (
 )
 
 from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError, parse_bytes
-from scanloom.core.options import Extra, Modality, take
+from scanloom.core.options import Modality, take
 from scanloom.engine.workflow.error_messages import duplicate_keys, explain_error
+from scanloom.extras import EXTRAS
 from scanloom.io.system.regular_files import read_regular_file
 
 T = TypeVar("T")
@@ -161,7 +162,7 @@ class Policy(_Section, ReadOptions, frozen=True):
 class Results(_Section, Outputs, frozen=True):
     """Files that are written for each case."""
 
-    also: Annotated[tuple[Extra, ...], BeforeValidator(_listed)] = ()
+    also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(_listed)] = ()  # type: ignore[valid-type]
     structures: WordList = ()
 
 

@@ -6,13 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from scanloom.core import Case, CaseRecord, Reason, ScanError
+from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.retries import policy_of
 from scanloom.io.output.failures import previous_failure
 from scanloom.io.output.published import ResultState, result_state
-
-RESULT_REASONS = (Reason.STALE, Reason.RESULT_DAMAGED, Reason.NEWER_VERSION)
-"""Reasons by which an existing result keeps its case from being run."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +39,9 @@ class Scope:
     def before(self, out: Path, case: Case) -> CaseRecord | None:
         """Return how a case ended before, None if it is to be worked on.
 
-        A reason of None stands for a result; those of `RESULT_REASONS` for one that is of another
-        recipe or damaged, and may not be replaced. A case whose files may have changed is to be
-        worked on: its worker compares their content.
+        A reason of None stands for a result; a reason with the subject "result" for one that is
+        of another recipe or damaged, and may not be replaced. A case whose files may have changed
+        is to be worked on: its worker compares their content.
         """
         folder = out / "cases" / case.folder_name
         try:

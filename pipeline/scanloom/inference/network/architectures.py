@@ -1,4 +1,4 @@
-"""Builds networks of the classes on an allow-list."""
+"""Build networks of the classes in `scanloom.cards.networks`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from scanloom.cards.card import ModelCard, NetworkSpec
 from scanloom.cards.monai.files import is_safetensors
+from scanloom.cards.networks import NETWORKS, AllowedNetwork
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
 
@@ -24,42 +25,6 @@ _MAX_ARGUMENT: Final = 1 << 16
 """Largest number in a network's arguments: a larger one is not a count of channels or layers."""
 CONTAINERS: Final = (b"PK", b"\x80\x02")
 """First bytes of PyTorch's files: a zip archive, or a pickle before version 1.6."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A MONAI class that a card may name.
-
-    Parameters
-    ----------
-    module, name : str
-        Module and name of the class.
-    gone : tuple of str
-        Arguments of earlier MONAI versions that did not change the network; they are dropped.
-    most : mapping
-        Largest value of arguments with which memory grows as a power, independently of the weights.
-    """
-
-    module: str
-    name: str
-    gone: tuple[str, ...] = ()
-    most: Mapping[str, int] = field(default_factory=dict)
-
-
-NETWORKS: Mapping[str, Listed] = {
-    "AttentionUnet": Listed("monai.networks.nets.attentionunet", "AttentionUnet"),
-    "BasicUNet": Listed("monai.networks.nets.basic_unet", "BasicUNet"),
-    "DynUNet": Listed("monai.networks.nets.dynunet", "DynUNet"),
-    "SegResNet": Listed("monai.networks.nets.segresnet", "SegResNet"),
-    "SegResNetDS": Listed("monai.networks.nets.segresnet_ds", "SegResNetDS"),
-    "SwinUNETR": Listed(
-        "monai.networks.nets.swin_unetr", "SwinUNETR", gone=("img_size",), most={"window_size": 16}
-    ),
-    "UNETR": Listed("monai.networks.nets.unetr", "UNETR"),
-    "UNet": Listed("monai.networks.nets.unet", "UNet"),
-    "VNet": Listed("monai.networks.nets.vnet", "VNet"),
-}
-"""Network classes that a card may name. Nothing else is ever imported."""
 
 
 def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
@@ -77,15 +42,16 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     ------
     ScanError
         MODEL_NETWORK if the class is not allowed or rejects the arguments; MODEL_UNSUPPORTED if the
-        network is not three-dimensional; MODEL_WEIGHTS if it is much larger than `values`;
-        OUT_OF_MEMORY.
+        network is neither two- nor three-dimensional; MODEL_WEIGHTS if it is much larger than
+        `values`; OUT_OF_MEMORY.
     """
-    network_class, listed = find_class(spec)
-    if spec.args.get("spatial_dims", 3) != 3:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's network is not three-dimensional")
-    args = {name: value for name, value in spec.args.items() if name not in listed.gone}
+    network_class, allowed = find_class(spec)
+    if dimensions(spec) not in (2, 3):
+        detail = "the model's network is neither two- nor three-dimensional"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    args = {name: value for name, value in spec.args.items() if name not in allowed.removed}
     for name, value in args.items():
-        _check_numbers(value, listed.most.get(name, _MAX_ARGUMENT))
+        _check_numbers(value, allowed.largest.get(name, _MAX_ARGUMENT))
     try:
         with _limit_weights(values):
             network: nn.Module = network_class(**args)
@@ -104,6 +70,19 @@ def build_network(spec: NetworkSpec, values: int | None = None) -> nn.Module:
     return network
 
 
+def dimensions(spec: NetworkSpec) -> object:
+    """Return the number of spatial dimensions, from a network's arguments."""
+    return spec.args.get("spatial_dims", 3)
+
+
+def check_dimensions(card: ModelCard) -> None:
+    """Refuse a card (MODEL_UNSUPPORTED) whose windows have other dimensions than its network."""
+    expected = 3 if card.window.plane is None else 2
+    if dimensions(card.network) != expected:
+        detail = f"the model's network is not {'three' if expected == 3 else 'two'}-dimensional"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+
+
 def check_network(card: ModelCard) -> None:
     """Refuse a card whose network can't be built, or whose weights have an unknown format.
 
@@ -114,10 +93,17 @@ def check_network(card: ModelCard) -> None:
     ScanError
         As `build_network`; MODEL_DAMAGED.
     """
+    check_dimensions(card)
     with torch.device("meta"):
         build_network(card.network)
+    for weights in (card.weights, *card.folds):
+        _check_container(weights.file)
+
+
+def _check_container(path: Path) -> None:
+    """Refuse a weights file (MODEL_DAMAGED) that is not of PyTorch's or safetensors' format."""
     try:
-        with card.weights.file.open("rb") as file:
+        with path.open("rb") as file:
             safetensors = is_safetensors(file)
             file.seek(0)
             start = file.read(2)
@@ -129,7 +115,7 @@ def check_network(card: ModelCard) -> None:
         raise ScanError(Reason.MODEL_DAMAGED, detail)
 
 
-def find_class(spec: NetworkSpec) -> tuple[Any, Listed]:
+def find_class(spec: NetworkSpec) -> tuple[Any, AllowedNetwork]:
     """Import the class of a network; return it with its entry on the list.
 
     Raises
@@ -137,10 +123,10 @@ def find_class(spec: NetworkSpec) -> tuple[Any, Listed]:
     ScanError
         MODEL_NETWORK if the class is not on the list.
     """
-    listed = NETWORKS.get(spec.name)
-    if listed is None:
+    allowed = NETWORKS.get(spec.name)
+    if allowed is None:
         raise ScanError(Reason.MODEL_NETWORK, f"the network is not one of {', '.join(NETWORKS)}")
-    return getattr(importlib.import_module(listed.module), listed.name), listed
+    return getattr(importlib.import_module(allowed.module), spec.name), allowed
 
 
 def _refuse_too_large(network_class: Any, args: Mapping[str, Any], values: int | None) -> None:

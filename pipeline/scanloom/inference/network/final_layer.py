@@ -1,9 +1,11 @@
 """Detaches a network's final layer, which is then applied after windows are summed.
 
-If the final layer is a 1x1x1 convolution, a voxel's scores are a matrix times its features. A
-window has one weight for all channels, so the mean of the scores is the matrix times the mean of
-the features, up to rounding. With 118 classes and 16 features, sums and network output then take a
-seventh of the memory. The matrix is applied once per voxel, not once per window that covers it.
+If the final layer is a convolution of single voxels, a voxel's scores are a matrix times its
+features. A window has one weight for all channels, so the mean of the scores is the matrix times
+the mean of the features, up to rounding. With 118 classes and 16 features, sums and network output
+then take a seventh of the memory. The matrix is applied once per voxel, not once per window that
+covers it. Scores that are summed in half precision are rounded themselves: then the layer is not
+detached.
 """
 
 from __future__ import annotations
@@ -16,12 +18,8 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import NetworkSpec
-from scanloom.inference.geometry import Shape
 from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.meta_shapes import meta_dispatch
-
-PROBE = (64, 64, 64)
-"""Size of the window for a forward pass on the meta device if the card has no window size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +52,7 @@ class FinalLayer:
 
 
 def detach_final_layer(
-    network: nn.Module, spec: NetworkSpec, size: Shape | None = None
+    network: nn.Module, spec: NetworkSpec, size: tuple[int, ...]
 ) -> FinalLayer | None:
     """Detach the final layer of a network if that makes the network's output smaller.
 
@@ -65,15 +63,16 @@ def detach_final_layer(
         returned.
     spec : NetworkSpec
         Specification from which the network was built, to build it again on the meta device.
-    size : (x, y, z), optional
-        Size of a window.
+    size : (x, y, z) or (x, y)
+        Size of the network's input.
 
     Returns
     -------
     FinalLayer or None
-        None if the final layer is not a 1x1x1 convolution, or has no more classes than features.
+        None if the final layer is not a convolution of single voxels, or has no more classes than
+        features.
     """
-    last = last_layer(spec, size or PROBE)
+    last = last_layer(spec, size)
     if last is None:
         return None
     name, _ = last
@@ -84,13 +83,13 @@ def detach_final_layer(
     return FinalLayer(weight, bias[:, None])
 
 
-def last_layer(spec: NetworkSpec, size: Shape) -> tuple[str, int] | None:
+def last_layer(spec: NetworkSpec, size: tuple[int, ...]) -> tuple[str, int] | None:
     """Return name and features of the layer that `detach_final_layer` detaches, or None."""
     return _last_layer(spec.name, json.dumps(dict(spec.args), sort_keys=True), size)
 
 
 @lru_cache(maxsize=64)
-def _last_layer(name: str, arguments: str, size: Shape) -> tuple[str, int] | None:
+def _last_layer(name: str, arguments: str, size: tuple[int, ...]) -> tuple[str, int] | None:
     """Find the layer; test that the network without it outputs the layer's input."""
     spec = NetworkSpec(name, json.loads(arguments))
     window = torch.empty((1, int(spec.args.get("in_channels", 1)), *size), device="meta")
@@ -125,11 +124,12 @@ def _find_output_layer(network: nn.Module, window: torch.Tensor) -> str | None:
 
 
 def _is_detachable(module: nn.Module) -> bool:
-    """Return whether a layer is a 1x1x1 convolution with more classes than features."""
+    """Return whether a layer is a convolution of single voxels, with more classes than features."""
+    if not isinstance(module, nn.Conv2d | nn.Conv3d) or type(module) not in (nn.Conv2d, nn.Conv3d):
+        return False
     return (
-        type(module) is nn.Conv3d
-        and module.kernel_size == module.stride == (1, 1, 1)
-        and module.padding in ((0, 0, 0), "valid", "same")
+        {*module.kernel_size, *module.stride} == {1}
+        and (module.padding in ("valid", "same") or not any(module.padding))
         and module.groups == 1
         and module.out_channels > module.in_channels
     )

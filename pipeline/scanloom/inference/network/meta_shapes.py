@@ -49,12 +49,13 @@ def meta_dispatch() -> AbstractContextManager[object]:
 def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
     """Return the output of a common layer; None for any other operation, left to torch."""
     aten = torch.ops.aten
-    batched = isinstance(args[0], torch.Tensor) and args[0].ndim == 5
-    if func is aten.conv3d.default and batched:
+    ndim = args[0].ndim if isinstance(args[0], torch.Tensor) else 0
+    if (func, ndim) in ((aten.conv3d.default, 5), (aten.conv2d.default, 4)):
         return _convolution(*args)
-    if func is aten.conv_transpose3d.input and batched:
+    if (func, ndim) in ((aten.conv_transpose3d.input, 5), (aten.conv_transpose2d.input, 4)):
         return _transposed_convolution(*args)
-    if func is aten.max_pool3d_with_indices.default and batched and len(args) < 6:  # no ceil_mode
+    pooling = ((aten.max_pool3d_with_indices.default, 5), (aten.max_pool2d_with_indices.default, 4))
+    if (func, ndim) in pooling and len(args) < 6:  # no ceil_mode
         return _max_pooling(*args)
     if func is aten.cat.default:
         tensors, axis = args[0], args[1] if len(args) > 1 else 0
@@ -79,7 +80,8 @@ def _convolution(
     groups: int = 1,
 ) -> torch.Tensor | None:
     """Return the output of a convolution; None if shapes don't match, for torch's own error."""
-    options = map(_per_axis, (stride, padding, dilation))
+    count = image.ndim - 2
+    options = (_per_axis(numbers, count) for numbers in (stride, padding, dilation))
     axes = zip(image.shape[2:], weight.shape[2:], *options, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
     if image.shape[1] != weight.shape[1] * groups:
@@ -98,7 +100,8 @@ def _transposed_convolution(
     dilation: Sequence[int] = (1,),
 ) -> torch.Tensor | None:
     """Return the output of a transposed convolution, or None if shapes don't match."""
-    options = map(_per_axis, (stride, padding, output_padding, dilation))
+    count = image.ndim - 2
+    options = (_per_axis(n, count) for n in (stride, padding, output_padding, dilation))
     axes = zip(image.shape[2:], weight.shape[2:], *options, strict=True)
     space = [(n - 1) * s - 2 * p + d * (k - 1) + m + 1 for n, k, s, p, m, d in axes]
     if image.shape[1] != weight.shape[0]:
@@ -114,7 +117,8 @@ def _max_pooling(
     dilation: Sequence[int] = (1,),
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return maxima and indices of max pooling, or None if the image is too small."""
-    options = map(_per_axis, (kernel, stride or kernel, padding, dilation))
+    count = image.ndim - 2
+    options = (_per_axis(n, count) for n in (kernel, stride or kernel, padding, dilation))
     axes = zip(image.shape[2:], *options, strict=True)
     space = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
     if min(space) < 1:
@@ -123,9 +127,9 @@ def _max_pooling(
     return image.new_empty(shape), image.new_empty(shape, dtype=torch.int64)
 
 
-def _per_axis(numbers: Sequence[int]) -> Sequence[int]:
-    """Return three numbers, one per axis; a single number is repeated."""
-    return numbers if len(numbers) == 3 else [numbers[0]] * 3
+def _per_axis(numbers: Sequence[int], count: int) -> Sequence[int]:
+    """Return `count` numbers, one per axis; a single number is repeated."""
+    return numbers if len(numbers) == count else [numbers[0]] * count
 
 
 def _empty(

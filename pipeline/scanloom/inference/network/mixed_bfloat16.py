@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
-from scanloom.inference.geometry import Shape
 from scanloom.inference.network.meta_shapes import meta_dispatch
 
 _NARROW_CHANNELS = 16
 """Maximum number of channels of a narrow layer: it averages too few values to hide rounding."""
-_CONVOLUTIONS = (nn.Conv3d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class MixedBfloat16(nn.Module):
@@ -33,18 +32,18 @@ class MixedBfloat16(nn.Module):
         Network with float32 weights, on the CPU or the meta device; changed in place.
     channels : int
         Number of channels of the image.
-    size : (x, y, z)
-        Size of a window.
+    size : (x, y, z) or (x, y)
+        Size of the network's input.
     """
 
-    def __init__(self, network: nn.Module, channels: int, size: Shape) -> None:
+    def __init__(self, network: nn.Module, channels: int, size: tuple[int, ...]) -> None:
         super().__init__()
         layers = _find_exact_layers(network, torch.empty((1, channels, *size), device="meta"))
         for name, module in network.named_modules():
             if name in layers.exact:
                 module.register_forward_pre_hook(_inputs_to_float32)
                 continue
-            if name in layers.first and isinstance(module, nn.Conv3d) and module.groups == 1:
+            if name in layers.first and _is_plain_convolution(module):
                 _split_operands(module)
             elif _is_layer(module) and len(list(module.parameters())):
                 module.register_forward_pre_hook(_inputs_to_bfloat16)
@@ -52,7 +51,7 @@ class MixedBfloat16(nn.Module):
         self._network = network
 
     def forward(self, window: torch.Tensor) -> torch.Tensor:
-        """Return the scores (N, C, x, y, z) of windows (N, channels, x, y, z), both float32."""
+        """Return the scores (N, C, ...) of windows (N, channels, ...), both float32."""
         scores: torch.Tensor = self._network(window)
         return scores.to(torch.float32)
 
@@ -137,9 +136,16 @@ def _to_bfloat16(module: nn.Module) -> None:
             value.data = value.data.to(torch.bfloat16)
         if value.ndim == 5:
             value.data = value.data.contiguous(memory_format=torch.channels_last_3d)
+        elif value.ndim == 4 and isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            value.data = value.data.contiguous(memory_format=torch.channels_last)
 
 
-def _split_operands(layer: nn.Conv3d) -> None:
+def _is_plain_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d | nn.Conv3d]:
+    """Return whether a layer is a convolution of all channels, neither grouped nor transposed."""
+    return isinstance(layer, nn.Conv2d | nn.Conv3d) and layer.groups == 1
+
+
+def _split_operands(layer: nn.Conv2d | nn.Conv3d) -> None:
     """Make a convolution also take the rounding errors of image and weights, as channels.
 
     The product of both errors is left out.

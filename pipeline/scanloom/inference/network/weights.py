@@ -13,6 +13,7 @@ from torch import nn
 
 from scanloom.cards.card import Weights
 from scanloom.cards.monai.files import check_archive, check_growth, is_safetensors
+from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, read_state
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.finite import all_finite
@@ -37,8 +38,12 @@ def read_weights(weights: Weights) -> State:
         is not a state dict of plain tensors; OUT_OF_MEMORY.
     """
     content = _content(weights)
-    safetensors = is_safetensors(io.BytesIO(content))
-    data = _read_safetensors(content) if safetensors else _read_torch(content)
+    if is_safetensors(io.BytesIO(content)):
+        data = _read_safetensors(content)
+    elif weights.key == WEIGHTS_KEY:
+        data = _read_nnunet(content)
+    else:
+        data = _read_torch(content)
     state = _state(data, weights.key)
     check_growth(sum(v.numel() * v.element_size() for v in state.values()), len(content))
     return state
@@ -123,6 +128,25 @@ def _read_torch(content: bytes) -> Any:
     except Exception as exc:
         detail = f"the model's weights can't be read ({type(exc).__name__})"
         raise _read_error(exc, detail) from exc
+
+
+def _read_nnunet(content: bytes) -> State:
+    """Parse the content of an nnU-Net checkpoint, in which several names may share a tensor."""
+    tensors, blocks = read_state(io.BytesIO(content))
+    flat = {
+        tensor.storage.member: torch.frombuffer(
+            blocks[tensor.storage.member], dtype=getattr(torch, tensor.storage.dtype)
+        )
+        for tensor in tensors.values()
+        if tensor.storage.count
+    }
+    empty = torch.empty(0)
+    return {
+        name: torch.as_strided(
+            flat.get(tensor.storage.member, empty), tensor.shape, tensor.stride, tensor.offset
+        )
+        for name, tensor in tensors.items()
+    }
 
 
 def _read_error(error: Exception, detail: str) -> ScanError:

@@ -152,7 +152,7 @@ def _split_slices(headers: Sequence[Header]) -> list[Slice]:
     slices += [frame for frame, reason in zip(frames, reasons, strict=True) if reason is None]
     if not slices:
         raise ScanError(next(filter(None, reasons)), "no frame is a slice of a volume")
-    return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.place, s.frame))
+    return sorted(slices, key=lambda s: (s.header.sop_instance, s.header.path_string, s.frame))
 
 
 def _check_faults(headers: Sequence[Header]) -> None:

@@ -301,7 +301,7 @@ def _is_truncated(header: Header, size: int) -> bool:
 def _file_size(header: Header) -> int:
     """Return the size of a file in bytes; a missing file counts as complete until it is read."""
     try:
-        return os.stat(header.place).st_size
+        return os.stat(header.path_string).st_size
     except OSError:
         return sys.maxsize
 

@@ -19,13 +19,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Gaps, Reason, ScanError, Series
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
-
-if TYPE_CHECKING:
-    from scanloom.cards.card import ModelCard
 
 BEST, ALL = "best", "all"
 """Values of `--series` besides a UID and a number."""
@@ -95,7 +93,7 @@ def preference_of(cards: Sequence[ModelCard]) -> Preference:
     ranges = [card.checks.spacing for card in cards if card.checks.spacing is not None]
     low = max((spacing.low for spacing in ranges), default=0.0)
     high = min((spacing.high for spacing in ranges), default=float("inf"))
-    modalities = {card.channels[0].modality for card in cards}
+    modalities = {card.channels[0].modality for card in cards} - {ANY_MODALITY}
     kernels = {card.kernel for card in cards}
     return Preference(
         modality=modalities.pop() if len(modalities) == 1 else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,19 @@ import numpy as np
 
 from scanloom.core import Reason
 from scanloom.io.dicom.header.elements import EncodedElements
+from scanloom.io.formats import VOLUME_FORMATS
 from scanloom.io.index.inspection import FileInfo, SeriesInfo
 from scanloom.io.index.series import SeriesFiles
 from scanloom.io.index.walk import FileEntry
+from scanloom.io.system.archives import ARCHIVE_KINDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
 INDEX_VERSION = "7"
-"""File format version; stored with scanloom's own, as another release may classify differently."""
+"""File format version. Stored with it are scanloom's own, as another release may classify
+differently, and a digest of the suffixes by which files are recognised."""
 
 _VERSION_FIELD = b"scanloom.index"
 _KEY_FIELD = b"scanloom.key"
@@ -35,7 +39,6 @@ _SERIES_COLUMNS = ("id", "study_id", "series_kind", "study_uid", "series_uid", "
 _RENAMED = {"reason": "series_reason", "detail": "series_detail"}
 
 _RETRIED = frozenset(reason.code for reason in Reason if reason.retry)
-_OPENED_AGAIN = (Reason.UNREADABLE.code, Reason.SCRATCH_FULL.code)  # not a fault of the file
 _NO_ELEMENTS = EncodedElements(b"", b"")
 
 
@@ -191,10 +194,9 @@ class StoredIndex:
     def _to_retry(self) -> set[int]:
         """Return the rows of files that must be opened again although they have not changed.
 
-        An unreadable file may become readable without a visible change; other reasons are marked
-        for a retry.
+        Their reason is one that may go without a visible change of the file, see `Reason.retry`.
         """
-        failed = {n for n, reason in enumerate(self.reasons) if reason in _OPENED_AGAIN}
+        failed = {n for n, reason in enumerate(self.reasons) if reason in _RETRIED}
         failed.update(
             n for series in self.series if series.info.reason in _RETRIED for n in series.files
         )
@@ -284,7 +286,14 @@ def _read_errors() -> tuple[type[Exception], ...]:
 
 
 def _version() -> bytes:
-    return f"{INDEX_VERSION} {version('scanloom')}".encode()
+    return f"{INDEX_VERSION} {version('scanloom')} {_suffix_digest()}".encode()
+
+
+def _suffix_digest() -> str:
+    """Return a digest of the formats and kinds of archives with their suffixes."""
+    formats = [(f.name, f.suffixes, f.detached_suffixes) for f in VOLUME_FORMATS]
+    archives = [(kind.name, kind.suffixes) for kind in ARCHIVE_KINDS]
+    return hashlib.blake2b(repr((formats, archives)).encode(), digest_size=8).hexdigest()
 
 
 def _unopened(entries: Iterable[FileEntry]) -> list[str]:

@@ -1,4 +1,4 @@
-"""File names of a case folder, shared by writers and read-back.
+"""File names of a case folder that several modules use: writers, read-back, tables.
 
 ========================================  ==================================================
 `segmentation.nii.gz`                     the label map of the first layer
@@ -9,7 +9,6 @@
 `dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
 `dicom/segmentation_rect.dcm`             the same on the rectangular grid
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
-`image.nii.gz`                            the scan as it was read
 ========================================  ==================================================
 """
 
@@ -18,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-IMAGE = "image.nii.gz"
 SEGMENTS = "segments.json"
 MEASUREMENTS_CSV = "measurements.csv"
 MEASUREMENTS_JSON = "measurements.json"

@@ -24,7 +24,8 @@ from scanloom.io.readback.elements import (
     parse_text,
     sequence_items,
 )
-from scanloom.io.readback.slices import NEAREST_SHIFT_VOXELS, contains_only, mismatch_error
+from scanloom.io.readback.mismatch import mismatch_error
+from scanloom.io.readback.slices import NEAREST_SHIFT_VOXELS, contains_only
 from scanloom.io.scan import DicomSource, SourceSlice
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import gzip
 import math
 import os
 import struct
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid
 from scanloom.core.world import LPS_TO_RAS_AFFINE
-from scanloom.io.readback.slices import mismatch_error
+from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.scan import NiftiSource, Source
 from scanloom.io.volumes.nifti_forms import forms_for, has_own_forms
 
@@ -88,6 +89,28 @@ def checked_planes(path: Path, grid: Grid, source: Source) -> Planes:
             yield np.frombuffer(file.read(size), forms.dtype).reshape(j, i)
         if file.read(1):  # reading to the end verifies the checksum
             raise mismatch_error(f"{path.name} is too long")
+
+
+def check_voxels(folder: Path, name: str, array: NDArray[Any], grid: Grid, source: Source) -> None:
+    """Compare a NIfTI file with an array (I, J, K) on the grid: geometry and voxels.
+
+    Raises
+    ------
+    ScanError
+        WRITE_MISMATCH.
+    """
+    with decoding(name):
+        planes = checked_planes(folder / name, grid, source)
+        deque(same_planes(planes, array, name), maxlen=0)
+
+
+def same_planes(written: Planes, array: NDArray[Any], name: str) -> Planes:
+    """Compare planes (J, I) with an array (I, J, K) by value, and yield them."""
+    for plane, expected in zip(written, array.T, strict=True):
+        nan = bool(plane.dtype.kind == "f" and expected.dtype.kind == "f")
+        if not np.array_equal(plane, expected, equal_nan=nan):
+            raise mismatch_error(f"{name} holds other voxels")
+        yield plane
 
 
 def check_geometry(path: Path, grid: Grid, source: Source) -> NiftiGeometry:

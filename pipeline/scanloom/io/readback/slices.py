@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Grid, Reason, ScanError
+from scanloom.core import Grid
+from scanloom.io.readback.mismatch import mismatch_error
 
 NEAREST_SHIFT_VOXELS = 0.5 + 1e-3
 """Largest shift of a label by nearest-neighbour resampling, in voxels, with rounding."""
 
 _STEP_TOLERANCE = 1e-6
 """Largest relative error of a voxel step: rounding to float32, and ITK's conversion of it."""
-
-
-def mismatch_error(detail: str) -> ScanError:
-    """Return the error for a written file that differs from the segmentation."""
-    return ScanError(Reason.WRITE_MISMATCH, detail)
 
 
 def check_rectangular(

@@ -74,7 +74,7 @@ Contents = Generator[tuple[Member, Callable[[], IO[bytes]]]]
 class ArchiveKind(NamedTuple):
     """Name, file suffixes and reader of a kind of archive."""
 
-    word: str
+    name: str
     suffixes: tuple[str, ...]
     contents: Callable[[BinaryIO], Contents]
 
@@ -256,7 +256,7 @@ def open_members(archive: Path) -> Contents:
         raise ScanError(Reason.NOT_AN_IMAGE, "the file name is not that of an archive")
     with open_regular_file(archive) as file:
         size = os.fstat(file.fileno()).st_size
-        yield from _with_unique_names(_within_limits(kind.contents(file), kind.word, size))
+        yield from _with_unique_names(_within_limits(kind.contents(file), kind.name, size))
 
 
 def _within_limits(contents: Contents, kind: str, packed_size: int) -> Contents:

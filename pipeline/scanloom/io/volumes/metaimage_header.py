@@ -21,6 +21,7 @@ from scanloom.io.volumes.text_header import (
     integers,
     listed_files,
     numbered_files,
+    required_field,
     world_affine,
 )
 
@@ -98,10 +99,10 @@ def parse_metaimage(start: bytes, *, whole: bool) -> TextHeader:
     if fields.get("ObjectType", "Image").lower() != "image":
         raise ScanError(Reason.NOT_AN_IMAGE, "the MetaIO object is not an image")
     check_even_spacing(start[: last.start()])
-    dimensions = integers(_required(fields, "NDims"), "NDims", 1)[0]
+    dimensions = integers(required_field(fields, "NDims", "MetaImage"), "NDims", 1)[0]
     if not 1 <= dimensions <= 10:
         raise damaged_header("NDims of the MetaImage header is not from 1 to 10")
-    sizes = integers(_required(fields, "DimSize"), "DimSize", dimensions)
+    sizes = integers(required_field(fields, "DimSize", "MetaImage"), "DimSize", dimensions)
     if min(sizes) < 1:
         raise damaged_header("DimSize of the MetaImage header is not positive")
     _check_values(fields)
@@ -136,12 +137,6 @@ def _fields(header: bytes) -> dict[str, str]:
     return fields
 
 
-def _required(fields: dict[str, str], name: str) -> str:
-    if name not in fields:
-        raise damaged_header(f"the MetaImage header has no `{name}` field")
-    return fields[name]
-
-
 def _flag(fields: dict[str, str], name: str, default: str) -> bool:
     value = fields.get(name, default).lower()
     if value not in ("true", "false", "t", "f", "1", "0"):
@@ -172,7 +167,7 @@ def _coding(fields: dict[str, str]) -> tuple[Coding, int | None]:
 
 
 def _dtype(fields: dict[str, str]) -> np.dtype[Any]:
-    code = _TYPES.get(_required(fields, "ElementType"))
+    code = _TYPES.get(required_field(fields, "ElementType", "MetaImage"))
     if code is None:
         raise ScanError(Reason.PIXEL_TYPE, "the ElementType is not a plain number")
     big = _flag(fields, "BinaryDataByteOrderMSB", "False")

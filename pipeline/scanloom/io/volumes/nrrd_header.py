@@ -21,6 +21,7 @@ from scanloom.io.volumes.text_header import (
     integers,
     listed_files,
     numbered_files,
+    required_field,
     world_affine,
 )
 
@@ -145,10 +146,10 @@ def parse_nrrd(start: bytes, *, whole: bool) -> TextHeader:
     check_even_spacing(start[: end.start()] if end else start)
     if end is None and "datafile" not in fields:
         raise ScanError(Reason.TRUNCATED, "the file ends within the NRRD header")
-    dimension = integers(_required(fields, "dimension"), "dimension", 1)[0]
+    dimension = integers(required_field(fields, "dimension", "NRRD"), "dimension", 1)[0]
     if not 1 <= dimension <= 16:
         raise damaged_header("the dimension of the NRRD header is not from 1 to 16")
-    sizes = integers(_required(fields, "sizes"), "sizes", dimension)
+    sizes = integers(required_field(fields, "sizes", "NRRD"), "sizes", dimension)
     if min(sizes) < 1:
         raise damaged_header("the sizes of the NRRD header are not positive")
     _check_values(fields)
@@ -190,12 +191,6 @@ def _fields(header: bytes) -> dict[str, str]:
     return fields
 
 
-def _required(fields: dict[str, str], name: str) -> str:
-    if name not in fields:
-        raise damaged_header(f"the NRRD header has no `{name}` field")
-    return fields[name]
-
-
 def _check_values(fields: dict[str, str]) -> None:
     """Refuse quantised values: other readers do not restore the original ones."""
     limits = [floats(fields[name], name, 1)[0] for name in ("oldmin", "oldmax") if name in fields]
@@ -204,20 +199,20 @@ def _check_values(fields: dict[str, str]) -> None:
 
 
 def _coding(fields: dict[str, str]) -> Coding:
-    coding = _CODINGS.get(_required(fields, "encoding").lower())
+    coding = _CODINGS.get(required_field(fields, "encoding", "NRRD").lower())
     if coding is None:
         raise ScanError(Reason.DECODER, "the NRRD encoding is not raw, text, gzip or bzip2")
     return coding
 
 
 def _dtype(fields: dict[str, str], coding: Coding) -> np.dtype[Any]:
-    code = _DTYPES.get(" ".join(_required(fields, "type").lower().split()))
+    code = _DTYPES.get(" ".join(required_field(fields, "type", "NRRD").lower().split()))
     if code is None:
         raise ScanError(Reason.PIXEL_TYPE, "the voxels are blocks or of an unknown type")
     dtype = np.dtype(code)
     if dtype.itemsize == 1 or coding == "text":
         return dtype
-    order = _required(fields, "endian").lower()
+    order = required_field(fields, "endian", "NRRD").lower()
     if order not in ("little", "big"):
         raise damaged_header("the byte order of the NRRD header is neither little nor big")
     return dtype.newbyteorder("<" if order == "little" else ">")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,19 @@ class TextHeader:
 def damaged_header(detail: str) -> ScanError:
     """Return the error for a header that violates its format; `detail` never quotes the header."""
     return ScanError(Reason.DAMAGED, detail)
+
+
+def required_field(fields: Mapping[str, str], name: str, file_format: str) -> str:
+    """Return the text of a field.
+
+    Raises
+    ------
+    ScanError
+        DAMAGED if the header lacks it.
+    """
+    if name not in fields:
+        raise damaged_header(f"the {file_format} header has no `{name}` field")
+    return fields[name]
 
 
 def check_even_spacing(header: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Voxel files of a case in NIfTI, and `segments.json`, which names their numbers."""
+"""Label maps of a case in NIfTI, and `segments.json`, which names their numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_json
 from scanloom.io.scan import GridOnlySource, Scan
-from scanloom.io.write.nifti import write_label_map, write_mask
+from scanloom.io.write.nifti import write_label_map
 from scanloom.ops.rectify import rectangular_grid, rectangular_labels
 
 
@@ -30,17 +30,6 @@ def write_label_maps(folder: Path, segmentations: Sequence[Segmentation], scan: 
     write_json(folder / file_names.SEGMENTS, segments_json(segmentations))
     for segmentation in segmentations:
         _write_label_maps(folder, segmentation, scan, models)
-
-
-def write_masks(folder: Path, segmentations: Sequence[Segmentation], scan: Scan) -> None:
-    """Write a mask for each structure; parameters as in `write_label_maps`."""
-    models = [s.model for s in segmentations]
-    (folder / "split").mkdir(exist_ok=True)
-    for segmentation in segmentations:
-        for layer in segmentation.layers:
-            for structure in layer.structures:
-                path = folder / file_names.mask_name(structure.label, segmentation.model, models)
-                write_mask(layer, structure.number, segmentation.grid, scan.source, path)
 
 
 def segments_json(segmentations: Sequence[Segmentation]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ MARGIN = 64
 LEGEND_WIDTH = 330
 COLUMN_GAP = 60
 MAIN_WIDTH = WIDTH - 2 * MARGIN - LEGEND_WIDTH - COLUMN_GAP
+HEADER_HEIGHT = 116
 GUTTER = 28
 """Space around a plane for its letters; that of the first plane overlaps the page margin."""
 CAPTION_HEIGHT = 26

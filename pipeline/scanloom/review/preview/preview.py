@@ -24,6 +24,7 @@ from scanloom.review.preview.layout import (
     CAPTION_HEIGHT,
     COLUMN_GAP,
     GUTTER,
+    HEADER_HEIGHT,
     MAIN_WIDTH,
     MARGIN,
     WIDTH,
@@ -37,7 +38,6 @@ from scanloom.review.preview.legend import draw_legend, legend_entries, legend_n
 from scanloom.review.preview.slicing import AXIAL, CORONAL, LETTERS, SAGITTAL, Direction, Raster
 
 NOTICE = "Research use only - not for diagnosis"
-HEADER_HEIGHT = 116
 RULE_Y = 100
 BAR_ROW_HEIGHT = 40
 BAR_MAX_WIDTH = 150

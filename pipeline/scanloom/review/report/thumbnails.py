@@ -13,15 +13,15 @@ from PIL import Image, UnidentifiedImageError
 
 from scanloom.io.output.layout import is_case_name
 from scanloom.io.system.atomic_write import temporary_path
-from scanloom.review.preview.layout import GUTTER, MAIN_WIDTH, MARGIN, WIDTH
+from scanloom.review.preview.layout import GUTTER, HEADER_HEIGHT, MAIN_WIDTH, MARGIN, WIDTH
 
 SIZE = (264, 210)
 MAX_BYTES = 6000
 _QUALITIES = (55, 40, 25, 10, 1)
 _CROP_X = MARGIN - GUTTER, MARGIN + MAIN_WIDTH + GUTTER
-_CROP_TOP = 116
+"""Left and right edge of the area of a preview that is legible at this size, without legend."""
 _MAX_HEIGHT = round((_CROP_X[1] - _CROP_X[0]) * SIZE[1] / SIZE[0])
-"""Area of a preview that is legible at this size: planes and tiles without heading and legend."""
+"""Height of that area, below the preview's header."""
 
 
 def draw_thumbs(
@@ -72,8 +72,8 @@ def _draw(preview: Path, thumb: Path) -> tuple[int, int] | None:
     except (OSError, ValueError, SyntaxError):  # Pillow raises the last two for damaged chunks
         return None
     if small.width == WIDTH:
-        bottom = min(small.height, _CROP_TOP + _MAX_HEIGHT)
-        small = small.crop((_CROP_X[0], _CROP_TOP, _CROP_X[1], bottom))
+        bottom = min(small.height, HEADER_HEIGHT + _MAX_HEIGHT)
+        small = small.crop((_CROP_X[0], HEADER_HEIGHT, _CROP_X[1], bottom))
     small.thumbnail(SIZE, Image.Resampling.LANCZOS, reducing_gap=2.0)
     data = next((d for d in map(partial(_encoded, small), _QUALITIES) if len(d) <= MAX_BYTES), b"")
     if not data:

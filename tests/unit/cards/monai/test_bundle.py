@@ -31,7 +31,7 @@ from scanloom.cards.card import (
     Window,
 )
 from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
-from scanloom.cards.monai.allow_list import NETWORKS
+from scanloom.cards.monai import allow_list
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import Code, ScanError, Structure
 from support.bundles import WEIGHTS, spleen_config, spleen_metadata, transform, write_bundle
@@ -360,12 +360,13 @@ def test_defaults_are_monais(tmp_path: Path) -> None:
 
 
 def test_networks_are_those_that_can_be_built() -> None:
-    """The names that a card may have are the names that the builder knows."""
-    networks = pytest.importorskip("scanloom.inference.network.architectures")
+    """One table has the names that a card may have, and the classes that are built."""
+    builder = pytest.importorskip("scanloom.inference.network.architectures")
 
-    assert set(NETWORKS) == set(networks.NETWORKS)
-    for name, listed in networks.NETWORKS.items():
-        assert NETWORKS[name] == frozenset(listed.gone)
+    assert allow_list.NETWORKS is builder.NETWORKS
+    for name in builder.NETWORKS:
+        network_class, _ = builder.find_class(NetworkSpec(name, {}))
+        assert network_class.__name__ == name
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -26,17 +26,17 @@ def test_the_document_accounts_for_every_file(messy: tuple[Path, Outcomes]) -> N
     root, expected = messy
     ended = scanloom("index", root, "--json")
     assert (ended.code, ended.err) == (1, "")
-    told = ended.document
-    files = dict(told["files"])
+    reported = ended.document
+    files = dict(reported["files"])
     assert files.pop("found") == sum(files.values()) == len(expected)
     reasons = [code for _, code in expected.values() if code]
-    assert told["reasons"] == {code: reasons.count(code) for code in sorted(set(reasons))}
-    for one in told["series"]:
+    assert reported["reasons"] == {code: reasons.count(code) for code in sorted(set(reasons))}
+    for one in reported["series"]:
         assert (one["status"] == "used") == (one["reason"] is None)
         assert (one["shape"] is not None) >= (one["status"] == "used")
-    numbers = [one["number"] for one in told["series"] if one["number"]]
+    numbers = [one["number"] for one in reported["series"] if one["number"]]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert scanloom("index", root, "--json").document == told | {"opened": 0}
+    assert scanloom("index", root, "--json").document == reported | {"opened": 0}
 
 
 def test_the_table_says_what_to_do(messy: tuple[Path, Outcomes]) -> None:
@@ -112,8 +112,8 @@ def test_a_number_of_the_table_is_what_segment_takes(tmp_path: Path) -> None:
     series(tmp_path, "five", count=5)
     series(tmp_path, "few", count=2)
     series(tmp_path, "six", count=6)
-    told = scanloom("index", tmp_path, "--json").document["series"]
-    for one in told:
+    reported = scanloom("index", tmp_path, "--json").document["series"]
+    for one in reported:
         [chosen] = select_series(find_series(tmp_path), str(one["number"]))
         assert len(chosen.files) == one["n_files"]
 

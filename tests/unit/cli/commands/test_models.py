@@ -47,9 +47,9 @@ def test_show_tells_what_a_person_must_know(own_models: Path) -> None:
     ended = scanloom("models", "show", "mine")
 
     assert ended.code == 0
-    told = " ".join(ended.out.split())
+    reported = " ".join(ended.out.split())
     for word in (digest, "1.5 x 1.5 x 2 mm", "RAS", "UNet", "float32", "Tests only", "SCT"):
-        assert word in told
+        assert word in reported
 
 
 def test_show_as_json(own_models: Path) -> None:

@@ -137,8 +137,8 @@ def test_options_reach_the_results(tiny_model: Path, tmp_path: Path) -> None:
     [folder] = (tmp_path / "out" / "cases").iterdir()
     assert nib.aff2axcodes(nib.load(folder / "image.nii.gz").affine) == ("L", "P", "S")
     assert [mask.name for mask in (folder / "split").iterdir()] == ["liver.nii.gz"]
-    told = json.loads((folder / "case.json").read_text())
-    assert told["source"]["modality"] == "CT"
+    reported = json.loads((folder / "case.json").read_text())
+    assert reported["source"]["modality"] == "CT"
     assert "ORIENTATION_GIVEN" in ended.out
     assert "spleen" not in ended.out
 
@@ -264,8 +264,10 @@ def test_the_best_series_or_all_of_them(tiny_model: Path, tmp_path: Path) -> Non
     [case] = best.document["cases"]
     assert nib.load(Path(case["folder"]) / "segmentation.nii.gz").shape == (24, 20, 12)
     assert best.code == 0
-    told = [(one["outcome"], (one["reason"] or {}).get("code")) for one in every.document["cases"]]
-    assert sorted(told, key=str) == [
+    reported = [
+        (one["outcome"], (one["reason"] or {}).get("code")) for one in every.document["cases"]
+    ]
+    assert sorted(reported, key=str) == [
         ("failed", "TOO_FEW_SLICES"),
         ("used", None),
         ("used", None),

@@ -142,8 +142,8 @@ def test_source_names_are_there_on_purpose_only(tiny_model: Path, tmp_path: Path
     command = ["segment", tmp_path / "study", "--model", tiny_model, "--out", out]
     assert scanloom(*command, "--names", "source", "--quiet").code == 0
     assert [path.name for path in (out / "cases").iterdir()] == ["4711_1"]
-    told = json.loads((out / "cases" / "4711_1" / "case.json").read_text())["case"]
-    assert len(told) == 26
+    reported = json.loads((out / "cases" / "4711_1" / "case.json").read_text())["case"]
+    assert len(reported) == 26
 
     before = (out / "cases" / "4711_1" / "timing.json").read_bytes()
     again = scanloom(*command)  # by id: the same case, done
@@ -155,7 +155,7 @@ def test_source_names_are_there_on_purpose_only(tiny_model: Path, tmp_path: Path
     command[1] = tmp_path / "again"
     [record] = scanloom(*command, "--names", "source", "--json").document["cases"]
     assert Path(record["folder"]).name == f"4711_1-{record['case'][-6:]}"
-    found = scanloom("where", told, record["case"], "--out", out, "--json").document["sources"]
+    found = scanloom("where", reported, record["case"], "--out", out, "--json").document["sources"]
     assert [s["folder"] for s in found] == ["4711_1", Path(record["folder"]).name]
 
     command[1] = tmp_path / "study"

@@ -67,10 +67,10 @@ def ours() -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_an_error_blames_what_is_at_fault(fails: Callable[[], None], reason: Reason) -> None:
-    told = told_of(fails)
+    reported = told_of(fails)
 
-    assert told.reason is reason
-    assert "Doe" not in told.detail
+    assert reported.reason is reason
+    assert "Doe" not in reported.detail
 
 
 @pytest.mark.parametrize("reason", [Reason.OUT_OF_MEMORY, Reason.ENVIRONMENT, Reason.INTERNAL])
@@ -99,9 +99,9 @@ def test_no_folder_for_temporary_files_is_the_machines_fault(
 
 def test_no_thread_is_the_machines_fault() -> None:
     with little_address_space():
-        told = told_of(start_many)
+        reported = told_of(start_many)
 
-    assert told.reason in (Reason.ENVIRONMENT, Reason.OUT_OF_MEMORY)
+    assert reported.reason in (Reason.ENVIRONMENT, Reason.OUT_OF_MEMORY)
 
 
 def start_many() -> None:
@@ -145,9 +145,9 @@ def test_a_limit_of_file_sizes_is_not_taken_for_a_lack_of_memory(
         else:
             shared_empty((1 << 20,), "u1")
     except (OSError, ScanError, MemoryError) as error:
-        told = blame(error)
+        reported = blame(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    assert told.reason is Reason.ENVIRONMENT
-    assert "ulimit -f" in told.detail
+    assert reported.reason is Reason.ENVIRONMENT
+    assert "ulimit -f" in reported.detail

@@ -16,14 +16,14 @@ from scanloom.engine.case.memory_estimate import (
 )
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.restore.restorers import ScoreRestorer
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 
 def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) -> None:
     """Nothing that grows with the scan is held beside them while the network runs."""
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
+    card = model_cards.card(model_cards.small_weights(tmp_path))
     few, many = (
-        estimate_case(cards_by_hand.grid((512, 512, n), (0.7, 0.7, 1.0)), np.int16, [card])
+        estimate_case(model_cards.grid((512, 512, n), (0.7, 0.7, 1.0)), np.int16, [card])
         for n in (300, 1000)
     )
     voxels = 512 * 512 * 700
@@ -37,12 +37,12 @@ def test_more_slices_take_the_scan_the_copy_and_the_labels_more(tmp_path: Path) 
 def test_label_maps_are_counted_with_their_own_type(
     decision: Decision, count: int, label_bytes: int, tmp_path: Path
 ) -> None:
-    card = cards_by_hand.card(
-        cards_by_hand.small_weights(tmp_path),
-        structures=cards_by_hand.structures(count),
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
+        structures=model_cards.structures(count),
         decision=decision,
     )
-    grid = cards_by_hand.grid((6, 5, 4))
+    grid = model_cards.grid((6, 5, 4))
     maps = ScoreRestorer(plan_grid(grid, card.grid), decision, card.n_outputs).labels
     need = estimate_case(grid, np.int16, [card])
 
@@ -51,8 +51,8 @@ def test_label_maps_are_counted_with_their_own_type(
 
 
 def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
-    need = estimate_case(cards_by_hand.grid((512, 512, 1000)), np.int16, [card], Outputs())
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    need = estimate_case(model_cards.grid((512, 512, 1000)), np.int16, [card], Outputs())
     check_memory(need, need.peak)
     check_memory(need, None)
     with pytest.raises(ScanError) as caught:

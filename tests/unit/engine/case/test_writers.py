@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from scanloom.core import Outputs, ScanError
-from scanloom.core.options import Extra
 from scanloom.engine.case.writers import (
     WRITERS,
-    CaseContent,
-    Writer,
     estimate_writers,
     read_back,
     write_files,
     writers_of,
 )
-from support import case_folders as wc
-from support import model_cards as cards_by_hand
+from scanloom.extras import EXTRAS
+from scanloom.io.output.writer import CaseContent, Writer
+from support import case_folders, model_cards
 
 
 def names(outputs: Outputs) -> list[str]:
@@ -29,13 +26,14 @@ def names(outputs: Outputs) -> list[str]:
 def test_optional_writers_are_those_that_outputs_can_name() -> None:
     usual = ["dicom_seg", "label_maps", "measurements", "preview"]
     assert names(Outputs()) == usual
-    assert set(names(Outputs(also=("image", "masks")))) == {*usual, *get_args(Extra)}
+    assert set(names(Outputs(also=("image", "masks")))) == {*usual, *EXTRAS}
+    assert {writer.name for writer in WRITERS} >= EXTRAS.keys()
     assert len({writer.name for writer in WRITERS}) == len(WRITERS)
 
 
 def test_the_estimate_grows_by_what_is_asked_for(tmp_path: Path) -> None:
-    card = cards_by_hand.card(cards_by_hand.small_weights(tmp_path))
-    grid = cards_by_hand.grid((100, 80, 60))
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    grid = model_cards.grid((100, 80, 60))
     usual = estimate_writers(grid, [card], Outputs())
     assert estimate_writers(grid, [card], Outputs(also=("masks",))) == usual + 100 * 80 * 60
 
@@ -50,8 +48,8 @@ def test_a_new_writer_takes_part_by_its_entry(tmp_path: Path) -> None:
 
     notes = Writer("notes", lambda _: {"notes.txt"}, write, compare)
     unused = Writer("unused", lambda _: set(), write, compare)
-    scan = wc.dicom_scan()
-    content = CaseContent(wc.case_with(), scan, [wc.segmentation_of(scan)])
+    scan = case_folders.dicom_scan()
+    content = CaseContent(case_folders.case_with(), scan, [case_folders.segmentation_of(scan)])
 
     with pytest.raises(ScanError, match="WRITE_MISMATCH"):
         read_back(tmp_path, content, [notes])

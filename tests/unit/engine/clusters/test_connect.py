@@ -10,19 +10,61 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
 from scanloom.core import ScanError
+from scanloom.engine.clusters.connect import check_cluster, open_cluster
 from scanloom.engine.clusters.handshake import Answer, Handshake, answer, describe_mismatch
+from scanloom.engine.clusters.kinds import KINDS, ClusterKind, cluster_names, find_kind
 from scanloom.engine.clusters.kubernetes import KubernetesJob
 from scanloom.engine.clusters.slurm import SlurmJobs, job_spec
 from scanloom.engine.clusters.ssh import SshHosts
 from scanloom.engine.machine import gpus
 from scanloom.engine.worker.case_file import CaseFile
-from scanloom.engine.workflow.schema import Cluster, Execution, parse_workflow
+from scanloom.engine.workflow.schema import Cluster, Execution, Workflow, parse_workflow
 from support import engine_models as em
+
+NO_CLUSTER = (
+    "slrum",
+    "slurm:node1",
+    "kubernetes:node1",
+    "sshd:node1",
+    "",
+)
+"""Names that are no kind of cluster, no address and no file."""
+
+
+@pytest.mark.parametrize("name", NO_CLUSTER)
+def test_an_unknown_kind_of_cluster_is_refused(name: str, tmp_path: Path) -> None:
+    assert find_kind(name) is None
+    with pytest.raises(ScanError, match="neither local, slurm, ssh:HOSTS, kubernetes, nor an"):
+        check_cluster(name, Execution())
+    with (
+        pytest.raises(ScanError, match="neither local"),
+        open_cluster(name, Workflow(name="x", models=("m",)), tmp_path, 1),
+    ):
+        pass
+
+
+def test_a_queue_has_no_time_limit_without_a_worker() -> None:
+    limits = {name: kind.worker_timeout_s for name, kind in KINDS.items()}
+    assert limits == {"slurm": float("inf"), "ssh": 600.0, "kubernetes": float("inf")}
+
+
+def test_a_new_kind_takes_part_by_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def launcher(execution: Execution, hosts: str, private: Path) -> Any:
+        asked.append((execution.in_flight, hosts, private))
+
+    monkeypatch.setitem(KINDS, "grid", ClusterKind(launcher, takes_hosts=True))
+    check_cluster("grid:a,b", Execution(in_flight=2))
+    assert asked == [(2, "a,b", Path())]
+    assert "grid:HOSTS" in cluster_names()
+
 
 GOOD = Answer("word", "1.0", (3, 11), ("hash",), True, True, True)
 
@@ -301,12 +343,12 @@ def test_the_key_of_a_run_is_for_its_owner_and_goes_with_it(tmp_path: Path) -> N
 
     contact = make_contact("tls://here:1", Execution(cluster=Cluster(walltime="1 h", gpus=2)))
     with contact_file(contact, Security.temporary(), tmp_path) as path:
-        told = Contact.read(path)
+        reported = Contact.read(path)
         modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert modes == {0o600}
-        assert "PRIVATE KEY" in Path(told.key).read_text()
-        assert "PRIVATE KEY" not in Path(told.certificate).read_text() + path.read_text()
-        assert (told.workers, told.lifetime) == (2, 3480.0)
+        assert "PRIVATE KEY" in Path(reported.key).read_text()
+        assert "PRIVATE KEY" not in Path(reported.certificate).read_text() + path.read_text()
+        assert (reported.workers, reported.lifetime) == (2, 3480.0)
     assert not list(tmp_path.iterdir())
 
 
@@ -324,12 +366,12 @@ def test_the_job_of_kubernetes(tmp_path: Path) -> None:
     contact = tmp_path / "cluster.json"
     job = KubernetesJob(Execution(workers=3, cluster=POD), contact, tmp_path / "20260101T1-ab")
 
-    told = job.manifest()
-    pod = told["spec"]["template"]["spec"]
+    reported = job.manifest()
+    pod = reported["spec"]["template"]["spec"]
     container = pod["containers"][0]
 
-    assert told["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
-    assert told["spec"]["parallelism"] == 3
+    assert reported["metadata"] == {"name": "scanloom-20260101t1-ab", "namespace": "imaging"}
+    assert reported["spec"]["parallelism"] == 3
     assert container["command"] == [
         "python",
         "-P",

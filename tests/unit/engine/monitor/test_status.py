@@ -60,22 +60,22 @@ def test_it_is_never_half_written(tmp_path: Path) -> None:
 def test_a_run_whose_process_is_gone_has_died(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         start = process_start_ticks(process.pid)
-        told = Status("run", "running", host=host_id(), process=process.pid, start=start)
-        alive = told.as_observed().state
+        reported = Status("run", "running", host=host_id(), process=process.pid, start=start)
+        alive = reported.as_observed().state
         process.communicate(b"\n")
 
-    assert (alive, told.as_observed().state) == ("running", "died")
-    mine = replace(told, process=os.getpid(), start="1")  # the number was given away again
+    assert (alive, reported.as_observed().state) == ("running", "died")
+    mine = replace(reported, process=os.getpid(), start="1")  # the number was given away again
     assert mine.as_observed().state == "died"
-    assert replace(told, state="stopped").as_observed().state == "stopped"
+    assert replace(reported, state="stopped").as_observed().state == "stopped"
 
 
 @pytest.mark.parametrize(("silent", "state"), [(30, "collecting"), (90, "died")])
 def test_a_run_of_another_host_has_died_when_it_says_nothing_for_a_minute(
     silent: float, state: str
 ) -> None:
-    told = Status("run", "collecting", host="elsewher", process=os.getpid())
-    assert replace(told, moment=time.time() - silent).as_observed().state == state
+    reported = Status("run", "collecting", host="elsewher", process=os.getpid())
+    assert replace(reported, moment=time.time() - silent).as_observed().state == state
 
 
 @pytest.mark.parametrize("kind", ["device", "folder", "link", "pipe"])

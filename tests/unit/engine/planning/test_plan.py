@@ -16,7 +16,9 @@ from scanloom.engine.planning import plan as planning
 from scanloom.engine.planning.calibrate import MAX_TOTAL_VOXELS, choose_samples
 from scanloom.engine.planning.cost_model import CostCurve, CostModel, MeasuredCost, cost_model_file
 from scanloom.engine.planning.gpu_break_even import gpu_advice
+from scanloom.engine.planning.history import RunTimeline, compare_with_plan
 from scanloom.engine.planning.plan import make_plan, save_plan
+from scanloom.engine.worker.supervisor import CaseOutcome
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.engine.workflow.scope import Scope
 from scanloom.io.identity import load_key, source_stamp
@@ -91,6 +93,32 @@ def test_small_and_large_cases_are_tried_within_bounds() -> None:
     assert min(some) <= sizes[15]
     assert max(some) >= sizes[85]
     assert choose_samples([(5, case)]) == [case]
+
+
+def test_a_run_is_compared_with_its_plan_if_folders_are_named_by_source(
+    tmp_path: Path, workflow: Workflow
+) -> None:
+    case, folder = "a" * 26, tmp_path / "cases" / "A-1"
+    folder.mkdir(parents=True)
+    steps = {"network": {"wall_s": 3.0}, "write": {"wall_s": 1.0}}
+    timing = {"steps": steps, "window_values": 10, "peak_memory_bytes": 2000}
+    (folder / "timing.json").write_text(json.dumps(timing))
+    (folder / "case.json").write_text(json.dumps({"grid": {"shape": [2, 3, 4]}}))
+    (tmp_path / "runs").mkdir()
+    plan = {
+        "recipe": "r",
+        "cases": [{"case": case, "seconds": 5.0, "written": 9.0}],
+        "totals": {"seconds": 5.0, "host": 1000},
+    }
+    (tmp_path / "runs" / "plan.json").write_text(json.dumps(plan))
+    course = RunTimeline(0.0)
+    course.note(CaseOutcome(CaseRecord(case, None, "", (), folder), ()))
+
+    compared = compare_with_plan(tmp_path, course, workflow, [], "r")
+
+    assert compared is not None
+    assert compared["cases"] == 1
+    assert compared["happened"]["host"] == 2000
 
 
 @pytest.fixture

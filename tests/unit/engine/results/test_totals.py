@@ -13,6 +13,8 @@ from scanloom.engine.monitor.board import StatusWriter
 from scanloom.engine.monitor.prometheus import format_metrics
 from scanloom.engine.monitor.status import Status
 from scanloom.engine.results.totals import busy_share, write_totals
+from scanloom.io.output.crosswalk import SourceRecord, add_sources
+from scanloom.io.output.private import private_folder
 from support.make_report import id_of, make_out
 
 STATUS = Status(
@@ -76,8 +78,19 @@ def test_totals(out: Path) -> None:
     assert totals["cost"] == {"price_per_hour": 2.5, "worker_hours": 1.0, "amount": 2.5}
     assert totals["slowest"][0] == {"case": "x", "seconds": 9.0}
     assert {"case": id_of(0), "seconds": 4.75} in totals["slowest"]
-    told = json.loads((out / "runs" / STATUS.run / "totals.json").read_text())
-    assert told == totals
+    reported = json.loads((out / "runs" / STATUS.run / "totals.json").read_text())
+    assert reported == totals
+
+
+def test_times_of_folders_that_are_named_by_source(out: Path) -> None:
+    (out / "cases" / id_of(0)).rename(out / "cases" / "A-1")
+    with private_folder(out, "f" * 26) as private:
+        add_sources(private, [SourceRecord(id_of(0), "nifti", "/scan.nii", 1, folder="A-1")])
+
+    totals = write_totals(out, STATUS)
+
+    assert totals["steps"]["network"] == {"wall_s": 6.0, "cpu_s": 6.0}
+    assert {"case": id_of(0), "seconds": 4.75} in totals["slowest"]
 
 
 def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,13 @@ from scanloom.engine.worker.gate import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from support import engine_models as em
+from support.warm_workers import WARM_WORKERS
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork child processes from one that has imported everything."""
+    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", WARM_WORKERS)
 
 
 @pytest.fixture
@@ -60,6 +70,7 @@ def reasons(outcomes: Sequence[CaseOutcome]) -> list[Reason | None]:
     return [o.record.reason for o in outcomes if o.record]
 
 
+@pytest.mark.usefixtures("forked")
 def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
     cases = [em.make_case(tmp_path, f"fine{n}") for n in range(4)]
 
@@ -72,6 +83,7 @@ def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(
         setup(tmp_path, weights, make_predictors=partial(os._exit, 3)), time_limit=60.0
@@ -172,6 +184,7 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
     assert "ulimit -t" in killed.record.detail
 
 
+@pytest.mark.usefixtures("forked")
 def test_stop_cuts_off_without_a_verdict(engine: WorkerSupervisor, tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
     with ThreadPoolExecutor(1) as pool:
@@ -195,6 +208,34 @@ def test_the_child_goes_when_the_engine_stops(engine: WorkerSupervisor, tmp_path
     engine.stop(patience=5.0)
 
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+WORKER_THAT_DIES = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+from scanloom.engine.case.run_case import OutputTarget
+from scanloom.engine.worker.child_process import WorkerProcess
+from scanloom.engine.worker.messages import WorkerSetup
+
+setup = WorkerSetup(OutputTarget(Path(sys.argv[1]), "print"), partial(time.sleep, 600))
+print(WorkerProcess(setup).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_child_of_a_worker_that_dies_at_once_loads_no_models(tmp_path: Path) -> None:
+    """It could wait for them for ten minutes, and the kernel reports no parent that is gone."""
+    command = [sys.executable, "-c", WORKER_THAT_DIES, str(tmp_path / "out")]
+    died = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert died.returncode == -signal.SIGKILL
+
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(died.stdout))
+        try:
+            child.wait(60)
+        finally:
+            child.kill()
 
 
 def test_the_gate_lets_one_be_alone() -> None:
@@ -236,6 +277,7 @@ def test_the_gate_counts_what_is_needed() -> None:
     assert most[0] == 12.0  # it came in alone
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_scan_that_is_away_for_a_moment_is_read_later(
     engine: WorkerSupervisor, tmp_path: Path
 ) -> None:
@@ -259,6 +301,7 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(
     assert outcome.record.reason is None
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("how", "reason", "starts"),
     [
@@ -283,6 +326,7 @@ def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
     assert len((tmp_path / "loads").read_text().splitlines()) == starts
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ["library", "exit"])
 def test_a_start_that_came_to_nothing_is_made_again(
     tmp_path: Path, weights: Path, how: str

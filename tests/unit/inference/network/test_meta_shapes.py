@@ -21,13 +21,16 @@ LAYERS: list[tuple[type[nn.Module], dict[str, Any]]] = [
         {"kernel_size": 3, "stride": (2, 3, 1), "padding": 1, "output_padding": (1, 2, 0)},
     ),
     (nn.ConvTranspose3d, {"kernel_size": 3, "dilation": (1, 2, 3), "groups": 2}),
+    (nn.Conv2d, {"kernel_size": (3, 5), "stride": (2, 1), "padding": 1}),
+    (nn.Conv2d, {"kernel_size": 1, "bias": False}),
+    (nn.ConvTranspose2d, {"kernel_size": 2, "stride": 2}),
 ]
 
 
 @pytest.mark.parametrize(("layer", "how"), LAYERS)
 def test_a_convolution_gives_what_torch_says(layer: type[nn.Module], how: dict[str, Any]) -> None:
     real = layer(4, 6, **how)
-    image = torch.zeros(2, 4, 9, 10, 11)
+    image = torch.zeros(2, 4, 9, 10, 11)[(..., 0) if real.weight.ndim == 4 else ...]
     with torch.inference_mode():
         wanted = real(image)
         with meta_dispatch():
@@ -44,10 +47,11 @@ def test_a_convolution_gives_what_torch_says(layer: type[nn.Module], how: dict[s
         nn.MaxPool3d(3, stride=(2, 1, 2), padding=1),
         nn.MaxPool3d(2, dilation=2),
         nn.MaxPool3d(2, ceil_mode=True),
+        nn.MaxPool2d((2, 3), stride=2),
     ],
 )
 def test_pooling_gives_what_torch_says(pool: nn.Module) -> None:
-    image = torch.zeros(2, 4, 9, 10, 11)
+    image = torch.zeros(2, 4, 9, 10, 11)[(..., 0) if isinstance(pool, nn.MaxPool2d) else ...]
     with torch.inference_mode(), meta_dispatch():
         found = pool(image.to("meta"))
     assert found.shape == pool(image).shape

@@ -18,7 +18,7 @@ from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.resample import to_network
 from scanloom.inference.restore.restorers import LabelRestorer, ScoreRestorer
 from scanloom.inference.sliding_window import ScorePlanes
-from support import model_cards as cards_by_hand
+from support import model_cards
 
 TIE = 1e-4
 """Scores of about 1 that differ less are one in float32."""
@@ -33,7 +33,7 @@ codes = st.sampled_from(
     ]
 )
 grids = st.builds(
-    cards_by_hand.grid,
+    model_cards.grid,
     st.tuples(sizes, sizes, sizes),
     st.tuples(spacings, spacings, spacings),
     codes,
@@ -96,7 +96,7 @@ def test_labels_are_the_argmax_of_scores_brought_back(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_scores_are_mixed_in_float32(dtype: torch.dtype) -> None:
-    source = cards_by_hand.grid((12, 13, 14), (0.7, 0.7, 1.0), "LPS", tilt=9)
+    source = model_cards.grid((12, 13, 14), (0.7, 0.7, 1.0), "LPS", tilt=9)
     plan = plan_grid(source, NetworkGrid("RAS", (1.5, 1.5, 1.5)))
     scores = torch.from_numpy(scores_of(plan, 4, 0)).to(dtype)
     restorer = ScoreRestorer(plan, Argmax(), 4)
@@ -126,7 +126,7 @@ def test_thresholds_are_applied_to_scores_brought_back(
 
 def test_the_first_of_equal_scores_wins() -> None:
     """As argmax has it, also between voxels."""
-    plan = plan_grid(cards_by_hand.grid((5, 6, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
+    plan = plan_grid(model_cards.grid((5, 6, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
     scores = np.ones((4, *plan.network.shape), np.float32)
     scores[0] = 0
 
@@ -136,7 +136,7 @@ def test_the_first_of_equal_scores_wins() -> None:
 
 
 def test_more_classes_than_a_byte_holds() -> None:
-    plan = plan_grid(cards_by_hand.grid((5, 6, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
+    plan = plan_grid(model_cards.grid((5, 6, 7)), NetworkGrid("LPS", (2.0, 2.0, 2.0)))
     scores = np.zeros((301, *plan.network.shape), np.float32)
     scores[300] = 1
 
@@ -177,7 +177,7 @@ def test_the_networks_grid_covers_the_scan(source: Grid, network: NetworkGrid) -
 @pytest.mark.parametrize("axes", ["RAS", "LPI", "PIR", "SLA"])
 def test_labels_on_the_scans_own_voxels_come_back_unchanged(axes: str) -> None:
     """Without resampling, labels restored by nearest neighbour are those of the scores."""
-    plan = plan_grid(cards_by_hand.grid((7, 5, 6), codes=axes), NetworkGrid("RAS", None))
+    plan = plan_grid(model_cards.grid((7, 5, 6), codes=axes), NetworkGrid("RAS", None))
     scores = scores_of(plan, 3, 0)
     restorer = LabelRestorer(plan, Argmax(), 3)
     for block in planes(scores, plan, 2):

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from scanloom.core import ScanError
+from scanloom.core import Reason, ScanError
+from scanloom.io.formats import raw_format
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index import build as module
 from scanloom.io.index import inspection as survey_module
@@ -21,6 +22,8 @@ from scanloom.io.index.build import INDEX_NAME, Index, build_index, cached_index
 from scanloom.io.index.series import find_series
 from scanloom.io.output.private import PRIVATE
 from scanloom.io.read import read_scan
+from scanloom.io.system.archives import ARCHIVE_KINDS, ArchiveKind
+from scanloom.io.volumes.mgh import parse_mgh
 from support.archives import Outcomes, series, write_archive, write_zip
 from support.write_dicom import noise
 
@@ -232,22 +235,28 @@ def test_a_change_gives_what_a_fresh_index_gives(
     assert used(after) == left[change]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(), *(ScanError(reason, "") for reason in Reason if reason.retry)],
+    ids=lambda error: getattr(error, "code", type(error).__name__),
+)
 def test_a_file_that_could_not_be_read_is_tried_again(
-    archive: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Who may read a file can change without a trace in its size and times."""
+    """Access and memory can change without a trace in a file's size and times."""
     denied = sorted((archive / "b").iterdir())[4]
+    code = getattr(error, "code", "UNREADABLE")
     real = survey_module.read_elements
 
     def refuse(path: Path | str) -> Any:
         if str(path) == str(denied):
-            raise PermissionError
+            raise error
         return real(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(survey_module, "read_elements", refuse)
         found = build_index([archive], KEY)
-        assert outcomes(found, archive)[f"b/{denied.name}"] == ("failed", "UNREADABLE")
+        assert outcomes(found, archive)[f"b/{denied.name}"] == ("failed", code)
         assert build_index([archive], KEY).opened == 1
     again = build_index([archive], KEY)
     assert (again.opened, used(again)) == (1, 15)
@@ -345,6 +354,25 @@ def test_an_index_of_another_version_is_made_anew(
 
     build_index([archive], KEY)
     monkeypatch.setattr(storage, "version", lambda _: "0.0.0")
+    assert build_index([archive], KEY).opened == 15
+
+
+@pytest.mark.parametrize(
+    ("table", "added"),
+    [
+        ("VOLUME_FORMATS", raw_format("other", (".other",), parse_mgh)),
+        ("ARCHIVE_KINDS", ArchiveKind("other", (".other",), ARCHIVE_KINDS[0].contents)),
+    ],
+)
+def test_an_index_of_fewer_formats_is_made_anew(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, table: str, added: object
+) -> None:
+    """A file that had no format may have the added one."""
+    from scanloom.io.index import storage
+
+    build_index([archive], KEY)
+    assert build_index([archive], KEY).opened == 0
+    monkeypatch.setattr(storage, table, (*getattr(storage, table), added))
     assert build_index([archive], KEY).opened == 15
 
 

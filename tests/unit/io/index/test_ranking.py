@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import scanloom
+from scanloom.cards.card import ANY_MODALITY
 from scanloom.core import ScanError
 from scanloom.io.index.inspection import SeriesInfo
 from scanloom.io.index.ranking import (
@@ -110,6 +111,8 @@ def test_models_are_asked_what_they_agree_on() -> None:
     assert of(card("MR", (0.5, 3), "soft")) == Preference("MR", (0.5, 3), kernel="soft")
     assert of(card(spacing=(0.5, 3)), card(spacing=(1, 5))) == Preference("CT", (1, 3))
     assert of(card(spacing=(0.5, 1)), card("MR", (2, 5), "soft")) == Preference()
+    assert of(card(ANY_MODALITY)) == Preference()
+    assert of(card(ANY_MODALITY), card("MR")) == Preference("MR")
 
 
 @pytest.fixture

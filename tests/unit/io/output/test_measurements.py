@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import MISSING, field, fields, make_dataclass
 from pathlib import Path
 
 import pytest
 
 from scanloom.core import Flag, Measurement
+from scanloom.io.output import measurements
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.measurements import COLUMNS, read_measurements, write_measurements
 
@@ -68,6 +70,26 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert full.flags == FULL.flags
     assert full.box == FULL.box
     assert full.mean == pytest.approx(FULL.mean, rel=1e-6)
+
+
+def test_results_without_a_newer_field_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = make_dataclass(
+        "Newer", [("roundness", float, field(default=0.5))], bases=(Measurement,), frozen=True
+    )
+    write_measurements(tmp_path, [NOTHING])
+    monkeypatch.setattr(measurements, "Measurement", newer)
+    (read,) = read_measurements(tmp_path)
+    assert read == newer(**{f.name: getattr(NOTHING, f.name) for f in fields(NOTHING)})
+
+
+def test_fields_that_the_first_version_lacked_have_a_default() -> None:
+    """Results that the first version wrote have only the fields of `NOTHING`, in that order."""
+    required = [f.name for f in fields(Measurement) if f.default is MISSING]
+    statistics = ["mean", "sd", "p05", "p25", "median", "p75", "p95"]
+    first = ["model", "label", "number", "voxels", "volume_ml", "unit", *statistics]
+    assert required == [*first, "box", "components"]
 
 
 def test_another_document_is_refused(tmp_path: Path) -> None:

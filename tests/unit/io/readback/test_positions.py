@@ -14,7 +14,7 @@ from scipy.spatial.transform import Rotation
 
 from scanloom.core import Grid
 from scanloom.io.scan import NiftiSource, Scan
-from support import case_folders as wc
+from support import case_folders
 
 Fault = Callable[[np.ndarray], np.ndarray]
 
@@ -22,10 +22,10 @@ Fault = Callable[[np.ndarray], np.ndarray]
 def grid_of(codes: str, angle: float = 0.0, shear: float = 0.0) -> Grid:
     turn = Rotation.from_rotvec(np.array((0.2, -0.5, 0.84)) * angle).as_matrix()
     affine = np.eye(4)
-    affine[:3, :3] = turn @ wc.directions(codes) * wc.SPACING
+    affine[:3, :3] = turn @ case_folders.directions(codes) * case_folders.SPACING
     affine[:3, 2] += shear * affine[:3, 1]
     affine[:3, 3] = (-31.5, 112.25, -840.75)
-    return Grid(wc.SHAPE, affine)
+    return Grid(case_folders.SHAPE, affine)
 
 
 GRIDS = {
@@ -38,10 +38,10 @@ GRIDS = {
 }
 
 SOURCES: dict[str, Callable[[Grid], Scan]] = {
-    "itk": wc.itk_scan,
-    "nifti sform": lambda grid: wc.nifti_scan(grid, 1, 0),
-    "nifti both": lambda grid: wc.nifti_scan(grid, 2, 1),
-    "nifti qform": lambda grid: wc.nifti_scan(grid, 0, 1),
+    "itk": case_folders.itk_scan,
+    "nifti sform": lambda grid: case_folders.nifti_scan(grid, 1, 0),
+    "nifti both": lambda grid: case_folders.nifti_scan(grid, 2, 1),
+    "nifti qform": lambda grid: case_folders.nifti_scan(grid, 0, 1),
 }
 
 
@@ -56,7 +56,7 @@ def shifted(*voxels: float) -> Fault:
 
 def mirrored(axis: int) -> Fault:
     """The voxels' order along an axis is turned round, and nobody said so."""
-    last = wc.SHAPE[axis] - 1
+    last = case_folders.SHAPE[axis] - 1
     flip = np.diag([-1.0 if n == axis else 1.0 for n in range(4)])
     flip[axis, 3] = last
     return lambda affine: affine @ flip
@@ -99,22 +99,22 @@ def with_sform(fault: Fault) -> Callable[[bytearray], None]:
 
 def with_qform(fault: Fault) -> Callable[[bytearray], None]:
     def edit(raw: bytearray) -> None:
-        header = wc.nib.Nifti1Header(bytes(raw[:348]))
+        header = case_folders.nib.Nifti1Header(bytes(raw[:348]))
         header.set_qform(fault(header.get_qform()), int(header["qform_code"]))
         raw[:348] = header.binaryblock
 
     return edit
 
 
-def written(grid: Grid, source: str, folder: Path) -> tuple[wc.Written, Path]:
+def written(grid: Grid, source: str, folder: Path) -> tuple[case_folders.Written, Path]:
     scan = SOURCES[source](grid)
-    result = wc.Written(folder, scan, wc.segmentation_of(scan))
+    result = case_folders.Written(folder, scan, case_folders.segmentation_of(scan))
     result.read_back()
     return result, folder / "segmentation.nii.gz"
 
 
 def code(path: Path, form: str) -> int:
-    return int(wc.nib.load(path).header[f"{form}_code"])
+    return int(case_folders.nib.load(path).header[f"{form}_code"])
 
 
 CASES = [
@@ -182,7 +182,7 @@ def test_a_qform_where_float32_has_none_is_caught(tmp_path: Path) -> None:
     assert code(path, "qform") == 0
 
     def edit(raw: bytearray) -> None:
-        header = wc.nib.Nifti1Header(bytes(raw[:348]))
+        header = case_folders.nib.Nifti1Header(bytes(raw[:348]))
         header.set_qform(grid.affine, 1)
         raw[:348] = header.binaryblock
 
@@ -194,9 +194,9 @@ def test_a_qform_without_its_own_quaternion_is_said_by_the_sform(tmp_path: Path)
     """NIfTI-2 has it in float64; where float32 can't say it, the sform does, with its code."""
     grid = Grid((512, 512, 3), grid_of("LPS", 1e-3).affine)
     source = NiftiSource(None, 0, grid.affine, 4)
-    scan = Scan(wc.volume_of(grid), source)
-    wc.Written(tmp_path, scan, wc.segmentation_of(scan)).read_back()
+    scan = Scan(case_folders.volume_of(grid), source)
+    case_folders.Written(tmp_path, scan, case_folders.segmentation_of(scan)).read_back()
     path = tmp_path / "segmentation.nii.gz"
     assert (code(path, "sform"), code(path, "qform")) == (4, 0)
-    assert wc.farthest(wc.nib.load(path).affine, grid.affine, grid.shape) < 1e-3
-    assert not math.isnan(wc.by_itk(path).sum())
+    assert case_folders.farthest(case_folders.nib.load(path).affine, grid.affine, grid.shape) < 1e-3
+    assert not math.isnan(case_folders.by_itk(path).sum())

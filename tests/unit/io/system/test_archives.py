@@ -122,8 +122,8 @@ def test_archives_that_can_not_be_used_fail_alone(tmp_path: Path, volume: bytes)
     found = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
 
     outcome = dict(zip((e.path for e in found.table.entries), codes(found), strict=True))
-    told = {Path(path.split("\0")[0]).name: code for path, code in outcome.items()}
-    assert told == {"a.nii": "", **expected}
+    reported = {Path(path.split("\0")[0]).name: code for path, code in outcome.items()}
+    assert reported == {"a.nii": "", **expected}
     check_sum(found, 1 + len(expected))
     assert [one.status for one in found.series] == ["used"]
     again = build_index([tmp_path / "good", *(tmp_path / name for name in expected)], KEY)
@@ -168,12 +168,12 @@ def test_an_archive_that_goes_or_changes_on_the_way_fails_alone(
             raise FileNotFoundError
         return found
 
-    monkeypatch.setattr("scanloom.io.index.walk.list_members", lambda path: told(path, listed))
+    monkeypatch.setattr("scanloom.io.index.walk.list_members", lambda path: reported(path, listed))
     found = build_index(paths, KEY)
     assert Counter(codes(found)) == {"": 1, "DAMAGED": 2, "NOT_FOUND": 3, "SOURCE_CHANGED": 2}
 
 
-def told(path: Path, listed: Any) -> Any:
+def reported(path: Path, listed: Any) -> Any:
     with archives.unpack_errors("an archive"):
         return listed(path)
 

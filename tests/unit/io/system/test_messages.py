@@ -28,7 +28,9 @@ from scanloom.io.system.messages import Message, receive, register, send
 from scanloom.io.system.sandbox import AVAILABLE, shared_empty
 
 SERIES = Series("nifti", (Path("/data/gr\udcfc\u00dfe.nii"), Path("/data/b.nii")), modality="CT")
-CASE = Case("a" * 26, SERIES, Outputs(structures=("liver",)), "hash", "recipe", others=(SERIES,))
+CASE = Case(
+    "a" * 26, SERIES, Outputs(structures=("liver",)), "hash", "recipe", further_channels=(SERIES,)
+)
 MEASUREMENT = Measurement(
     "model", "liver", 3, 10, 1.5, "HU", 40.25, None, *[None] * 5, ((0, 1, 2), (3, 4, 5)), 1,
     (Flag.TOUCHES_BORDER,),

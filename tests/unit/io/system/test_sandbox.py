@@ -151,8 +151,8 @@ def test_a_crash_does_not_touch_the_neighbours():
         return "good"
 
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(one, range(12)))
-    assert told == ["DAMAGED", "good", "good", "DECODE_TIMEOUT", "good", "good"] * 2
+        reported = list(pool.map(one, range(12)))
+    assert reported == ["DAMAGED", "good", "good", "DECODE_TIMEOUT", "good", "good"] * 2
     for n, array in enumerate(arrays):
         assert (array == (n if n % 3 else 0)).all()
 
@@ -178,7 +178,7 @@ def test_a_helper_that_was_killed_is_replaced():
 
 def test_nothing_lives_on_after_the_parent_was_killed(tmp_path):
     """SIGKILL lets nobody clean up: the kernel has to."""
-    told = tmp_path / "worker"
+    reported = tmp_path / "worker"
     text = (
         "import sys; sys.path[:] = eval(sys.argv[1])\n"
         "import pathlib, scanloom.io.system.sandbox as s\n"
@@ -186,9 +186,9 @@ def test_nothing_lives_on_after_the_parent_was_killed(tmp_path):
         "s.run_sandboxed(sandbox_jobs.tell_and_hang, pathlib.Path(sys.argv[2]),"
         " limits=s.SandboxLimits(1 << 28, 60, 60))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", text, repr(sys.path), str(told)])
-    until(told.exists)
-    worker = psutil.Process(int(told.read_text()))
+    parent = subprocess.Popen([sys.executable, "-c", text, repr(sys.path), str(reported)])
+    until(reported.exists)
+    worker = psutil.Process(int(reported.read_text()))
     helper = worker.parent()
     assert helper.parent().pid == parent.pid
     parent.send_signal(signal.SIGKILL)

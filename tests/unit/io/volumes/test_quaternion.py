@@ -18,7 +18,7 @@ from scanloom.io.volumes.quaternion import (
     quaternion_from_affine,
     rotations_from_quaternions,
 )
-from support import case_folders as wc
+from support import case_folders
 
 SHAPE, SPACING = (512, 512, 300), (0.5, 0.5, 1.0)
 
@@ -49,8 +49,8 @@ def by_nibabel(b: float, c: float, d: float) -> np.ndarray:
 
 
 def by_itk(b: float, c: float, d: float, path: Path) -> np.ndarray:
-    header = wc.header_with(quatern_b=b, quatern_c=c, quatern_d=d, qform_code=1)
-    return wc.by_itk(wc.header_file(path, header))[:3, :3]
+    header = case_folders.header_with(quatern_b=b, quatern_c=c, quatern_d=d, qform_code=1)
+    return case_folders.by_itk(case_folders.header_file(path, header))[:3, :3]
 
 
 def farthest(rotation: np.ndarray, affine: np.ndarray) -> float:
@@ -58,13 +58,15 @@ def farthest(rotation: np.ndarray, affine: np.ndarray) -> float:
     if np.linalg.det(affine[:3, :3]) < 0:
         rotation = rotation @ np.diag((1, 1, -1))
     off = rotation * np.linalg.norm(affine[:3, :3], axis=0) - affine[:3, :3]
-    return float(np.linalg.norm(off @ (wc.CORNERS * (np.array(SHAPE) - 1)).T, axis=0).max())
+    return float(
+        np.linalg.norm(off @ (case_folders.CORNERS * (np.array(SHAPE) - 1)).T, axis=0).max()
+    )
 
 
-@pytest.mark.parametrize("codes", wc.ORDERS)
+@pytest.mark.parametrize("codes", case_folders.ORDERS)
 def test_an_axis_order_is_said_exactly(codes: str, tmp_path: Path) -> None:
     """24 of the 48 are half a turn, a = 0, or mirrored half turns."""
-    affine = affine_of(wc.directions(codes))
+    affine = affine_of(case_folders.directions(codes))
     bcd = quaternion_from_affine(affine, SHAPE)
     assert bcd is not None
     assert all(float(np.float32(x)) == x for x in bcd)
@@ -83,11 +85,11 @@ def turn(vector: tuple[float, ...], angle: float) -> Rotation:
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(codes=st.sampled_from(wc.ORDERS), vector=VECTORS, angle=ANGLES)
+@given(codes=st.sampled_from(case_folders.ORDERS), vector=VECTORS, angle=ANGLES)
 def test_what_is_said_is_near_for_all_readers(
     codes: str, vector: tuple[float, ...], angle: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    affine = affine_of(wc.directions(codes), turn(vector, angle))
+    affine = affine_of(case_folders.directions(codes), turn(vector, angle))
     bcd = quaternion_from_affine(affine, SHAPE)
     if bcd is None:
         return
@@ -99,7 +101,7 @@ def test_what_is_said_is_near_for_all_readers(
 @pytest.mark.parametrize("angle", [1e-4, 3e-4, 1e-3, 2e-3])
 def test_a_hair_off_half_a_turn_is_not_said(angle: float) -> None:
     """float32 has no quaternion within 0.01 mm there: the plain one is up to 0.7 mm off."""
-    affine = affine_of(wc.directions("LPS"), turn((0, 0, 1), angle))
+    affine = affine_of(case_folders.directions("LPS"), turn((0, 0, 1), angle))
     assert quaternion_from_affine(affine, SHAPE) is None
     assert (
         quaternion_from_affine(affine, (8, 8, 8)) is not None
@@ -111,13 +113,15 @@ def test_a_hair_off_half_a_turn_is_not_said(angle: float) -> None:
 def test_other_turns_are_said(codes: str, angle: float) -> None:
     """A qform is there wherever float32 has one, and from the head's usual tilt on it has."""
     assert (
-        quaternion_from_affine(affine_of(wc.directions(codes), turn((1, 2, 3), angle)), SHAPE)
+        quaternion_from_affine(
+            affine_of(case_folders.directions(codes), turn((1, 2, 3), angle)), SHAPE
+        )
         is not None
     )
 
 
 def test_axes_that_lean_are_not_said() -> None:
-    affine = affine_of(wc.directions("LPS"))
+    affine = affine_of(case_folders.directions("LPS"))
     affine[0, 1] += 9e-5 * SPACING[1]
     assert not Grid(SHAPE, affine).sheared
     assert quaternion_from_affine(affine, SHAPE) is None

@@ -57,9 +57,9 @@ def test_files_are_called_as_bids_says(out: Path) -> None:
     for seg in ("organs", "theregions2", "theregions2layer2", "theregions2layer3"):
         assert {f"{stem}{seg}_dseg{end}" for end in (".json", ".tsv", ".nii.gz")} <= set(names)
     assert len(names) == 4 + 3 * 5
-    told = json.loads((bids / "dataset_description.json").read_text())
-    assert told["DatasetType"] == "derivative"
-    assert told["GeneratedBy"] == [{"Name": "scanloom", "Version": "1.2.3"}]
+    reported = json.loads((bids / "dataset_description.json").read_text())
+    assert reported["DatasetType"] == "derivative"
+    assert reported["GeneratedBy"] == [{"Name": "scanloom", "Version": "1.2.3"}]
 
 
 def test_label_maps_and_their_tables_agree(out: Path) -> None:

@@ -20,7 +20,7 @@ from scanloom.io.readback.dicom_seg import check_segs
 from scanloom.io.scan import DicomSource, Scan
 from scanloom.io.write.dicom_seg import write_segs
 from scanloom.io.write.dicom_seg_references import content_datetime, reference_headers
-from support import case_folders as wc
+from support import case_folders
 
 ENHANCED_CT = "1.2.840.10008.5.1.4.1.1.2.1"
 
@@ -32,8 +32,8 @@ def write(
     case: Case | None = None,
 ) -> Dataset:
     folder.mkdir(exist_ok=True)
-    segmentation = segmentation or wc.segmentation_of(scan)
-    case = case or wc.case_with()
+    segmentation = segmentation or case_folders.segmentation_of(scan)
+    case = case or case_folders.case_with()
     write_segs(folder, segmentation, scan.source, case, [segmentation.model])
     return pydicom.dcmread(folder / "dicom" / "segmentation.dcm")
 
@@ -63,8 +63,8 @@ def own_uids(dataset: Dataset, source: Scan) -> set[str]:
 def test_same_content_same_bytes(seg: str, tilt: float, tmp_path: Path) -> None:
     digests = []
     for n in range(2):
-        scan = wc.dicom_scan(tilt=tilt)
-        write(tmp_path / str(n), scan, case=wc.case_with(seg=seg))
+        scan = case_folders.dicom_scan(tilt=tilt)
+        write(tmp_path / str(n), scan, case=case_folders.case_with(seg=seg))
         files = sorted((tmp_path / str(n) / "dicom").iterdir())
         digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in files])
     assert digests[0] == digests[1]
@@ -72,19 +72,23 @@ def test_same_content_same_bytes(seg: str, tilt: float, tmp_path: Path) -> None:
 
 
 def another_voxel(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    segmentation = wc.segmentation_of(scan)
+    segmentation = case_folders.segmentation_of(scan)
     labels = np.array(segmentation.layers[0].labels, order="F")
     labels[5, 5, 4] = 3 - labels[5, 5, 4] % 3
-    layer = wc.Layer(labels, wc.STRUCTURES)
-    return scan, wc.replace(segmentation, layers=(layer,)), wc.case_with()
+    layer = case_folders.Layer(labels, case_folders.STRUCTURES)
+    return scan, case_folders.replace(segmentation, layers=(layer,)), case_folders.case_with()
 
 
 def another_recipe(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    return scan, wc.segmentation_of(scan), wc.replace(wc.case_with(), recipe="s" * 64)
+    return (
+        scan,
+        case_folders.segmentation_of(scan),
+        case_folders.replace(case_folders.case_with(), recipe="s" * 64),
+    )
 
 
 def another_type(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    return scan, wc.segmentation_of(scan), wc.case_with(seg="labelmap")
+    return scan, case_folders.segmentation_of(scan), case_folders.case_with(seg="labelmap")
 
 
 def another_source(scan: Scan) -> tuple[Scan, Segmentation, Case]:
@@ -92,15 +96,23 @@ def another_source(scan: Scan) -> tuple[Scan, Segmentation, Case]:
     assert isinstance(source, DicomSource)
     slices = [replace(one, sop_instance=one.sop_instance + "1") for one in source.slices if one]
     scan = replace(scan, source=replace(source, slices=tuple(slices)))
-    return scan, wc.segmentation_of(scan), wc.case_with()
+    return scan, case_folders.segmentation_of(scan), case_folders.case_with()
 
 
 def another_name(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    return scan, wc.replace(wc.segmentation_of(scan), model="other"), wc.case_with()
+    return (
+        scan,
+        case_folders.replace(case_folders.segmentation_of(scan), model="other"),
+        case_folders.case_with(),
+    )
 
 
 def another_version(scan: Scan) -> tuple[Scan, Segmentation, Case]:
-    return scan, wc.replace(wc.segmentation_of(scan), version="2"), wc.case_with()
+    return (
+        scan,
+        case_folders.replace(case_folders.segmentation_of(scan), version="2"),
+        case_folders.case_with(),
+    )
 
 
 def another_place(scan: Scan) -> tuple[Scan, Segmentation, Case]:
@@ -112,7 +124,7 @@ def another_place(scan: Scan) -> tuple[Scan, Segmentation, Case]:
         x, *others = one.position
         slices.append(replace(one, position=(str(float(x) + 1), *others)))
     scan = replace(scan, source=replace(source, slices=tuple(slices)))
-    return scan, wc.segmentation_of(scan), wc.case_with()
+    return scan, case_folders.segmentation_of(scan), case_folders.case_with()
 
 
 @pytest.mark.parametrize(
@@ -131,9 +143,9 @@ def test_other_content_has_other_uids(
     change: Callable[[Scan], tuple[Scan, Segmentation, Case]], tmp_path: Path
 ) -> None:
     """An archive that has the one never takes the other for it."""
-    scan = wc.dicom_scan()
+    scan = case_folders.dicom_scan()
     first = write(tmp_path / "first", scan)
-    scan, segmentation, case = change(wc.dicom_scan())
+    scan, segmentation, case = change(case_folders.dicom_scan())
     second = write(tmp_path / "second", scan, segmentation, case)
     for name in ("SOPInstanceUID", "SeriesInstanceUID"):
         assert first[name].value != second[name].value
@@ -146,10 +158,10 @@ def test_other_content_has_other_uids(
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 def test_every_own_uid_is_a_hash(seg: str, tmp_path: Path) -> None:
     """2.25 and 128 bits, none of them made by chance in a library."""
-    scan = wc.dicom_scan()
-    dataset = write(tmp_path, scan, case=wc.case_with(seg=seg))
+    scan = case_folders.dicom_scan()
+    dataset = write(tmp_path, scan, case=case_folders.case_with(seg=seg))
     uids = own_uids(dataset, scan)
-    assert len(uids) == 3 + len(wc.STRUCTURES)  # instance, series, dimensions; tracking
+    assert len(uids) == 3 + len(case_folders.STRUCTURES)  # instance, series, dimensions; tracking
     for uid in uids:
         assert UID(uid).is_valid
         assert uid.startswith("2.25.")
@@ -158,8 +170,8 @@ def test_every_own_uid_is_a_hash(seg: str, tmp_path: Path) -> None:
 
 
 def test_files_of_one_model_share_their_series(tmp_path: Path) -> None:
-    scan = wc.dicom_scan(tilt=12.0)
-    write(tmp_path, scan, wc.overlapping(scan), wc.case_with(seg="labelmap"))
+    scan = case_folders.dicom_scan(tilt=12.0)
+    write(tmp_path, scan, case_folders.overlapping(scan), case_folders.case_with(seg="labelmap"))
     datasets = {p.stem: pydicom.dcmread(p) for p in (tmp_path / "dicom").iterdir()}
     assert len({d.SOPInstanceUID for d in datasets.values()}) == 6
     plain = [d for name, d in datasets.items() if "rect" not in name]
@@ -170,7 +182,7 @@ def test_files_of_one_model_share_their_series(tmp_path: Path) -> None:
 
 def test_dates_are_the_source_s(tmp_path: Path) -> None:
     """No clock enters a file, in no attribute."""
-    dataset = write(tmp_path, wc.dicom_scan())
+    dataset = write(tmp_path, case_folders.dicom_scan())
     for kind in ("Content", "Series", "InstanceCreation"):
         assert dataset[f"{kind}Date"].value == "20240102"
         assert dataset[f"{kind}Time"].value == "101114"
@@ -181,11 +193,15 @@ def test_dates_are_the_source_s(tmp_path: Path) -> None:
 
 def test_dates_now_are_today_s(tmp_path: Path) -> None:
     before = datetime.now().strftime("%Y%m%d%H%M%S")
-    first = write(tmp_path / "a", wc.dicom_scan(), case=wc.case_with(dates="now"))
+    first = write(
+        tmp_path / "a", case_folders.dicom_scan(), case=case_folders.case_with(dates="now")
+    )
     after = datetime.now().strftime("%Y%m%d%H%M%S")
     assert before <= (first.ContentDate + first.ContentTime)[:14] <= after
     assert first.StudyDate == "20240102"
-    second = write(tmp_path / "b", wc.dicom_scan(), case=wc.case_with(dates="now"))
+    second = write(
+        tmp_path / "b", case_folders.dicom_scan(), case=case_folders.case_with(dates="now")
+    )
     assert first.SOPInstanceUID != second.SOPInstanceUID  # other bytes, another instance
 
 
@@ -209,7 +225,7 @@ def test_moment_of_a_source(kept: dict[str, str], expected: tuple[str, str]) -> 
 @pytest.mark.parametrize("name", ["StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"])
 @pytest.mark.parametrize("value", ["", None, "not a uid"])
 def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) -> None:
-    source = wc.dicom_scan().source
+    source = case_folders.dicom_scan().source
     assert isinstance(source, DicomSource)
     assert source.can_refer
     header = source.first
@@ -223,7 +239,7 @@ def test_source_without_uids_can_t_be_referred_to(name: str, value: str | None) 
 @pytest.mark.parametrize("name", ["sop_class", "sop_instance"])
 @pytest.mark.parametrize("value", ["", "not a uid"])
 def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None:
-    source = wc.dicom_scan().source
+    source = case_folders.dicom_scan().source
     assert isinstance(source, DicomSource)
     one = source.slices[3]
     assert one is not None
@@ -232,7 +248,7 @@ def test_images_without_uids_can_t_be_referred_to(name: str, value: str) -> None
 
 
 def test_images_with_one_uid_can_t_be_referred_to_unless_they_are_frames_of_it() -> None:
-    source = wc.with_slices(wc.dicom_scan(), sop_instance="1.2.3").source
+    source = case_folders.with_slices(case_folders.dicom_scan(), sop_instance="1.2.3").source
     assert isinstance(source, DicomSource)
     assert not source.can_refer
     slices = tuple(replace(one, frame=k + 1) for k, one in enumerate(source.slices) if one)
@@ -257,8 +273,8 @@ def frames_of(scan: Scan, gap: int | None = None) -> Scan:
 @pytest.mark.parametrize("tilt", [0.0, 12.0])
 def test_frames_refer_to_frames(seg: str, tilt: float, tmp_path: Path) -> None:
     """Each frame names object and frame number; the object is listed once."""
-    scan = frames_of(wc.dicom_scan("LIP", tilt=tilt))
-    dataset = write(tmp_path, scan, case=wc.case_with(seg=seg))
+    scan = frames_of(case_folders.dicom_scan("LIP", tilt=tilt))
+    dataset = write(tmp_path, scan, case=case_folders.case_with(seg=seg))
     for group in dataset.PerFrameFunctionalGroupsSequence:
         [image] = group.DerivationImageSequence[0].SourceImageSequence
         k = len(scan.source.slices) - image.ReferencedFrameNumber  # type: ignore[union-attr]
@@ -276,13 +292,13 @@ def test_frames_refer_to_frames(seg: str, tilt: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seg", ["binary", "labelmap"])
 @pytest.mark.parametrize("multiframe", [False, True])
 def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path: Path) -> None:
-    scan = frames_of(wc.dicom_scan(), gap=4)
+    scan = frames_of(case_folders.dicom_scan(), gap=4)
     if not multiframe:
-        scan = wc.dicom_scan()
+        scan = case_folders.dicom_scan()
         slices = list(scan.source.slices)  # type: ignore[union-attr]
         slices[4] = None
         scan = replace(scan, source=replace(scan.source, slices=tuple(slices)))  # type: ignore[arg-type]
-    segmentation, case = wc.segmentation_of(scan), wc.case_with(seg=seg)
+    segmentation, case = case_folders.segmentation_of(scan), case_folders.case_with(seg=seg)
     dataset = write(tmp_path, scan, segmentation, case)
     depths = {
         float(group.PlanePositionSequence[0].ImagePositionPatient[2])
@@ -298,7 +314,7 @@ def test_an_interpolated_slice_has_no_frame(seg: str, multiframe: bool, tmp_path
 
 
 def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
-    scan = wc.dicom_scan()
+    scan = case_folders.dicom_scan()
     for header in [scan.source.first]:  # type: ignore[union-attr]
         header.SpecificCharacterSet = "ISO_IR 100"
         header.PatientName = "Müller^Jürgen"
@@ -309,7 +325,7 @@ def test_text_of_any_alphabet_comes_over(tmp_path: Path) -> None:
 
 def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
     """What is missing or not valid in the source is empty, and no reason to fail."""
-    scan = wc.dicom_scan()
+    scan = case_folders.dicom_scan()
     faults = {
         "PatientBirthDate": "unknown",
         "StudyDate": "2024",
@@ -336,7 +352,7 @@ def test_faulty_headers_do_not_reach_the_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["Doe", "", "Doe^Jane=ドウ^ジェーン", "a^b^c^d^e^f"])
 def test_no_name_is_shown(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A name of any form comes over, and no library warns with it (warnings are errors here)."""
-    scan = wc.dicom_scan()
+    scan = case_folders.dicom_scan()
     for header in [scan.source.first]:  # type: ignore[union-attr]
         put(header, "PatientName", name)
     assert write(tmp_path, scan).PatientName == name
@@ -347,7 +363,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not valid, not converted, not in any warning."""
-    scan = wc.dicom_scan()
+    scan = case_folders.dicom_scan()
     header = scan.source.first  # type: ignore[union-attr]
     for keyword, value in (("StudyDate", "Doe"), ("StudyTime", "Doe"), ("StudyInstanceUID", "Doe")):
         put(header, keyword, value)
@@ -364,7 +380,7 @@ def test_values_that_are_read_from_a_file_are_not_shown(
 
 
 def test_lossy_source_stays_lossy() -> None:
-    source = wc.dicom_scan().source
+    source = case_folders.dicom_scan().source
     assert isinstance(source, DicomSource)
     for header in [source.first]:
         header.LossyImageCompression = "01"
@@ -377,7 +393,7 @@ def test_lossy_source_stays_lossy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("removed", "method", "told", "how"),
+    ("removed", "method", "reported", "how"),
     [
         ("YES", ["one", "two"], "YES", ["one", "two"]),
         ("YES", "one", "YES", ["one"]),
@@ -386,27 +402,27 @@ def test_lossy_source_stays_lossy() -> None:
     ],
 )
 def test_how_identity_was_removed_is_taken_over(
-    removed: str, method: str | list[str] | None, told: str | None, how: list[str]
+    removed: str, method: str | list[str] | None, reported: str | None, how: list[str]
 ) -> None:
-    source = wc.dicom_scan().source
+    source = case_folders.dicom_scan().source
     assert isinstance(source, DicomSource)
     source.first.PatientIdentityRemoved = removed
     if method is not None:
         source.first.DeidentificationMethod = method
     first = reference_headers(source, 2.5)[0]
     found = first.get("DeidentificationMethod", [])
-    assert first.get("PatientIdentityRemoved") == told
+    assert first.get("PatientIdentityRemoved") == reported
     assert ([found] if isinstance(found, str) else list(found)) == how
 
 
 def test_empty_segments_need_no_frames(tmp_path: Path) -> None:
     """A structure that was not found is described; slices without anything are left out."""
-    scan = wc.dicom_scan()
-    segmentation = wc.segmentation_of(scan)
+    scan = case_folders.dicom_scan()
+    segmentation = case_folders.segmentation_of(scan)
     labels = np.array(segmentation.layers[0].labels, order="F")
     labels[labels == 2] = 0
-    layer = wc.Layer(labels, wc.STRUCTURES)
-    dataset = write(tmp_path, scan, wc.replace(segmentation, layers=(layer,)))
+    layer = case_folders.Layer(labels, case_folders.STRUCTURES)
+    dataset = write(tmp_path, scan, case_folders.replace(segmentation, layers=(layer,)))
     assert [s.SegmentLabel for s in dataset.SegmentSequence] == ["liver", "kidney_left", "spleen"]
     full = sum(int((labels == n).any(axis=(0, 1)).sum()) for n in (1, 3))
     assert dataset.NumberOfFrames == full
@@ -414,26 +430,35 @@ def test_empty_segments_need_no_frames(tmp_path: Path) -> None:
 
 def test_overlap_that_does_not_happen_needs_no_masks(tmp_path: Path) -> None:
     """Layers that share no voxel give the same file as one layer."""
-    scan = wc.dicom_scan()
-    one = wc.segmentation_of(scan)
-    layers = tuple(wc.subset_of(one, s.label).layers[0] for s in (wc.SPLEEN, wc.LIVER, wc.KIDNEY))
+    scan = case_folders.dicom_scan()
+    one = case_folders.segmentation_of(scan)
+    layers = tuple(
+        case_folders.subset_of(one, s.label).layers[0]
+        for s in (case_folders.SPLEEN, case_folders.LIVER, case_folders.KIDNEY)
+    )
     first = write(tmp_path / "a", scan, one)
-    second = write(tmp_path / "b", scan, wc.replace(one, layers=layers))
+    second = write(tmp_path / "b", scan, case_folders.replace(one, layers=layers))
     assert first.SegmentsOverlap == second.SegmentsOverlap == "NO"
     assert first.PixelData == second.PixelData
     assert first.SOPInstanceUID == second.SOPInstanceUID
-    overlapping = write(tmp_path / "c", scan, wc.overlapping(scan))
+    overlapping = write(tmp_path / "c", scan, case_folders.overlapping(scan))
     assert overlapping.SegmentsOverlap == "YES"
 
 
 def test_numbers_above_255(tmp_path: Path) -> None:
     """A Label Map keeps them in 16 bits; a BINARY counts anew and keeps the labels."""
-    scan = wc.dicom_scan()
+    scan = case_folders.dicom_scan()
     labels = np.zeros(scan.volume.grid.shape, np.uint16, order="F")
     labels[3:6, 2:7, 2:4], labels[8:9, 2:7, 2:4] = 7, 3000
-    layer = wc.Layer(labels, (wc.replace(wc.SPLEEN, number=3000), wc.replace(wc.LIVER, number=7)))
+    layer = case_folders.Layer(
+        labels,
+        (
+            case_folders.replace(case_folders.SPLEEN, number=3000),
+            case_folders.replace(case_folders.LIVER, number=7),
+        ),
+    )
     segmentation = Segmentation("organs", (layer,), scan.volume.grid)
-    labelmap = write(tmp_path / "a", scan, segmentation, wc.case_with(seg="labelmap"))
+    labelmap = write(tmp_path / "a", scan, segmentation, case_folders.case_with(seg="labelmap"))
     assert [s.SegmentNumber for s in labelmap.SegmentSequence] == [0, 7, 3000]
     assert set(np.unique(labelmap.pixel_array)) == {0, 7, 3000}
     binary = write(tmp_path / "b", scan, segmentation)
@@ -446,8 +471,8 @@ def test_numbers_above_255(tmp_path: Path) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_frames_stand_as_highdicom_puts_them(overlap: bool, tmp_path: Path) -> None:
     """What is beside each frame, and its pixels, equal what highdicom makes of whole masks."""
-    scan = wc.dicom_scan("PIR")
-    segmentation = wc.overlapping(scan) if overlap else wc.segmentation_of(scan)
+    scan = case_folders.dicom_scan("PIR")
+    segmentation = case_folders.overlapping(scan) if overlap else case_folders.segmentation_of(scan)
     ours = write(tmp_path, scan, segmentation)
     headers = reference_headers(scan.source, 2.5)  # type: ignore[arg-type]
     for header in headers:

@@ -13,24 +13,24 @@ import SimpleITK as sitk
 from scanloom.core import Grid, Layer, ScanError, Volume
 from scanloom.io.scan import GridOnlySource, NiftiSource, Scan
 from scanloom.io.write.nifti import write_image, write_label_map, write_mask
-from support import case_folders as wc
+from support import case_folders
 
 
 def write(scan: Scan, path: Path) -> np.ndarray:
-    labels = wc.labels_on(scan.volume.grid.shape)
-    write_label_map(Layer(labels, wc.STRUCTURES), scan.volume.grid, scan.source, path)
+    labels = case_folders.labels_on(scan.volume.grid.shape)
+    write_label_map(Layer(labels, case_folders.STRUCTURES), scan.volume.grid, scan.source, path)
     return labels
 
 
-@pytest.mark.parametrize("codes", wc.ORDERS)
+@pytest.mark.parametrize("codes", case_folders.ORDERS)
 @pytest.mark.parametrize("oblique", [0.0, 35.0])
 def test_two_readers_find_each_voxel_at_its_place(
     codes: str, oblique: float, tmp_path: Path
 ) -> None:
     """All 48 axis orders, straight and oblique: shape, affine, both forms, voxels."""
-    grid = wc.grid_of(wc.turned(wc.directions(codes), oblique))
+    grid = case_folders.grid_of(case_folders.turned(case_folders.directions(codes), oblique))
     path = tmp_path / "x.nii.gz"
-    labels = write(wc.itk_scan(grid), path)
+    labels = write(case_folders.itk_scan(grid), path)
 
     image, theirs = nib.load(path), sitk.ReadImage(path)
 
@@ -47,7 +47,7 @@ def test_two_readers_find_each_voxel_at_its_place(
 
 def test_sheared_grid_has_no_qform(tmp_path: Path) -> None:
     """A quaternion can't say a shear: without a qform no reader drops it silently."""
-    scan = wc.dicom_scan("LPS", 10.0, 18.0)
+    scan = case_folders.dicom_scan("LPS", 10.0, 18.0)
     path = tmp_path / "x.nii.gz"
     labels = write(scan, path)
     image = nib.load(path)
@@ -60,12 +60,12 @@ def test_sheared_grid_has_no_qform(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sform", "qform"), [(1, 0), (0, 1), (2, 1), (4, 4), (0, 3), (5, 0)])
 def test_nifti_source_keeps_its_own_forms(sform: int, qform: int, tmp_path: Path) -> None:
     """Result and scan lie alike in every tool, whichever form it prefers."""
-    grid = wc.grid_of(wc.turned(wc.directions("RAI")))
+    grid = case_folders.grid_of(case_folders.turned(case_folders.directions("RAI")))
     other = np.array(grid.affine)
     other[:3, 3] += (5.0, -7.0, 2.0)  # the forms disagree, as they may
     source = NiftiSource(grid.affine if sform else None, sform, other if qform else None, qform)
     path = tmp_path / "x.nii.gz"
-    write(Scan(wc.volume_of(grid), source), path)
+    write(Scan(case_folders.volume_of(grid), source), path)
     header = nib.load(path).header
     assert (header["sform_code"], header["qform_code"]) == (sform, qform)
     if sform:
@@ -75,7 +75,9 @@ def test_nifti_source_keeps_its_own_forms(sform: int, qform: int, tmp_path: Path
 
 
 def test_nifti_without_forms_gets_the_orientation_it_was_given(tmp_path: Path) -> None:
-    scan = wc.nifti_scan(wc.grid_of(wc.directions("PSR")), sform=0, qform=0)
+    scan = case_folders.nifti_scan(
+        case_folders.grid_of(case_folders.directions("PSR")), sform=0, qform=0
+    )
     write(scan, tmp_path / "x.nii.gz")
     image = nib.load(tmp_path / "x.nii.gz")
     np.testing.assert_allclose(image.affine, scan.volume.grid.affine, atol=1e-5)
@@ -84,7 +86,7 @@ def test_nifti_without_forms_gets_the_orientation_it_was_given(tmp_path: Path) -
 
 def test_header_holds_geometry_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.nii.gz"
-    write(wc.dicom_scan(), path)
+    write(case_folders.dicom_scan(), path)
     header = nib.load(path).header
     assert header.get_xyzt_units()[0] == "mm"
     assert header.get_slope_inter() in [(1.0, 0.0), (None, None)]
@@ -99,7 +101,7 @@ def test_same_content_same_bytes(tmp_path: Path) -> None:
     """No time, no file name in the gzip header, so that equal runs are equal."""
     (tmp_path / "a").mkdir()
     for name in ("x.nii.gz", "a/other.nii.gz"):
-        write(wc.dicom_scan(), tmp_path / name)
+        write(case_folders.dicom_scan(), tmp_path / name)
     first = (tmp_path / "x.nii.gz").read_bytes()
     assert first == (tmp_path / "a" / "other.nii.gz").read_bytes()
     assert first[3] == 0  # FLG (RFC 1952): no name, no comment
@@ -110,7 +112,7 @@ def test_same_content_same_bytes(tmp_path: Path) -> None:
     "dtype", ["int8", "uint8", "int16", ">i2", "uint16", "int32", "float16", "float32", "float64"]
 )
 def test_image_keeps_values_and_type(dtype: str, tmp_path: Path) -> None:
-    grid = wc.grid_of(wc.directions("LPS"))
+    grid = case_folders.grid_of(case_folders.directions("LPS"))
     rng = np.random.default_rng(0)
     array = np.asfortranarray(rng.integers(0, 100, grid.shape).astype(dtype))
     if array.dtype.kind == "f":
@@ -126,9 +128,9 @@ def test_image_keeps_values_and_type(dtype: str, tmp_path: Path) -> None:
 
 
 def test_uint16_labels(tmp_path: Path) -> None:
-    grid = wc.grid_of(wc.directions("LPS"))
+    grid = case_folders.grid_of(case_folders.directions("LPS"))
     labels = np.full(grid.shape, 40000, np.uint16, order="F")
-    layer = Layer(labels, (wc.replace(wc.LIVER, number=40000),))
+    layer = Layer(labels, (case_folders.replace(case_folders.LIVER, number=40000),))
     write_label_map(layer, grid, GridOnlySource(), tmp_path / "x.nii.gz")
     image = nib.load(tmp_path / "x.nii.gz")
     assert image.get_data_dtype() == np.uint16
@@ -136,9 +138,9 @@ def test_uint16_labels(tmp_path: Path) -> None:
 
 
 def test_mask_is_one_where_the_structure_is(tmp_path: Path) -> None:
-    scan = wc.dicom_scan()
-    labels = wc.labels_on(scan.volume.grid.shape)
-    layer = Layer(labels, wc.STRUCTURES)
+    scan = case_folders.dicom_scan()
+    labels = case_folders.labels_on(scan.volume.grid.shape)
+    layer = Layer(labels, case_folders.STRUCTURES)
     write_mask(layer, 2, scan.volume.grid, scan.source, tmp_path / "x.nii.gz")
     mask = np.asarray(nib.load(tmp_path / "x.nii.gz").dataobj)
     assert mask.dtype == np.uint8
@@ -147,7 +149,7 @@ def test_mask_is_one_where_the_structure_is(tmp_path: Path) -> None:
 
 def test_too_long_for_nifti(tmp_path: Path) -> None:
     grid = Grid((1, 1, 40000), np.eye(4))
-    layer = Layer(np.zeros(grid.shape, np.uint8), wc.STRUCTURES)
+    layer = Layer(np.zeros(grid.shape, np.uint8), case_folders.STRUCTURES)
     with pytest.raises(ScanError) as caught:
         write_label_map(layer, grid, GridOnlySource(), tmp_path / "x.nii.gz")
     assert caught.value.code == "TOO_LARGE"

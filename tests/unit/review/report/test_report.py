@@ -16,6 +16,8 @@ from PIL import Image
 
 from scanloom.core import Flag, Reason
 from scanloom.io.output.json_file import write_json
+from scanloom.review.preview import layout, preview
+from scanloom.review.report import thumbnails
 from scanloom.review.report.page import write_report
 from scanloom.review.report.thumbnails import MAX_BYTES
 from support.commands import scanloom
@@ -120,6 +122,24 @@ def test_its_links_lead_somewhere(thirty: Path) -> None:
             assert (report / ".." / "cases" / case["id"] / "preview.png").is_file()
 
 
+def test_thumbnails_leave_out_the_header_of_a_preview(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header's height is that of the preview, also if the preview changes it."""
+    height = thumbnails.HEADER_HEIGHT + 84
+    for module in (thumbnails, preview):
+        monkeypatch.setattr(module, "HEADER_HEIGHT", height)
+    page = Image.new("L", (layout.WIDTH, height + 800), 255)
+    page.paste(0, (0, height, *page.size))
+    page.save(tmp_path / "page.png")
+    add_case(tmp_path, id_of(0), usual(np.random.default_rng(0)), preview=tmp_path / "page.png")
+
+    write_report(tmp_path)
+
+    with Image.open(tmp_path / "report" / "thumbs" / f"{id_of(0)}.webp") as thumbnail:
+        assert np.asarray(thumbnail.convert("L")).max() < 20
+
+
 def test_thumbnails_are_small(tmp_path: Path) -> None:
     """Of pages with more detail than any preview has."""
     for n, size in enumerate(((1600, 1052), (1600, 3000), (700, 40))):
@@ -192,10 +212,14 @@ def test_runs_are_summed_up(tmp_path: Path) -> None:
         run = tmp_path / "runs" / f"20260101T0000{n:02}-000000"
         run.mkdir(parents=True)
         device = {"workers": 1, "busy_s": 30.0, "span_s": 40.0} if n % 2 else None
-        told = {"run": run.name, "state": "done", "cases": {"done": 3, "failed": 1, "before": 0}}
-        told |= {"elapsed_s": 60.0, "device": device and {**device, "busy_share": 0.75}}
-        told |= {"joules_a_scan": 8.0, "cost": {"amount": 0.5}}
-        write_json(run / "totals.json", told)
+        reported = {
+            "run": run.name,
+            "state": "done",
+            "cases": {"done": 3, "failed": 1, "before": 0},
+        }
+        reported |= {"elapsed_s": 60.0, "device": device and {**device, "busy_share": 0.75}}
+        reported |= {"joules_a_scan": 8.0, "cost": {"amount": 0.5}}
+        write_json(run / "totals.json", reported)
 
     page = page_of(tmp_path)
 
@@ -254,8 +278,8 @@ def test_what_is_usual_at_the_border_raises_no_doubt(tmp_path: Path) -> None:
 
     cases = page_of(tmp_path).data["cases"]
 
-    told = {c["id"]: c["findings"] for c in cases if c["findings"]}
-    assert told == {id_of(4): ["heart: reaches the border of the scan"]}
+    reported = {c["id"]: c["findings"] for c in cases if c["findings"]}
+    assert reported == {id_of(4): ["heart: reaches the border of the scan"]}
 
 
 def test_equal_input_gives_an_equal_page(tmp_path: Path) -> None:

@@ -200,11 +200,17 @@ def untyped_as_text(raw: bytes, *, little: bool) -> str:
     return str(int.from_bytes(raw, "little" if little else "big")) if len(raw) == 2 else raw.hex()
 
 
-def keyword(tag: int) -> str:
-    """Return the DICOM keyword of a tag."""
+def standard_keyword(tag: int) -> str:
+    """Return the DICOM keyword of a tag; empty for private and unknown attributes."""
     from pydicom.datadict import keyword_for_tag
 
-    return keyword_for_tag(tag) or "a private attribute"
+    keyword: str = keyword_for_tag(tag)
+    return keyword
+
+
+def attribute_name(tag: int) -> str:
+    """Return a name of an attribute for messages."""
+    return standard_keyword(tag) or "a private attribute"
 
 
 def parse_decimal(text: str) -> float:

@@ -53,7 +53,12 @@ ACQUISITION_TAGS = {
     "SliceThickness": (tags.SLICE_THICKNESS,),
     "InversionTime": (tags.INVERSION_TIME, tags.INVERSION_TIMES),
     "FlipAngle": (tags.FLIP_ANGLE,),
-    PRIVATE_B_VALUE: (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR),
+    PRIVATE_B_VALUE: (
+        tags.SIEMENS_B_VALUE,
+        tags.GE_B_VALUE,
+        tags.PHILIPS_DIFFUSION_B_FACTOR,
+        tags.UIH_B_VALUE,
+    ),
     "ScanningSequence": (tags.SCANNING_SEQUENCE,),
     "SequenceVariant": (tags.SEQUENCE_VARIANT,),
     "ScanOptions": (tags.SCAN_OPTIONS,),
@@ -95,7 +100,7 @@ class Header:
 
     Parameters
     ----------
-    place : str
+    path_string : str
         Path of the file; `path` is the same as a Path.
     elements : Elements
         The unconverted attributes. They may identify the patient.
@@ -125,7 +130,7 @@ class Header:
         Values that files of a series usually share: one object for all headers with equal ones.
     """
 
-    place: str
+    path_string: str
     elements: Elements
     syntax: str
     pixels: PixelDataLocation | None
@@ -160,7 +165,7 @@ class Header:
     @cached_property
     def path(self) -> Path:
         """The file as a Path, made on first access: an index needs it for few files."""
-        return Path(self.place)
+        return Path(self.path_string)
 
     def read_dataset(self) -> Dataset:
         """Read all elements before the pixels with pydicom. They may identify the patient.
@@ -258,7 +263,7 @@ def header_from_elements(path: Path | str, elements: Elements) -> Header:
     header.__dict__.update(
         _shared_fields(elements.common),
         shared=elements.common,
-        place=str(path),
+        path_string=str(path),
         elements=elements,
         pixels=elements.pixels,
         position=_floats(own.get(tags.IMAGE_POSITION_PATIENT, b""), 3),

@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from scanloom.io.dicom import tags
-from scanloom.io.dicom.geometry.slices import Slice, keyword, unique_by_shared, untyped_as_text
+from scanloom.io.dicom.geometry.slices import (
+    Slice,
+    attribute_name,
+    standard_keyword,
+    unique_by_shared,
+    untyped_as_text,
+)
 from scanloom.io.dicom.geometry.stack import MIN_SLICES
 from scanloom.io.dicom.header.header import ACQUISITION_TAGS
 from scanloom.io.dicom.splitting.slice_group import (
@@ -38,9 +44,9 @@ _DATES = {
 }
 """Tags of the date for each time, for acquisitions that pass midnight."""
 _VARIES_IN_VOLUME = re.compile(
-    "private|Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
+    "Time|Date|Number|Index|Position|Comments|Label|UID|Duration|Identifier"
 )
-"""Names of attributes that also differ within a volume acquired in several passes."""
+"""Keywords of attributes that also differ within a volume acquired in several passes."""
 _NOISE = 1e-4
 """Largest difference of numbers within a volume, as a share of the largest number."""
 _HALF_A_DAY_S = 12 * 3600.0
@@ -104,9 +110,8 @@ def _interleaved_frames(group: SliceGroup) -> Split:
     """Split interleaved stacks of frames by any functional group, unless it varies in a volume."""
     little = group.slices[0].header.elements.little
     for path, values in _columns(group).items():
-        name = keyword(path[-1])
         count = len(set(values))
-        if not 1 < count <= len(values) // MIN_SLICES or _VARIES_IN_VOLUME.search(name):
+        if not 1 < count <= len(values) // MIN_SLICES or may_vary_in_volume(path[-1]):
             continue
         texts = {
             slice_: untyped_as_text(value, little=little)
@@ -114,8 +119,17 @@ def _interleaved_frames(group: SliceGroup) -> Split:
         }
         subgroups = group.split(texts.__getitem__)
         if are_interleaved_stacks(group, subgroups) and not _is_noise(list(subgroups)):
-            return list(subgroups.values()), (name,)
+            return list(subgroups.values()), (attribute_name(path[-1]),)
     return _NO_SPLIT
+
+
+def may_vary_in_volume(tag: int) -> bool:
+    """Return whether an attribute may differ within a volume acquired in several passes.
+
+    Of private and unknown attributes, any may.
+    """
+    keyword = standard_keyword(tag)
+    return not keyword or _VARIES_IN_VOLUME.search(keyword) is not None
 
 
 def _is_noise(values: Sequence[str]) -> bool:
@@ -220,7 +234,7 @@ def _by_any_attribute(group: SliceGroup) -> Split:
     for path, texts in distinguishing.items():
         finer = [(*key, *value_sort_key(text)) for key, text in zip(keys, texts, strict=True)]
         if len(set(finer)) > count:
-            names.append(keyword(path[-1]))
+            names.append(attribute_name(path[-1]))
             keys, count = finer, len(set(finer))
     members = indices_by_key(keys)
     if count < 2 or not _are_volumes(group, members):

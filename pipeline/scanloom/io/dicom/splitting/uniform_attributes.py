@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.geometry.slices import Slice, untyped_as_text
 from scanloom.io.dicom.header.elements import PER_SLICE_TAGS
-from scanloom.io.dicom.header.header import PRIVATE_B_VALUE, Header
+from scanloom.io.dicom.header.header import ACQUISITION_TAGS, PRIVATE_B_VALUE, Header
 
 ROUNDING_SHARE = 0.05
 """Largest difference of equivalent numbers, as a share of the larger: scanners round them."""
@@ -56,7 +56,7 @@ class Attribute(NamedTuple):
     Parameters
     ----------
     name : str
-        The standard's keyword, or a description of private attributes.
+        The standard's keyword, or a description of private attributes; of no other attribute.
     tags : tuple of int
         Tags of the attribute; the first that has a value counts.
     canonicalise : function of (collection of str)
@@ -219,6 +219,14 @@ def _day(value: str) -> int | None:
     return day.toordinal() if day.year >= MIN_YEAR else None
 
 
+_PRIVATE_DIRECTIONS = {
+    "Siemens": tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
+    "GE, first": tags.GE_USER_DATA_20,
+    "GE, second": tags.GE_USER_DATA_21,
+    "GE, third": tags.GE_USER_DATA_22,
+    "Philips, RL": tags.PHILIPS_DIFFUSION_DIRECTION_RL,
+    "Philips, AP": tags.PHILIPS_DIFFUSION_DIRECTION_AP,
+}
 QUANTITY_TAGS = (
     Attribute("Modality", (tags.MODALITY,), _text),
     Attribute("Manufacturer", (tags.MANUFACTURER,), _text, None),
@@ -242,23 +250,12 @@ QUANTITY_TAGS = (
     Attribute("EchoTime", (tags.ECHO_TIME, tags.EFFECTIVE_ECHO_TIME), _number),
     Attribute("EchoNumbers", (tags.ECHO_NUMBERS,), _text, None, counts=True),
     Attribute("DiffusionBValue", (tags.DIFFUSION_B_VALUE,), _number),
-    Attribute(
-        PRIVATE_B_VALUE,
-        (tags.SIEMENS_B_VALUE, tags.GE_B_VALUE, tags.PHILIPS_DIFFUSION_B_FACTOR, tags.UIH_B_VALUE),
-        _first_number,
-    ),
+    Attribute(PRIVATE_B_VALUE, ACQUISITION_TAGS[PRIVATE_B_VALUE], _first_number),
     Attribute("SequenceName", (tags.SEQUENCE_NAME,), _matching(_SEQUENCE_WITH_B_VALUE), None),
     Attribute("DiffusionGradientOrientation", (tags.DIFFUSION_GRADIENT_ORIENTATION,), _number),
     *(
-        Attribute("private diffusion direction", (tag,), _number, None)
-        for tag in (
-            tags.SIEMENS_DIFFUSION_GRADIENT_DIRECTION,
-            tags.GE_USER_DATA_20,
-            tags.GE_USER_DATA_21,
-            tags.GE_USER_DATA_22,
-            tags.PHILIPS_DIFFUSION_DIRECTION_RL,
-            tags.PHILIPS_DIFFUSION_DIRECTION_AP,
-        )
+        Attribute(f"private diffusion direction ({component})", (tag,), _number, None)
+        for component, tag in _PRIVATE_DIRECTIONS.items()
     ),
     Attribute("InversionTime", (tags.INVERSION_TIME, tags.INVERSION_TIMES), _adapted_number),
     Attribute("FlipAngle", (tags.FLIP_ANGLE,), _adapted_number, None),
@@ -289,7 +286,8 @@ QUANTITY_TAGS = (
     Attribute("SeriesDate", (tags.SERIES_DATE,), _dates_within(RECONSTRUCTION_DAYS), None),
     Attribute("ContentDate", (tags.CONTENT_DATE,), _dates_within(RECONSTRUCTION_DAYS), None),
 )
-"""All attributes on which the slices of a volume agree."""
+"""All attributes on which the slices of a volume agree. Names are distinct: `Slice.phase` has the
+values of a frame by name."""
 _TOLERANT = {
     attribute.name: attribute
     for attribute in QUANTITY_TAGS

@@ -115,7 +115,7 @@ class Volumes:
         slices = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         names = " and ".join(self.told_by)
         detail = f"{count} volumes of {slices} slices, distinguished by {names}"
-        raise ScanError(Reason.PHASES, f"{detail}: select one by --phase 0 to --phase {count - 1}")
+        raise ScanError(Reason.PHASES, f"{detail}, numbered from 0 to {count - 1}")
 
 
 def split_volumes(slices: Sequence[Slice]) -> Volumes:

@@ -24,7 +24,7 @@ from scanloom.io.scan import GridOnlySource, NiftiSource, Source
 from scanloom.io.volumes.nifti import _affine, _forms, _read_header
 from scanloom.io.volumes.quaternion import MAX_DISPLACEMENT_MM
 from scanloom.io.write.nifti import _header
-from support import case_folders as wc
+from support import case_folders
 from support.write_dicom import write_series
 
 FLOAT32 = 1e-3
@@ -34,7 +34,7 @@ FLOAT32 = 1e-3
 @st.composite
 def grids(draw: st.DrawFn) -> Grid:
     """Axis orders, spacings of 0.2 to 8 mm, up to 1,024 voxels, turns of 1e-7 to 1 rad, shears."""
-    codes = draw(st.sampled_from(wc.ORDERS))
+    codes = draw(st.sampled_from(case_folders.ORDERS))
     spacing = np.array(draw(st.tuples(*[st.floats(0.2, 8)] * 3)))
     i, j, k = draw(st.tuples(*[st.integers(8, 1024)] * 3))
     vector = np.array(draw(st.tuples(*[st.sampled_from((0.0, 1.0, -0.6, 0.3))] * 3)))
@@ -42,7 +42,7 @@ def grids(draw: st.DrawFn) -> Grid:
     turn = Rotation.from_rotvec(vector / max(np.linalg.norm(vector), 0.1) * angle)
     shear = draw(st.sampled_from((0.0, 0.0, 0.0, 0.4, -0.02, 3e-4)))
     affine = np.eye(4)
-    affine[:3, :3] = turn.as_matrix() @ wc.directions(codes) * spacing
+    affine[:3, :3] = turn.as_matrix() @ case_folders.directions(codes) * spacing
     affine[:3, 2] += shear * spacing[2] * affine[:3, 1] / spacing[1]
     affine[:3, 3] = draw(st.tuples(*[st.floats(-2000, 2000)] * 3))
     return Grid((i, j, k), affine)
@@ -51,15 +51,20 @@ def grids(draw: st.DrawFn) -> Grid:
 def check(grid: Grid, source: Source, scan: np.ndarray, path: Path) -> nib.Nifti1Header:
     """Write a header, read it back, and compare every corner by two readers with the scan's."""
     block = _header(np.empty(1, np.uint8), grid, source)
-    path = wc.header_file(path, block)
+    path = case_folders.header_file(path, block)
     check_geometry(path, grid, source)
     header = nib.Nifti1Header(block[:348])
     assert header["sform_code"] + header["qform_code"] > 0
     if header["sform_code"]:
-        assert wc.farthest(header.get_best_affine(), scan, grid.shape) <= MAX_DISPLACEMENT_MM
+        assert (
+            case_folders.farthest(header.get_best_affine(), scan, grid.shape) <= MAX_DISPLACEMENT_MM
+        )
         reads_sform = header["sform_code"] == 1 or header["qform_code"] == 0
         if reads_sform and not grid.sheared:
-            assert wc.farthest(wc.by_itk(path), scan, grid.shape) <= MAX_DISPLACEMENT_MM
+            assert (
+                case_folders.farthest(case_folders.by_itk(path), scan, grid.shape)
+                <= MAX_DISPLACEMENT_MM
+            )
     return header
 
 
@@ -70,12 +75,12 @@ def of_dicom(grid: Grid, one: Slice) -> tuple[Grid, np.ndarray]:
     of 16 characters say them.
     """
     columns, rows, count = grid.shape
-    axes = wc.LPS[:, None] * grid.affine[:3, :3] / grid.spacing
+    axes = case_folders.LPS[:, None] * grid.affine[:3, :3] / grid.spacing
     step = axes[:, 2] * grid.spacing[2]
     if np.cross(axes[:, 0], axes[:, 1]) @ step < 0:
         step = -step  # slices ascend along row x column
     orientation, spacing = said(axes[:, :2].T.ravel()), said((grid.spacing[1], grid.spacing[0]))
-    places = [said(grid.affine[:3, 3] * wc.LPS + k * step) for k in range(count)]
+    places = [said(grid.affine[:3, 3] * case_folders.LPS + k * step) for k in range(count)]
     header = replace(one.header, rows=rows, columns=columns)
     one = replace(one, header=header, orientation=orientation, spacing=spacing)
     stack = stack_slices([replace(one, position=place) for place in places])
@@ -85,7 +90,9 @@ def of_dicom(grid: Grid, one: Slice) -> tuple[Grid, np.ndarray]:
     scan[:3, 2] = (np.array(places[-1]) - places[0]) / (count - 1)
     scan[:3, 3] = places[0]
     rounded = Flag.AFFINE_ROUNDED in stack.flags  # a drift that is no tilt was taken out
-    return Grid(grid.shape, stack.affine), stack.affine if rounded else np.diag((*wc.LPS, 1)) @ scan
+    return Grid(grid.shape, stack.affine), stack.affine if rounded else np.diag(
+        (*case_folders.LPS, 1)
+    ) @ scan
 
 
 def said(numbers: Iterable[float]) -> tuple[float, ...]:
@@ -99,13 +106,13 @@ def a_slice(folder: Path) -> Slice:
 
 def of_nifti(grid: Grid, forms: str, path: Path) -> tuple[Grid, NiftiSource]:
     """Return what is read of a NIfTI with these forms, as nibabel writes them."""
-    header = wc.header_with(grid.shape)
+    header = case_folders.header_with(grid.shape)
     header.set_zooms(grid.spacing)
     if forms != "qform":
         header.set_sform(grid.affine, 2 if forms == "aligned" else 1)
     if forms != "sform":
         header.set_qform(grid.affine, 1)
-    header = _read_header(wc.header_file(path, header))
+    header = _read_header(case_folders.header_file(path, header))
     source, broken = _forms(header)
     assert not broken
     affine, _ = _affine(header, source, grid.shape, None)
@@ -118,7 +125,10 @@ def place_of_dicom(grid: Grid, folder: Path) -> None:
     assert header["sform_code"] == 1
     if header["qform_code"]:
         assert not read.sheared
-        assert wc.farthest(header.get_qform(), scan, grid.shape) <= MAX_DISPLACEMENT_MM + FLOAT32
+        assert (
+            case_folders.farthest(header.get_qform(), scan, grid.shape)
+            <= MAX_DISPLACEMENT_MM + FLOAT32
+        )
 
 
 def place_of_nifti(forms: str) -> Callable[[Grid, Path], None]:
@@ -143,17 +153,17 @@ def test_axes_that_itk_would_refuse_are_straightened(tmp_path: Path) -> None:
     affine[:3, :3] = axes / np.linalg.norm(axes, axis=0) * (0.7, 0.7, 2.5)
     grid = Grid((512, 512, 300), affine)
     assert not grid.sheared
-    path = wc.header_file(
+    path = case_folders.header_file(
         tmp_path / "x.nii", _header(np.empty(1, np.uint8), grid, GridOnlySource())
     )
     with pytest.raises(RuntimeError, match="orthonormal"):
-        wc.by_itk(path)
+        case_folders.by_itk(path)
 
     read, _ = of_dicom(grid, a_slice(tmp_path / "series"))
 
     check(read, GridOnlySource(), read.affine, tmp_path / "y.nii.gz")
     order = np.diag([1, 1, np.sign(np.linalg.det(affine) * np.linalg.det(read.affine)), 1])
-    assert wc.farthest(read.affine @ order, affine, grid.shape) < 0.1
+    assert case_folders.farthest(read.affine @ order, affine, grid.shape) < 0.1
 
 
 PLACES: dict[str, Callable[[Grid, Path], None]] = {

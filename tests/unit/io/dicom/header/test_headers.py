@@ -47,6 +47,7 @@ from scanloom.io.dicom.header.header import (
     read_headers,
 )
 from scanloom.io.dicom.header.parser import parse_plain, read_first_bytes
+from scanloom.io.dicom.splitting.attributes import may_vary_in_volume
 from scanloom.io.dicom.splitting.uniform_attributes import QUANTITY_TAGS
 from support.real_scans import scans
 from support.write_dicom import MR, Coding, Words, noise, write_series
@@ -164,7 +165,7 @@ def test_other_transfer_syntaxes_give_the_same_header(tmp_path, syntax):
     assert both(other)[0] == both(other)[1]
     ours, theirs = read_headers([plain, other])
     for field in fields(Header):
-        if field.name not in ("place", "elements", "shared", "syntax", "pixels"):
+        if field.name not in ("path_string", "elements", "shared", "syntax", "pixels"):
             assert getattr(ours, field.name) == getattr(theirs, field.name)
     assert theirs.syntax == syntax
 
@@ -366,4 +367,24 @@ def test_attributes_of_one_name_have_the_same_tags_in_all_tables():
     meaning = {attribute.name: attribute.tags for attribute in QUANTITY_TAGS}
     both = ACQUISITION_TAGS.keys() & meaning.keys()
     assert PRIVATE_B_VALUE in both
-    assert {name for name in both if not set(ACQUISITION_TAGS[name]) <= set(meaning[name])} == set()
+    assert {name for name in both if ACQUISITION_TAGS[name] != meaning[name]} == set()
+
+
+def test_attributes_have_distinct_names():
+    names = [attribute.name for attribute in QUANTITY_TAGS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("tag", "varies"),
+    [
+        (tags.TRIGGER_TIME, True),
+        (tags.FLIP_ANGLE, False),
+        (tags.DIFFUSION_B_VALUE, False),
+        (tags.INSTANCE_NUMBER, True),
+        (tags.GE_B_VALUE, True),
+        (0x00181FFE, True),
+    ],
+)
+def test_private_and_unknown_attributes_may_vary_in_a_volume(tag, varies):
+    assert may_vary_in_volume(tag) is varies

@@ -1,0 +1,46 @@
+"""The table of network classes that a card may name; nothing else is ever imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True)
+class AllowedNetwork:
+    """A class of MONAI, or of `scanloom.inference.nets`, that a card may name.
+
+    Parameters
+    ----------
+    module : str
+        Module of the class.
+    removed : frozenset of str
+        Arguments of earlier MONAI versions that did not change the network; they are dropped.
+    largest : mapping of str to int
+        Largest value of arguments with which memory grows as a power, independently of the weights.
+    """
+
+    module: str
+    removed: frozenset[str] = frozenset()
+    largest: Mapping[str, int] = field(default_factory=dict)
+
+
+NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
+    "AttentionUnet": AllowedNetwork("monai.networks.nets.attentionunet"),
+    "BasicUNet": AllowedNetwork("monai.networks.nets.basic_unet"),
+    "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
+    "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet"),
+    "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet"),
+    "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),
+    "SegResNetDS": AllowedNetwork("monai.networks.nets.segresnet_ds"),
+    "SwinUNETR": AllowedNetwork(
+        "monai.networks.nets.swin_unetr",
+        removed=frozenset({"img_size"}),  # in MONAI 1.5
+        largest={"window_size": 16},
+    ),
+    "UNETR": AllowedNetwork("monai.networks.nets.unetr"),
+    "UNet": AllowedNetwork("monai.networks.nets.unet"),
+    "VNet": AllowedNetwork("monai.networks.nets.vnet"),
+}
+"""Allowed networks by the name of their class."""

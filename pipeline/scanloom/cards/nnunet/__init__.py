@@ -1,0 +1,1 @@
+"""Reader of nnU-Net v2 models."""

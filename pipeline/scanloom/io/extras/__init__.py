@@ -1,0 +1,1 @@
+"""Optional writers: each module writes, names and checks one kind of file."""
