@@ -1,4 +1,4 @@
-"""Model formats: which reader takes a model folder. MONAI bundles are the first."""
+"""Model formats: which reader takes a model folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
+from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
 from scanloom.core import Reason, ScanError
 
 
@@ -32,13 +33,21 @@ class ModelReader:
     read: Callable[[Path], ModelCard]
 
 
-READERS: Final = (ModelReader("MONAI bundle", is_bundle, read_bundle),)
+READERS: Final = (
+    ModelReader("MONAI bundle", is_bundle, read_bundle),
+    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+)
 """All formats; the first that accepts a folder reads it."""
+
+
+def find_reader(folder: Path) -> ModelReader | None:
+    """Return the first reader that accepts a folder, None if none does."""
+    return next((reader for reader in READERS if reader.accepts(folder)), None)
 
 
 def is_model(folder: Path) -> bool:
     """Return whether any reader accepts a folder."""
-    return any(reader.accepts(folder) for reader in READERS)
+    return find_reader(folder) is not None
 
 
 def read_model(folder: Path) -> ModelCard:
@@ -49,7 +58,7 @@ def read_model(folder: Path) -> ModelCard:
     ScanError
         MODEL_DAMAGED if no reader accepts the folder, or as the reader.
     """
-    reader = next((reader for reader in READERS if reader.accepts(folder)), None)
+    reader = find_reader(folder)
     if reader is None:
         formats = ", ".join(reader.name for reader in READERS)
         raise ScanError(Reason.MODEL_DAMAGED, f"the folder is not a model ({formats})")

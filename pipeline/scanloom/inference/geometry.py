@@ -85,7 +85,7 @@ class NetworkPlan:
     lean: Triple
     step: Affine
     alignment: Alignment = "first"
-    mode: Literal["linear", "nearest", "cubic"] = "linear"
+    mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
     nearest: tuple[int | None, int | None] = (None, None)
 
     @property

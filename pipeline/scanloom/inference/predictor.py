@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard
+from scanloom.cards.card import Argmax, ModelCard, Threshold
 from scanloom.core import (
     ComputeOptions,
     Flag,
@@ -96,6 +96,8 @@ class TorchPredictor:
         device: str = "auto",
         memory_limit: int | None = None,
     ) -> None:
+        if compute.mirror == "no":
+            card = replace(card, window=replace(card.window, mirror=()))
         _check(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1
@@ -112,7 +114,8 @@ class TorchPredictor:
         self._folds_on(loaded, self.device.device)
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
-            choose_backend(card.decision, card.n_outputs, self.device.device)
+            rounded = card.window.sums == "float16"
+            choose_backend(card.decision, card.n_outputs, self.device.device, rounded=rounded)
 
     @property
     def name(self) -> str:
@@ -254,8 +257,10 @@ class TorchPredictor:
             del channels
             self._wait()
         if card.restore == "scores":
-            fused = self.compute.compiled_restore
-            scores = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused)
+            fused, rounded = self.compute.compiled_restore, card.window.sums == "float16"
+            scores = ScoreRestorer(
+                *(plan, card.decision, card.n_outputs), fused=fused, rounded=rounded
+            )
             self._run(self._planes((image, seen), plan, memory_plan, clock), scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
@@ -348,7 +353,7 @@ class TorchPredictor:
     def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
         structures, maps = self.card.structures, prediction.maps
-        if isinstance(self.card.decision, Argmax):
+        if not isinstance(self.card.decision, Threshold):
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
@@ -377,6 +382,8 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if card.grid.mode == "area":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires resampling by area")
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

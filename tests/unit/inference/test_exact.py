@@ -17,7 +17,7 @@ from scanloom.inference.exact import decisive_values
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resample import ResampleOptions, to_network
-from support import model_cards as cards_by_hand
+from support import model_cards as model_cards
 
 CPU = torch.device("cpu")
 ZEROS, INTEGERS = ResampleOptions("zeros"), ResampleOptions("integers")
@@ -41,10 +41,10 @@ def monai_image(array: NDArray[Any], grid: Grid, requested: NetworkGrid) -> Any:
 
 
 GRIDS = {
-    "ratio of 1/2": (cards_by_hand.grid((20, 22, 24), (3, 3, 3)), (1.5, 1.5, 1.5)),
-    "ratio of 2": (cards_by_hand.grid((40, 41, 30), (1.2, 1.1, 2.5), "LPS"), (2.4, 2.2, 5.0)),
-    "turned": (cards_by_hand.grid((20, 22, 24), (3, 3, 3), "PIR", turn=7), (1.5, 1.5, 1.5)),
-    "tilted": (cards_by_hand.grid((30, 31, 20), (1, 1, 3), "LPS", tilt=12), (1.5, 1.5, 1.5)),
+    "ratio of 1/2": (model_cards.grid((20, 22, 24), (3, 3, 3)), (1.5, 1.5, 1.5)),
+    "ratio of 2": (model_cards.grid((40, 41, 30), (1.2, 1.1, 2.5), "LPS"), (2.4, 2.2, 5.0)),
+    "turned": (model_cards.grid((20, 22, 24), (3, 3, 3), "PIR", turn=7), (1.5, 1.5, 1.5)),
+    "tilted": (model_cards.grid((30, 31, 20), (1, 1, 3), "LPS", tilt=12), (1.5, 1.5, 1.5)),
 }
 
 
@@ -103,8 +103,8 @@ def test_normalised_nonzero_voxels_and_labels_equal_monais() -> None:
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "PIL"])
 def test_truncated_values_are_those_of_scipys_zoom(codes: str) -> None:
     """TotalSegmentator: zoom of order 1 in float64, converted to int32."""
-    grid = cards_by_hand.grid((20, 17, 13), (1.1, 0.9, 2.5), codes)
-    array = cards_by_hand.smooth_scan(grid.shape)
+    grid = model_cards.grid((20, 17, 13), (1.1, 0.9, 2.5), codes)
+    array = model_cards.smooth_scan(grid.shape)
     array[:6] = -1000  # in which rounding errors decide between -1000 and -999
     requested = NetworkGrid("RAS", (1.5, 1.5, 1.5), alignment="ends")
     plan = plan_grid(grid, requested)
@@ -132,4 +132,4 @@ def test_only_steps_that_depend_on_the_last_bit_need_exact_voxels(tmp_path: Any)
     }
 
     for after, expected in steps.items():
-        assert decisive_values(cards_by_hand.card(weights, after=after)) == expected
+        assert decisive_values(model_cards.card(weights, after=after)) == expected

@@ -14,7 +14,7 @@ from scanloom.cards.card import NetworkGrid
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.resample import to_network
 from scanloom.inference.spline import cubic_matrix
-from support import model_cards as cards_by_hand
+from support import model_cards as model_cards
 
 CPU = torch.device("cpu")
 SHAPE = (21, 30, 13)
@@ -44,8 +44,8 @@ def test_scan_is_resized_as_scikit_image_does(
     spacing: tuple[float, float, float], slab_bytes: int
 ) -> None:
     """Cubic, with the outer edges aligned, limited to the scan's range; in slabs or whole."""
-    grid = cards_by_hand.grid(SHAPE, (1.0, 0.8, 2.5), turn=8)
-    array = cards_by_hand.smooth_scan(SHAPE)
+    grid = model_cards.grid(SHAPE, (1.0, 0.8, 2.5), turn=8)
+    array = model_cards.smooth_scan(SHAPE)
     plan = plan_grid(grid, NetworkGrid(None, spacing, "cubic", (2, 1, 0), "edges"))
 
     found = to_network(array, plan, CPU, slab_bytes=slab_bytes).numpy()
@@ -62,8 +62,8 @@ def test_scan_is_resized_as_scikit_image_does(
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "SPL"])
 def test_slices_far_apart_are_resized_one_by_one(order: tuple[int, int, int], codes: str) -> None:
     """nnU-Net's separate z: slice by slice, each limited to its range; then the nearest slice."""
-    grid = cards_by_hand.grid(SHAPE, (0.9, 0.8, 4.0), codes)
-    array = cards_by_hand.smooth_scan(SHAPE)
+    grid = model_cards.grid(SHAPE, (0.9, 0.8, 4.0), codes)
+    array = model_cards.smooth_scan(SHAPE)
     wanted = (1.2, 1.1, 1.7)
     requested = NetworkGrid(None, wanted, "cubic", order, "edges", separate_above=3.0)
 
@@ -85,7 +85,7 @@ def test_nearest_slices_at_exact_ratios_are_scipys() -> None:
     """Each network slice lies in the middle of two slices: the last bit decides."""
     shape = (4, 5, 24)
     array = np.asfortranarray(np.broadcast_to(np.arange(24, dtype=np.int16), shape))
-    grid = cards_by_hand.grid(shape, (1.0, 1.0, 4.0))
+    grid = model_cards.grid(shape, (1.0, 1.0, 4.0))
     requested = NetworkGrid(None, (1.0, 1.0, 8.0), "cubic", alignment="edges", separate_above=3.0)
 
     found = to_network(array, plan_grid(grid, requested), CPU).numpy()[0, 0]
@@ -98,8 +98,8 @@ def test_nearest_slices_at_exact_ratios_are_scipys() -> None:
 @pytest.mark.parametrize("codes", ["RAS", "LPI"])
 @pytest.mark.parametrize("alignment", ["edges", "ends"])
 def test_nearest_neighbours_are_scipys(codes: str, alignment: str) -> None:
-    grid = cards_by_hand.grid((20, 12, 9), (1.0, 1.5, 2.0), codes)
-    array = cards_by_hand.smooth_scan(grid.shape)
+    grid = model_cards.grid((20, 12, 9), (1.0, 1.5, 2.0), codes)
+    array = model_cards.smooth_scan(grid.shape)
     requested = NetworkGrid("RAS", (2.0, 1.0, 2.0), "nearest", alignment=alignment)  # type: ignore[arg-type]
     plan = plan_grid(grid, requested)
 
