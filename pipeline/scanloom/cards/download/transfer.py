@@ -168,11 +168,11 @@ def _receive(remote: Remote, part: _Part, limit_bytes: int, report: Report) -> N
             with part.file.open("ab") as output:
                 for chunk in reply.chunks():
                     output.write(chunk)
+                    output.flush()  # a killed process leaves all bytes to the next attempt
                     start += len(chunk)
                     if start > min(limit_bytes, total or limit_bytes):
                         raise _too_large(part, limit_bytes)
                     report(start, total)
-                output.flush()
                 os.fsync(output.fileno())
     except RangeRefusedError:  # the file has become shorter
         part.discard()

@@ -78,15 +78,17 @@ class HuggingFace:
             raise _malformed("list of files")
         for entry in entries:
             try:
-                path, kind = str(entry["path"]), entry["type"]
+                path = str(entry["path"])
+                if entry["type"] != "file":
+                    continue
                 large = entry.get("lfs")
                 algorithm, value = ("sha256", large["oid"]) if large else ("git", entry["oid"])
                 size = int(entry["size"])
             except (KeyError, TypeError, ValueError, AttributeError) as exc:
                 raise _malformed("list of files") from exc
-            if kind != "file" or path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
-                continue
             safe_path(path)
+            if path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
+                continue
             address = f"{self._base}/resolve/{self.revision}/{quote(path)}"
             yield path, Remote(address, parse_digest(algorithm, str(value)), size)
 
