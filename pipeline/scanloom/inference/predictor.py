@@ -43,7 +43,7 @@ from scanloom.inference.restore.restorers import (
     choose_backend,
 )
 from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
-from scanloom.inference.window_layout import window_size
+from scanloom.inference.windows.layout import window_size
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""
