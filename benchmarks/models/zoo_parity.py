@@ -164,7 +164,8 @@ def write_weights(bundle: Path, name: str, scans: list[Path]) -> None:
     torch.manual_seed(SEED)
     rng = np.random.default_rng(SEED)
     if "dints_space" in read_config(config_file(bundle)):
-        paths = (rng.random((12, 10)) < 0.7).astype(np.float64)
+        paths = (rng.random((12, 10)) < 0.5).astype(np.float64)
+        paths[:, ::3] = 1.0  # paths that keep the resolution: each node has an input
         code = {
             "node_a": np.ones((13, 4)),
             "arch_code_a": paths,
@@ -263,6 +264,7 @@ def run_home(python: str, bundle: Path, name: str, scans: list[Path], out: Path)
     overrides: dict[str, Any] = {
         "device": CPU,
         "output_dir": str(out),
+        "dataset_dir": str(scans[0].parent),
         "dataloader#num_workers": 0,
         home.data: entry(home.form, [str(path) for path in scans]),
         **home.overrides,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -11,7 +11,13 @@ from typing import Final
 from scanloom.cards.card import ModelCard
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
-from scanloom.core import Reason, ScanError, printable
+from scanloom.cards.totalsegmentator.folder import (
+    is_dataset_folder,
+    is_totalsegmentator,
+    read_dataset_folder,
+    read_totalsegmentator,
+)
+from scanloom.core import Reason, ScanError, printable, slug
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,9 @@ class ModelReader:
 
 READERS: Final = (
     ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
+    ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
     ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+    ModelReader("nnU-Net v2 datasets", is_dataset_folder, read_dataset_folder),
 )
 """All formats; the first that accepts a folder reads it."""
 
@@ -73,6 +81,12 @@ def split_options(name: str) -> tuple[str, Mapping[str, str]]:
     return plain, options
 
 
+def variant_name(name: str, options: Mapping[str, str]) -> str:
+    """Return the name of a model with its options: with others it is another model."""
+    chosen = [slug(text) for pair in sorted(options.items()) for text in pair]
+    return "-".join([name, *filter(None, chosen)])
+
+
 def read_model(folder: Path, options: Mapping[str, str] = MappingProxyType({})) -> ModelCard:
     """Read a model folder with the first reader that accepts it.
 
@@ -81,7 +95,7 @@ def read_model(folder: Path, options: Mapping[str, str] = MappingProxyType({})) 
     folder : Path
         The model.
     options : mapping
-        Options of the model: with others than its defaults it is another model.
+        Options of the model, which become a part of its name.
 
     Raises
     ------
@@ -97,4 +111,5 @@ def read_model(folder: Path, options: Mapping[str, str] = MappingProxyType({})) 
         return reader.read(folder)
     if reader.read_with is None:
         raise ScanError(Reason.MODEL_UNKNOWN, f"a {reader.name} has no options")
-    return reader.read_with(folder, options)
+    card = reader.read_with(folder, options)
+    return replace(card, name=variant_name(card.name, options))

@@ -5,28 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.provenance import Provenance, check_files, read_provenance
-from scanloom.cards.readers import find_reader, is_model, read_model, split_options
+from scanloom.cards.readers import (
+    find_reader,
+    is_model,
+    read_model,
+    split_options,
+    variant_name,
+)
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
 
 SHARED_VARIABLE = "SCANLOOM_MODELS"
 """Variable that names folders with models that several users share, separated as in PATH."""
 
-Place = Literal["ships", "shared", "own"]
+Section = Literal["ships", "shared", "own"]
 
 
 class StoredModel(NamedTuple):
     """A folder of the store, and the part of the store that it belongs to."""
 
     folder: Path
-    place: Place
+    section: Section
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class ModelEntry:
         None if it can't be read.
     error : ScanError or None
         Why there is no card.
-    place : "ships", "shared", "own" or None
+    section : "ships", "shared", "own" or None
         Part of the store; None for a folder outside of the store.
     format : str
         Name of the reader, empty if there is none.
@@ -55,7 +61,7 @@ class ModelEntry:
     folder: Path
     card: ModelCard | None
     error: ScanError | None
-    place: Place | None = None
+    section: Section | None = None
     format: str = ""
     provenance: Provenance | None = None
 
@@ -94,16 +100,17 @@ def find_model(name_or_folder: str) -> ModelCard:
         MODEL_UNKNOWN, with the known names, if it is neither; MODEL_HASH if a file changed since
         the model was added; or as `read_model`.
     """
-    name, options = split_options(name_or_folder)
-    return _load(locate_model(name).folder, options)
+    plain, options = split_options(name_or_folder)
+    located = locate_model(plain)
+    return _load(located.folder, located.name if located.section else None, options)
 
 
 def locate_model(name_or_folder: str) -> ModelEntry:
-    """Return the place of a model, without its card; arguments and errors as `find_model`."""
+    """Return the folder of a model, without its card; arguments and errors as `find_model`."""
     known = stored_models()
     if name_or_folder in known:
-        folder, place = known[name_or_folder]
-        return ModelEntry(name_or_folder, folder, None, None, place)
+        folder, section = known[name_or_folder]
+        return ModelEntry(name_or_folder, folder, None, None, section)
     if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
@@ -116,9 +123,9 @@ def locate_model(name_or_folder: str) -> ModelEntry:
 
 def describe_model(name_or_folder: str) -> ModelEntry:
     """Return a model with card, format and provenance; arguments and errors as `find_model`."""
-    name, options = split_options(name_or_folder)
-    located = locate_model(name)
-    entry = _entry(located.name, located.folder, located.place, options)
+    plain, options = split_options(name_or_folder)
+    located = locate_model(plain)
+    entry = _entry(located.name, located.folder, located.section, options)
     if entry.error is not None:
         raise entry.error
     return entry
@@ -144,19 +151,19 @@ def verify_model(entry: ModelEntry) -> None:
 
 
 def stored_models() -> dict[str, StoredModel]:
-    """Return the models of the store by name; those of the first place take precedence."""
+    """Return the models of the store by name; those of the first section take precedence."""
     models: dict[str, StoredModel] = {}
-    for root, place in _roots():
+    for root, section in _roots():
         for folder in _folders(root):
-            if is_model(folder):
-                models.setdefault(slug(folder.name), StoredModel(folder, place))
+            if (name := slug(folder.name)) and is_model(folder):
+                models.setdefault(name, StoredModel(folder, section))
     return models
 
 
 def _entry(
     name: str,
     folder: Path,
-    place: Place | None,
+    section: Section | None,
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> ModelEntry:
     reader = find_reader(folder)
@@ -164,14 +171,19 @@ def _entry(
     provenance = None
     try:
         provenance = read_provenance(folder)
-        return ModelEntry(name, folder, _load(folder, options), None, place, form, provenance)
+        card = _load(folder, name if section else None, options)
+        return ModelEntry(name, folder, card, None, section, form, provenance)
     except ScanError as exc:
-        return ModelEntry(name, folder, None, exc, place, form, provenance)
+        return ModelEntry(name, folder, None, exc, section, form, provenance)
 
 
-def _load(folder: Path, options: Mapping[str, str]) -> ModelCard:
-    """Read a model, and compare its files with its record, if there is one."""
+def _load(folder: Path, name: str | None, options: Mapping[str, str]) -> ModelCard:
+    """Read a model, and compare its files with its record, if there is one.
+
+    A card in the store has the name that the model has there; readers may choose another.
+    """
     card = read_model(folder, options)
+    card = replace(card, name=variant_name(name, options)) if name is not None else card
     provenance = read_provenance(folder)
     if provenance is not None:
         known = {weights.file: weights.sha256 for weights in _all_weights(card)}
@@ -186,8 +198,8 @@ def _all_weights(card: ModelCard) -> Iterator[Weights]:
     yield card.weights
     yield from card.folds
     further = [*card.parts, *([card.stage.card] if card.stage else [])]
-    for other in further:
-        yield from _all_weights(other)
+    for inner in further:
+        yield from _all_weights(inner)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -198,7 +210,7 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _roots() -> Iterator[tuple[Path, Place]]:
+def _roots() -> Iterator[tuple[Path, Section]]:
     """Yield the folders of the store; the shipped one may be missing from an installation."""
     with suppress(ScanError):
         yield shipped_models(), "ships"

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from scanloom.cards.intensity import IntensityStep
-from scanloom.inference.area import area_matrix
-from scanloom.inference.exact import Decisive, correct, orient, sampling_base, sampling_theta
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
-from scanloom.inference.spline import BandedMatrix, cubic_matrix, selection_matrix
+from scanloom.inference.resampling.area import area_matrix
+from scanloom.inference.resampling.exact import Decisive, correct, orient
+from scanloom.inference.resampling.sampling_grid import sampling_base, sampling_theta
+from scanloom.inference.resampling.spline import BandedMatrix, cubic_matrix, selection_matrix
 
 _SAME_POSITION = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
@@ -143,7 +144,7 @@ class ResampleOptions:
 
     Parameters
     ----------
-    decisive : "zeros", "integers" or None
+    decisive : float, "integers" or None
         Values at which the last bit decides: voxels close to them are exact (`exact`).
     foreground : (I, J, K) bool array, optional
         The voxels that `Normalize.filled` measures and changes.

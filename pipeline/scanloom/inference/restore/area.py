@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Decision
-from scanloom.inference.area import area_matrix
 from scanloom.inference.geometry import NetworkPlan
+from scanloom.inference.resampling.area import area_matrix
 from scanloom.inference.restore.decisions import decide_on_grid, label_type, map_count
 from scanloom.inference.sliding_window import ScorePlanes
 

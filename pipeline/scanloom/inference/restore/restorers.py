@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, label_bytes
-from scanloom.inference.alignment import round_half_up
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.resampling.alignment import round_half_up
 from scanloom.inference.restore import cpu, cuda
 from scanloom.inference.restore.cpu import Coordinates
 from scanloom.inference.restore.decisions import (
