@@ -290,13 +290,18 @@ def run_home(python: str, bundle: Path, name: str, scans: list[Path], out: Path)
 
 def run_ours(bundle: Path, name: str, scans: list[Path], out: Path) -> dict[str, Any]:
     """Run scanloom in a process of its own; return its measurements and labels."""
-    command = [sys.executable, __file__, "--ours", str(bundle), name, str(out), *map(str, scans)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"scanloom on {name}: {done.stderr[-1500:]}")
-    measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    measured: dict[str, Any] = json.loads(call("--ours", bundle, name, out, *scans))
     measured["labels"] = np.load(out)
     return measured
+
+
+def call(*arguments: Any) -> str:
+    """Run this script with arguments of its own; return the last line that it prints."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"scanloom, {arguments[0]}: {done.stderr[-1500:]}")
+    return done.stdout.strip().rpartition("\n")[2]
 
 
 def segment(bundle: Path, name: str, out: Path, scans: list[Path]) -> None:
@@ -355,7 +360,7 @@ def main() -> None:
         for case in args.case or ("twice", "oblique"):
             try:
                 row = measure(args.zoo, args.scan, args.home, name, case, work)
-            except Exception as exc:  # the next bundle still counts
+            except Exception as exc:  # noqa: BLE001 the next bundle still counts
                 row = {"error": f"{type(exc).__name__}: {exc}", "equal": 0.0, "dice": 0.0}
             failed |= row["equal"] < MIN_EQUAL or row["dice"] < MIN_DICE
             print(json.dumps({"bundle": name, "case": case, **row}), flush=True)
@@ -368,7 +373,7 @@ def measure(zoo: Path, scan: Path, python: str, name: str, case: str, work: Path
     bundle = prepare(zoo, name, work)
     spacing = spacing_of(bundle, name)
     scans = write_scans(scan, work, spacing, case, BUNDLES[name].scans)
-    write_weights(bundle, name, scans)
+    call("--weights", bundle, name, *scans)  # a process of its own, for its memory
     ours = run_ours(bundle, name, scans, work / "ours.npy")
     theirs = run_home(python, bundle, name, scans, work / "home")
     result = compare(ours.pop("labels"), theirs.pop("labels"))
@@ -396,7 +401,9 @@ def _pixdim(bundle: Path) -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--ours"]:
+    if sys.argv[1:2] == ["--weights"]:
+        write_weights(Path(sys.argv[2]), sys.argv[3], [Path(p) for p in sys.argv[4:]])
+    elif sys.argv[1:2] == ["--ours"]:
         segment(Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), [Path(p) for p in sys.argv[5:]])
     else:
         main()
