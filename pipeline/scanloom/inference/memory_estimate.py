@@ -152,7 +152,7 @@ def estimate_network(
     }
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        one = sizes.image // len(card.channels)
+        one = sizes.image // card.n_inputs
         steps["restore"] += one * 4  # labels as float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
@@ -205,7 +205,7 @@ def _on_own_memory(
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
     layout = window_layout(window, plan.network.shape, axis, budget.windows)
-    channels, folds = len(card.channels), 1 + len(card.folds)
+    channels, folds = card.n_inputs, 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
     voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
     plane_voxels = padded // layout.padded[axis]
@@ -234,7 +234,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
 
 def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budget) -> int:
     """Return the bytes of resampling and intensity steps; several channels are copied once."""
-    channels = len(card.channels)
+    channels = card.n_inputs
     one = sizes.image // channels
     before = sizes.image - one  # the channels that are resampled already
     steps = max(_resampling(card, plan, budget), one * _copies(card.after)) + before

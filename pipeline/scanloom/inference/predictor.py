@@ -32,8 +32,8 @@ from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
-from scanloom.inference.resampling.crop import crop_volume, paste, source_box, uncrop
-from scanloom.inference.resampling.image import NetworkImage, network_image
+from scanloom.inference.resampling.crop import paste, source_box, uncrop
+from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
 from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
@@ -102,6 +102,11 @@ class TorchPredictor:
         simple = background and not card.before and len(card.channels) == 1
         self.skip_air = compute.skip_air and simple
         self.card, self.compute, self.memory_limit = card, compute, memory_limit
+        self._stage = None
+        if card.stage is not None and card.stage.use == "channels":
+            self._stage = TorchPredictor(
+                card.stage.card, compute, device=device, memory_limit=memory_limit
+            )
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
@@ -166,16 +171,19 @@ class TorchPredictor:
         clock = clock or StepTimer()
         volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
+        scan = Scan(volumes)
+        if self._stage is not None:
+            first = self._stage.predict(volume, clock, further_channels=further_channels)
+            scan = replace(scan, stage_labels=first.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
-        cropped = [crop_volume(each, box) for each in volumes]
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(cropped, clock)
+            prediction = self._predict_without_overflow(scan.crop(box), clock)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
             maps = [self._clean(labels, "after") for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
-    def _predict_without_overflow(self, volumes: Sequence[Volume], clock: StepTimer) -> _Prediction:
+    def _predict_without_overflow(self, scan: Scan, clock: StepTimer) -> _Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
         overflowed = self._overflows
@@ -184,7 +192,7 @@ class TorchPredictor:
                 clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, memory_plan = self._predict_with_fallback(volumes, dtype, clock)
+                maps, memory_plan = self._predict_with_fallback(scan, dtype, clock)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
             return _Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
@@ -212,18 +220,19 @@ class TorchPredictor:
         return first_fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
     def _predict_with_fallback(
-        self, volumes: Sequence[Volume], dtype: torch.dtype, clock: StepTimer
+        self, scan: Scan, dtype: torch.dtype, clock: StepTimer
     ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
-        plan = plan_grid(volumes[0].grid, self.card.grid)
-        plans, changes = self.memory_plans(volumes[0], plan, dtype)
+        volume = scan.volumes[0]
+        plan = plan_grid(volume.grid, self.card.grid)
+        plans, changes = self.memory_plans(volume, plan, dtype)
         for change in changes:
             clock.note("ladder", change)
         for memory_plan in plans:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
             try:
-                return self._label(volumes, plan, memory_plan, clock), memory_plan
+                return self._label(scan, plan, memory_plan, clock), memory_plan
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -235,7 +244,7 @@ class TorchPredictor:
 
     def _label(
         self,
-        volumes: Sequence[Volume],
+        scan: Scan,
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
         clock: StepTimer,
@@ -244,7 +253,7 @@ class TorchPredictor:
         card = self.card
         with clock.step("resample"):
             where = memory_plan.device, memory_plan.budget.slab
-            image = network_image(volumes, plan, card, where, skip_air=self.skip_air)
+            image = network_image(scan, plan, card, where, skip_air=self.skip_air)
             self._wait()
         if plan.mode == "area":
             areas = AreaRestorer(plan, card.decision, card.n_outputs)
