@@ -139,7 +139,11 @@ def checkpoint(
         "network_weights": state,
         "optimizer_state": {"state": {0: {"momentum_buffer": torch.zeros(3)}}, "param_groups": []},
         "grad_scaler_state": {"scale": 65536.0, "growth_factor": 2.0},
-        "logging": {"ema": [np.float64(0.5)], "dice": [[np.float32(0.25)]], "epochs": [np.int64(3)]},
+        "logging": {
+            "ema": [np.float64(0.5)],
+            "dice": [[np.float32(0.25)]],
+            "epochs": [np.int64(3)],
+        },
         "_best_ema": np.float64(0.5),
         "current_epoch": 1000,
         "init_args": {

@@ -70,7 +70,7 @@ class NetworkPlan:
     alignment : "first", "edges", "ends" or "centre"
         Voxels that coincide, as in `NetworkGrid`. With "centre", voxels of one grid that lie
         outside the other are empty; otherwise they continue the outermost ones.
-    mode : "linear", "nearest" or "cubic"
+    mode : "linear", "nearest", "cubic" or "area"
         Interpolation of the scan.
     nearest : (int or None, int or None)
         Network axis that is resampled by nearest neighbour: from the source to the network grid,
@@ -79,6 +79,8 @@ class NetworkPlan:
         Whether the network sees a box of its grid only. Scores are 0 outside, so that next to the
         box a weight of 1e-16 decides: coordinates are computed as MONAI does, and such weights are
         increased to 1e-6, which float32 does not lose.
+    unturned : NetworkPlan or None
+        If the scan is oriented after it is resampled: the plan without orientation.
     """
 
     source: Grid
@@ -95,6 +97,7 @@ class NetworkPlan:
     mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
     nearest: tuple[int | None, int | None] = (None, None)
     boxed: bool = False
+    unturned: NetworkPlan | None = None
 
     @property
     def resampled(self) -> bool:
@@ -178,6 +181,9 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     NetworkPlan
         The network grid, and the maps between both grids.
     """
+    if requested.orient == "after" and requested.orientation is not None:
+        own_axes = replace(requested, orientation=None, orient="before")
+        return _turn(plan_grid(source, own_axes), requested)
     follows, flipped = _orientation(source, requested)
     oriented = _orient(source, follows, flipped)
     target = _in_network_order(requested)
@@ -198,6 +204,30 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
 def _is_boxed(requested: NetworkGrid) -> bool:
     """Return whether the network sees a box of the network grid only."""
     return requested.crop is not None and requested.crop.grid == "network"
+
+
+def _turn(plan: NetworkPlan, requested: NetworkGrid) -> NetworkPlan:
+    """Return the plan whose network grid, on the source's axes in `plan`, is oriented at last."""
+    source = plan.source
+    follows, flipped = _orientation(source, requested)
+    oriented, network = (_orient(grid, follows, flipped) for grid in (source, plan.network))
+    back = np.array(flipped)
+    scale, shift, lean = (
+        np.array(values)[list(follows)] for values in (plan.scale, plan.shift, plan.lean)
+    )
+    last = np.array(network.shape) - 1.0
+    return replace(
+        plan,
+        oriented=oriented,
+        network=network,
+        follows=follows,
+        flipped=flipped,
+        scale=_triple(np.where(back, -scale, scale)),
+        shift=_triple(np.where(back, last - shift, shift)),
+        lean=_triple(np.where(back, -lean, lean)),
+        step=np.asarray(np.linalg.solve(oriented.affine, network.affine), dtype=np.float64),
+        unturned=plan,
+    )
 
 
 def _in_network_order(requested: NetworkGrid) -> NetworkGrid:

@@ -34,6 +34,7 @@ from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
+from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
@@ -254,6 +255,11 @@ class TorchPredictor:
             where = memory_plan.device, memory_plan.budget.slab
             image = network_image(scan, plan, card, where, skip_air=self.skip_air)
             self._wait()
+        if plan.mode == "area":
+            areas = AreaRestorer(plan, card.decision, card.n_outputs)
+            self._run(self._planes(image, plan, memory_plan, clock), areas.add, clock)
+            with clock.step("restore"):
+                return areas.finish()
         if card.restore == "scores":
             fused, rounded = self.compute.compiled_restore, card.window.sums == "float16"
             scores = ScoreRestorer(
@@ -381,8 +387,8 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode == "area":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires resampling by area")
+    if card.grid.mode == "area" and card.restore == "labels":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

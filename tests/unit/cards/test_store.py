@@ -154,7 +154,7 @@ def test_shared_models_go_before_own_ones_and_may_be_read_only(
         path.chmod(0o555 if path.is_dir() else 0o444)
 
     roots = {name: find_model(name).weights.file.read_bytes().decode() for name in "abcd"}
-    entries = [(entry.name, entry.place) for entry in list_models()]
+    entries = [(entry.name, entry.section) for entry in list_models()]
 
     for path in [group, *group.rglob("*")]:
         path.chmod(0o755)

@@ -326,6 +326,8 @@ class LabelRestorer:
     def _to_source(self, labels: Labels) -> Labels:
         """Resample a label map from the network grid to the source grid."""
         values, plan = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0]), self._plan
+        if plan.unturned is not None:  # as MONAI: turned back first, then resampled
+            values, plan = unorient(values, plan), plan.unturned
         if plan.alignment != "first" and plan.resampled:
             values = values.permute([plan.network_axis(axis) for axis in range(3)])
             for axis in range(3):

@@ -587,3 +587,62 @@ def test_a_killed_process_leaves_no_model_and_the_next_continues(
     assert server.log[-1][1] == f"bytes={stop}-"
     assert find_model("spleen").weights.file.read_bytes() == WEIGHTS
     assert unfinished(own) == []
+
+
+@pytest.fixture
+def nested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let one reader take folders that hold folders named like nnU-Net's."""
+
+    def read(folder: Path) -> ModelCard:
+        return readers.read_bundle(write_bundle(tmp_path / "cards" / str(time.time_ns())))
+
+    reader = ModelReader("nested", lambda folder: any(folder.glob("*__*__*/plans.json")), read)
+    for module in (readers, adding):
+        monkeypatch.setattr(module, "READERS", (reader,))
+
+
+@pytest.mark.parametrize("configuration", ["2d", "3d_cascade_fullres"])
+def test_nnunets_names_of_folders_are_kept(
+    own: Path, nested: None, tmp_path: Path, configuration: str
+) -> None:
+    """A cascade is copied with its first stage; its name in the store is that of its results."""
+    dataset = tmp_path / "Dataset007_Pancreas"
+    for name in ("2d", "3d_lowres", "3d_cascade_fullres"):
+        (dataset / f"nnUNetTrainer__nnUNetPlans__{name}").mkdir(parents=True)
+        (dataset / f"nnUNetTrainer__nnUNetPlans__{name}" / "plans.json").write_text("{}")
+
+    added = add_model(str(dataset / f"nnUNetTrainer__nnUNetPlans__{configuration}"), OPTIONS)
+
+    stages = ["3d_lowres"] if configuration != "2d" else []
+    folders = {f"nnUNetTrainer__nnUNetPlans__{name}" for name in (configuration, *stages)}
+    assert added.name == f"dataset007_pancreas_{configuration}"
+    assert {path.name for path in added.folder.iterdir()} == {*folders, PROVENANCE_FILE}
+    assert find_model(added.name).name == added.name
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_model_below_folders_of_a_zip_file_is_found(
+    own: Path, nested: None, tmp_path: Path, depth: int
+) -> None:
+    with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+        base = "/".join(["Dataset007_Pancreas"] * depth + ["a__b__c"])
+        archive.writestr(f"{base}/plans.json", "{}")
+
+    added = add_model(str(tmp_path / "export.zip"), OPTIONS)
+
+    assert (added.folder / "a__b__c" / "plans.json").is_file()
+
+
+def test_a_part_of_a_task_of_totalsegmentator_is_not_taken_for_it(
+    own: Path, nested: None, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of nnU-Net's models alone would take its data set without the task's recipe."""
+    stream = BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("Dataset297/a__b__c/plans.json", "{}")
+    monkeypatch.setattr(addresses, "TOTALSEGMENTATOR", server.address)
+    dataset = "Dataset297_TotalSegmentator_total_3mm_1559subj"
+    server.pages[f"/v2.0.0-weights/{dataset}.zip"] = Page(stream.getvalue())
+
+    assert refusal("totalsegmentator/total_fast").reason is Reason.MODEL_DAMAGED
+    assert server.log != []

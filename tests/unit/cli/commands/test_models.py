@@ -86,7 +86,7 @@ def test_json_of_an_added_model(own_models: Path) -> None:
     document = scanloom("models", "add", own_models / "mine", "--name", "twin", "--json").document
 
     model = document["model"]
-    assert (document["already"], model["name"], model["place"]) == (False, "twin", "own")
+    assert (document["already"], model["name"], model["section"]) == (False, "twin", "own")
     assert model["provenance"]["source"] == "folder mine"
     assert model["provenance"]["files"] == 3
     removed = scanloom("models", "remove", "twin", "--json").document
