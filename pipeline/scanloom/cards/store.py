@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.provenance import Provenance, check_files, read_provenance
 from scanloom.cards.readers import find_reader, is_model, read_model
+from scanloom.cards.totalsegmentator.folder import is_task
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
 
@@ -103,7 +104,8 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     if name_or_folder in known:
         folder, section = known[name_or_folder]
         return ModelEntry(name_or_folder, folder, None, None, section)
-    if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
+    is_folder = os.path.isdir(name_or_folder)  # noqa: PTH112 - False where Path.is_dir() raises
+    if is_folder or is_task(name_or_folder):
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
     hint = did_you_mean(name_or_folder, sorted(known))
