@@ -8,19 +8,20 @@ included.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard
-from scanloom.cards.intensity import IntensityStep, ScaleRange
+from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.network.final_layer import last_layer
 from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
+from scanloom.inference.resampling.parts import grid_for_parts
 from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.sliding_window import HEAD_SLABS
 from scanloom.inference.windows.layout import window_layout
@@ -29,6 +30,8 @@ FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
 CLASS_SLABS = 8
 """Slabs of one class that interpolation and the running maximum hold at once."""
+SPLINE_PLANES = 48
+"""Planes beyond a slab whose weights in a cubic spline are not negligible."""
 COMPONENT_SLAB_BYTES = 64 * 1024**2
 """Bytes of a slab in which connected components are searched."""
 ALLOCATOR_FACTOR = 1.1
@@ -150,7 +153,7 @@ def estimate_network(
     }
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        one = sizes.image // len(card.channels)
+        one = sizes.image // card.n_inputs
         steps["restore"] += one * 4  # labels as float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
@@ -172,9 +175,48 @@ def estimate_placed(
     windows : int
         Windows in a batch.
     """
+    stage = []
+    if card.stage is not None:
+        stage.append(estimate_placed(card.stage.card, grid, stored, where, windows))
+    if card.parts:
+        own, held = _resampled_for_parts(card, grid)
+        inner = grid_for_parts(grid, card)
+        parts = [estimate_placed(part, inner, FLOAT_BYTES, where, windows) for part in card.parts]
+        return _largest([*stage, own, *(_with_held(part, held) for part in parts)])
     device, precision = where
     plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
-    return estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
+    network = estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
+    return _largest([*stage, network])
+
+
+def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, int]:
+    """Return the memory of a model with parts without them, and what it holds while they run.
+
+    It holds the resampled scan, and the label map on that grid.
+    """
+    plan = plan_grid(grid, card.grid)
+    voxels, source = math.prod(plan.network.shape), math.prod(grid.shape)
+    scan, labels = FLOAT_BYTES * voxels * len(card.channels), card.label_bytes * voxels
+    steps = {
+        "resample": scan + len(card.channels) * _resampling(card, plan, Budget()),
+        "restore": labels + 3 * card.label_bytes * source,
+        "clean": labels + card.label_bytes * source + _cleaning(card, labels),
+    }
+    return MemoryEstimate(steps), scan + labels
+
+
+def _with_held(estimate: MemoryEstimate, held: int) -> MemoryEstimate:
+    """Return an estimate while further arrays are held on the host."""
+    return replace(estimate, host={step: n + held for step, n in estimate.host.items()})
+
+
+def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate:
+    """Return the largest memory by step of networks that run one after another."""
+    host, device = dict[str, int](), dict[str, int]()
+    for estimate in estimates:
+        for known, found in ((host, estimate.host), (device, estimate.device)):
+            known.update({step: max(n, known.get(step, 0)) for step, n in found.items()})
+    return MemoryEstimate(host, device)
 
 
 def _on_own_memory(
@@ -203,7 +245,7 @@ def _on_own_memory(
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
     layout = window_layout(window, plan.network.shape, axis, budget.windows)
-    channels, folds = len(card.channels), 1 + len(card.folds)
+    channels, folds = card.n_inputs, 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
     voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
     plane_voxels = padded // layout.padded[axis]
@@ -232,7 +274,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
 
 def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budget) -> int:
     """Return the bytes of resampling and intensity steps; several channels are copied once."""
-    channels = len(card.channels)
+    channels = card.n_inputs
     one = sizes.image // channels
     before = sizes.image - one  # the channels that are resampled already
     steps = max(_resampling(card, plan, budget), one * _copies(card.after)) + before
@@ -246,17 +288,22 @@ def _resampling(card: ModelCard, plan: NetworkPlan, budget: Budget) -> int:
     plane = FLOAT_BYTES * source // plan.source.shape[plan.lead]
     ratio = plan.source.shape[plan.lead] / plan.network.shape[plan.network_axis(plan.lead)]
     planes = 1 if any(plan.lean) else max(1, budget.slab // (2 * plane))
-    slab = min(planes, plan.network.shape[plan.network_axis(plan.lead)]) * plane
-    before = FLOAT_BYTES * source * _copies(card.before) if card.before else 0
-    return result + round(slab * (3 + ratio)) + 2 * plane + before
+    planes = min(planes, plan.network.shape[plan.network_axis(plan.lead)])
+    steps = max(((*channel.steps, *card.before) for channel in card.channels), key=_copies)
+    before = FLOAT_BYTES * source * _copies(steps) if steps else 0
+    if plan.mode == "cubic":  # in float64, from the planes that a spline reaches
+        taken = min(round(planes * ratio) + SPLINE_PLANES, plan.source.shape[plan.lead])
+        return result + (3 * taken + 8 * planes) * plane + before
+    return result + round(planes * plane * (3 + ratio)) + 2 * plane + before
 
 
 def _copies(steps: tuple[IntensityStep, ...]) -> int:
     """Return the number of float32 copies of an image that the intensity steps hold at once."""
     copies = 1
     for n, step in enumerate(steps):
-        simple = isinstance(step, ScaleRange)  # other steps make one more copy, and masks
-        copies = max(copies, (2 if simple else 4) + (n > 0) + getattr(step, "nonzero", False))
+        simple = isinstance(step, ScaleRange | Clip | Truncate)  # others copy once more, and mask
+        masked = isinstance(step, Normalize) and (step.nonzero or step.filled)
+        copies = max(copies, (2 if simple else 4) + (n > 0) + masked)
     return copies
 
 

@@ -12,6 +12,7 @@ from scanloom.cards.card import Argmax, ModelCard, Threshold
 from scanloom.core import (
     ComputeOptions,
     Flag,
+    Grid,
     Layer,
     Reason,
     ScanError,
@@ -28,12 +29,12 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
-from scanloom.inference.geometry import NetworkPlan, plan_grid
+from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
-from scanloom.inference.resampling.crop import crop_volume, paste, source_box, uncrop
-from scanloom.inference.resampling.image import NetworkImage, network_image
+from scanloom.inference.resampling.crop import paste, source_box, uncrop
+from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
 from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
@@ -102,6 +103,11 @@ class TorchPredictor:
         simple = background and not card.before and len(card.channels) == 1
         self.skip_air = compute.skip_air and simple
         self.card, self.compute, self.memory_limit = card, compute, memory_limit
+        self._stage = None
+        if card.stage is not None and card.stage.use == "channels":
+            self._stage = TorchPredictor(
+                card.stage.card, compute, device=device, memory_limit=memory_limit
+            )
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
@@ -166,16 +172,19 @@ class TorchPredictor:
         clock = clock or StepTimer()
         volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
+        scan = Scan(volumes)
+        if self._stage is not None:
+            first = self._stage.predict(volume, clock, further_channels=further_channels)
+            scan = replace(scan, stage_labels=first.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
-        cropped = [crop_volume(each, box) for each in volumes]
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(cropped, clock)
+            prediction = self._predict_without_overflow(scan.crop(box), clock)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
-            maps = [self._clean(labels, "after") for labels in maps]
+            maps = [self._clean(labels, "after", volume.grid) for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
-    def _predict_without_overflow(self, volumes: Sequence[Volume], clock: StepTimer) -> _Prediction:
+    def _predict_without_overflow(self, scan: Scan, clock: StepTimer) -> _Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
         overflowed = self._overflows
@@ -184,7 +193,7 @@ class TorchPredictor:
                 clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, memory_plan = self._predict_with_fallback(volumes, dtype, clock)
+                maps, memory_plan = self._predict_with_fallback(scan, dtype, clock)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
             return _Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
@@ -212,18 +221,19 @@ class TorchPredictor:
         return first_fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
     def _predict_with_fallback(
-        self, volumes: Sequence[Volume], dtype: torch.dtype, clock: StepTimer
+        self, scan: Scan, dtype: torch.dtype, clock: StepTimer
     ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
-        plan = plan_grid(volumes[0].grid, self.card.grid)
-        plans, changes = self.memory_plans(volumes[0], plan, dtype)
+        volume = scan.volumes[0]
+        plan = plan_grid(volume.grid, as_nifti(self.card.grid, volume))
+        plans, changes = self.memory_plans(volume, plan, dtype)
         for change in changes:
             clock.note("ladder", change)
         for memory_plan in plans:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
             try:
-                return self._label(volumes, plan, memory_plan, clock), memory_plan
+                return self._label(scan, plan, memory_plan, clock), memory_plan
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -235,7 +245,7 @@ class TorchPredictor:
 
     def _label(
         self,
-        volumes: Sequence[Volume],
+        scan: Scan,
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
         clock: StepTimer,
@@ -244,7 +254,7 @@ class TorchPredictor:
         card = self.card
         with clock.step("resample"):
             where = memory_plan.device, memory_plan.budget.slab
-            image = network_image(volumes, plan, card, where, skip_air=self.skip_air)
+            image = network_image(scan, plan, card, where, skip_air=self.skip_air)
             self._wait()
         if plan.mode == "area":
             areas = AreaRestorer(plan, card.decision, card.n_outputs)
@@ -261,7 +271,7 @@ class TorchPredictor:
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
         self._run(self._planes(image, plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
-            return labels.finish(lambda decided: self._clean(decided, "before"))
+            return labels.finish(lambda decided: self._clean(decided, "before", plan.network))
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -337,14 +347,11 @@ class TorchPredictor:
         if self.device.device.type == "cuda":
             torch.cuda.synchronize(self.device.device)
 
-    def _clean(self, labels: Labels, when: str) -> Labels:
-        """Return the label map after the card's cleaning."""
-        from scanloom.ops.components import keep_largest
+    def _clean(self, labels: Labels, when: str, grid: Grid) -> Labels:
+        """Return the label map on a grid after the card's cleaning."""
+        from scanloom.ops.components import clean
 
-        for rule in self.card.cleaning:
-            if rule.when == when:
-                labels = keep_largest(labels, rule)
-        return labels
+        return clean(labels, self.card.cleaning, grid.spacing, when)
 
     def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
@@ -353,6 +360,8 @@ class TorchPredictor:
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
+        reordered = as_nifti(self.card.grid, volume) is not self.card.grid
+        presented = (Flag.AXES_AS_NIFTI,) if reordered else ()
         return Segmentation(
             self.name,
             tuple(layers),
@@ -360,7 +369,7 @@ class TorchPredictor:
             self.card.version,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=(*self.card.flags, *prediction.flags),
+            flags=(*self.card.flags, *prediction.flags, *presented),
         )
 
 

@@ -36,8 +36,8 @@ Label = Annotated[int, Field(ge=0, le=65535)]
 class _Dataset(Fields):
     """`dataset.json`; `modality` is the former name of `channel_names`."""
 
-    channel_names: dict[str, Text] = {}
-    modality: dict[str, Text] = {}
+    channel_names: dict[str, Text] = Field(default_factory=dict)
+    modality: dict[str, Text] = Field(default_factory=dict)
     labels: dict[str, Label | tuple[Label, ...]]
     regions_class_order: tuple[Label, ...] | None = None
     name: Text = ""

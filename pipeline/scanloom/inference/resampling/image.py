@@ -4,20 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import ModelCard
+from scanloom.cards.card import ModelCard, Stage
 from scanloom.cards.intensity import Normalize
 from scanloom.core import Reason, ScanError, Volume
 from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resample import ResampleOptions, to_network
-from scanloom.inference.resampling.crop import Box, fill_holes, foreground, network_box
+from scanloom.inference.resampling.crop import (
+    Box,
+    crop_volume,
+    fill_holes,
+    foreground,
+    network_box,
+)
 from scanloom.inference.resampling.exact import decisive_values
+from scanloom.inference.resampling.labels import stage_channels
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """The input of a model.
+
+    Parameters
+    ----------
+    volumes : tuple of Volume
+        The input channels, on the same grid.
+    stage_labels : (I, J, K) integer array or None
+        Label map of the previous stage on that grid, if its structures are further channels.
+    """
+
+    volumes: tuple[Volume, ...]
+    stage_labels: NDArray[Any] | None = None
+
+    def crop(self, box: Box | None) -> Scan:
+        """Return the part of the scan in a box."""
+        labels = self.stage_labels
+        cropped = labels if labels is None or box is None else labels[box]
+        return Scan(tuple(crop_volume(volume, box) for volume in self.volumes), cropped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +70,7 @@ class NetworkImage:
 
 
 def network_image(
-    volumes: Sequence[Volume],
+    scan: Scan,
     plan: NetworkPlan,
     card: ModelCard,
     where: tuple[torch.device, int],
@@ -51,7 +81,7 @@ def network_image(
 
     Parameters
     ----------
-    volumes : sequence of Volume
+    scan : Scan
         The input channels, on the plan's source grid.
     plan : NetworkPlan
         Source grid and network grid.
@@ -67,7 +97,7 @@ def network_image(
     ScanError
         NOT_FINITE if intensities overflow.
     """
-    device, slab = where
+    volumes, (device, slab) = scan.volumes, where
     options = ResampleOptions(decisive_values(card), _filled(volumes, card))
     channels = []
     for volume, channel in zip(volumes, card.channels, strict=True):
@@ -89,7 +119,25 @@ def network_image(
         detail = "the scan's intensities overflow in the card's intensity steps"
         raise ScanError(Reason.NOT_FINITE, detail)
     image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
+    if scan.stage_labels is not None and card.stage is not None:
+        previous = _stage_channels(scan, scan.stage_labels, plan, card.stage, device)
+        image = torch.cat((image, previous if box is None else previous[:, *box]))
     return NetworkImage(image, seen, box)
+
+
+def _stage_channels(
+    scan: Scan,
+    labels: NDArray[Any],
+    plan: NetworkPlan,
+    stage: Stage,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return the used structures of a previous stage on the network grid."""
+    inside = fill_holes(foreground([volume.array for volume in scan.volumes], "nonzero"))
+    numbers = sorted(
+        s.number for s in stage.card.structures if not stage.labels or s.label in stage.labels
+    )
+    return stage_channels(labels, inside, plan, tuple(numbers), device)
 
 
 def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:
