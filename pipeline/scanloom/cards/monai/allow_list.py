@@ -36,7 +36,7 @@ NETWORKS: Final = frozenset(
     }
 )
 """Networks of MONAI, by their names in `scanloom.cards.networks`."""
-_PARTS: Final = frozenset({"TopologyInstance"})
+_NETWORK_ARGUMENTS: Final = frozenset({"TopologyInstance"})
 _TRANSFORMS: Final = frozenset(
     {
         "Activationsd",
@@ -109,7 +109,7 @@ def canonical_target(target: str) -> tuple[Kind, str]:
     plain = _ALIASES.get(name, name)
     if plain in NETWORKS and module_kind in (None, "network"):
         return "network", plain
-    if name in _PARTS and module_kind in (None, "network"):
+    if name in _NETWORK_ARGUMENTS and module_kind in (None, "network"):
         return "part", name
     if plain in _INFERERS and module_kind in (None, "inferer"):
         return "inferer", plain

@@ -62,10 +62,10 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
     classes = chosen.pop(STRUCTURES_OPTION, None)
     entries = {**set_entries(read_entries(folder), chosen), "bundle_root": "."}
     obstacles = Obstacles()
-    parts = _read_parts(folder, entries, metadata, obstacles)
+    content = _read_content(folder, entries, metadata, obstacles)
     obstacles.check()
-    parts = _with_prompts(parts, metadata, entries, classes)
-    before, after = parts.before, parts.after
+    content = _with_prompts(content, metadata, entries, classes)
+    before, after = content.before, content.after
     return ModelCard(
         name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
@@ -74,13 +74,13 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         intended_use=metadata.intended_use,
         license=metadata.scanloom.license or metadata.license or _license(folder),
         attribution=metadata.scanloom.attribution or _attribution(metadata),
-        channels=read_channels(metadata, parts.network, parts.keys, before.clicks),
-        network=_without_clicks(parts.network, before.clicks),
-        weights=read_weights_file(folder, parts.config, metadata.scanloom.weights_sha256),
+        channels=read_channels(metadata, content.network, content.keys, before.clicks),
+        network=_without_clicks(content.network, before.clicks),
+        weights=read_weights_file(folder, content.config, metadata.scanloom.weights_sha256),
         grid=before.grid,
-        window=parts.window,
+        window=content.window,
         structures=read_structures(
-            parts.output, after.decision, metadata.scanloom.structures, after.rests
+            content.output, after.decision, metadata.scanloom.structures, after.rests
         ),
         before=tuple(before.before),
         after=tuple(before.after),
@@ -97,8 +97,8 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Parts of a card, as they were read."""
+class _BundleContent:
+    """Content of a bundle's configs, as it was read."""
 
     config: Config
     network: NetworkSpec
@@ -109,10 +109,10 @@ class _Parts:
     after: Postprocessing
 
 
-def _read_parts(
+def _read_content(
     folder: Path, entries: Mapping[str, Any], metadata: Metadata, obstacles: Obstacles
-) -> _Parts:
-    """Read the parts one after another; errors are noted, and the parts then meaningless."""
+) -> _BundleContent:
+    """Read the configs, entry by entry; errors are noted, and the result is then meaningless."""
     load = partial(read_arrays, folder)
     config = Config(entries, partial(judge_target, folder), load)
     network = NetworkSpec("", {})
@@ -145,7 +145,7 @@ def _read_parts(
     after = Postprocessing(None, Argmax(), "scores", ())
     with obstacles.noted():
         after = read_postprocessing(result, before, transform, output.num_channels, obstacles)
-    return _Parts(config, network, keys, before, window, output, after)
+    return _BundleContent(config, network, keys, before, window, output, after)
 
 
 def _inputs(metadata: Metadata) -> int:
@@ -181,21 +181,21 @@ def _check_evaluator(config: Config, folder: Path) -> None:
 
 
 def _with_prompts(
-    parts: _Parts, metadata: Metadata, entries: Mapping[str, Any], wanted: str | None
-) -> _Parts:
-    """Return the parts with VISTA3D's classes: those that a user chooses, or all."""
-    if parts.network.name != "Vista3d":
-        if wanted is not None:
+    content: _BundleContent, metadata: Metadata, entries: Mapping[str, Any], class_names: str | None
+) -> _BundleContent:
+    """Return the content with VISTA3D's classes: those that a user chooses, or all."""
+    if content.network.name != "Vista3d":
+        if class_names is not None:
             detail = f"the model has no option {STRUCTURES_OPTION!r}: its classes are fixed"
             raise ScanError(Reason.MODEL_UNKNOWN, detail)
-        return parts
+        return content
     classes = everything(entries.get("everything_labels"))
-    classes = choose(classes, parts.output, wanted)
-    args = {**parts.network.args, "classes": list(classes)}
+    classes = choose(classes, content.output, class_names)
+    args = {**content.network.args, "classes": list(classes)}
     return replace(
-        parts,
+        content,
         network=NetworkSpec("Vista3d", args),
-        output=output_of(classes, parts.output),
+        output=output_of(classes, content.output),
     )
 
 
@@ -232,5 +232,5 @@ def _license(folder: Path) -> str:
 
 
 def _attribution(metadata: Metadata) -> str:
-    parts = [metadata.authors, metadata.copyright, metadata.data_source]
-    return ". ".join(text.strip().rstrip(".") for text in parts if text.strip())
+    texts = [metadata.authors, metadata.copyright, metadata.data_source]
+    return ". ".join(text.strip().rstrip(".") for text in texts if text.strip())

@@ -34,7 +34,7 @@ def read_network(config: Config) -> NetworkSpec:
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if there is none; MODEL_UNSUPPORTED if it is not one network with arguments
+        MODEL_DAMAGED if it is missing; MODEL_UNSUPPORTED if it is not one network with arguments
         of plain data; or as `Config.get`.
     """
     networks = [config.get(key) for key in ("network_def", "network") if key in config]
@@ -46,7 +46,9 @@ def read_network(config: Config) -> NetworkSpec:
     if first.kind != "network":
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(first.target)} is not a network")
     args = {
-        key: _part(value) if isinstance(value, Component) and value.kind == "part" else value
+        key: _plain_arguments(value)
+        if isinstance(value, Component) and value.kind == "part"
+        else value
         for key, value in first.args.items()
         if key not in NETWORKS[first.name].removed
     }
@@ -59,7 +61,7 @@ def read_network(config: Config) -> NetworkSpec:
     return NetworkSpec(first.name, args)
 
 
-def _part(component: Component) -> dict[str, Any]:
+def _plain_arguments(component: Component) -> dict[str, Any]:
     """Return the arguments of a part of a network, without the device."""
     return {key: value for key, value in component.args.items() if key != "device"}
 

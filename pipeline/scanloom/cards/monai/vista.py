@@ -88,7 +88,9 @@ def _is_class(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LAST_CLASS
 
 
-def choose(classes: Sequence[int], output: TensorFormat, wanted: str | None) -> tuple[int, ...]:
+def choose(
+    classes: Sequence[int], output: TensorFormat, class_names: str | None
+) -> tuple[int, ...]:
     """Return the classes that are asked for, by their names joined with "+"; all by default.
 
     Raises
@@ -96,21 +98,21 @@ def choose(classes: Sequence[int], output: TensorFormat, wanted: str | None) -> 
     ScanError
         MODEL_UNKNOWN, with similar names, if there is no such class.
     """
-    if wanted is None:
+    if class_names is None:
         return tuple(classes)
     numbers = {
-        _word(name): int(key)
+        _normalized(name): int(key)
         for key, name in output.channel_def.items()
         if key.isdecimal() and _is_class(int(key)) and int(key) not in _NOT_ALONE
     }
-    unknown = [name for name in wanted.split("+") if _word(name) not in numbers]
+    unknown = [name for name in class_names.split("+") if _normalized(name) not in numbers]
     if unknown:
-        hint = did_you_mean(_word(unknown[0]), sorted(numbers))
+        hint = did_you_mean(_normalized(unknown[0]), sorted(numbers))
         raise ScanError(Reason.MODEL_UNKNOWN, f"there is no class {unknown[0]!r}; {hint}")
-    return tuple(sorted({numbers[_word(name)] for name in wanted.split("+")}))
+    return tuple(sorted({numbers[_normalized(name)] for name in class_names.split("+")}))
 
 
-def _word(name: str) -> str:
+def _normalized(name: str) -> str:
     return "_".join(name.lower().split())
 
 

@@ -28,8 +28,8 @@ class DiNTS(nets.DiNTS):  # type: ignore[misc] # MONAI is untyped
 
     def __init__(self, dints_space: Mapping[str, Any], node_a: Any, **args: Any) -> None:
         paths, operations = (np.asarray(code) for code in dints_space["arch_code"])
-        others = {key: value for key, value in dints_space.items() if key != "arch_code"}
+        arguments = {key: value for key, value in dints_space.items() if key != "arch_code"}
         with contextlib.redirect_stdout(io.StringIO()):  # MONAI prints a recommendation
-            space = nets.TopologyInstance(arch_code=[paths, operations], device="cpu", **others)
+            space = nets.TopologyInstance(arch_code=[paths, operations], device="cpu", **arguments)
         # MONAI compares entries one by one: on the CPU, whatever the default device is
         super().__init__(space, node_a=torch.from_numpy(np.asarray(node_a)), **args)

@@ -260,8 +260,8 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return (N, blocks, tokens, channels), as the input."""
         n, blocks, tokens, width = x.shape
-        parts = self.qkv(x).view(n, blocks, tokens, 3, self._heads, width // self._heads)
-        query, key, value = parts.permute(3, 0, 1, 4, 2, 5).unbind(0)
+        projected = self.qkv(x).view(n, blocks, tokens, 3, self._heads, width // self._heads)
+        query, key, value = projected.permute(3, 0, 1, 4, 2, 5).unbind(0)
         weights = (query @ key.transpose(-2, -1) * (width // self._heads) ** -0.5).softmax(dim=-1)
         # channels of the heads are interleaved, as the bundles' weights expect
         mixed = (weights @ value).permute(0, 1, 3, 4, 2).reshape(n, blocks, tokens, width)

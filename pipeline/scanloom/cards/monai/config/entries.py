@@ -63,14 +63,14 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
     """
     changed = copy.deepcopy(dict(entries))
     choices = changed.get(_CHOICES)
-    places = [choices, changed] if isinstance(choices, dict) else [changed]
+    mappings = [choices, changed] if isinstance(choices, dict) else [changed]
     for key, text in options.items():
-        place = next((place for place in places if _is_plain(place.get(key))), None)
-        if place is None:
-            known = sorted({k for place in places for k, v in place.items() if _is_plain(v)})
+        mapping = next((mapping for mapping in mappings if _is_plain(mapping.get(key))), None)
+        if mapping is None:
+            known = sorted({k for mapping in mappings for k, v in mapping.items() if _is_plain(v)})
             hint = did_you_mean(key, [str(k) for k in known])
             raise ScanError(Reason.MODEL_UNKNOWN, f"there is no option {truncate(key)!r}; {hint}")
-        place[key] = _parse(key, text, place[key])
+        mapping[key] = _parse(key, text, mapping[key])
     return changed
 
 
