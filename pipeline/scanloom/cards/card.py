@@ -280,6 +280,31 @@ class KeepLargest:
 
 
 @dataclass(frozen=True)
+class RemoveSmall:
+    """Remove connected components of at most a volume, of each structure by itself.
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Numbers of the structures; empty for all.
+    volume : float
+        Largest volume that is removed, mm^3.
+    connectivity : 6, 18 or 26
+        Neighbours that count as connected.
+    when : "before" or "after"
+        Before labels are mapped to the source grid (on the network grid), or after.
+    """
+
+    numbers: tuple[int, ...] = ()
+    volume: float = 200.0
+    connectivity: Literal[6, 18, 26] = 6
+    when: Literal["before", "after"] = "before"
+
+
+Cleaning = KeepLargest | RemoveSmall
+
+
+@dataclass(frozen=True)
 class Range:
     """From low to high, both included."""
 
@@ -353,8 +378,11 @@ class ModelCard:
     `air_below` is an intensity below which voxels are always background: windows without a voxel
     at or above it are skipped; None skips none.
     `folds` are further weights of the same network: the scores of all are averaged. `stage` is a
-    model that runs first. A card with `parts` has no network run of its own: its parts run on the
-    same network grid, and their structures are united by label, later parts over earlier ones.
+    model that runs first. A card with `parts` has no network of its own (`network`, `weights` and
+    `window` are those of the first part): the scan is resampled to its grid and its steps are
+    applied, unless it has exactly that spacing; its parts see the result as a scan. Their
+    structures are united by label, later parts over earlier ones, and mapped back by nearest
+    neighbour.
     `flags` are caveats of every result of the model.
     """
 
@@ -376,7 +404,7 @@ class ModelCard:
     activation: Literal["softmax", "sigmoid"] | None = None
     decision: Decision = field(default_factory=Argmax)
     restore: Literal["scores", "labels"] = "scores"
-    cleaning: tuple[KeepLargest, ...] = ()
+    cleaning: tuple[Cleaning, ...] = ()
     checks: Checks = field(default_factory=Checks)
     precisions: tuple[Precision, ...] = ("float32",)
     air_below: float | None = None

@@ -12,6 +12,7 @@ from scanloom.cards.card import Argmax, ModelCard, Threshold
 from scanloom.core import (
     ComputeOptions,
     Flag,
+    Grid,
     Layer,
     Reason,
     ScanError,
@@ -180,7 +181,7 @@ class TorchPredictor:
             prediction = self._predict_without_overflow(scan.crop(box), clock)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
-            maps = [self._clean(labels, "after") for labels in maps]
+            maps = [self._clean(labels, "after", volume.grid) for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
     def _predict_without_overflow(self, scan: Scan, clock: StepTimer) -> _Prediction:
@@ -270,7 +271,7 @@ class TorchPredictor:
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
         self._run(self._planes(image, plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
-            return labels.finish(lambda decided: self._clean(decided, "before"))
+            return labels.finish(lambda decided: self._clean(decided, "before", plan.network))
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -346,14 +347,11 @@ class TorchPredictor:
         if self.device.device.type == "cuda":
             torch.cuda.synchronize(self.device.device)
 
-    def _clean(self, labels: Labels, when: str) -> Labels:
-        """Return the label map after the card's cleaning."""
-        from scanloom.ops.components import keep_largest
+    def _clean(self, labels: Labels, when: str, grid: Grid) -> Labels:
+        """Return the label map on a grid after the card's cleaning."""
+        from scanloom.ops.components import clean
 
-        for rule in self.card.cleaning:
-            if rule.when == when:
-                labels = keep_largest(labels, rule)
-        return labels
+        return clean(labels, self.card.cleaning, grid.spacing, when)
 
     def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""

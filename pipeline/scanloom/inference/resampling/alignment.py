@@ -71,6 +71,8 @@ def round_half_up(at: Float64, size: int) -> Float64:
 def scale_axes(oriented: Grid, requested: NetworkGrid) -> ScaledGrid:
     """Return the grid of the requested spacing or shape, aligned by edges, ends or centre."""
     own = np.array(oriented.spacing)
+    if requested.alignment == "ends":  # TotalSegmentator reads spacing from NIfTI's header
+        own = own.astype(np.float32).astype(np.float64)
     wanted = wanted_spacing(requested, own)
     before = np.array(oriented.shape)
     ratio = own / wanted * before
