@@ -68,7 +68,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What an nnU-Net checkpoint says about its model.
+    """Description of a model, from an nnU-Net checkpoint.
 
     Parameters
     ----------
