@@ -16,17 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from scanloom.cards.card import (
-    Argmax,
-    Channel,
-    Cleaning,
-    KeepLargest,
-    ModelCard,
-    NetworkGrid,
-    RemoveSmall,
-    Stage,
-    Weights,
-)
+from scanloom.cards.card import Argmax, Channel, ModelCard, NetworkGrid, Stage, Weights
+from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.cards.intensity import Truncate
 from scanloom.cards.monai.config import truncate
 from scanloom.cards.monai.files import read_json
