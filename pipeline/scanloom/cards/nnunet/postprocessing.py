@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from scanloom.cards.card import KeepLargest
+from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.monai.files import find_file
 from scanloom.cards.nnunet.checkpoint import NUMBERS
 from scanloom.cards.nnunet.inert_pickle import Name, read_pickle
