@@ -24,6 +24,7 @@ from torch import nn
 for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
     os.environ.setdefault(name, "unused")  # it warns otherwise
 
+ARCHITECTURES = "dynamic_network_architectures.architectures.unet"
 FOUR = {"background": 0, "one": 1, "two": 2, "three": 3}
 REGIONS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "active": 3}
 
@@ -139,7 +140,7 @@ def configuration(model: Model) -> dict[str, Any]:
         "resampling_fn_seg_kwargs": resampling(1, True),
         "resampling_fn_probabilities_kwargs": resampling(1, False),
         "architecture": {
-            "network_class_name": f"dynamic_network_architectures.architectures.unet.{model.network}",
+            "network_class_name": f"{ARCHITECTURES}.{model.network}",
             "arch_kwargs": {
                 "n_stages": stages,
                 "features_per_stage": [8, 16, 24][:stages],

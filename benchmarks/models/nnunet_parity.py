@@ -87,7 +87,8 @@ def main() -> int:
         home = Path(__file__).with_name("nnunet_home.py")
         subprocess.run([given.env, str(home), str(given.folder), *given.models], check=True)
     models = given.models or sorted(entry.name for entry in given.folder.iterdir())
-    return 0 if all([compare(given.folder / name) for name in models]) else 1
+    agreed = [compare(given.folder / name) for name in models]
+    return 0 if all(agreed) else 1
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def make_rare(
     network = nnUNetTrainer.build_network_architecture(manager, chosen, 1, outputs, False)
     network.load_state_dict(content["network_weights"])
     network.eval()
-    lowered = {label: np.inf for label in rare}
+    lowered = dict.fromkeys(rare, np.inf)
     for file in scans:
         image = change_spacing(
             nibabel.as_closest_canonical(nibabel.load(file)), list(spacing), order=1, dtype=np.int32

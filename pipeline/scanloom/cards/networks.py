@@ -41,6 +41,7 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
         removed=frozenset({"img_size"}),  # in MONAI 1.5
         largest={"window_size": 16},
     ),
+    "UNesT": AllowedNetwork("scanloom.inference.nets.unest"),
     "UNETR": AllowedNetwork("monai.networks.nets.unetr"),
     "UNet": AllowedNetwork("monai.networks.nets.unet"),
     "VNet": AllowedNetwork("monai.networks.nets.vnet"),

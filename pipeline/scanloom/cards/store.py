@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from scanloom.cards.card import ModelCard, Weights
 from scanloom.cards.provenance import Provenance, check_files, read_provenance
-from scanloom.cards.readers import find_reader, is_model, read_model
+from scanloom.cards.readers import (
+    find_reader,
+    is_model,
+    read_model,
+    split_options,
+    variant_name,
+)
 from scanloom.cards.totalsegmentator.folder import is_task
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
@@ -86,7 +93,7 @@ def find_model(name_or_folder: str) -> ModelCard:
     ----------
     name_or_folder : str
         Name of a model in the store (those that ship first, then shared ones, then the user's
-        own), or path of a model folder.
+        own), or path of a model folder; with options after a colon, as of `split_options`.
 
     Raises
     ------
@@ -94,8 +101,9 @@ def find_model(name_or_folder: str) -> ModelCard:
         MODEL_UNKNOWN, with the known names, if it is neither; MODEL_HASH if a file changed since
         the model was added; or as `read_model`.
     """
-    located = locate_model(name_or_folder)
-    return _load(located.folder, located.name if located.section else None)
+    plain, options = split_options(name_or_folder)
+    located = locate_model(plain)
+    return _load(located.folder, located.name if located.section else None, options)
 
 
 def locate_model(name_or_folder: str) -> ModelEntry:
@@ -117,8 +125,9 @@ def locate_model(name_or_folder: str) -> ModelEntry:
 
 def describe_model(name_or_folder: str) -> ModelEntry:
     """Return a model with card, format and provenance; arguments and errors as `find_model`."""
-    located = locate_model(name_or_folder)
-    entry = _entry(located.name, located.folder, located.section)
+    plain, options = split_options(name_or_folder)
+    located = locate_model(plain)
+    entry = _entry(located.name, located.folder, located.section, options)
     if entry.error is not None:
         raise entry.error
     return entry
@@ -153,25 +162,30 @@ def stored_models() -> dict[str, StoredModel]:
     return models
 
 
-def _entry(name: str, folder: Path, section: Section | None) -> ModelEntry:
+def _entry(
+    name: str,
+    folder: Path,
+    section: Section | None,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> ModelEntry:
     reader = find_reader(folder)
     form = reader.name if reader else ""
     provenance = None
     try:
         provenance = read_provenance(folder)
-        card = _load(folder, name if section else None)
+        card = _load(folder, name if section else None, options)
         return ModelEntry(name, folder, card, None, section, form, provenance)
     except ScanError as exc:
         return ModelEntry(name, folder, None, exc, section, form, provenance)
 
 
-def _load(folder: Path, name: str | None) -> ModelCard:
+def _load(folder: Path, name: str | None, options: Mapping[str, str]) -> ModelCard:
     """Read a model, and compare its files with its record, if there is one.
 
     A card in the store has the name that the model has there; readers may choose another.
     """
-    card = read_model(folder)
-    card = replace(card, name=name) if name is not None else card
+    card = read_model(folder, options)
+    card = replace(card, name=variant_name(name, options)) if name is not None else card
     provenance = read_provenance(folder)
     if provenance is not None:
         known = {weights.file: weights.sha256 for weights in _all_weights(card)}

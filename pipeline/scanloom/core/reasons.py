@@ -331,6 +331,10 @@ class Flag(Enum):
     LABELS_NEAREST = (
         "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
     )
+    AXES_AS_NIFTI = (
+        "The model takes voxels in a file's order, not by direction: it was given this series in "
+        "the order in which dcm2niix stores it"
+    )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import NetworkGrid
-from scanloom.core import Grid
+from scanloom.core import Grid, Volume
 from scanloom.inference.resampling.alignment import (
     SAME_AFFINE,
     SCALED,
@@ -164,6 +164,23 @@ class NetworkPlan:
             return self.oriented.shape[x] - 1 - at if self.flipped[x] else at
         index = np.arange(self.network.shape[x], dtype=np.float64)
         return (index - (self.shift[x] + self.lean[x] * slice_position)) / self.scale[x]
+
+
+def as_nifti(requested: NetworkGrid, volume: Volume) -> NetworkGrid:
+    """Return a request that names the axes with which dcm2niix would store a DICOM series.
+
+    dcm2niix stores rows from the bottom up, and columns and slices as they are; but slices that
+    were acquired together (MRAcquisitionType 3D) from left, posterior and inferior. Volume files,
+    and models that turn all scans to the same orientation, are left as they are.
+    """
+    if not requested.as_nifti or requested.orientation is not None or volume.acquisition is None:
+        return requested
+    if volume.acquisition == "3D":
+        return replace(requested, orientation="RAS")
+    from nibabel import orientations
+
+    flipped = volume.grid.affine @ np.diag([1.0, -1.0, 1.0, 1.0])
+    return replace(requested, orientation="".join(orientations.aff2axcodes(flipped)))
 
 
 def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard
-from scanloom.cards.intensity import IntensityStep, ScaleRange
+from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.network.final_layer import last_layer
@@ -30,6 +30,8 @@ FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
 CLASS_SLABS = 8
 """Slabs of one class that interpolation and the running maximum hold at once."""
+SPLINE_PLANES = 48
+"""Planes beyond a slab whose weights in a cubic spline are not negligible."""
 COMPONENT_SLAB_BYTES = 64 * 1024**2
 """Bytes of a slab in which connected components are searched."""
 ALLOCATOR_FACTOR = 1.1
@@ -286,17 +288,22 @@ def _resampling(card: ModelCard, plan: NetworkPlan, budget: Budget) -> int:
     plane = FLOAT_BYTES * source // plan.source.shape[plan.lead]
     ratio = plan.source.shape[plan.lead] / plan.network.shape[plan.network_axis(plan.lead)]
     planes = 1 if any(plan.lean) else max(1, budget.slab // (2 * plane))
-    slab = min(planes, plan.network.shape[plan.network_axis(plan.lead)]) * plane
-    before = FLOAT_BYTES * source * _copies(card.before) if card.before else 0
-    return result + round(slab * (3 + ratio)) + 2 * plane + before
+    planes = min(planes, plan.network.shape[plan.network_axis(plan.lead)])
+    steps = max(((*channel.steps, *card.before) for channel in card.channels), key=_copies)
+    before = FLOAT_BYTES * source * _copies(steps) if steps else 0
+    if plan.mode == "cubic":  # in float64, from the planes that a spline reaches
+        taken = min(round(planes * ratio) + SPLINE_PLANES, plan.source.shape[plan.lead])
+        return result + (3 * taken + 8 * planes) * plane + before
+    return result + round(planes * plane * (3 + ratio)) + 2 * plane + before
 
 
 def _copies(steps: tuple[IntensityStep, ...]) -> int:
     """Return the number of float32 copies of an image that the intensity steps hold at once."""
     copies = 1
     for n, step in enumerate(steps):
-        simple = isinstance(step, ScaleRange)  # other steps make one more copy, and masks
-        copies = max(copies, (2 if simple else 4) + (n > 0) + getattr(step, "nonzero", False))
+        simple = isinstance(step, ScaleRange | Clip | Truncate)  # others copy once more, and mask
+        masked = isinstance(step, Normalize) and (step.nonzero or step.filled)
+        copies = max(copies, (2 if simple else 4) + (n > 0) + masked)
     return copies
 
 

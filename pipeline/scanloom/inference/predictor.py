@@ -29,7 +29,7 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
-from scanloom.inference.geometry import NetworkPlan, plan_grid
+from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
@@ -225,7 +225,7 @@ class TorchPredictor:
     ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
         volume = scan.volumes[0]
-        plan = plan_grid(volume.grid, self.card.grid)
+        plan = plan_grid(volume.grid, as_nifti(self.card.grid, volume))
         plans, changes = self.memory_plans(volume, plan, dtype)
         for change in changes:
             clock.note("ladder", change)
@@ -360,6 +360,8 @@ class TorchPredictor:
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
+        reordered = as_nifti(self.card.grid, volume) is not self.card.grid
+        presented = (Flag.AXES_AS_NIFTI,) if reordered else ()
         return Segmentation(
             self.name,
             tuple(layers),
@@ -367,7 +369,7 @@ class TorchPredictor:
             self.card.version,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=(*self.card.flags, *prediction.flags),
+            flags=(*self.card.flags, *prediction.flags, *presented),
         )
 
 

@@ -11,7 +11,8 @@ from scanloom.cards import store
 from scanloom.cards.store import find_model, list_models, shipped_models, user_models
 from scanloom.core import ScanError
 from scanloom.core.resources import shipped
-from support.bundles import write_bundle
+from scanloom.engine.case.recipe import card_digest
+from support.bundles import spleen_config, transform, write_bundle
 
 
 @pytest.fixture
@@ -50,6 +51,42 @@ def test_model_is_found_by_folder(places: tuple[Path, Path], tmp_path: Path) -> 
 
     assert find_model(str(tmp_path / "elsewhere" / "My Model")).name == "my_model"
     assert find_model("elsewhere/My Model").name == "my_model"
+
+
+def test_options_after_the_name_make_another_model(places: tuple[Path, Path]) -> None:
+    config = spleen_config()
+    config["displayable_configs"] = {"highres": True}
+    config["pixdim"] = "$[1.5, 1.5, 2.0] if @displayable_configs#highres else [3.0, 3.0, 3.0]"
+    transform(config, "Spacingd")["pixdim"] = "@pixdim"
+    write_bundle(places[0] / "body", config)
+
+    usual, low = find_model("body"), find_model("body:highres=false")
+
+    assert (usual.name, usual.grid.spacing) == ("body", (1.5, 1.5, 2.0))
+    assert (low.name, low.grid.spacing) == ("body-highres-false", (3.0, 3.0, 3.0))
+    assert card_digest(usual) != card_digest(low)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "body:highres=3",
+        "body:hires=false",
+        "body:highres=",
+        "body:x=1,x=2",
+        "body:structures=liver",
+    ],
+)
+def test_options_that_a_model_does_not_have_are_refused(
+    typed: str, places: tuple[Path, Path]
+) -> None:
+    config = spleen_config()
+    config["highres"] = True
+    write_bundle(places[0] / "body", config)
+
+    with pytest.raises(ScanError) as caught:
+        find_model(typed)
+    assert caught.value.code == "MODEL_UNKNOWN"
 
 
 @pytest.mark.parametrize(

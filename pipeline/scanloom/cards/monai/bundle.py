@@ -67,7 +67,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
     parts = _with_prompts(parts, metadata, entries, classes)
     before, after = parts.before, parts.after
     return ModelCard(
-        name=_name(folder, metadata, options),
+        name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
         title=metadata.name or one_line(folder.resolve().name),
         description=metadata.description or metadata.task,
@@ -124,7 +124,8 @@ def _read_parts(
     with obstacles.noted():
         transform = config.get("preprocessing") if "preprocessing" in config else None
     obstacles.add(*config.refused)
-    before, keys = Preprocessing(), ("image",)
+    before = Preprocessing()
+    keys: tuple[str, ...] = ("image",)
     with obstacles.noted():
         before = read_preprocessing(transform, _inputs(metadata), obstacles)
         keys = before.sources
@@ -205,13 +206,6 @@ def _without_clicks(network: NetworkSpec, clicks: int | None) -> NetworkSpec:
     if network.name != "DynUNet":
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"clicks with {network.name}")
     return NetworkSpec("DynUNetWithoutClicks", network.args)
-
-
-def _name(folder: Path, metadata: Metadata, options: Mapping[str, str]) -> str:
-    """Return the name of the model, with the options that make it another one."""
-    name = slug(folder.resolve().name) or slug(metadata.name) or "model"
-    chosen = [slug(f"{key}-{value}") for key, value in sorted(options.items())]
-    return "-".join([name, *chosen])
 
 
 def _checks(metadata: Metadata) -> Checks:

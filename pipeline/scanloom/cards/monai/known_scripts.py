@@ -56,6 +56,23 @@ _VISTA_EVALUATOR: Final = {
         "e12d0e873541b4d859c98fc8dfca279b8dc3f26f2d3abed7bfcbbed5a1707dac",
     )
 }
+_NESTED: Final = {
+    "scripts/networks/nest_transformer_3D.py": (
+        "3bc882fc948301b5a57b6919088a4d8d9a11d931add1b6765435213887dbfefd",
+    ),
+    "scripts/networks/patchEmbed3D.py": (
+        "c115045843b844119aff508498c65627b2e97e32dab1d026bc0f9c8ba00f8d42",
+    ),
+    "scripts/networks/unest_block.py": (
+        "dec389f37991f07c0803f85e8d3041c86f597c583fb08b0aa9179fae61b7faa1",
+    ),
+    "scripts/networks/nest/__init__.py": (
+        "d9dde32a3a5ac3578b5fa8c1fecab9b7af7311a852017bef1e3016c98e7bfe53",
+    ),
+    "scripts/networks/nest/utils.py": (
+        "c4beaa898e7a846de407b82378f5f3f54516718147c03da021e05b278f884b9a",
+    ),
+}
 
 KNOWN: Final[Mapping[str, KnownClass]] = {
     "scripts.my_transforms.ConcatImages": KnownClass("transform", "ConcatImages", _RENAL),
@@ -66,6 +83,26 @@ KNOWN: Final[Mapping[str, KnownClass]] = {
     "scripts.inferer.Vista3dInferer": KnownClass("inferer", "Vista3dInferer", _VISTA_INFERER),
     "scripts.evaluator.Vista3dEvaluator": KnownClass(
         "evaluator", "Vista3dEvaluator", _VISTA_EVALUATOR
+    ),
+    "scripts.networks.unest.UNesT": KnownClass(
+        "network",
+        "UNesT",
+        {
+            "scripts/networks/unest.py": (
+                "530e4caed71a34152263759eae5f4f1429bd3bcd167cdcb724d85f6136c5199d",
+            ),
+            **_NESTED,
+        },
+    ),
+    "scripts.networks.unest_base_patch_4.UNesT": KnownClass(
+        "network",
+        "UNesT",
+        {
+            "scripts/networks/unest_base_patch_4.py": (
+                "3089b06400b413b6f5bb02e2c828e9dfc961c98a96d232aa6049640dc69ff405",
+            ),
+            **_NESTED,
+        },
     ),
 }
 """Known classes by the ``_target_`` of a config."""

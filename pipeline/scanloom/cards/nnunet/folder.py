@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import (
+    ANY_MODALITY,
     Channel,
     Crop,
     ModelCard,
@@ -135,8 +136,8 @@ def _folds(folder: Path) -> tuple[tuple[Weights, ...], Checkpoint]:
         raise ScanError(Reason.MODEL_DAMAGED, "the folder has no fold (fold_0, fold_all)")
     weights, checkpoints = [], []
     for fold in folds:
-        found = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
-        file = next((file for file in found if file is not None), None)
+        files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
+        file = next((file for file in files if file is not None), None)
         if file is None:
             raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(fold)} has no {CHECKPOINTS[0]}")
         weights.append(Weights(file, _digest(file, fold), WEIGHTS_KEY))
@@ -166,7 +167,7 @@ def _stage(
     dataset: Dataset,
     later: Sequence[str],
 ) -> Stage | None:
-    """Return the previous stage of a cascade, None if there is none."""
+    """Return the previous stage of a cascade; None for other models."""
     previous = configuration.previous_stage
     if previous is None:
         return None
@@ -180,11 +181,11 @@ def _stage(
         detail = "separate resampling of slices for scans but not for labels, or the reverse"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     start = folder.resolve().name.rpartition("__")[0]
-    found = folder.resolve().parent / f"{start}__{previous}"
-    if "/" in previous or not start or not _is_model(found):
+    stage = folder.resolve().parent / f"{start}__{previous}"
+    if "/" in previous or not start or not _is_model(stage):
         detail = f"the previous stage {truncate(previous)!r} is not next to the model's folder"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
-    card = _read(found, (*later, checkpoint.configuration))
+    card = _read(stage, (*later, checkpoint.configuration))
     if tuple(s.number for s in card.structures) != dataset.foreground:
         detail = "the stages of the cascade have different labels"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
@@ -201,11 +202,16 @@ def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> t
     return tuple(
         Channel(
             name=name,
-            modality=modality_of(name) or ("CT" if schemes[n] == "CTNormalization" else "MR"),
+            modality=modality_of(name) or _modality_of_scheme(schemes[n]),
             steps=_normalization(schemes[n], masked[n], plans, n),
         )
         for n, name in enumerate(dataset.channels)
     )
+
+
+def _modality_of_scheme(scheme: str) -> str:
+    """Return the modality of a channel whose name states none."""
+    return "CT" if scheme == "CTNormalization" else ANY_MODALITY
 
 
 def _normalization(
@@ -214,17 +220,17 @@ def _normalization(
     """Return the steps of a normalisation scheme of nnU-Net."""
     match scheme:
         case "CTNormalization":
-            found = plans.intensities.get(str(channel))
-            if found is None:
+            density = plans.intensities.get(str(channel))
+            if density is None:
                 detail = f"plans.json: no foreground intensities of channel {channel}"
                 raise ScanError(Reason.MODEL_DAMAGED, detail)
-            if found.percentile_00_5 > found.percentile_99_5:
+            if density.percentile_00_5 > density.percentile_99_5:
                 detail = f"plans.json: foreground intensities of channel {channel} are reversed"
                 raise ScanError(Reason.MODEL_DAMAGED, detail)
-            divisor = max(found.std, SMALLEST_DIVISOR)
+            divisor = max(density.std, SMALLEST_DIVISOR)
             return (
-                Clip(found.percentile_00_5, found.percentile_99_5),
-                Normalize(found.mean, divisor),
+                Clip(density.percentile_00_5, density.percentile_99_5),
+                Normalize(density.mean, divisor),
             )
         case "ZScoreNormalization":
             return (Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +21,8 @@ from scanloom.cli.exit_codes import Exit
 from scanloom.cli.model_tables import plain_card, plain_entry, print_entry, print_list
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from scanloom.cards.download.licence import Licence
     from scanloom.cards.download.sources import Progress
 
@@ -65,12 +65,17 @@ def add(
         from scanloom.cards.download.add import AddOptions, add_model
         from scanloom.cards.store import describe_model
 
+        downloads = _Downloads()
+
         def accept(model: str, licence: Licence) -> bool:
+            downloads.stop()
             return accept_licence or _ask(model, licence)
 
-        with _progress() as progress:
-            options = AddOptions(accept, name, offline, progress, _report_wait)
+        try:
+            options = AddOptions(accept, name, offline, downloads.report, _report_wait)
             added = add_model(source, options)
+        finally:
+            downloads.stop()
         entry = describe_model(added.name)
         if json:
             print_json({"schema": 1, "already": added.already, "model": plain_card(entry)})
@@ -171,29 +176,32 @@ def _report_wait() -> None:
     say("Another process is adding a model of this name: waiting for it.", err=True)
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Yield a callback for downloads: a bar on a terminal, a line for each file otherwise."""
-    if not sys.stderr.isatty():
-        yield _plain_lines()
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+class _Downloads:
+    """Progress of downloads on stderr: a bar on a terminal, a line for each file otherwise."""
 
-    from scanloom.cli.console import console
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
-        shown: dict[str, TaskID] = {}
+        from scanloom.cli.console import console
 
-        def update(file: str, received: int, total: int | None) -> None:
-            if file not in shown:
-                for task in shown.values():
-                    bars.update(task, visible=False)
-                shown[file] = bars.add_task(file)
-            bars.update(shown[file], completed=received, total=total)
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), DownloadColumn(binary_units=True))
+        screen = console(stderr=True)
+        self._bars = Progress(*columns, console=screen, transient=True)
+        self.report = self._draw if screen.is_terminal else _plain_lines()
+        self._files: dict[str, TaskID] = {}
 
-        yield update
+    def stop(self) -> None:
+        """Remove the bar, so that other text can be written."""
+        self._bars.stop()
+
+    def _draw(self, file: str, received: int, total: int | None) -> None:
+        if file not in self._files:
+            self._bars.start()
+            for task in self._files.values():
+                self._bars.update(task, visible=False)
+            self._files[file] = self._bars.add_task(file)
+        self._bars.update(self._files[file], completed=received, total=total)
 
 
 def _plain_lines() -> Progress:

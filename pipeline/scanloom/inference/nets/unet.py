@@ -9,7 +9,7 @@ evaluation and is left out, but keeps its position in the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -19,10 +19,11 @@ from torch import nn
 
 Sizes = Sequence[int]
 
-_CONVOLUTIONS: Final = {2: nn.Conv2d, 3: nn.Conv3d}
-_TRANSPOSED: Final = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-_POOLS: Final = {2: nn.AvgPool2d, 3: nn.AvgPool3d}
-_NORMS: Final = {
+Layer = Callable[..., nn.Module]
+_CONVOLUTIONS: Final[Mapping[int, Layer]] = {2: nn.Conv2d, 3: nn.Conv3d}
+_TRANSPOSED: Final[Mapping[int, Layer]] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_POOLS: Final[Mapping[int, Layer]] = {2: nn.AvgPool2d, 3: nn.AvgPool3d}
+_NORMS: Final[Mapping[tuple[str, int], Layer]] = {
     ("instance", 2): nn.InstanceNorm2d,
     ("instance", 3): nn.InstanceNorm3d,
     ("batch", 2): nn.BatchNorm2d,
@@ -70,8 +71,7 @@ class Layers:
         """Return the normalisation of a number of channels."""
         if self.norm is None:
             return None
-        norm: nn.Module = _NORMS[self.norm, self.dimensions](channels, **self.norm_args)
-        return norm
+        return _NORMS[self.norm, self.dimensions](channels, **self.norm_args)
 
     def activation(self) -> nn.Module | None:
         """Return the activation, which works in place."""
@@ -277,8 +277,8 @@ class PlainConvUNet(nn.Module):
         stages, kinds = Plan(**plan), Layers(dimensions=spatial_dims, **layers)
         inputs = [in_channels, *stages.features]
         encoder = [
-            nn.Sequential(Blocks(kinds, count, before, *stage))
-            for before, (count, *stage) in zip(inputs, stages.stages, strict=False)
+            nn.Sequential(Blocks(kinds, count, before, after, kernel, stride))
+            for before, (count, after, kernel, stride) in zip(inputs, stages.stages, strict=False)
         ]
         self.encoder = Encoder(None, encoder)
         self.decoder = Decoder(kinds, self.encoder, stages, out_channels)
@@ -310,8 +310,8 @@ class ResidualEncoderUNet(nn.Module):
         width, ones = stem or stages.features[0], (1,) * spatial_dims
         inputs = [width, *stages.features]
         encoder = [
-            ResidualBlocks(kinds, count, before, *stage)
-            for before, (count, *stage) in zip(inputs, stages.stages, strict=False)
+            ResidualBlocks(kinds, count, before, after, kernel, stride)
+            for before, (count, after, kernel, stride) in zip(inputs, stages.stages, strict=False)
         ]
         first = Blocks(kinds, 1, in_channels, width, stages.kernels[0], ones)
         self.encoder = Encoder(first, encoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,8 +87,7 @@ def crop_volume(volume: Volume, box: Box | None) -> Volume:
     shift[:3, 3] = [part.start for part in box]
     i, j, k = (part.stop - part.start for part in box)
     grid = Grid((i, j, k), volume.grid.affine @ shift)
-    padding = (volume.padding, volume.flags, volume.padding_limit)
-    return Volume(volume.array[box], grid, volume.unit, volume.modality, *padding)
+    return replace(volume, array=volume.array[box], grid=grid)
 
 
 def paste(labels: NDArray[Any], box: Box | None, shape: tuple[int, int, int]) -> NDArray[Any]:

@@ -28,7 +28,8 @@ NEAR = 1e-3
 """Largest distance from a decisive value of voxels that are computed again."""
 _SAME_INDEX = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
-_VOXELS_AT_ONCE = 1_000_000
+_VOXELS_AT_ONCE = 500_000
+"""Voxels of a slab: some 100 MB while they are computed."""
 
 Float64 = NDArray[np.float64]
 Index = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -75,21 +76,24 @@ def correct(
     """
     if not plan.resampled:
         return
-    nearest = values.round() if decisive == "integers" else decisive
-    near = (values - nearest).abs() < NEAR
+    reached = None
     if decisive == 0.0 and not any(plan.lean):
-        near &= torch.from_numpy(_reached(scan != 0, plan)).to(values.device)
+        reached = torch.from_numpy(_reached(scan != 0, plan))
     oriented = orient(scan, plan)
     compute = _scipy if plan.alignment == "ends" else _monai(oriented.shape, plan)
-    places = near.nonzero().cpu().numpy()
-    del near
-    for start in range(0, len(places), _VOXELS_AT_ONCE):
-        x, y, z = places[start : start + _VOXELS_AT_ONCE].T
-        exact = compute(oriented, (x, y, z), plan.network.shape)
+    step = max(1, _VOXELS_AT_ONCE // values[0].numel())
+    for start in range(0, len(values), step):
+        slab = values[start : start + step]
+        nearest = slab.round() if decisive == "integers" else decisive
+        near = (slab - nearest).abs() < NEAR
+        if reached is not None:
+            near &= reached[start : start + step].to(values.device)
+        x, y, z = near.nonzero(as_tuple=True)
+        index = (x.cpu().numpy() + start, y.cpu().numpy(), z.cpu().numpy())
+        exact = compute(oriented, index, plan.network.shape)
         if decisive == "integers":  # float32 would round up what is just below
             exact = np.trunc(exact)
-        index = tuple(torch.from_numpy(axis).to(values.device) for axis in (x, y, z))
-        values[index] = torch.from_numpy(exact.astype(np.float32)).to(values.device)
+        slab[x, y, z] = torch.from_numpy(exact.astype(np.float32)).to(values.device)
 
 
 def orient(array: NDArray[Any], plan: NetworkPlan) -> NDArray[Any]:

@@ -37,12 +37,16 @@ def test_a_ct_model_has_nnunets_processing(tmp_path: Path) -> None:
     grid, window = card.grid, card.window
     assert (grid.orientation, grid.spacing, grid.order) == (None, (1.0, 1.0, 2.0), (2, 1, 0))
     assert (grid.mode, grid.alignment, grid.separate_above) == ("cubic", "edges", 3.0)
-    assert grid.as_nifti and grid.crop is not None and grid.crop.foreground == "nonzero"
+    assert grid.as_nifti
+    assert grid.crop is not None
+    assert grid.crop.foreground == "nonzero"
     assert (window.size, window.overlap, window.mirror) == ((8, 16, 16), 0.5, (0, 1, 2))
     assert (window.blending, window.starts, window.sums) == ("gaussian_filter", "even", "float16")
-    assert isinstance(card.decision, Argmax) and card.n_outputs == 3
+    assert isinstance(card.decision, Argmax)
+    assert card.n_outputs == 3
     assert [s.label for s in card.structures] == ["liver", "left_kidney"]
-    assert card.structures[1].type.meaning == "Kidney" and card.structures[1].laterality
+    assert card.structures[1].type.meaning == "Kidney"
+    assert card.structures[1].laterality
 
 
 def test_the_folder_of_a_dataset_stands_for_its_only_model(tmp_path: Path) -> None:
@@ -69,7 +73,8 @@ def test_all_folds_are_used_or_that_of_all_data(tmp_path: Path) -> None:
 
     assert len(folds.folds) == 2
     assert len({w.sha256 for w in (folds.weights, *folds.folds)}) == 3
-    assert everything.folds == () and everything.weights.file.parent.name == "fold_all"
+    assert everything.folds == ()
+    assert everything.weights.file.parent.name == "fold_all"
 
 
 def test_regions_are_painted_in_their_order(tmp_path: Path) -> None:
@@ -126,7 +131,8 @@ def test_mirroring_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 def test_a_reader_that_reorients_gives_ras(tmp_path: Path) -> None:
     card = read(tmp_path, {**PLANS, "image_reader_writer": "NibabelIOWithReorient"})
 
-    assert card.grid.orientation == "RAS" and not card.grid.as_nifti
+    assert card.grid.orientation == "RAS"
+    assert not card.grid.as_nifti
 
 
 def test_z_scores_are_of_the_scan_or_of_its_foreground(tmp_path: Path) -> None:
@@ -178,7 +184,8 @@ def test_a_cascade_has_its_first_stage(tmp_path: Path) -> None:
 
     card = read_model(last)
 
-    assert card.stage is not None and card.stage.use == "channels"
+    assert card.stage is not None
+    assert card.stage.use == "channels"
     assert card.stage.card.grid.spacing == (2.0, 2.0, 4.0)
     assert card.network.args["in_channels"] == 3
     assert read_model(tmp_path) == card
@@ -190,7 +197,8 @@ def test_hundreds_of_classes_are_read(tmp_path: Path, count: int) -> None:
 
     card = read(tmp_path, PLANS, {**DATASET, "labels": labels})
 
-    assert card.n_outputs == count and card.label_bytes == 2
+    assert card.n_outputs == count
+    assert card.label_bytes == 2
 
 
 def test_the_trainer_stands_in_the_checkpoint_not_in_the_folders_name(tmp_path: Path) -> None:
