@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.nnunet_folders import PLANS, plans, write_model
-
 from scanloom.cards.totalsegmentator.tasks import Mode, Part, modes
+from support.nnunet_folders import PLANS, plans, write_model
 
 SPACING = (6.0, 6.0, 6.0)
 """Spacing in plans of tasks that leave resampling to nnU-Net."""

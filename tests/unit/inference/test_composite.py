@@ -188,3 +188,22 @@ def test_work_and_memory_are_those_of_all_networks(weights):
     assert whole.host["network"] > alone.host["network"]
     some = needed_parts(read_model(weights / "total_mr"), ("brain",))
     assert window_values(some, grid) < window_values(read_model(weights / "total_mr"), grid)
+
+
+def test_small_components_are_removed_on_request(weights):
+    """On the grid of the united labels, before they are mapped back (TotalSegmentator)."""
+    card = read_model(weights / "total_mr")
+    volume = scan((1.5, 1.5, 1.5), (20, 18, 16), "RAS", "MR")
+    some = replace(FULL, remove_small=200.0)
+
+    plain, cleaned = (
+        make_predictor(card, options, device="cpu").predict(volume).layers[0].labels
+        for options in (FULL, some)
+    )
+
+    expected = np.array(plain)
+    for number in np.unique(plain)[1:]:
+        found, _ = ndimage.label(plain == number)
+        expected[(np.bincount(found.ravel()) <= 200.0 / 1.5**3)[found] & (plain == number)] = 0
+    np.testing.assert_array_equal(cleaned, expected)
+    assert (cleaned != plain).any()

@@ -6,8 +6,6 @@ import json
 import shutil
 
 import pytest
-from support.nnunet_folders import DATASET, plans, write_model
-from support.totalsegmentator_folders import write_part, write_task
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.cleaning import KeepLargest, RemoveSmall
@@ -17,6 +15,8 @@ from scanloom.cards.readers import find_reader, read_model
 from scanloom.cards.store import find_model
 from scanloom.cards.totalsegmentator.tasks import modes
 from scanloom.core import Reason, ScanError
+from support.nnunet_folders import DATASET, plans, write_model
+from support.totalsegmentator_folders import write_part, write_task
 
 
 def refused(folder) -> ScanError:
