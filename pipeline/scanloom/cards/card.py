@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scanloom.cards.cleaning import Cleaning
+from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
 

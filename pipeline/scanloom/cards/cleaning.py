@@ -54,3 +54,10 @@ class RemoveSmall:
 
 
 Cleaning = KeepLargest | RemoveSmall
+
+
+def with_small_removed(
+    rules: tuple[Cleaning, ...], volume: float, when: Literal["before", "after"]
+) -> tuple[Cleaning, ...]:
+    """Return rules of cleaning and then, on request, the removal of components up to a volume."""
+    return (*rules, RemoveSmall((), volume, when=when)) if volume > 0 else rules

@@ -139,7 +139,7 @@ def _only_mode(numbers: set[int]) -> Mode:
     found = _modes_with(numbers)
     crops = {mode.crop.mode for mode in found if mode.crop}
     found = [mode for mode in found if mode.name not in crops] or found
-    if len({mode.parts for mode in found}) == 1:
+    if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(mode.name for mode in found[:8])
