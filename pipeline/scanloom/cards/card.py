@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from scanloom.cards.cleaning import Cleaning
+from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
 
@@ -252,56 +254,6 @@ def label_bytes(decision: Decision, classes: int) -> int:
         case Paint():
             largest = max(number for _, number in decision.regions)
     return 1 if largest <= 255 else 2
-
-
-@dataclass(frozen=True)
-class KeepLargest:
-    """Keep the largest connected components (MONAI KeepLargestConnectedComponent).
-
-    Parameters
-    ----------
-    numbers : tuple of int
-        Numbers of the structures; empty for all.
-    together : bool
-        Whether the structures are merged before components are found (`independent=False`).
-    parts : int
-        Number of components to keep.
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
-    when : "before" or "after"
-        Before labels are mapped to the source grid (on the network grid), or after.
-    """
-
-    numbers: tuple[int, ...] = ()
-    together: bool = False
-    parts: int = 1
-    connectivity: Literal[6, 18, 26] = 26
-    when: Literal["before", "after"] = "after"
-
-
-@dataclass(frozen=True)
-class RemoveSmall:
-    """Remove connected components of at most a volume, of each structure by itself.
-
-    Parameters
-    ----------
-    numbers : tuple of int
-        Numbers of the structures; empty for all.
-    volume : float
-        Largest volume that is removed, mm^3.
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
-    when : "before" or "after"
-        Before labels are mapped to the source grid (on the network grid), or after.
-    """
-
-    numbers: tuple[int, ...] = ()
-    volume: float = 200.0
-    connectivity: Literal[6, 18, 26] = 6
-    when: Literal["before", "after"] = "before"
-
-
-Cleaning = KeepLargest | RemoveSmall
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class ModelReader:
 READERS: Final = (
     ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
     ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
-    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet, read_nnunet),
     ModelReader("nnU-Net v2 datasets", is_dataset_folder, read_dataset_folder),
 )
 """All formats; the first that accepts a folder reads it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scanloom.cards.parts import networks
 from scanloom.cli.console import console, error_document
 
 if TYPE_CHECKING:
@@ -76,6 +75,8 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
+    from scanloom.cards.parts import networks
+
     card = entry.card
     if card is None:
         raise ValueError("the model has no card")
@@ -125,6 +126,8 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
 
 def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
     """Yield a line for the weights of each network, in the order in which they run."""
+    from scanloom.cards.parts import networks
+
     if card.stage is not None:
         structures = ", ".join(card.stage.labels) or "all structures"
         if card.stage.use == "crop":

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard, Stage
+from scanloom.cards.cleaning import with_small_removed
 from scanloom.cards.parts import needed_parts, numbers_in
 from scanloom.core import (
     ComputeOptions,
@@ -88,16 +89,17 @@ class CompositePredictor:
     ) -> None:
         self.card, self.compute = card, compute
         self.device = choose_device(device)
+        united = replace(compute, remove_small=0.0)  # what is cleaned is the united label map
         self._rough = None
         if card.stage is not None:
             self._rough = make_predictor(
-                *(card.stage.card, compute),
+                *(card.stage.card, united),
                 device=device,
                 memory_limit=memory_limit,
                 structures=card.stage.labels,
             )
         self.parts = tuple(
-            TorchPredictor(part, compute, device=device, memory_limit=memory_limit)
+            TorchPredictor(part, united, device=device, memory_limit=memory_limit)
             for part in needed_parts(card, structures).parts
         )
         self.precision = self.parts[0].precision
@@ -147,8 +149,9 @@ class CompositePredictor:
             with clock.step("restore"):
                 paint_over(labels, result, numbers_in(self.card, part.card))
             flags |= dict.fromkeys(result.flags)
+        rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "before")
         with clock.step("clean"):
-            labels = clean(labels, self.card.cleaning, resampled[0].grid.spacing, "before")
+            labels = clean(labels, rules, resampled[0].grid.spacing, "before")
         with clock.step("restore"):
             labels = restore_labels(labels, plan, torch.device("cpu"))
         with clock.step("clean"):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from scanloom.cards.card import Cleaning, KeepLargest, RemoveSmall
+from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.ops.run_length import Labels, find_runs, iter_slabs
 
 Connectivity = Literal[6, 18, 26]

@@ -16,17 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from scanloom.cards.card import (
-    Argmax,
-    Channel,
-    Cleaning,
-    KeepLargest,
-    ModelCard,
-    NetworkGrid,
-    RemoveSmall,
-    Stage,
-    Weights,
-)
+from scanloom.cards.card import Argmax, Channel, ModelCard, NetworkGrid, Stage, Weights
+from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.cards.intensity import Truncate
 from scanloom.cards.monai.config import truncate
 from scanloom.cards.monai.files import read_json
@@ -148,7 +139,7 @@ def _only_mode(numbers: set[int]) -> Mode:
     found = _modes_with(numbers)
     crops = {mode.crop.mode for mode in found if mode.crop}
     found = [mode for mode in found if mode.name not in crops] or found
-    if len({mode.parts for mode in found}) == 1:
+    if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(mode.name for mode in found[:8])
