@@ -202,6 +202,8 @@ def balanced(network: Any, card: Any, scans: list[Path]) -> dict[str, Any]:
     size = [min(n, 64) // 32 * 32 or 32 for n in image.shape[2:]]
     if card.grid.shape or card.window.size is None:
         size = [n // 32 * 32 or n for n in image.shape[2:]]
+    if card.network.name == "UNesT":
+        size = [96, 96, 96]  # no other size fits its position embeddings
     if card.window.plane is not None:
         image, size = image[..., image.shape[-1] // 2], size[:2]
     for dim, n in enumerate(size):
