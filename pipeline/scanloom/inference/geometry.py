@@ -241,8 +241,17 @@ def _turn(plan: NetworkPlan, requested: NetworkGrid) -> NetworkPlan:
         shift=_triple(np.where(back, last - shift, shift)),
         lean=_triple(np.where(back, -lean, lean)),
         step=np.asarray(np.linalg.solve(oriented.affine, network.affine), dtype=np.float64),
-        unturned=plan,
+        unturned=replace(plan, network=_orient_back(network, follows, flipped)),
     )
+
+
+def _orient_back(
+    grid: Grid, follows: tuple[int, int, int], flipped: tuple[bool, bool, bool]
+) -> Grid:
+    """Return the grid that `_orient` turned into `grid`, with MONAI's rounding of the way back."""
+    source = [follows.index(axis) for axis in range(3)]
+    back = [flipped[x] for x in source]
+    return _orient(grid, (source[0], source[1], source[2]), (back[0], back[1], back[2]))
 
 
 def _in_network_order(requested: NetworkGrid) -> NetworkGrid:
