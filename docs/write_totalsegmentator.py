@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from pydicom.sr._concepts_dict import concepts
+
 from scanloom.cards.codes import SIDES, coding_by_words
 
 FOLDER: Final = Path(__file__).parents[1] / "pipeline/scanloom/cards/totalsegmentator"
@@ -31,10 +33,17 @@ CROP_MARGIN_MM: Final = 20.0
 """Margin of a crop unless the task has a `crop_model`: `crop_addon` is ignored otherwise."""
 NO_TASK: Final = ("test",)
 _MINIMUS: Final = ("75297007", "Gluteus minimus muscle")
-CORRECTED: Final = dict.fromkeys(
-    ("gluteus_minimus", "gluteus_minimus_left", "gluteus_minimus_right"), _MINIMUS
-)
-"""Codes that have a mistake in TotalSegmentator's table."""
+_SUBCLAVIAN: Final = ("36765005", "Subclavian artery")
+CORRECTED: Final = {
+    "gluteus_minimus": _MINIMUS,
+    "gluteus_minimus_left": _MINIMUS,
+    "gluteus_minimus_right": _MINIMUS,
+    "subclavian_artery_left": _SUBCLAVIAN,
+    "subclavian_artery_right": _SUBCLAVIAN,
+}
+"""Codes that have a mistake in TotalSegmentator's table: of another muscle; of the right artery."""
+SEGMENTED_TYPES: Final = 7151
+"""DICOM's context group of codes for segmented structures."""
 
 
 def parts_of(tables: Any, task: str) -> Mapping[int, Mapping[int, str]]:
@@ -101,14 +110,21 @@ def mode_of(tables: Any, task: str, settings: Mapping[str, Any]) -> dict[str, An
     }
 
 
+def standard_meanings() -> dict[str, str]:
+    """Return the meanings of codes for segmented structures in pydicom's dictionary."""
+    entries = (entry for values in concepts["SCT"].values() for entry in values.items())
+    return {value: meaning for value, (meaning, groups) in entries if SEGMENTED_TYPES in groups}
+
+
 def codes_of(resource: Path) -> dict[str, Any]:
     """Return the codes of structures that scanloom's own table does not have, or blurs."""
-    codes = {}
+    codes, standard = {}, standard_meanings()
     with resource.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
             name, kind = row["Structure"], "SegmentedPropertyTypeCodeSequence"
             stated = row[f"{kind}.CodeValue"], row[f"{kind}.CodeMeaning"]
             value, meaning = CORRECTED.get(name, stated)
+            meaning = standard.get(value, meaning)
             if coding_by_words(name).type.value == value:
                 continue
             category = row["SegmentedPropertyCategoryCodeSequence.CodeValue"]

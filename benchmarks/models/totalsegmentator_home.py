@@ -116,6 +116,10 @@ def make_rare(
             nibabel.as_closest_canonical(nibabel.load(file)), list(spacing), order=1, dtype=np.int32
         )
         values = np.asarray(image.dataobj, np.float32).transpose(2, 1, 0)
+        body = np.argwhere(values != 0)  # nnU-Net crops to it
+        values = values[
+            tuple(slice(a, b + 1) for a, b in zip(body.min(0), body.max(0), strict=True))
+        ]
         values = (np.clip(values, -500, 600) - 40) / 180
         padded = [(p - n) // 2 for p, n in zip(PATCH, values.shape, strict=True)]
         sides = [(a, p - n - a) for a, p, n in zip(padded, PATCH, values.shape, strict=True)]

@@ -41,6 +41,19 @@ def test_every_type_is_in_the_standard_with_its_meaning() -> None:
     assert len(codes._TABLE) > 100
 
 
+def test_further_types_have_the_meaning_of_the_standard() -> None:
+    """TotalSegmentator's codes are beyond PS3.16, or its word for word."""
+    types = {coding.type for coding in codes._exact_names().values()}
+    in_standard = [
+        code
+        for code in types
+        if any(TYPES in groups for groups in STANDARD.get(code.value, {}).values())
+    ]
+
+    assert len(in_standard) > 5
+    assert all(is_in(code, TYPES) for code in in_standard)
+
+
 @pytest.mark.parametrize("category", [ANATOMY, TISSUE, SUBSTANCE, ABNORMAL])
 def test_categories_are_those_of_cid_7150(category: Code) -> None:
     assert is_in(category, CATEGORIES)
@@ -64,7 +77,8 @@ def test_sides_are_those_of_cid_244(side: Code) -> None:
         ("heart_atrium_left", "Left atrium", None, ANATOMY),
         ("vertebrae_L5", "L5 vertebra", None, ANATOMY),
         ("vertebrae_T12", "T12 vertebra", None, ANATOMY),
-        ("rib_left_7", "Rib", LEFT, ANATOMY),
+        ("rib_left_7", "Seventh rib", LEFT, ANATOMY),
+        ("left rib", "Rib", LEFT, ANATOMY),
         ("Portal and Splenic Veins", "Portal vein", None, ANATOMY),
         ("IVC", "Inferior vena cava", None, ANATOMY),
         ("urinary_bladder", "Bladder", None, ANATOMY),
@@ -78,7 +92,7 @@ def test_sides_are_those_of_cid_244(side: Code) -> None:
         ("iliac_vena_left", "Common iliac vein", LEFT, ANATOMY),
         ("soft_tissue", "Soft tissue", None, TISSUE),
         ("Bones", "Bone", None, TISSUE),
-        ("gluteus_maximus_right", "Muscle", RIGHT, TISSUE),
+        ("gluteus_maximus_right", "Gluteus maximus muscle", RIGHT, ANATOMY),
         ("gas", "Gas", None, SUBSTANCE),
         ("body gas", "Gas", None, SUBSTANCE),
         ("gas inside the body", "Gas", None, SUBSTANCE),
