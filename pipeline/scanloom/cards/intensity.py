@@ -111,12 +111,5 @@ class ScaleQuantiles:
 
 
 IntensityStep = (
-    ScaleRange
-    | ScaleMinMax
-    | Normalize
-    | Clip
-    | Truncate
-    | ScaleHistogram
-    | Round
-    | ScaleQuantiles
+    ScaleRange | ScaleMinMax | Normalize | Clip | Truncate | ScaleHistogram | Round | ScaleQuantiles
 )

@@ -30,6 +30,7 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "AttentionUnet": AllowedNetwork("monai.networks.nets.attentionunet"),
     "BasicUNet": AllowedNetwork("monai.networks.nets.basic_unet"),
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
+    "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet"),
     "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),
     "SegResNetDS": AllowedNetwork("monai.networks.nets.segresnet_ds"),
     "SwinUNETR": AllowedNetwork(

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.meshnet.folder import (
+    is_layers_model,
+    is_meshnet_folder,
+    read_layers_folder,
+    read_meshnet_folder,
+)
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.core import Reason, ScanError
 
@@ -32,7 +38,11 @@ class ModelReader:
     read: Callable[[Path], ModelCard]
 
 
-READERS: Final = (ModelReader("MONAI bundle", is_bundle, read_bundle),)
+READERS: Final = (
+    ModelReader("MONAI bundle", is_bundle, read_bundle),
+    ModelReader("TensorFlow.js layer model", is_layers_model, read_layers_folder),
+    ModelReader("MeshNet with safetensors", is_meshnet_folder, read_meshnet_folder),
+)
 """All formats; the first that accepts a folder reads it."""
 
 

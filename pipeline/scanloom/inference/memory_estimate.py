@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from scanloom.cards.card import Argmax, ModelCard, NetworkSpec
 from scanloom.cards.intensity import IntensityStep, ScaleRange
 from scanloom.core import Grid
+from scanloom.inference.crop import largest_box
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.network.architectures import build_network
@@ -110,6 +111,7 @@ class _Sizes:
     image: int  # the scan on the network grid, float32, all channels
     padded: int  # its padded copy, 0 if the window fits
     open: int  # sums of scores and weights of the planes that windows overlap, all folds
+    own: int  # of these, sums that are the network's own scores, not a copy
     plane: int  # scores of one plane
     block: int  # scores that are copied to the device and yielded together
     head: int  # scores that a final layer computes at once
@@ -149,7 +151,8 @@ def estimate_network(
     """
     budget = budget or Budget()
     sizes = _sizes(card, plan, dtype, budget)
-    size = plan.network.shape if card.window.size is None else input_size(card.window)
+    largest = largest_box(plan, card.grid.crop)
+    size = largest if card.window.size is None else input_size(card.window)
     forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums)
     image = sizes.image + sizes.padded
     # planes between two slabs; a slab that is activated; bounds of the classes by blocks
@@ -159,7 +162,7 @@ def estimate_network(
     slab = CPU_SLAB_BYTES if device.type == "cpu" else GPU_SLAB_BYTES
     steps = {
         "resample": _preparation(card, plan, sizes, budget),
-        "network": image + sizes.open + forward + yielded + sizes.window,
+        "network": image + sizes.open - sizes.own + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
     clean = _cleaning(card, sizes.maps // card.n_maps)
@@ -327,7 +330,7 @@ def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
-    layout = window_layout(window, plan.network.shape, axis, budget.windows)
+    layout = window_layout(window, largest_box(plan, card.grid.crop), axis, budget.windows)
     channels, folds = len(card.channels), 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
     voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
@@ -339,12 +342,15 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     block = min(max(budget.slab, summed), layout.planes * summed)
     values = math.prod(layout.size) * budget.windows
     score_bytes = FLOAT_BYTES if dtype is torch.bfloat16 else dtype.itemsize
+    own = layout.count == 1 and window.blending == "constant" and score_bytes == sum_bytes
+    own &= budget.scores == "device"
     flips = 2 * values * score_bytes * (features + channels) if window.mirror else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
         image=FLOAT_BYTES * channels * voxels,
         padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
         open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
+        own=folds * layout.planes * summed if own else 0,
         plane=plane,
         block=block * min(folds, 2),
         head=head * min(folds, 2) if last else 0,

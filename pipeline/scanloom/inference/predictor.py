@@ -19,6 +19,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.inference.crop import find_box
 from scanloom.inference.device import (
     ASKED_FOR,
     PrecisionChoice,
@@ -252,6 +253,8 @@ class TorchPredictor:
                 raise ScanError(Reason.NOT_FINITE, detail)
             image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
             del channels
+            box = None if card.grid.crop is None else find_box(image, card.grid.crop)
+            image = image if box is None else image[:, *box.slices]
             self._wait()
         if card.restore == "scores":
             fused = self.compute.compiled_restore
@@ -261,7 +264,8 @@ class TorchPredictor:
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
         self._run(self._planes((image, seen), plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
-            return labels.finish(lambda decided: self._clean(decided, "before"))
+            fill = (lambda decided: decided) if box is None else box.fill
+            return labels.finish(lambda decided: self._clean(fill(decided), "before"))
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -376,6 +380,10 @@ def _check(card: ModelCard) -> None:
     """Refuse cards that this version does not support."""
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    crop = card.grid.crop
+    if crop is not None and (crop.grid == "source" or crop.steps or card.restore == "scores"):
+        detail = "a crop of the scan is supported for labels on the network grid only"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 

@@ -6,6 +6,7 @@ import math
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Grid
+from scanloom.inference.crop import largest_box
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.window_layout import window_layout
 
@@ -16,6 +17,7 @@ def window_values(card: ModelCard, grid: Grid) -> int:
     Windows of air are included; a window counts once for each network and each flip.
     """
     plan = plan_grid(grid, card.grid)
-    layout = window_layout(card.window, plan.network.shape, plan.network_axis(plan.lead))
+    shape = largest_box(plan, card.grid.crop)
+    layout = window_layout(card.window, shape, plan.network_axis(plan.lead))
     passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
     return layout.count * math.prod(layout.size) * passes

@@ -1,0 +1,1 @@
+"""Networks whose state dicts have the names of other programs' networks."""
