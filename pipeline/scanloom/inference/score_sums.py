@@ -54,11 +54,11 @@ class ScoreAccumulator:
 
     def add(self, scores: torch.Tensor, corner: Shape) -> None:
         """Add a window's scores (C, x, y, z), which may be overwritten."""
-        if self._single and len(self._sum) == 0 and scores.device == self.device:
-            if scores.dtype is self._weight.dtype:  # the only scores of each voxel are their mean
-                self._sum = scores
-                self._count.fill_(1)
-                return
+        alike = (scores.device, scores.dtype) == (self.device, self._weight.dtype)
+        if self._single and alike:  # the only scores of a voxel are their mean
+            self._sum = scores
+            self._count.fill_(1)
+            return
         if len(self._sum) == 0:
             self._sum = self._count.new_zeros((len(scores), *self._count.shape[1:]))
         x, y, z = (n - self.first if axis == self.axis else n for axis, n in enumerate(corner))

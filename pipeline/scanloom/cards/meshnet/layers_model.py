@@ -164,7 +164,8 @@ def _check_manifest(
     tensors: Sequence[_Tensor], convolutions: Sequence[_Convolution], image: int
 ) -> None:
     """Refuse a manifest (MODEL_DAMAGED) whose tensors are not those of the layers, in order."""
-    expected, channels = [], image
+    expected: list[tuple[str, tuple[int, ...]]] = []
+    channels = image
     for layer in convolutions:
         expected.append((f"{layer.name}/kernel", (*layer.kernel_size, channels, layer.filters)))
         if layer.use_bias:

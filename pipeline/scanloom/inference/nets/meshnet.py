@@ -93,7 +93,8 @@ class MeshNet(nn.Module):
                 self._normalize(values, n)
         if self._narrow:
             return self._classify(values)
-        return self.classifier(values)
+        scores: torch.Tensor = self.classifier(values)
+        return scores
 
     def _convolve(self, values: torch.Tensor, layer: nn.Conv3d) -> torch.Tensor:
         """Return a layer's output, in the memory of its input if it has as many channels."""
@@ -120,13 +121,15 @@ class MeshNet(nn.Module):
 
     def _normalize(self, values: torch.Tensor, layer: int) -> None:
         """Apply norm and activation in place, channel by channel."""
-        for channel in range(values.shape[1]):
-            one = values[:, channel : channel + 1]
-            weights: list[torch.Tensor | None] = [None, None]
-            if len(self.norms):
-                norm = self.norms[layer]
-                weights = [p[channel : channel + 1] for p in (norm.weight, norm.bias)]
-            one.copy_(self._activation(functional.instance_norm(one, None, None, *weights)))
+        norm = cast(nn.InstanceNorm3d, self.norms[layer]) if len(self.norms) else None
+        for n in range(values.shape[1]):
+            channel = values[:, n : n + 1]
+            if norm is None:
+                normal = functional.instance_norm(channel, eps=_EPSILON)
+            else:
+                weight, bias = norm.weight[n : n + 1], norm.bias[n : n + 1]
+                normal = functional.instance_norm(channel, weight=weight, bias=bias, eps=_EPSILON)
+            channel.copy_(self._activation(normal))
 
     def _classify(self, values: torch.Tensor) -> torch.Tensor:
         """Return the scores, in the memory of the last layer."""

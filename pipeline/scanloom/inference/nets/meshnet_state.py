@@ -36,12 +36,12 @@ def convert_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.
     """
     if set(state) == {ONE_ARRAY}:
         return _cut(state[ONE_ARRAY], shapes)
-    prefixes = sorted({name.rpartition(".")[0] for name in state}, key=_natural)
+    prefixes = sorted({name.rpartition(".")[0] for name in state}, key=_order)
     kernels = [p for p in prefixes if _dims(state, p) == _KERNEL_DIMS]
     norms = [p for p in prefixes if _dims(state, p) == 1]
     renamed = {norm: f"norms.{n}" for n, norm in enumerate(norms)}
     renamed.update({kernel: f"layers.{n}" for n, kernel in enumerate(kernels[:-1])})
-    renamed.update({kernel: "classifier" for kernel in kernels[-1:]})
+    renamed.update(dict.fromkeys(kernels[-1:], "classifier"))
     converted = {}
     for name, values in state.items():
         prefix, _, leaf = name.rpartition(".")
@@ -49,9 +49,11 @@ def convert_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.
     return _without_bias(converted, shapes)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names by the numbers in them."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return a key that sorts names by the numbers in them; the classifier comes last."""
+    parts = re.split(r"(\d+)", name)
+    numbers = [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    return name == "classifier", numbers
 
 
 def _dims(state: Mapping[str, torch.Tensor], prefix: str) -> int:
