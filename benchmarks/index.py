@@ -28,7 +28,7 @@ from meter import machine
 
 SERIES = 300
 CORES = len(os.sched_getaffinity(0))
-UID, POSITION, NUMBER = b"1.2.826.0.1.3680043.10.%015d", b"%012.3f", b"%08d"
+UID, POSITION, NUMBER = b"1.2.826.0.1.3680043.10.9%014d", b"%012.3f", b"%08d"
 KEY = b"benchmark" * 3 + b"12345"
 
 
@@ -76,10 +76,9 @@ def template(syntax: str) -> bytes:
         "PerformingPhysicianName",
         "RequestingPhysician",
         "AdmissionID",
-        "FilterType",
-        "ScanOptions",
     ]:
         setattr(ds, word, "scanloom")
+    ds.FilterType = ds.ScanOptions = "SCANLOOM"
     for word in [
         "SliceThickness",
         "KVP",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pytest
 from support import engine_models as em
 from support.commands import write_tiny_bundle
 from support.make_run import Runs
-from support.warm_workers import WarmWorkers
+from support.warm_workers import WARM_WORKERS
 
 
 @pytest.fixture(scope="session")
@@ -21,11 +20,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def warm_workers() -> Iterator[SimpleNamespace]:
+def warm_workers() -> SimpleNamespace:
     """Stands in for `subprocess`: worker processes are forked from one that has all imports."""
-    workers = WarmWorkers()
-    yield workers.module
-    workers.close()
+    return WARM_WORKERS
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from support.canaries import CANARY, REFUSED, USED, birds, contents
-from support.commands import Ended, scanloom_process, write_tiny_bundle
+from support.commands import Ended, scanloom_forked, write_tiny_bundle
 
 SCANS = {maker.__name__: f"{n:02d}" for n, maker in enumerate((*USED, *REFUSED), 1)}
 UID = re.compile(rb"\d\.(\d+\.){2,}\d{5,}")
@@ -36,7 +36,7 @@ class Place:
 
     def run(self, command: str, *arguments: str | Path) -> Ended:
         key = {"SCANLOOM_KEY": str(self.folder / "key"), "COLUMNS": "200"}
-        return scanloom_process(command, *arguments, environment=key)
+        return scanloom_forked(command, *arguments, environment=key)
 
     def segment(self, *arguments: str | Path, out: Path | None = None) -> Ended:
         model = self.folder / "models" / "tiny"
@@ -267,7 +267,7 @@ def test_another_key_gets_nothing(place: Place, segmented: Ended, tmp_path: Path
     case_id = json.loads(segmented.out)["cases"][0]["case"]
     for command in (("where", case_id), ("join", str(tmp_path / "table.csv"))):
         arguments = [*command, "--out", place.out, "--key", tmp_path / "key", "--debug"]
-        ended = scanloom_process(*arguments)
+        ended = scanloom_forked(*arguments)
         assert ended.code == 65
         assert "KEY_MISMATCH" in ended.err
         assert not birds(output_of(ended))

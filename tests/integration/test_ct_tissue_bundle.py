@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nibabel as nib
@@ -14,8 +15,9 @@ import torch
 
 from support.real_scans import ROOT
 
-pytest.importorskip("ignite", reason="MONAI's runner needs pytorch-ignite")
-pytest.importorskip("fire", reason="MONAI's runner needs fire")
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("ignite", "fire"))), reason="MONAI's runner needs ignite and fire"
+)
 
 BUNDLE = ROOT / "models" / "ct_tissue"
 

@@ -44,11 +44,14 @@ def values_of(folder: Path, **options: Any) -> set[float] | str:
         return error.code
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
-def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute):
+def test_slices_that_differ_in_meaning_are_not_a_volume(tmp_path, attribute, step):
     """In one slice, two slices or half of them; stacked or interleaved; other values or none."""
     found, expected = {}, {}
-    for n, mixture in enumerate(one for one in ALL if one.attribute == attribute):
+    ours = [one for one in ALL if one.attribute == attribute]
+    first = list(ATTRIBUTES).index(attribute) % step  # so that attributes differ in their mixtures
+    for n, mixture in enumerate(ours[first::step]):
         folder = tmp_path / str(n)
         mixture.write(folder)
         found[mixture] = values_of(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +44,7 @@ def write_archives(folder: Path, files: list[Path]) -> None:
 
 
 def test_half_a_scan_is_published_with_a_flag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, warm_workers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "archive"
     write_scan(archive / "whole", GOOD[0])
@@ -53,6 +54,7 @@ def test_half_a_scan_is_published_with_a_flag(
     runs = Runs(tmp_path, archive, write_tiny_bundle(tmp_path / "bundles"))
     for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
         monkeypatch.setenv(name, runs.environment[name])
+    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
     monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
     runs("--archives")

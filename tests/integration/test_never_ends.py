@@ -168,7 +168,7 @@ IMPATIENT = """
 import sys
 if __name__ == "__main__":
     from scanloom.engine.clusters import local
-    local_cluster.START_TIMEOUT_S = 2.0
+    local.START_TIMEOUT_S = 2.0
     from scanloom.cli.main import main
     main()
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -34,8 +35,12 @@ def run_that_died(folder: Path) -> tuple[Quick, dict[str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def died(tmp_path_factory: pytest.TempPathFactory) -> tuple[Quick, dict[str, bytes]]:
-    return run_that_died(tmp_path_factory.mktemp("died") / "quick")
+def died(
+    tmp_path_factory: pytest.TempPathFactory, warm_workers: SimpleNamespace
+) -> tuple[Quick, dict[str, bytes]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
+        return run_that_died(tmp_path_factory.mktemp("died") / "quick")
 
 
 def test_who_has_no_key_gets_the_measurements_and_is_told(

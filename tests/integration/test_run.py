@@ -48,20 +48,32 @@ def runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Runs:
     made = Runs(tmp_path, archive, model)
-    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
-        monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", warm_workers)
-    monkeypatch.setattr("scanloom.engine.run.load_models", em.formula_models)
+    by_formula(monkeypatch, made, warm_workers)
     return made
 
 
 @pytest.fixture(scope="module")
-def thorax(tmp_path_factory: pytest.TempPathFactory, archive: Path, model: Path) -> Path:
+def thorax(
+    tmp_path_factory: pytest.TempPathFactory,
+    archive: Path,
+    model: Path,
+    warm_workers: SimpleNamespace,
+) -> Path:
     """The folder of a run over the good ones alone."""
     made = Runs(tmp_path_factory.mktemp("thorax"), archive, model)
     made.write(THORAX)
-    assert made.begin("--cluster", "none").wait(120) == 0, (made.folder / "log").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        by_formula(patch, made, warm_workers)
+        ended = made()
+    assert ended.code == 0, ended.out + ended.err
     return made.folder
+
+
+def by_formula(patch: pytest.MonkeyPatch, runs: Runs, workers: SimpleNamespace) -> None:
+    for name in ("FORMULA", "FORMULA_SECONDS", "SCANLOOM_KEY"):
+        patch.setenv(name, runs.environment[name])
+    patch.setattr("scanloom.engine.worker.child_process.subprocess", workers)
+    patch.setattr("scanloom.engine.run.load_models", em.formula_models)
 
 
 @pytest.fixture

@@ -6,14 +6,17 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support.bundles import spleen_config, spleen_metadata, write_bundle
+from support.fork_server import COMMAND, fork_server
 from support.model_cards import SMALL_UNET, small_weights
 
 
@@ -51,6 +54,32 @@ def scanloom_process(*arguments: str | Path, environment: Mapping[str, str] | No
     env = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def scanloom_forked(
+    *arguments: str | Path,
+    environment: Mapping[str, str] | None = None,
+    deadline: float | None = None,
+) -> Ended:
+    """Run a command in a process of its own, forked from one that has imported everything.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        If it does not end within `deadline` seconds; it is killed.
+    """
+    env = {**os.environ, **(environment or {})}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        descriptors = [out.fileno(), err.fileno()]
+        process = fork_server().fork(COMMAND, [str(a) for a in arguments], env, descriptors)
+        try:
+            code = process.wait(deadline)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return Ended(code, out.read().decode(), err.read().decode())
 
 
 def write_tiny_bundle(folder: Path, name: str = "tiny") -> Path:

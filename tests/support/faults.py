@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.archives import nifti
-from support.commands import Ended, write_tiny_bundle
+from support.commands import Ended, scanloom_forked, write_tiny_bundle
 
 DEADLINE = 120.0
 """Seconds in which every command ends, whatever is in its way."""
@@ -47,17 +46,7 @@ class Quick:
 
 def in_time(*words: str | Path, deadline: float = DEADLINE, **environment: str) -> Ended:
     """Run a command in a process of its own; what never ends fails."""
-    command = [sys.executable, "-m", "scanloom", *map(str, words)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **environment},
-        timeout=deadline,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return scanloom_forked(*words, environment=environment, deadline=deadline)
 
 
 def on_small_disk(script: str, words: Sequence[str | Path]) -> str:

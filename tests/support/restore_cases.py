@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.cards.card import Argmax, Decision, Paint, Threshold
 from scanloom.inference.restore import cuda
+from scanloom.inference.restore.decisions import map_count
 
 TIE = 1e-4
 """Scores of about 1 that differ less are one in float32."""
 POISON = 201
 """What stands in labels before: no kernel under test gives it."""
+
+PAINT = Paint(((3, 7), (1, 1), (4, 2)), 0.5)
+"""Three regions, not in the order of their channels or numbers."""
 
 Places = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
@@ -35,12 +39,15 @@ class Case:
         How to decide.
     out : callable
         Gives an empty label map of a shape: its type and strides are part of the case.
+    rounded : bool
+        Whether scores are rounded to half precision on the source's voxels too.
     """
 
     scores: torch.Tensor
     places: Places
     decision: Decision = Argmax()  # noqa: RUF009 it is frozen
     out: Callable[[tuple[int, ...]], NDArray[Any]] = lambda shape: np.empty(shape, np.uint8)
+    rounded: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,6 +82,7 @@ def cases() -> dict[str, Case]:
     """Return the cases by name; small enough for an interpreter."""
     plain = smooth(6, 5, 11, 17)
     where = _places(plain, (4, 9, 20))
+    coarse = (plain + 8).to(torch.float16)  # rounding makes ties: values are 1/128 apart
     half, bf16 = plain.to(torch.float16), plain.to(torch.bfloat16)
     lean = 1.7 * np.arange(4)[:, None]
     tight = smooth(6, 5, 17, 11).transpose(2, 3)
@@ -110,6 +118,18 @@ def cases() -> dict[str, Case]:
         "thresholds, leaning, half": Case(
             half, (where[0], where[1] + lean, where[2]), Threshold(-0.25)
         ),
+        "rounded": Case(coarse, where, rounded=True),
+        "rounded, leaning": Case(coarse, leaning, rounded=True),
+        "rounded thresholds": Case(coarse, where, Threshold(8.0), rounded=True),
+        "painted": Case(plain, where, PAINT),
+        "painted, leaning, backwards": Case(plain, leaning, PAINT, _backwards),
+        "painted, rounded, wide": Case(
+            coarse,
+            where,
+            Paint(((3, 300), (1, 1), (4, 2)), 8.0, inclusive=False),
+            _wide,
+            rounded=True,
+        ),
     }
 
 
@@ -144,11 +164,11 @@ def _matrix(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
 
 def labelled(case: Case, device: torch.device) -> list[NDArray[Any]]:
     """Return the kernels' labels of a case, made on `device`."""
-    maps = 1 if isinstance(case.decision, Argmax) else case.scores.shape[1]
-    out = [case.out(case.shape) for _ in range(maps)]
+    out = [case.out(case.shape) for _ in range(map_count(case.decision, case.scores.shape[1]))]
     for labels in out:
         labels[:] = POISON
-    cuda.label(case.scores.to(device), case.places, case.decision, out)
+    scores = case.scores.to(device)
+    cuda.label(scores, case.places, case.decision, out, rounded=case.rounded)
     return out
 
 
@@ -156,13 +176,31 @@ def wrong(case: Case, labels: list[NDArray[Any]]) -> int:
     """Return how many labels are neither right nor a matter of rounding."""
     truth = brought_back(case)
     rounding = TIE * max(1.0, float(np.abs(truth).max()))
+    if case.rounded:
+        truth, rounding = truth.astype(np.float16).astype(np.float64), 0.0
     if isinstance(case.decision, Threshold):
         value = case.decision.value
-        sure = np.abs(truth - value) > rounding
+        sure = np.abs(truth - value) >= rounding
         found = np.stack(labels, axis=1)
         numbers = np.arange(1, truth.shape[1] + 1)[None, :, None, None]
         return int((sure & (found != (truth >= value) * numbers)).sum())
     (found,) = labels
+    if isinstance(case.decision, Paint):
+        return int(np.sum(_unlike_painted(found, truth, case.decision, rounding)))
+    if case.rounded:
+        return int((found != truth.argmax(axis=1)).sum())
     known = found < truth.shape[1]
     chosen = np.take_along_axis(truth, np.where(known, found, 0)[:, None].astype(int), axis=1)
     return int((~known | (truth.max(axis=1) - chosen[:, 0] > rounding)).sum())
+
+
+def _unlike_painted(
+    found: NDArray[Any], truth: NDArray[np.float64], paint: Paint, rounding: float
+) -> NDArray[np.bool_]:
+    """Return where labels are not those of regions painted one over the other."""
+    expected, sure = np.zeros(found.shape, int), np.ones(found.shape, bool)
+    for channel, number in paint.regions:
+        score = truth[:, channel]
+        expected[score >= paint.value if paint.inclusive else score > paint.value] = number
+        sure &= np.abs(score - paint.value) >= rounding
+    return np.asarray(sure & (found != expected))

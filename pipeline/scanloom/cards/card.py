@@ -336,6 +336,11 @@ class Stage:
     labels: tuple[str, ...] = ()
     margin: float = 0.0
 
+    @property
+    def n_structures(self) -> int:
+        """Number of structures that are used."""
+        return len(self.labels or self.card.structures)
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -386,6 +391,13 @@ class ModelCard:
             raise ValueError(f"a model's name is made of a-z, 0-9, _ and -, got {self.name!r}")
         if not self.channels or not self.structures:
             raise ValueError("a model must have at least one input channel and one structure")
+
+    @property
+    def n_inputs(self) -> int:
+        """Number of input channels of the network: the scan's, and those of a previous stage."""
+        stage = self.stage
+        previous = stage.n_structures if stage is not None and stage.use == "channels" else 0
+        return len(self.channels) + previous
 
     @property
     def n_outputs(self) -> int:

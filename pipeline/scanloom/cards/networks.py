@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class AllowedNetwork:
-    """A class of MONAI that a card may name.
+    """A class of MONAI, or of `scanloom.inference.nets`, that a card may name.
 
     Parameters
     ----------
@@ -29,8 +29,12 @@ class AllowedNetwork:
 NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "AttentionUnet": AllowedNetwork("monai.networks.nets.attentionunet"),
     "BasicUNet": AllowedNetwork("monai.networks.nets.basic_unet"),
+    "DiNTS": AllowedNetwork("scanloom.inference.nets.dints"),
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
+    "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.deepedit"),
     "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet"),
+    "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet"),
+    "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet"),
     "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),
     "SegResNetDS": AllowedNetwork("monai.networks.nets.segresnet_ds"),
     "SwinUNETR": AllowedNetwork(
@@ -38,8 +42,10 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
         removed=frozenset({"img_size"}),  # in MONAI 1.5
         largest={"window_size": 16},
     ),
+    "UNesT": AllowedNetwork("scanloom.inference.nets.unest"),
     "UNETR": AllowedNetwork("monai.networks.nets.unetr"),
     "UNet": AllowedNetwork("monai.networks.nets.unet"),
     "VNet": AllowedNetwork("monai.networks.nets.vnet"),
+    "Vista3d": AllowedNetwork("scanloom.inference.nets.vista3d"),
 }
 """Allowed networks by the name of their class."""

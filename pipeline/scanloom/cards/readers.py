@@ -1,10 +1,11 @@
-"""Model formats: which reader takes a model folder. MONAI bundles are the first."""
+"""Model formats: which reader takes a model folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from scanloom.cards.card import ModelCard
@@ -15,7 +16,14 @@ from scanloom.cards.meshnet.folder import (
     read_meshnet_folder,
 )
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
-from scanloom.core import Reason, ScanError
+from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
+from scanloom.cards.totalsegmentator.folder import (
+    is_dataset_folder,
+    is_totalsegmentator,
+    read_dataset_folder,
+    read_totalsegmentator,
+)
+from scanloom.core import Reason, ScanError, printable, slug
 
 
 @dataclass(frozen=True)
@@ -31,36 +39,85 @@ class ModelReader:
     read : callable
         Returns the `ModelCard` of a folder, or raises ScanError. Runs no code from the folder and
         does not import torch.
+    read_with : callable, optional
+        Likewise, with the model's options, for formats that have any.
     """
 
     name: str
     accepts: Callable[[Path], bool]
     read: Callable[[Path], ModelCard]
+    read_with: Callable[[Path, Mapping[str, str]], ModelCard] | None = None
 
 
 READERS: Final = (
-    ModelReader("MONAI bundle", is_bundle, read_bundle),
+    ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
+    ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
+    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+    ModelReader("nnU-Net v2 datasets", is_dataset_folder, read_dataset_folder),
     ModelReader("TensorFlow.js layer model", is_layers_model, read_layers_folder),
     ModelReader("MeshNet with safetensors", is_meshnet_folder, read_meshnet_folder),
 )
 """All formats; the first that accepts a folder reads it."""
 
 
+def find_reader(folder: Path) -> ModelReader | None:
+    """Return the first reader that accepts a folder, None if none does."""
+    return next((reader for reader in READERS if reader.accepts(folder)), None)
+
+
 def is_model(folder: Path) -> bool:
     """Return whether any reader accepts a folder."""
-    return any(reader.accepts(folder) for reader in READERS)
+    return find_reader(folder) is not None
 
 
-def read_model(folder: Path) -> ModelCard:
-    """Read a model folder with the first reader that accepts it.
+def split_options(name: str) -> tuple[str, Mapping[str, str]]:
+    """Return the name and the options of ``NAME:KEY=VALUE,KEY=VALUE``.
 
     Raises
     ------
     ScanError
-        MODEL_DAMAGED if no reader accepts the folder, or as the reader.
+        MODEL_UNKNOWN if an option has no value, or is given twice.
     """
-    reader = next((reader for reader in READERS if reader.accepts(folder)), None)
+    plain, _, text = name.rpartition(":")
+    if not plain or "=" not in text or "/" in text.partition("=")[0]:
+        return name, {}
+    pairs = [option.partition("=") for option in text.split(",")]
+    options = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(options) < len(pairs) or not all(key and value for key, value in options.items()):
+        detail = f"options are written KEY=VALUE,KEY=VALUE, got {printable(text)!r}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
+    return plain, options
+
+
+def variant_name(name: str, options: Mapping[str, str]) -> str:
+    """Return the name of a model with its options: with others it is another model."""
+    chosen = [slug(text) for pair in sorted(options.items()) for text in pair]
+    return "-".join([name, *filter(None, chosen)])
+
+
+def read_model(folder: Path, options: Mapping[str, str] = MappingProxyType({})) -> ModelCard:
+    """Read a model folder with the first reader that accepts it.
+
+    Parameters
+    ----------
+    folder : Path
+        The model.
+    options : mapping
+        Options of the model, which become a part of its name.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if no reader accepts the folder; MODEL_UNKNOWN for options of a format that
+        has none; or as the reader.
+    """
+    reader = find_reader(folder)
     if reader is None:
         formats = ", ".join(reader.name for reader in READERS)
         raise ScanError(Reason.MODEL_DAMAGED, f"the folder is not a model ({formats})")
-    return reader.read(folder)
+    if not options:
+        return reader.read(folder)
+    if reader.read_with is None:
+        raise ScanError(Reason.MODEL_UNKNOWN, f"a {reader.name} has no options")
+    card = reader.read_with(folder, options)
+    return replace(card, name=variant_name(card.name, options))

@@ -1,30 +1,80 @@
-"""The model store: shipped models and the user's own."""
+"""The model store: models that ship, those of a shared folder, and the user's own."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
-from scanloom.cards.card import ModelCard
-from scanloom.cards.readers import is_model, read_model
-from scanloom.core import Reason, ScanError, did_you_mean, slug, user_data_folder
+from scanloom.cards.card import ModelCard, Weights
+from scanloom.cards.provenance import Provenance, check_files, read_provenance
+from scanloom.cards.readers import (
+    find_reader,
+    is_model,
+    read_model,
+    split_options,
+    variant_name,
+)
+from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
+
+SHARED_VARIABLE = "SCANLOOM_MODELS"
+"""Variable that names folders with models that several users share, separated as in PATH."""
+
+Section = Literal["ships", "shared", "own"]
+
+
+class StoredModel(NamedTuple):
+    """A folder of the store, and the part of the store that it belongs to."""
+
+    folder: Path
+    section: Section
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model in the store: its card, or the error of reading it."""
+    """A model in the store: its card, or the error of reading it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the model in the store.
+    folder : Path
+        Folder of the model.
+    card : ModelCard or None
+        None if it can't be read.
+    error : ScanError or None
+        Why there is no card.
+    section : "ships", "shared", "own" or None
+        Part of the store; None for a folder outside of the store.
+    format : str
+        Name of the reader, empty if there is none.
+    provenance : Provenance or None
+        Record of `models add`; None for models that were put there by hand, or ship.
+    """
 
     name: str
     folder: Path
     card: ModelCard | None
     error: ScanError | None
+    section: Section | None = None
+    format: str = ""
+    provenance: Provenance | None = None
 
 
 def shipped_models() -> Path:
     """Return the folder of the shipped models; errors as `shipped`."""
     return shipped("models")
+
+
+def shared_models() -> tuple[Path, ...]:
+    """Return the shared folders that the variable SCANLOOM_MODELS names; they may be read-only."""
+    names = os.environ.get(SHARED_VARIABLE, "").split(os.pathsep)
+    return tuple(Path(name).absolute() for name in names if name)
 
 
 def user_models() -> Path:
@@ -36,52 +86,134 @@ def user_models() -> Path:
 
 
 def find_model(name_or_folder: str) -> ModelCard:
-    """Return the card of a model.
+    """Return the card of a model; its files are compared with the record of `models add`.
 
     Parameters
     ----------
     name_or_folder : str
-        Name of a model in the store (shipped models first), or path of a model folder.
+        Name of a model in the store (those that ship first, then shared ones, then the user's
+        own), or path of a model folder; with options after a colon, as of `split_options`.
 
     Raises
     ------
     ScanError
-        MODEL_UNKNOWN, with the known names, if it is neither; or as `read_model`.
+        MODEL_UNKNOWN, with the known names, if it is neither; MODEL_HASH if a file changed since
+        the model was added; or as `read_model`.
     """
-    known = _model_folders()
+    plain, options = split_options(name_or_folder)
+    located = locate_model(plain)
+    return _load(located.folder, located.name if located.section else None, options)
+
+
+def locate_model(name_or_folder: str) -> ModelEntry:
+    """Return the folder of a model, without its card; arguments and errors as `find_model`."""
+    known = stored_models()
     if name_or_folder in known:
-        return read_model(known[name_or_folder])
+        folder, section = known[name_or_folder]
+        return ModelEntry(name_or_folder, folder, None, None, section)
     if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
-        return read_model(Path(name_or_folder))
+        folder = Path(name_or_folder)
+        return ModelEntry(slug(folder.resolve().name), folder, None, None)
     hint = did_you_mean(name_or_folder, sorted(known))
-    raise ScanError(Reason.MODEL_UNKNOWN, f"there is no model {name_or_folder!r}; {hint}")
+    missing = [printable(str(root)) for root in shared_models() if not root.is_dir()]
+    lost = f"; {SHARED_VARIABLE} names {missing[0]}, which is not a folder" if missing else ""
+    detail = f"there is no model {name_or_folder!r}; {hint}{lost}"
+    raise ScanError(Reason.MODEL_UNKNOWN, detail)
+
+
+def describe_model(name_or_folder: str) -> ModelEntry:
+    """Return a model with card, format and provenance; arguments and errors as `find_model`."""
+    plain, options = split_options(name_or_folder)
+    located = locate_model(plain)
+    entry = _entry(located.name, located.folder, located.section, options)
+    if entry.error is not None:
+        raise entry.error
+    return entry
 
 
 def list_models() -> tuple[ModelEntry, ...]:
     """Return the models of the store by name; a broken model with its error."""
-    return tuple(_entry(name, folder) for name, folder in sorted(_model_folders().items()))
+    return tuple(_entry(name, *model) for name, model in sorted(stored_models().items()))
 
 
-def _entry(name: str, folder: Path) -> ModelEntry:
+def verify_model(entry: ModelEntry) -> None:
+    """Read a model and compare all of its files with the record of `models add`.
+
+    Raises
+    ------
+    ScanError
+        MODEL_HASH if a file differs; or as `read_model`.
+    """
+    provenance = read_provenance(entry.folder)
+    if provenance is not None:
+        check_files(entry.folder, provenance)
+    read_model(entry.folder)
+
+
+def stored_models() -> dict[str, StoredModel]:
+    """Return the models of the store by name; those of the first section take precedence."""
+    models: dict[str, StoredModel] = {}
+    for root, section in _roots():
+        for folder in _folders(root):
+            if (name := slug(folder.name)) and is_model(folder):
+                models.setdefault(name, StoredModel(folder, section))
+    return models
+
+
+def _entry(
+    name: str,
+    folder: Path,
+    section: Section | None,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> ModelEntry:
+    reader = find_reader(folder)
+    form = reader.name if reader else ""
+    provenance = None
     try:
-        return ModelEntry(name, folder, read_model(folder), None)
+        provenance = read_provenance(folder)
+        card = _load(folder, name if section else None, options)
+        return ModelEntry(name, folder, card, None, section, form, provenance)
     except ScanError as exc:
-        return ModelEntry(name, folder, None, exc)
+        return ModelEntry(name, folder, None, exc, section, form, provenance)
 
 
-def _model_folders() -> dict[str, Path]:
-    """Return the model folders of the store by name; shipped models take precedence."""
-    folders: dict[str, Path] = {}
-    for root in _roots():
-        for folder in sorted(root.iterdir()) if root.is_dir() else ():
-            if is_model(folder):
-                folders.setdefault(slug(folder.name), folder)
-    return folders
+def _load(folder: Path, name: str | None, options: Mapping[str, str]) -> ModelCard:
+    """Read a model, and compare its files with its record, if there is one.
+
+    A card in the store has the name that the model has there; readers may choose another.
+    """
+    card = read_model(folder, options)
+    card = replace(card, name=variant_name(name, options)) if name is not None else card
+    provenance = read_provenance(folder)
+    if provenance is not None:
+        known = {weights.file: weights.sha256 for weights in _all_weights(card)}
+        inside = all(file.is_relative_to(folder) for file in known)
+        # weights that a reader converted are kept elsewhere: then all files are hashed
+        check_files(folder, provenance, known if inside else None)
+    return card
 
 
-def _roots() -> tuple[Path, ...]:
-    """Return the folders of the store; the shipped one may be missing from an installation."""
+def _all_weights(card: ModelCard) -> Iterator[Weights]:
+    """Yield the weights of a card, of its folds, parts and first stage."""
+    yield card.weights
+    yield from card.folds
+    further = [*card.parts, *([card.stage.card] if card.stage else [])]
+    for inner in further:
+        yield from _all_weights(inner)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return the entries of a part of the store by name; hidden ones are downloads in progress."""
     try:
-        return shipped_models(), user_models()
-    except ScanError:
-        return (user_models(),)
+        return sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    except OSError:  # missing, or another user's
+        return []
+
+
+def _roots() -> Iterator[tuple[Path, Section]]:
+    """Yield the folders of the store; the shipped one may be missing from an installation."""
+    with suppress(ScanError):
+        yield shipped_models(), "ships"
+    for folder in shared_models():
+        yield folder, "shared"
+    yield user_models(), "own"

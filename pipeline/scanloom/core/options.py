@@ -21,6 +21,8 @@ Nan = Literal["refuse", "padding"]
 """Handling of voxels that are not numbers (NaN)."""
 Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
+Mirror = Literal["auto", "no"]
+"""Whether networks also run on mirrored scans: as the model card says, or not."""
 SegKind = Literal["binary", "labelmap"]
 Dates = Literal["source", "now"]
 
@@ -77,6 +79,12 @@ class ComputeOptions:
         metadata={
             "description": "Whether compiled kernels map labels back to the scan's grid, or plain "
             "PyTorch"
+        },
+    )
+    mirror: Mirror = field(
+        default="auto",
+        metadata={
+            "description": "Whether networks also run on mirrored scans: as the model says, or not"
         },
     )
 

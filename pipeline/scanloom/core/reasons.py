@@ -150,9 +150,13 @@ class Reason(Enum):
         False,
         "The model uses a feature that a model card can't express",
     )
-    MODEL_UNSAFE = ("failed", False, "A bundle may contain only data, not code")
+    MODEL_UNSAFE = (
+        "failed",
+        False,
+        "A model may hold only data: no code, and no links or paths out of its folder",
+    )
     MODEL_NETWORK = ("failed", False, "Use a bundle with one of the networks that the docs list")
-    MODEL_HASH = ("failed", False, "The weights do not match the card's checksum: get them again")
+    MODEL_HASH = ("failed", False, "A file differs from its checksum: get the model again")
     MODEL_WEIGHTS = ("failed", False, "The weights do not fit the card's network")
     MODEL_CHANGED = (
         "failed",
@@ -160,6 +164,14 @@ class Reason(Enum):
         "Do not change the model's files during a run; run it again",
         "run",
     )
+    MODEL_EXISTS = ("failed", False, "Choose another name with --name, or remove the model first")
+    LICENCE = ("failed", False, "Read the licence; to accept it in a script, add --accept-licence")
+    DOWNLOAD = (
+        "failed",
+        True,
+        "Check the address, network, proxy and certificates; the next attempt continues",
+    )
+    OFFLINE = ("failed", False, "Add the model from a folder or zip file, or allow the network")
     # --- a scan and a model --------------------------------------------------------------------
     MODALITY = ("skipped", False, "The model is for another modality: choose another model")
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
@@ -318,6 +330,10 @@ class Flag(Enum):
     VALUES_ROUNDED = "Integers above 16777216 are rounded: networks compute in float32"
     LABELS_NEAREST = (
         "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
+    )
+    AXES_AS_NIFTI = (
+        "The model takes voxels in a file's order, not by direction: it was given this series in "
+        "the order in which dcm2niix stores it"
     )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"

@@ -36,6 +36,9 @@ class Volume:
         Corrections and assumptions of the reader.
     padding_limit : float or None
         The other end of the range if padding is a range of values.
+    acquisition : "2D", "3D" or None
+        Of a DICOM series: whether its slices were acquired together (MRAcquisitionType 3D), or one
+        by one. None for volume files.
     """
 
     array: NDArray[np.generic]
@@ -45,6 +48,7 @@ class Volume:
     padding: float | None = None
     flags: tuple[Flag, ...] = ()
     padding_limit: float | None = None
+    acquisition: Literal["2D", "3D"] | None = None
 
     def __post_init__(self) -> None:
         if self.array.shape != self.grid.shape:

@@ -1,49 +1,37 @@
 """Estimates the memory of the network's part of a case before anything is allocated.
 
 The estimate follows the code step by step, from the shapes of scan, network grid and window. The
-memory of the network itself is measured on the meta device, which computes shapes and allocates
-nothing. Interpreter and libraries are not included.
+memory of the network itself is measured on the meta device. Interpreter and libraries are not
+included.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from scanloom.cards.card import Argmax, ModelCard, NetworkSpec
-from scanloom.cards.intensity import IntensityStep, ScaleRange
+from scanloom.cards.card import Argmax, ModelCard
+from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
-from scanloom.inference.crop import largest_box
-from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.network.architectures import build_network
-from scanloom.inference.network.final_layer import last_layer, replace_with_identity
-from scanloom.inference.network.meta_shapes import MetaShapeRules
-from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.final_layer import last_layer
+from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
+from scanloom.inference.resampling.crop import largest_box
 from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.sliding_window import HEAD_SLABS
-from scanloom.inference.window_layout import window_layout
+from scanloom.inference.windows.layout import window_layout
 
 FLOAT_BYTES = 4
 """Bytes of a float32, in which scores are summed and scans resampled."""
-MAX_UNFOLDED_VALUES = 20_480
-"""Largest number of values per plane (batch, channels, x and y) of an input that is unfolded into
-columns on a CPU: torch passes larger inputs to oneDNN."""
-CHANNEL_BLOCK = 16
-"""Size of oneDNN's blocks of channels: incomplete blocks are padded."""
 CLASS_SLABS = 8
 """Slabs of one class that interpolation and the running maximum hold at once."""
+SPLINE_PLANES = 48
+"""Planes beyond a slab whose weights in a cubic spline are not negligible."""
 COMPONENT_SLAB_BYTES = 64 * 1024**2
 """Bytes of a slab in which connected components are searched."""
 ALLOCATOR_FACTOR = 1.1
@@ -167,7 +155,7 @@ def estimate_network(
     }
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
-        one = sizes.image // len(card.channels)
+        one = sizes.image // card.n_inputs
         steps["restore"] += one * 4  # labels as float64 during nearest neighbour
     if device.type == "cpu":
         host = {step: round(n * ALLOCATOR_FACTOR) + sizes.maps for step, n in steps.items()}
@@ -217,121 +205,10 @@ def _on_own_memory(
     return MemoryEstimate(host, device)
 
 
-def network_bytes(
-    spec: NetworkSpec,
-    size: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-    windows: int = 1,
-    sums: str = "float32",
-) -> int:
-    """Return the peak memory of a network's values in one forward pass.
-
-    Parameters
-    ----------
-    spec : NetworkSpec
-        Class and arguments.
-    size : (x, y, z) or (x, y)
-        Size of the network's input.
-    dtype : torch.dtype
-        Type in which the network calculates.
-    windows : int
-        Windows in a batch.
-    sums : "float32" or "float16"
-        Type of the sums of scores: with float16, the final layer is not detached.
-
-    Returns
-    -------
-    int
-        Bytes, including the scores, without input and weights. `VALUES_PER_VOXEL` per voxel for a
-        network that cannot run on the meta device.
-    """
-    arguments = json.dumps(dict(spec.args), sort_keys=True)
-    detached = sums == "float32"
-    if dtype is torch.bfloat16:
-        return _window_bytes(spec.name, arguments, size, detached, ends=True) * windows
-    window_bytes = _window_bytes(spec.name, arguments, size, detached, ends=False)
-    return window_bytes * windows * dtype.itemsize // FLOAT_BYTES
-
-
-@lru_cache(maxsize=64)
-def _window_bytes(
-    name: str, arguments: str, size: tuple[int, ...], detached: bool, *, ends: bool
-) -> int:
-    """Return the bytes of one window in float32, or in bfloat16 with `MixedBfloat16`.
-
-    `detached` is whether the final layer is detached where possible.
-    """
-    spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
-    try:
-        with torch.device("meta"):
-            network = build_network(spec)
-            last = last_layer(spec, size) if detached else None
-            if last is not None:
-                replace_with_identity(network, last[0])
-            network = MixedBfloat16(network, channels, size) if ends else network
-        window = torch.empty((1, channels, *size), device="meta")
-        with torch.inference_mode(), _LiveMemoryMode() as live:
-            network(window)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return math.prod(size) * VALUES_PER_VOXEL * (FLOAT_BYTES // 2 if ends else FLOAT_BYTES)
-    return int(live.peak)
-
-
-def _channels(arguments: str) -> int:
-    """Return the number of a network's input channels."""
-    return int(json.loads(arguments).get("in_channels", 1))
-
-
-class _LiveMemory(MetaShapeRules):
-    """Counts the bytes of all live tensors; `peak` is their maximum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._seen: dict[int, int] = {}
-
-    def note(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self._watch(value.untyped_storage())
-        self.peak = max(self.peak, self.live + _workspace(str(func), args, out))
-
-    def _watch(self, storage: torch.UntypedStorage) -> None:
-        key = id(storage)
-        if key not in self._seen:
-            self._seen[key] = storage.nbytes()
-            self.live += self._seen[key]
-            weakref.finalize(storage, self._forget, key)
-
-    def _forget(self, key: int) -> None:
-        self.live -= self._seen.pop(key)
-
-
-class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the memory of all operations of torch in the block."""
-
-
-def _workspace(operation: str, args: tuple[Any, ...], out: Any) -> int:
-    """Return the temporary memory of a convolution (measured with torch 2.13 on a CPU).
-
-    oneDNN converts input and output to blocks of channels; small inputs are unfolded to columns.
-    """
-    if not operation.startswith("aten.conv"):
-        return 0
-    image, weight = args[0], args[1]
-    if "transpose" in operation or (len(args) > 6 and args[6] is True):
-        return 2 * int(out.nbytes)
-    if math.prod(image.shape[:-1]) <= MAX_UNFOLDED_VALUES:
-        columns = math.prod(weight.shape[1:]) * math.prod(out.shape[2:])
-        return int(columns * out.element_size())
-    padding = out.nbytes * (-out.shape[1] % CHANNEL_BLOCK) // out.shape[1]
-    return int(image.nbytes + padding)
-
-
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
     layout = window_layout(window, largest_box(plan, card.grid.crop), axis, budget.windows)
-    channels, folds = len(card.channels), 1 + len(card.folds)
+    channels, folds = card.n_inputs, 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
     voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
     plane_voxels = padded // layout.padded[axis]
@@ -363,7 +240,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
 
 def _preparation(card: ModelCard, plan: NetworkPlan, sizes: _Sizes, budget: Budget) -> int:
     """Return the bytes of resampling and intensity steps; several channels are copied once."""
-    channels = len(card.channels)
+    channels = card.n_inputs
     one = sizes.image // channels
     before = sizes.image - one  # the channels that are resampled already
     steps = max(_resampling(card, plan, budget), one * _copies(card.after)) + before
@@ -377,17 +254,22 @@ def _resampling(card: ModelCard, plan: NetworkPlan, budget: Budget) -> int:
     plane = FLOAT_BYTES * source // plan.source.shape[plan.lead]
     ratio = plan.source.shape[plan.lead] / plan.network.shape[plan.network_axis(plan.lead)]
     planes = 1 if any(plan.lean) else max(1, budget.slab // (2 * plane))
-    slab = min(planes, plan.network.shape[plan.network_axis(plan.lead)]) * plane
-    before = FLOAT_BYTES * source * _copies(card.before) if card.before else 0
-    return result + round(slab * (3 + ratio)) + 2 * plane + before
+    planes = min(planes, plan.network.shape[plan.network_axis(plan.lead)])
+    steps = max(((*channel.steps, *card.before) for channel in card.channels), key=_copies)
+    before = FLOAT_BYTES * source * _copies(steps) if steps else 0
+    if plan.mode == "cubic":  # in float64, from the planes that a spline reaches
+        taken = min(round(planes * ratio) + SPLINE_PLANES, plan.source.shape[plan.lead])
+        return result + (3 * taken + 8 * planes) * plane + before
+    return result + round(planes * plane * (3 + ratio)) + 2 * plane + before
 
 
 def _copies(steps: tuple[IntensityStep, ...]) -> int:
     """Return the number of float32 copies of an image that the intensity steps hold at once."""
     copies = 1
     for n, step in enumerate(steps):
-        simple = isinstance(step, ScaleRange)  # other steps make one more copy, and masks
-        copies = max(copies, (2 if simple else 4) + (n > 0) + getattr(step, "nonzero", False))
+        simple = isinstance(step, ScaleRange | Clip | Truncate)  # others copy once more, and mask
+        masked = isinstance(step, Normalize) and (step.nonzero or step.filled)
+        copies = max(copies, (2 if simple else 4) + (n > 0) + masked)
     return copies
 
 

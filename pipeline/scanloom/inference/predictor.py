@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard
+from scanloom.cards.card import Argmax, ModelCard, Threshold
 from scanloom.core import (
     ComputeOptions,
     Flag,
@@ -19,7 +19,6 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
-from scanloom.inference.crop import find_box
 from scanloom.inference.device import (
     ASKED_FOR,
     PrecisionChoice,
@@ -29,14 +28,13 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
-from scanloom.inference.exact import decisive_values
-from scanloom.inference.finite import all_finite
-from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.intensity import apply_steps
+from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
-from scanloom.inference.resample import ResampleOptions, to_network
+from scanloom.inference.resampling.crop import paste, source_box, uncrop
+from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
+from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
@@ -44,7 +42,7 @@ from scanloom.inference.restore.restorers import (
     choose_backend,
 )
 from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
-from scanloom.inference.window_layout import window_size
+from scanloom.inference.windows.layout import window_size
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""
@@ -97,11 +95,18 @@ class TorchPredictor:
         device: str = "auto",
         memory_limit: int | None = None,
     ) -> None:
+        if compute.mirror == "no":
+            card = replace(card, window=replace(card.window, mirror=()))
         _check(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1
         self.skip_air = compute.skip_air and simple
         self.card, self.compute, self.memory_limit = card, compute, memory_limit
+        self._stage = None
+        if card.stage is not None and card.stage.use == "channels":
+            self._stage = TorchPredictor(
+                card.stage.card, compute, device=device, memory_limit=memory_limit
+            )
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
@@ -113,7 +118,8 @@ class TorchPredictor:
         self._folds_on(loaded, self.device.device)
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
-            choose_backend(card.decision, card.n_outputs, self.device.device)
+            rounded = card.window.sums == "float16"
+            choose_backend(card.decision, card.n_outputs, self.device.device, rounded=rounded)
 
     @property
     def name(self) -> str:
@@ -165,13 +171,19 @@ class TorchPredictor:
         clock = clock or StepTimer()
         volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
+        scan = Scan(volumes)
+        if self._stage is not None:
+            first = self._stage.predict(volume, clock, further_channels=further_channels)
+            scan = replace(scan, stage_labels=first.layers[0].labels)
+        box = source_box(volumes, self.card.grid.crop)
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(volumes, clock)
+            prediction = self._predict_without_overflow(scan.crop(box), clock)
         with clock.step("clean"):
-            maps = [self._clean(m, "after") for m in prediction.maps]
+            maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
+            maps = [self._clean(labels, "after") for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
-    def _predict_without_overflow(self, volumes: Sequence[Volume], clock: StepTimer) -> _Prediction:
+    def _predict_without_overflow(self, scan: Scan, clock: StepTimer) -> _Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
         overflowed = self._overflows
@@ -180,7 +192,7 @@ class TorchPredictor:
                 clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, memory_plan = self._predict_with_fallback(volumes, dtype, clock)
+                maps, memory_plan = self._predict_with_fallback(scan, dtype, clock)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
             return _Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
@@ -208,18 +220,19 @@ class TorchPredictor:
         return first_fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
     def _predict_with_fallback(
-        self, volumes: Sequence[Volume], dtype: torch.dtype, clock: StepTimer
+        self, scan: Scan, dtype: torch.dtype, clock: StepTimer
     ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
-        plan = plan_grid(volumes[0].grid, self.card.grid)
-        plans, changes = self.memory_plans(volumes[0], plan, dtype)
+        volume = scan.volumes[0]
+        plan = plan_grid(volume.grid, as_nifti(self.card.grid, volume))
+        plans, changes = self.memory_plans(volume, plan, dtype)
         for change in changes:
             clock.note("ladder", change)
         for memory_plan in plans:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
             try:
-                return self._label(volumes, plan, memory_plan, clock), memory_plan
+                return self._label(scan, plan, memory_plan, clock), memory_plan
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -231,7 +244,7 @@ class TorchPredictor:
 
     def _label(
         self,
-        volumes: Sequence[Volume],
+        scan: Scan,
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
         clock: StepTimer,
@@ -239,33 +252,25 @@ class TorchPredictor:
         """Return label maps on the source grid."""
         card = self.card
         with clock.step("resample"):
-            slab = memory_plan.budget.slab
-            device, options = memory_plan.device, ResampleOptions(decisive_values(card))
-            channels = [
-                to_network(v.array, plan, device, card.before, slab, options) for v in volumes
-            ]
-            seen = None
-            if self.skip_air and card.air_below is not None:
-                seen = channels[0] >= card.air_below
-            channels = [apply_steps(channel, card.after) for channel in channels]
-            if not all(map(all_finite, channels)):
-                detail = "the scan's intensities overflow in the card's intensity steps"
-                raise ScanError(Reason.NOT_FINITE, detail)
-            image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
-            del channels
-            box = None if card.grid.crop is None else find_box(image, card.grid.crop)
-            image = image if box is None else image[:, *box.slices]
+            where = memory_plan.device, memory_plan.budget.slab
+            image = network_image(scan, plan, card, where, skip_air=self.skip_air)
             self._wait()
+        if plan.mode == "area":
+            areas = AreaRestorer(plan, card.decision, card.n_outputs)
+            self._run(self._planes(image, plan, memory_plan, clock), areas.add, clock)
+            with clock.step("restore"):
+                return areas.finish()
         if card.restore == "scores":
-            fused = self.compute.compiled_restore
-            scores = ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused)
-            self._run(self._planes((image, seen), plan, memory_plan, clock), scores.add, clock)
+            fused, rounded = self.compute.compiled_restore, card.window.sums == "float16"
+            scores = ScoreRestorer(
+                *(plan, card.decision, card.n_outputs), fused=fused, rounded=rounded
+            )
+            self._run(self._planes(image, plan, memory_plan, clock), scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
-        self._run(self._planes((image, seen), plan, memory_plan, clock), labels.add, clock)
+        self._run(self._planes(image, plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
-            fill = (lambda decided: decided) if box is None else box.fill
-            return labels.finish(lambda decided: self._clean(fill(decided), "before"))
+            return labels.finish(lambda decided: self._clean(decided, "before"))
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -286,13 +291,12 @@ class TorchPredictor:
 
     def _planes(
         self,
-        images: tuple[torch.Tensor, torch.Tensor | None],
+        image: NetworkImage,
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
         clock: StepTimer,
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
-        image, seen = images
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
         first, *folds = self._folds_on(loaded, memory_plan.device)
@@ -307,8 +311,10 @@ class TorchPredictor:
             head=first.head,
             folds=folds,
         )
-        yield from sliding_window.slide(image, plan.network_axis(plan.lead), seen)
-        if seen is not None:
+        axis = plan.network_axis(plan.lead)
+        planes = sliding_window.slide(image.image, axis, image.seen)
+        yield from uncrop(planes, image.box, axis, plan.network.shape) if image.box else planes
+        if image.seen is not None:
             passed = sliding_window.passed
             clock.note("skip air", f"{passed.skipped} of {passed.windows} windows were air")
         if batch.count < budget.windows:
@@ -352,10 +358,12 @@ class TorchPredictor:
     def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
         structures, maps = self.card.structures, prediction.maps
-        if isinstance(self.card.decision, Argmax):
+        if not isinstance(self.card.decision, Threshold):
             layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
+        reordered = as_nifti(self.card.grid, volume) is not self.card.grid
+        presented = (Flag.AXES_AS_NIFTI,) if reordered else ()
         return Segmentation(
             self.name,
             tuple(layers),
@@ -363,7 +371,7 @@ class TorchPredictor:
             self.card.version,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=(*self.card.flags, *prediction.flags),
+            flags=(*self.card.flags, *prediction.flags, *presented),
         )
 
 
@@ -381,10 +389,8 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    crop = card.grid.crop
-    if crop is not None and (crop.grid == "source" or crop.steps or card.restore == "scores"):
-        detail = "a crop of the scan is supported for labels on the network grid only"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if card.grid.mode == "area" and card.restore == "labels":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

@@ -11,7 +11,8 @@ from scanloom.cards import store
 from scanloom.cards.store import find_model, list_models, shipped_models, user_models
 from scanloom.core import ScanError
 from scanloom.core.resources import shipped
-from support.bundles import write_bundle
+from scanloom.engine.case.recipe import card_digest
+from support.bundles import spleen_config, transform, write_bundle
 
 
 @pytest.fixture
@@ -22,6 +23,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     theirs.mkdir(parents=True)
     monkeypatch.setattr(store, "shipped_models", lambda: ours)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("SCANLOOM_MODELS", raising=False)
     monkeypatch.chdir(tmp_path)
     return ours, theirs
 
@@ -49,6 +51,42 @@ def test_model_is_found_by_folder(places: tuple[Path, Path], tmp_path: Path) -> 
 
     assert find_model(str(tmp_path / "elsewhere" / "My Model")).name == "my_model"
     assert find_model("elsewhere/My Model").name == "my_model"
+
+
+def test_options_after_the_name_make_another_model(places: tuple[Path, Path]) -> None:
+    config = spleen_config()
+    config["displayable_configs"] = {"highres": True}
+    config["pixdim"] = "$[1.5, 1.5, 2.0] if @displayable_configs#highres else [3.0, 3.0, 3.0]"
+    transform(config, "Spacingd")["pixdim"] = "@pixdim"
+    write_bundle(places[0] / "body", config)
+
+    usual, low = find_model("body"), find_model("body:highres=false")
+
+    assert (usual.name, usual.grid.spacing) == ("body", (1.5, 1.5, 2.0))
+    assert (low.name, low.grid.spacing) == ("body-highres-false", (3.0, 3.0, 3.0))
+    assert card_digest(usual) != card_digest(low)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "body:highres=3",
+        "body:hires=false",
+        "body:highres=",
+        "body:x=1,x=2",
+        "body:structures=liver",
+    ],
+)
+def test_options_that_a_model_does_not_have_are_refused(
+    typed: str, places: tuple[Path, Path]
+) -> None:
+    config = spleen_config()
+    config["highres"] = True
+    write_bundle(places[0] / "body", config)
+
+    with pytest.raises(ScanError) as caught:
+        find_model(typed)
+    assert caught.value.code == "MODEL_UNKNOWN"
 
 
 @pytest.mark.parametrize(
@@ -137,3 +175,41 @@ def test_models_that_ship_can_be_read() -> None:
             fields = json.loads((folder / "configs" / "metadata.json").read_text())
             card = find_model(str(folder))
             assert fields["scanloom"]["weights_sha256"] == card.weights.sha256
+
+
+def test_shared_models_go_before_own_ones_and_may_be_read_only(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name means the same model for all users of a shared folder."""
+    ours, theirs = places
+    group, other = tmp_path / "group", tmp_path / "other"
+    monkeypatch.setenv("SCANLOOM_MODELS", f"{group}:{tmp_path / 'none'}::{other}")
+    for root, names in ((ours, "a"), (group, "ab"), (other, "abc"), (theirs, "abcd")):
+        for name in names:
+            write_bundle(root / name, weights=str(root).encode())
+    for path in [group, *group.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    roots = {name: find_model(name).weights.file.read_bytes().decode() for name in "abcd"}
+    entries = [(entry.name, entry.section) for entry in list_models()]
+
+    for path in [group, *group.rglob("*")]:
+        path.chmod(0o755)
+    assert roots == {"a": str(ours), "b": str(group), "c": str(other), "d": str(theirs)}
+    assert entries == [("a", "ships"), ("b", "shared"), ("c", "shared"), ("d", "own")]
+
+
+def test_missing_shared_folder_is_named(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANLOOM_MODELS", str(tmp_path / "unmounted"))
+
+    with pytest.raises(ScanError, match=r"SCANLOOM_MODELS names .*unmounted"):
+        find_model("spleen")
+
+
+def test_unfinished_models_are_not_listed(places: tuple[Path, Path]) -> None:
+    write_bundle(places[1] / ".adding" / "spleen")
+    write_bundle(places[1] / ".spleen")
+
+    assert list_models() == ()

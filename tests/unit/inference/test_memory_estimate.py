@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from scanloom.cards.card import NetworkSpec, Window
+from scanloom.cards.card import NetworkGrid, NetworkSpec, Window
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume, format_bytes
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.memory_estimate import Budget, estimate_network, network_bytes
+from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryLimits, fallback_plans, first_fitting, resident
+from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.predictor import TorchPredictor
 from support import model_cards
 
@@ -31,7 +34,7 @@ UNET = {
 }
 
 FORWARD = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import torch
 from scanloom.cards.card import NetworkSpec
@@ -42,17 +45,25 @@ def status(name):
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if name in l)
     return int(line.split()[1]) * 1024
 
-spec = NetworkSpec("UNet", json.loads(sys.argv[1]))
-network = build_network(spec)
-if sys.argv[2] == "bfloat16":
-    network = MixedBfloat16(network, 1, (96, 96, 96))
-window = torch.zeros(1, 1, 96, 96, 96)
-with torch.inference_mode():
-    network(window[..., :32])
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    network(window)
-print(status("VmHWM") - before)
+def measure():
+    spec = NetworkSpec("UNet", json.loads(sys.argv[1]))
+    network = build_network(spec)
+    if sys.argv[2] == "bfloat16":
+        network = MixedBfloat16(network, 1, (96, 96, 96))
+    window = torch.zeros(1, 1, 96, 96, 96)
+    with torch.inference_mode():
+        network(window[..., :32])
+        before = status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        network(window)
+    print(status("VmHWM") - before, flush=True)
+
+for _ in range(3):  # each in a new process, which need not import torch again
+    process = os.fork()
+    if not process:
+        measure()
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
 """
 
 
@@ -62,11 +73,13 @@ def test_what_a_network_holds_is_known_without_running_it(precision: str) -> Non
     """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
     command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
     # What threads hold at once depends on how busy the machine is: the least of three counts
-    measured = min(int(subprocess.check_output(command, text=True)) for _ in range(3))
+    counts = [int(count) for count in subprocess.check_output(command, text=True).split()]
+    measured = min(counts)
 
     dtype = getattr(torch, precision)
     estimated = network_bytes(NetworkSpec("UNet", UNET), (96, 96, 96), dtype)
 
+    assert len(counts) == 3
     print(f"measured {measured >> 20} MiB, estimated {estimated >> 20} MiB")
     assert 0.8 * measured <= estimated <= 1.5 * measured
 
@@ -150,3 +163,90 @@ def test_a_lower_rung_gives_the_same_labels_and_is_told_once(tmp_path: Path) -> 
     assert len(np.unique(expected)) == 3
     assert clock.notes["ladder"][0] == "slab 16 MiB"
     assert len(set(clock.notes["ladder"])) == len(clock.notes["ladder"])
+
+
+def test_sums_of_half_precision_and_of_folds_are_counted(tmp_path: Path) -> None:
+    """Sums take half the memory in half precision, and as often as there are folds."""
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
+        window=Window((96, 96, 96)),
+        structures=model_cards.structures(60),
+    )
+    plan = plan_grid(model_cards.grid((300, 200, 100)), card.grid)
+
+    def network(**changes: Any) -> int:
+        changed = replace(card, **changes)
+        return estimate_network(changed, plan, CPU).host["network"]
+
+    half = replace(card.window, sums="float16")
+    planes = 150 * 100 * 61 * 96
+    assert network() - network(window=half) > 0.9 * 2 * planes
+    more = network(folds=(card.weights, card.weights)) - network()
+    assert 2 * 4 * planes < more < 1.2 * 2 * 4 * planes
+
+
+def test_sums_of_all_planes_are_counted(tmp_path: Path) -> None:
+    """Windows that are summed in nnU-Net's order along another axis than the planes'."""
+    card = model_cards.card(
+        model_cards.small_weights(tmp_path),
+        grid=NetworkGrid(),
+        window=Window((32, 32, 32), 0.5, sums="float16"),
+        structures=model_cards.structures(60),
+    )
+    flat, deep = model_cards.grid((64, 64, 64)), model_cards.grid((64, 64, 320))
+
+    needs = [
+        estimate_network(card, plan_grid(grid, card.grid), CPU).host["network"]
+        for grid in (flat, deep)
+    ]
+
+    more = 2 * 61 * 64 * 64 * (320 - 64)  # scores of 60 structures and background
+    assert more < needs[1] - needs[0] < 1.5 * more
+
+
+def test_flips_and_channels_are_counted(tmp_path: Path) -> None:
+    card = model_cards.card(model_cards.small_weights(tmp_path), window=Window((64, 64, 64)))
+    plan = plan_grid(model_cards.grid((200, 200, 200)), card.grid)
+    mirrored = replace(card, window=replace(card.window, mirror=(0, 1)))
+    four = replace(card, channels=card.channels * 4)
+
+    plain, flips, channels = (estimate_network(c, plan, CPU).host for c in (card, mirrored, four))
+
+    scores = 4 * 3 * 64**3
+    assert 2 * scores < flips["network"] - plain["network"] < 4 * scores
+    assert channels["network"] - plain["network"] > 3 * 4 * 100**3
+    assert channels["resample"] > 2 * 4 * 4 * 100**3
+
+
+PLANES = """
+import json, sys
+from pathlib import Path
+import torch
+from scanloom.cards.card import NetworkSpec
+from scanloom.inference.network.architectures import build_network
+
+def status(name):
+    line = next(l for l in Path("/proc/self/status").read_text().splitlines() if name in l)
+    return int(line.split()[1]) * 1024
+
+network = build_network(NetworkSpec("UNet", json.loads(sys.argv[1])))
+window = torch.zeros(4, 1, 512, 512)
+with torch.inference_mode():
+    network(window[..., :64])
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    network(window)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_memory_of_a_two_dimensional_network_is_known_without_running_it() -> None:
+    args = {**UNET, "spatial_dims": 2}
+    command = [sys.executable, "-c", PLANES, json.dumps(args)]
+    measured = min(int(subprocess.check_output(command, text=True)) for _ in range(3))
+
+    estimated = network_bytes(NetworkSpec("UNet", args), (512, 512), windows=4)
+
+    print(f"measured {measured >> 20} MiB, estimated {estimated >> 20} MiB")
+    assert 0.8 * measured <= estimated <= 1.5 * measured

@@ -160,7 +160,7 @@ def test_a_scan_smaller_than_the_window(card: ModelCard) -> None:
 
 def test_what_a_card_asks_in_vain_is_refused(card: ModelCard) -> None:
     cases = [
-        (replace(card, grid=NetworkGrid("RAS", None, "nearest")), Reason.MODEL_UNSUPPORTED),
+        (replace(card, cleaning=(KeepLargest(when="before"),)), Reason.MODEL_UNSUPPORTED),
         (replace(card, network=NetworkSpec("Nothing", {})), Reason.MODEL_NETWORK),
     ]
     for wrong, reason in cases:

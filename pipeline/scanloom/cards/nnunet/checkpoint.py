@@ -135,19 +135,24 @@ def _open(stream: IO[bytes]) -> Iterator[tuple[zipfile.ZipFile, str]]:
     stream.seek(0)
     try:
         with zipfile.ZipFile(stream) as archive:
-            names = [name for name in archive.namelist() if name.count("/") == 1]
-            roots = [name.partition("/")[0] for name in names if name.endswith("/data.pkl")]
-            if len(roots) != 1:
-                raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint is not a PyTorch archive")
-            order = f"{roots[0]}/byteorder"
-            if order in names and archive.read(order).strip() != b"little":
-                raise ScanError(Reason.MODEL_UNSUPPORTED, "a checkpoint of a big-endian machine")
-            yield archive, roots[0]
+            yield archive, _root(archive)
     except ScanError:
         raise
     except Exception as exc:  # damaged archives raise errors of many types
         detail = f"the checkpoint can't be read ({type(exc).__name__})"
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
+
+
+def _root(archive: zipfile.ZipFile) -> str:
+    """Return the folder of an archive that holds its pickle."""
+    names = [name for name in archive.namelist() if name.count("/") == 1]
+    roots = [name.partition("/")[0] for name in names if name.endswith("/data.pkl")]
+    if len(roots) != 1:
+        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint is not a PyTorch archive")
+    order = f"{roots[0]}/byteorder"
+    if order in names and archive.read(order).strip() != b"little":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "a checkpoint of a big-endian machine")
+    return roots[0]
 
 
 def _content(archive: zipfile.ZipFile, root: str) -> Mapping[str, Any]:

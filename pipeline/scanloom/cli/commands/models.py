@@ -1,7 +1,8 @@
-"""`scanloom models`: list and show models."""
+"""`scanloom models`: add, list, show, verify and remove models."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,150 +11,208 @@ from scanloom.cli.console import (
     DebugOption,
     JsonOption,
     OutputMode,
-    console,
     error_boundary,
     error_document,
+    format_error,
     print_json,
+    say,
 )
+from scanloom.cli.exit_codes import Exit
+from scanloom.cli.model_tables import plain_card, plain_entry, print_entry, print_list
 
 if TYPE_CHECKING:
-    from scanloom.cards.card import ModelCard
-    from scanloom.cards.store import ModelEntry
-    from scanloom.core import Structure
+    from rich.progress import TaskID
+
+    from scanloom.cards.download.licence import Licence
+    from scanloom.cards.download.sources import Progress
 
 app = typer.Typer(
-    help="List models and show their purpose, inputs and structures.", no_args_is_help=True
+    help="Add models; list, show, verify and remove them.",
+    no_args_is_help=True,
 )
+
+NameArgument = Annotated[str, typer.Argument(help="Name of a model, or path of a model folder.")]
+_SHOWN_LICENCE_LINES = 40
+
+
+@app.command()
+def add(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder, zip file, https address, name in MONAI's model zoo, brainchop/NAME or "
+            "totalsegmentator/TASK."
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the model in the store.")
+    ] = None,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="Accept a licence for non-commercial use.")
+    ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not use the network; also SCANLOOM_OFFLINE=1.")
+    ] = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Copy or download a model into your store.
+
+    No code in it is run. Its files are hashed, and compared with these hashes whenever it is used.
+    An interrupted download continues with the next attempt.
+    """
+    with error_boundary(OutputMode(json, debug)):
+        from scanloom.cards.download.add import AddOptions, add_model
+        from scanloom.cards.store import describe_model
+
+        downloads = _Downloads()
+
+        def accept(model: str, licence: Licence) -> bool:
+            downloads.stop()
+            return accept_licence or _ask(model, licence)
+
+        try:
+            options = AddOptions(accept, name, offline, downloads.report, _report_wait)
+            added = add_model(source, options)
+        finally:
+            downloads.stop()
+        entry = describe_model(added.name)
+        if json:
+            print_json({"schema": 1, "already": added.already, "model": plain_card(entry)})
+        elif added.already:
+            say(f"{added.name} is in the store already, unchanged.")
+        else:
+            say(f"Added {added.name} ({entry.format}). Use it with --model {added.name}.")
 
 
 @app.command("list")
 def list_all(json: JsonOption = False, debug: DebugOption = False) -> None:
-    """List shipped models and your own."""
+    """List models that ship, shared models and your own."""
     with error_boundary(OutputMode(json, debug)):
         from scanloom.cards.store import list_models
 
         entries = list_models()
         if json:
-            print_json({"schema": 1, "models": [_plain_entry(entry) for entry in entries]})
+            print_json({"schema": 1, "models": [plain_entry(entry) for entry in entries]})
         else:
-            _print_list(entries)
+            print_list(entries)
 
 
 @app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="Name of a model, or path of a model folder.")],
+def show(name: NameArgument, json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Show a model's intended use, inputs, structures, licence and source."""
+    with error_boundary(OutputMode(json, debug)):
+        from scanloom.cards.store import describe_model
+
+        entry = describe_model(name)
+        if json:
+            print_json({"schema": 1, "model": plain_card(entry)})
+        else:
+            print_entry(entry)
+
+
+@app.command()
+def verify(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a model, or path of its folder; all if omitted.")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show a model's intended use, inputs, structures and licence."""
+    """Compare all files of a model, or of all, with the hashes from when it was added."""
     with error_boundary(OutputMode(json, debug)):
-        from scanloom.cards.store import find_model
+        from scanloom.cards.provenance import PROVENANCE_FILE
+        from scanloom.cards.store import list_models, locate_model, verify_model
+        from scanloom.core import ScanError
 
-        card = find_model(name)
+        results: list[dict[str, Any]] = []
+        for entry in [locate_model(name)] if name is not None else list_models():
+            recorded = (entry.folder / PROVENANCE_FILE).is_file()
+            try:
+                verify_model(entry)
+                state, error = "unchanged" if recorded else "readable; no record of hashes", None
+            except ScanError as exc:
+                state = format_error(exc.reason, exc.detail)
+                error = error_document(exc.reason, exc.detail)
+            results.append({"name": entry.name, "recorded": recorded, "error": error})
+            if not json:
+                say(f"{entry.name}: {state}")
         if json:
-            print_json({"schema": 1, "model": _plain_card(card)})
+            print_json({"schema": 1, "models": results})
+        if any(result["error"] for result in results):
+            raise typer.Exit(Exit.UNUSABLE if name is not None else Exit.SOME_FAILED)
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Name of one of your own models.")],
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Remove a model from your store; models that ship or are shared stay."""
+    with error_boundary(OutputMode(json, debug)):
+        from scanloom.cards.download.add import remove_model
+
+        remove_model(name)
+        if json:
+            print_json({"schema": 1, "removed": name})
         else:
-            _print_card(card)
+            say(f"Removed {name}.")
 
 
-def _print_list(entries: tuple[ModelEntry, ...]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(
-        "model", "version", "scans", "structures", "title", box=SIMPLE_HEAD, pad_edge=False
-    )
-    for entry in entries:
-        card = entry.card
-        if card is None:
-            code = entry.error.code if entry.error else "?"
-            table.add_row(entry.name, "", "", "", f"can't be used ({code})")
-        else:
-            scans = " + ".join(c.modality for c in card.channels)
-            table.add_row(card.name, card.version, scans, str(len(card.structures)), card.title)
-    console().print(table)
+def _ask(model: str, licence: Licence) -> bool:
+    """Show a licence and ask on the terminal; without a terminal it is not accepted."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    lines = licence.text.splitlines()
+    say(f"Licence of {model}: {licence.name}", err=True)
+    say("\n".join(lines[:_SHOWN_LICENCE_LINES]), err=True)
+    if len(lines) > _SHOWN_LICENCE_LINES:
+        say(f"... {len(lines) - _SHOWN_LICENCE_LINES} more lines in the model's files", err=True)
+    return typer.confirm("It excludes commercial use. Do you accept it?", err=True)
 
 
-def _print_card(card: ModelCard) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    facts = Table.grid(padding=(0, 2))
-    for name, text in _facts(card):
-        facts.add_row(name, text)
-    table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
-    for s in card.structures:
-        code = f"{s.type.value} {s.type.scheme} {s.type.meaning}"
-        side = s.laterality.meaning if s.laterality else ""
-        table.add_row(str(s.number), s.label, s.name, code, side)
-    screen = console()
-    screen.print(facts)
-    screen.print(table)
-    if any(s.experimental for s in card.structures):
-        labels = ", ".join(s.label for s in card.structures if s.experimental)
-        screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
+def _report_wait() -> None:
+    say("Another process is adding a model of this name: waiting for it.", err=True)
 
 
-def _facts(card: ModelCard) -> list[tuple[str, str]]:
-    spacing = card.grid.spacing
-    return [
-        ("model", f"{card.name} {card.version}".strip()),
-        ("title", card.title),
-        ("description", card.description),
-        ("intended use", card.intended_use or "not stated"),
-        ("licence", card.license or "not stated"),
-        ("attribution", card.attribution or "not stated"),
-        ("input", ", ".join(f"{c.name} ({c.modality})" for c in card.channels)),
-        ("network", card.network.name),
-        ("axes", card.grid.orientation or "the scan's own"),
-        (
-            "spacing",
-            " x ".join(f"{s:g}" for s in spacing) + " mm" if spacing else "the scan's own",
-        ),
-        ("precisions", ", ".join(card.precisions)),
-        ("weights", f"sha256 {card.weights.sha256}"),
-    ]
+class _Downloads:
+    """Progress of downloads on stderr: a bar on a terminal, a line for each file otherwise."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        from scanloom.cli.console import console
+
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), DownloadColumn(binary_units=True))
+        screen = console(stderr=True)
+        self._bars = Progress(*columns, console=screen, transient=True)
+        self.report = self._draw if screen.is_terminal else _plain_lines()
+        self._files: dict[str, TaskID] = {}
+
+    def stop(self) -> None:
+        """Remove the bar, so that other text can be written."""
+        self._bars.stop()
+
+    def _draw(self, file: str, received: int, total: int | None) -> None:
+        if file not in self._files:
+            self._bars.start()
+            for task in self._files.values():
+                self._bars.update(task, visible=False)
+            self._files[file] = self._bars.add_task(file)
+        self._bars.update(self._files[file], completed=received, total=total)
 
 
-def _plain_entry(entry: ModelEntry) -> dict[str, Any]:
-    card, error = entry.card, entry.error
-    return {
-        "name": card.name if card else entry.name,
-        "version": card.version if card else None,
-        "title": card.title if card else None,
-        "modalities": [c.modality for c in card.channels] if card else None,
-        "structures": [s.label for s in card.structures] if card else None,
-        "error": error_document(error.reason, error.detail) if error else None,
-    }
+def _plain_lines() -> Progress:
+    from scanloom.core import format_bytes
 
+    printed: set[str] = set()
 
-def _plain_card(card: ModelCard) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "version": card.version,
-        "title": card.title,
-        "description": card.description,
-        "intended_use": card.intended_use,
-        "license": card.license,
-        "attribution": card.attribution,
-        "channels": [{"name": c.name, "modality": c.modality} for c in card.channels],
-        "network": card.network.name,
-        "orientation": card.grid.orientation,
-        "spacing_mm": card.grid.spacing,
-        "precisions": card.precisions,
-        "weights_sha256": card.weights.sha256,
-        "structures": [_plain_structure(s) for s in card.structures],
-    }
+    def report(file: str, received: int, total: int | None) -> None:
+        if file not in printed:
+            printed.add(file)
+            size = f" ({format_bytes(total)})" if total is not None else ""
+            say(f"downloading {file}{size}", err=True)
 
-
-def _plain_structure(structure: Structure) -> dict[str, Any]:
-    side = structure.laterality
-    return {
-        "number": structure.number,
-        "label": structure.label,
-        "name": structure.name,
-        "category": vars(structure.category),
-        "type": vars(structure.type),
-        "laterality": vars(side) if side else None,
-        "experimental": structure.experimental,
-    }
+    return report

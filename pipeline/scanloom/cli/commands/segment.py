@@ -172,6 +172,10 @@ def segment(
             help="Map labels back to the scan's grid with compiled kernels, or plain PyTorch."
         ),
     ] = True,
+    mirror: Annotated[
+        Literal["auto", "no"],
+        typer.Option(help="Run the network on mirrored scans too: as the model says, or not."),
+    ] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     json: JsonOption = False,
     debug: DebugOption = False,

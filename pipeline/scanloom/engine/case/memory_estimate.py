@@ -121,8 +121,15 @@ def estimate_case(
 
 
 def base_bytes(cards: Sequence[ModelCard]) -> int:
-    """Return the bytes of a process with these models before its first case."""
-    return BASE_PROCESS_BYTES + sum(2 * card.weights.file.stat().st_size for card in cards)
+    """Return the bytes of a process with these models before its first case.
+
+    A file with weights is read while the networks of the model's other folds are in memory.
+    """
+    models = 0
+    for card in cards:
+        sizes = [weights.file.stat().st_size for weights in (card.weights, *card.folds)]
+        models += sum(sizes) + max(sizes)
+    return BASE_PROCESS_BYTES + models
 
 
 def check_memory(estimate: CaseEstimate, limit: int | None) -> None:

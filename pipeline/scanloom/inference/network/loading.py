@@ -96,7 +96,7 @@ def _converted(network: nn.Module, card: ModelCard, dtype: torch.dtype) -> Loade
     if card.window.sums == "float32":
         head = detach_final_layer(network, card.network, size)
     if dtype is torch.bfloat16:
-        network = MixedBfloat16(network, len(card.channels), size)
+        network = MixedBfloat16(network, card.n_inputs, size)
     else:
         network = network.to(dtype)
     if card.window.plane is not None:

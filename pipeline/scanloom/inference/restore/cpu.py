@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.cards.card import Argmax, Decision, Paint, Threshold
 from scanloom.core import user_cache_folder
+from scanloom.inference.restore.decisions import lowest_score, painted
 from scanloom.own_python import is_closed, make_private_folder
 
 _CHUNKS_PER_THREAD = 4
@@ -47,7 +48,10 @@ class KernelChoice:
 
 @functools.cache
 def available(
-    overlapping: bool = False, dtype: torch.dtype = torch.float32, wide: bool = False
+    overlapping: bool = False,
+    dtype: torch.dtype = torch.float32,
+    wide: bool = False,
+    rounded: bool = False,
 ) -> KernelChoice:
     """Return whether a kernel works, which is tested once on four voxels of known labels.
 
@@ -59,13 +63,16 @@ def available(
         Type of the scores.
     wide : bool
         Labels are uint16.
+    rounded : bool
+        Interpolated scores are rounded to half precision.
     """
     if dtype not in _STORED:
         return KernelChoice(False, f"scores are {str(dtype).removeprefix('torch.')}")
     try:
         _kernels()
         decision = Threshold(0.5) if overlapping else Argmax()
-        correct = _works(decision, dtype, np.dtype(np.uint16 if wide else np.uint8))
+        labels = np.dtype(np.uint16 if wide else np.uint8)
+        correct = _works(decision, dtype, labels, rounded=rounded)
     except OSError:
         return KernelChoice(False, "compiled code can't be kept in the user's cache folder")
     except ImportError:
@@ -118,18 +125,23 @@ def _kernels() -> ModuleType:
     return numba_kernels
 
 
-def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any]) -> bool:
+def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any], *, rounded: bool) -> bool:
     """Return whether a kernel separates two classes that cross between two voxels."""
     line = torch.tensor([[0.0, 1.0], [0.75, 0.25]], dtype=dtype)[None, :, None]
     at = (np.zeros(1), np.zeros(1), np.arange(4) / 3)
     expected = [[1, 1, 0, 0]] if isinstance(decision, Argmax) else [[0, 0, 1, 1], [2, 2, 0, 0]]
     out = [np.zeros((1, 1, 4), labels) for _ in expected]
-    label(line, at, decision, out)
+    label(line, at, decision, out, rounded=rounded)
     return [written.ravel().tolist() for written in out] == expected
 
 
 def label(
-    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[NDArray[Any]]
+    scores: torch.Tensor,
+    at: Coordinates,
+    decision: Decision,
+    out: Sequence[NDArray[Any]],
+    *,
+    rounded: bool = False,
 ) -> None:
     """Label source voxels from planes of scores.
 
@@ -144,7 +156,10 @@ def label(
         The first largest score, or each score against a threshold.
     out : sequence of (S, J, I) uint8 or uint16 arrays
         Output, of any strides: one with the channel of the largest score; or one per channel n,
-        initially 0, with n + 1 where its score reaches the threshold.
+        initially 0, with n + 1 where its score reaches the threshold; or one, initially 0, with the
+        numbers of painted regions.
+    rounded : bool
+        Round interpolated scores to half precision.
     """
     if not all(out[0].shape):
         return
@@ -156,15 +171,25 @@ def label(
     shape = tuple(scores.shape)
     axes = tuple(taps(a, shape[n]) for a, n in zip(at, (0, 2, 3), strict=True))
     job = (flat, shape, steps, axes)
+    half = True if rounded else None  # a type of its own: each is compiled separately
     calls: list[Callable[[tuple[int, int]], None]] = []
-    for number, labels in enumerate(out):
-        target = _flat_labels(labels)
-        if isinstance(decision, Threshold):
-            rule = (number, np.float32(decision.value))
-            calls.append(functools.partial(_each, kernels.threshold_rows, (*job, *target), (rule,)))
-        else:
-            calls.append(functools.partial(_each, kernels.argmax_rows, (*job, *target), ()))
+    if isinstance(decision, Argmax):
+        whole = (*job, *_flat_labels(out[0]))
+        calls.append(functools.partial(_each, kernels.argmax_rows, whole, (half,)))
+    else:
+        lowest = np.float32(lowest_score(decision))
+        for channel, number, which in painted(decision, shape[1]):
+            rule, whole = (channel, lowest, number), (*job, *_flat_labels(out[which]))
+            calls.append(functools.partial(_each, kernels.threshold_rows, whole, (rule, half)))
+    if isinstance(decision, Paint):  # one after the other
+        calls = [functools.partial(_all, calls)]
     _run_in_threads(calls, axes[1][2].shape[1] - 1)
+
+
+def _all(calls: Sequence[Callable[[tuple[int, int]], None]], rows: tuple[int, int]) -> None:
+    """Make all calls for the same rows of blocks, in their order."""
+    for call in calls:
+        call(rows)
 
 
 def _each(kernel: Callable[..., None], job: Any, rule: Any, rows: tuple[int, int]) -> None:

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, Threshold
+from scanloom.cards.card import Argmax, Decision, Paint, Threshold
 from scanloom.inference.restore.cpu import Coordinates, KernelChoice
+from scanloom.inference.restore.decisions import lowest_score, map_count, painted
 
 BLOCK = 4
 """Edge of a block in network voxels: larger blocks exclude fewer classes, smaller cost more."""
@@ -125,7 +126,12 @@ def _works(device: torch.device) -> bool:
 
 
 def label(
-    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[NDArray[Any]]
+    scores: torch.Tensor,
+    at: Coordinates,
+    decision: Decision,
+    out: Sequence[NDArray[Any]],
+    *,
+    rounded: bool = False,
 ) -> None:
     """Label source voxels from planes of scores: `cpu.label` for scores on CUDA.
 
@@ -141,7 +147,9 @@ def label(
     out : sequence of (S, J, I) uint8 or uint16 arrays
         Output, of any strides; fastest for slices of page-locked memory. One with the channel of
         the largest score; or one per channel n, with n + 1 where its score reaches the threshold,
-        else 0.
+        else 0; or one with the numbers of painted regions.
+    rounded : bool
+        Round interpolated scores to half precision.
 
     Raises
     ------
@@ -152,7 +160,7 @@ def label(
     on_host = [torch.from_numpy(labels) for labels in out]
     on_device = [torch.empty_like(labels, device=scores.device) for labels in on_host]
     where = taps(at, (scores.shape[0], *scores.shape[2:]), scores.device)
-    decide(scores, where, decision, on_device)
+    decide(scores, where, decision, on_device, rounded=rounded)
     for target, labels in zip(on_host, on_device, strict=True):
         target.copy_(labels, non_blocking=True)
     if scores.device.type == "cuda":
@@ -178,12 +186,14 @@ def decide(
     where: SourceTaps,
     decision: Decision,
     out: Sequence[torch.Tensor],
+    *,
+    rounded: bool = False,
 ) -> None:
     """Label source voxels on the device asynchronously.
 
     Parameters
     ----------
-    scores, decision
+    scores, decision, rounded
         As for `label`.
     where : (along, rows, columns)
         Neighbours and weights of the source voxels.
@@ -199,10 +209,10 @@ def decide(
     if out[0].numel() == 0:
         return
     with torch.cuda.device(scores.get_device()):  # Triton launches on the current one
-        if isinstance(decision, Threshold):
-            _threshold(scores, where, decision.value, out)
+        if isinstance(decision, Argmax):
+            _argmax(scores, where, out[0], rounded)
         else:
-            _argmax(scores, where, out[0])
+            _threshold(scores, where, decision, out, rounded)
 
 
 def _check(
@@ -214,7 +224,7 @@ def _check(
     """Refuse arguments with which the kernels would access memory out of bounds."""
     if scores.shape[1] > MAX_CLASSES:
         raise ValueError(f"at most {MAX_CLASSES} classes, got {scores.shape[1]}")
-    maps = scores.shape[1] if isinstance(decision, Threshold) else 1
+    maps = map_count(decision, scores.shape[1])
     shape = tuple(axis.index.shape[1] for axis in where)
     if len(out) != maps or any(tuple(labels.shape) != shape for labels in out):
         shapes = [tuple(labels.shape) for labels in out]
@@ -259,7 +269,7 @@ class _Blocks:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
 
-def _argmax(scores: torch.Tensor, where: SourceTaps, out: torch.Tensor) -> None:
+def _argmax(scores: torch.Tensor, where: SourceTaps, out: torch.Tensor, rounded: bool) -> None:
     """Label by the first largest score."""
     from scanloom.inference.restore import triton_kernels as kernels
 
@@ -269,19 +279,24 @@ def _argmax(scores: torch.Tensor, where: SourceTaps, out: torch.Tensor) -> None:
         *(scores, masks, *scores.shape, *scores.stride(), blocks.columns), **blocks.constants
     )
     kernels.argmax_tile[_tiles(out)](
-        *(scores, masks, *_tile_arguments(scores, where, out)), **_tile_constants(blocks)
+        *(scores, masks, *_tile_arguments(scores, where, out)), **_tile_constants(blocks, rounded)
     )
 
 
 def _threshold(
     scores: torch.Tensor,
     where: SourceTaps,
-    value: float,
+    decision: Threshold | Paint,
     out: Sequence[torch.Tensor],
+    rounded: bool,
 ) -> None:
-    """Label the voxels of each class whose score reaches `value`."""
+    """Label the voxels of each class whose score reaches the threshold.
+
+    Painted regions are labelled one by one in a map of their own, with the class + 1.
+    """
     from scanloom.inference.restore import triton_kernels as kernels
 
+    value, classes = lowest_score(decision), scores.shape[1]
     blocks = _Blocks.of(scores)
     masks = blocks.empty(2, scores.device)
     half = masks[0].numel()
@@ -289,11 +304,18 @@ def _threshold(
         *(scores, masks, *scores.shape, *scores.stride(), blocks.columns, value),
         **blocks.constants,
     )
-    for number, labels in enumerate(out):
+    region = None
+    if isinstance(decision, Paint):
+        region = torch.empty_like(out[0], dtype=torch.uint8 if classes < 256 else torch.int32)
+        out[0].zero_()
+    for channel, number, which in painted(decision, classes):
+        labels = out[which] if region is None else region
         kernels.threshold_tile[_tiles(labels)](
-            *(scores, masks, *_tile_arguments(scores, where, labels), number, value, half),
-            **_tile_constants(blocks),
+            *(scores, masks, *_tile_arguments(scores, where, labels), channel, value, half),
+            **_tile_constants(blocks, rounded),
         )
+        if region is not None:
+            out[0].copy_(torch.where(region != 0, number, out[0].to(torch.int32)))
 
 
 def _tiles(out: torch.Tensor) -> tuple[int, int, int]:
@@ -302,9 +324,9 @@ def _tiles(out: torch.Tensor) -> tuple[int, int, int]:
     return -(-columns // TILE_COLUMNS), -(-rows // TILE_ROWS), slices
 
 
-def _tile_constants(blocks: _Blocks) -> dict[str, int]:
+def _tile_constants(blocks: _Blocks, rounded: bool) -> dict[str, int]:
     """Return the compile-time constants of the kernels that decide."""
-    tile = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS}
+    tile = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS, "HALF": rounded}
     return {"BLOCK": BLOCK, "MASK_WORDS": blocks.mask_words, **tile}
 
 

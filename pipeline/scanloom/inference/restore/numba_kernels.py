@@ -37,9 +37,9 @@ def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast(Callable[_P, _R], decorate(function))
 
 
-def _generated(function: Callable[_P, Any]) -> Callable[[Any], Any]:
+def _generated(function: Callable[_P, Any]) -> Callable[..., Any]:
     """Make a compiled function from a generator of LLVM code."""
-    return cast(Callable[[Any], Any], intrinsic(function))
+    return cast(Callable[..., Any], intrinsic(function))
 
 
 @_generated
@@ -57,6 +57,18 @@ def _to_float32(_context: Any, stored: Any) -> Any:
         return bits
 
     return types.float32(stored), generate
+
+
+@_generated
+def _rounded(_context: Any, value: Any, half: Any) -> Any:
+    """Round a float32 score to half precision if `half` is not None, which its type says."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        if isinstance(half, types.NoneType):
+            return arguments[0]
+        return builder.fpext(builder.fptrunc(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(value, half), generate
 
 
 @_compiled
@@ -144,7 +156,14 @@ def _fill(out: Any, offset: int, layout: Any, size: Any, label: int) -> None:
 
 @_compiled
 def argmax_rows(
-    scores: Any, shape: Any, steps: Any, taps: Any, out: Any, layout: Any, row_range: Any
+    scores: Any,
+    shape: Any,
+    steps: Any,
+    taps: Any,
+    out: Any,
+    layout: Any,
+    row_range: Any,
+    half: Any = None,
 ) -> None:
     """Label the source voxels of a range of rows of blocks by the first largest score.
 
@@ -168,6 +187,9 @@ def argmax_rows(
         Index of the first label, and strides of slices, rows and columns, in elements.
     row_range : (first, last)
         Range of rows of blocks, without `last`.
+    half : True or None
+        True rounds interpolated scores to half precision. Bounds of blocks need no rounding, since
+        scores are half precision then.
     """
     planes, classes, height, width = shape
     along, rows, columns = taps
@@ -227,6 +249,7 @@ def argmax_rows(
                             b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
                             for j in range(j1 - j0):
                                 v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
+                                v = _rounded(v, half)
                                 larger = k == 0 or v > best[i - i0, j]
                                 best[i - i0, j] = v if larger else best[i - i0, j]
                                 labels[i - i0, j] = remaining[k] if larger else labels[i - i0, j]
@@ -237,16 +260,24 @@ def argmax_rows(
 
 @_compiled
 def threshold_rows(
-    scores: Any, shape: Any, steps: Any, taps: Any, out: Any, layout: Any, row_range: Any, rule: Any
+    scores: Any,
+    shape: Any,
+    steps: Any,
+    taps: Any,
+    out: Any,
+    layout: Any,
+    row_range: Any,
+    rule: Any,
+    half: Any = None,
 ) -> None:
     """Label the source voxels of a range of rows of blocks where one class reaches a threshold.
 
-    Parameters are those of `argmax_rows`. `rule` is (class, threshold): the label is the class + 1.
-    Other labels are not changed.
+    Parameters are those of `argmax_rows`. `rule` is (class, threshold, label). Other labels are not
+    changed.
     """
     planes, _, height, width = shape
     along, rows, columns = taps
-    c, value = rule
+    c, value, label = rule
     blocks = columns[2].shape[1] - 1
     low, high = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
     work = np.empty((2, width), np.float32)
@@ -277,7 +308,7 @@ def threshold_rows(
                         continue
                     offset = layout[0] + s * layout[1] + i0 * layout[2] + j0 * layout[3]
                     if low[x] >= value:
-                        _fill(out, offset, layout, (i1 - i0, j1 - j0), c + 1)
+                        _fill(out, offset, layout, (i1 - i0, j1 - j0), label)
                         continue
                     for j in range(j1 - j0):
                         index[j] = columns[0][column_line, j0 + j] - d0
@@ -298,8 +329,8 @@ def threshold_rows(
                         b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
                         for j in range(j1 - j0):
                             v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
-                            if v >= value:
-                                out[offset + (i - i0) * layout[2] + j * layout[3]] = c + 1
+                            if _rounded(v, half) >= value:
+                                out[offset + (i - i0) * layout[2] + j * layout[3]] = label
 
 
 @_compiled

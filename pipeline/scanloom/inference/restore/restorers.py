@@ -8,19 +8,27 @@ first maximum (or comparing each score with a threshold). Uses compiled kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, Threshold, label_bytes
+from scanloom.cards.card import Argmax, Decision, label_bytes
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.resampling.alignment import round_half_up
 from scanloom.inference.restore import cpu, cuda
 from scanloom.inference.restore.cpu import Coordinates
+from scanloom.inference.restore.decisions import (
+    decide_on_grid,
+    label_type,
+    lowest_score,
+    map_count,
+    painted,
+)
 from scanloom.inference.sliding_window import ScorePlanes
 
 CPU_SLAB_BYTES = 2 * 1024**2
@@ -30,8 +38,21 @@ GPU_SLAB_BYTES = 128 * 1024**2
 
 Labels = NDArray[Any]
 Clean = Callable[[Labels], Labels]
-Label = Callable[[torch.Tensor, Coordinates, Decision, Sequence[Labels]], None]
-"""Function that labels source voxels from planes of scores, as `cpu.label` does."""
+
+
+class Label(Protocol):
+    """Function that labels source voxels from planes of scores, as `cpu.label` does."""
+
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        at: Coordinates,
+        decision: Decision,
+        out: Sequence[Labels],
+        *,
+        rounded: bool = False,
+    ) -> None:
+        """Label source voxels."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +64,28 @@ class RestoreBackend:
 
 
 def choose_backend(
-    decision: Decision, classes: int, device: torch.device, dtype: torch.dtype = torch.float32
+    decision: Decision,
+    classes: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    *,
+    rounded: bool = False,
 ) -> RestoreBackend:
-    """Return the fastest backend for scores of `dtype` on a device; compile it if necessary."""
+    """Return the fastest backend for scores of `dtype` on a device; compile it if necessary.
+
+    `rounded` rounds scores to half precision before they are compared.
+    """
     if device.type != "cpu":
         on_device = cuda.available(device, classes)
         if on_device.usable:
             return RestoreBackend(cuda.label, on_device.why)
         return RestoreBackend(restore_torch, f"plain torch: {on_device.why}")
     wide = label_type(decision, classes) is np.uint16
-    kernels = cpu.available(isinstance(decision, Threshold), dtype, wide)
+    overlapping = not isinstance(decision, Argmax)
+    kernels = cpu.available(overlapping, torch.float16 if rounded else dtype, wide, rounded)
     if kernels.usable:
         return RestoreBackend(cpu.label, kernels.why)
     return RestoreBackend(restore_torch, f"plain torch: {kernels.why}")
-
-
-def label_type(decision: Decision, classes: int) -> type[np.uint8] | type[np.uint16]:
-    """Return the smallest type for the labels of `classes` channels."""
-    return np.uint8 if label_bytes(decision, classes) == 1 else np.uint16
 
 
 class ScoreRestorer:
@@ -76,27 +101,36 @@ class ScoreRestorer:
         Number of channels to decide between.
     fused : bool
         Use compiled kernels where available; false for plain torch.
+    rounded : bool
+        Round scores to half precision, on both grids, before they are compared (nnU-Net).
 
     Attributes
     ----------
     labels : list of (I, J, K) uint8 or uint16 arrays
         I fastest in memory. The channel of the largest score; or one map per channel n, with n + 1
-        where its score reaches the threshold. Complete after the last plane.
+        where its score reaches the threshold; or one map with the numbers of painted regions.
+        Complete after the last plane.
     way : RestoreBackend or None
         The backend; None until the first planes are added.
     """
 
     def __init__(
-        self, plan: NetworkPlan, decision: Decision, classes: int, *, fused: bool = True
+        self,
+        plan: NetworkPlan,
+        decision: Decision,
+        classes: int,
+        *,
+        fused: bool = True,
+        rounded: bool = False,
     ) -> None:
-        self._plan, self._decision, self._classes = plan, decision, classes
+        self._plan, self._decision, self._classes, self._rounded = plan, decision, classes, rounded
         self.way: RestoreBackend | None = (
             None if fused else RestoreBackend(restore_torch, "plain torch: requested")
         )
         dtype = label_type(decision, classes)
-        maps = 1 if isinstance(decision, Argmax) else classes
         self.labels: list[Labels] = [
-            np.zeros(plan.source.shape, dtype, order="F") for _ in range(maps)
+            np.zeros(plan.source.shape, dtype, order="F")
+            for _ in range(map_count(decision, classes))
         ]
         lead = plan.network_axis(plan.lead)
         self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
@@ -114,6 +148,8 @@ class ScoreRestorer:
             They may be overwritten afterwards.
         """
         scores, first = planes.scores[:, : self._classes], planes.first
+        if self._rounded:
+            scores = scores.to(torch.float16)
         last = first + len(scores) - 1
         positions = self._positions[self._pending]
         between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
@@ -125,11 +161,15 @@ class ScoreRestorer:
             self._label(self._pending[between:ready], scores, first)
         self._pending = self._pending[ready:]
         self._last_plane = scores[-1:].clone() if len(self._pending) else None
+        if len(self._pending) == 0:
+            clear_uncovered(self.labels, self._plan)
 
     def _label(self, slices: NDArray[np.int64], scores: torch.Tensor, first: int) -> None:
         """Label neighbouring source slices from the planes around them, beginning with `first`."""
         if self.way is None:
-            self.way = choose_backend(self._decision, self._classes, scores.device, scores.dtype)
+            self.way = choose_backend(
+                *(self._decision, self._classes, scores.device, scores.dtype), rounded=self._rounded
+            )
         plan = self._plan
         b, c = other_axes(plan.lead)  # source axes, in the order of `out`
         lines = slices if any(plan.lean) else slices[:1]
@@ -142,7 +182,8 @@ class ScoreRestorer:
         out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self.labels]
         if len(lines) == 1:
             scores, at, out = _in_memory_order(scores, at, out)
-        self.way.label(scores, (at[0], at[1], at[2]), self._decision, out)
+        coordinates = (at[0], at[1], at[2])
+        self.way.label(scores, coordinates, self._decision, out, rounded=self._rounded)
 
 
 def _in_memory_order(
@@ -157,8 +198,24 @@ def _in_memory_order(
     return permuted, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
 
 
+def clear_uncovered(labels: Sequence[Labels], plan: NetworkPlan) -> None:
+    """Set source voxels outside the network grid to 0, in place, if grids are aligned by centre."""
+    if plan.alignment != "centre":
+        return
+    for axis in range(3):
+        at, size = plan.to_network(axis), plan.network.shape[plan.network_axis(axis)]
+        outside = (at < -0.5) | (at > size - 0.5)
+        for label_map in labels:
+            np.moveaxis(label_map, axis, 0)[outside] = 0
+
+
 def restore_torch(
-    scores: torch.Tensor, at: Coordinates, decision: Decision, out: Sequence[Labels]
+    scores: torch.Tensor,
+    at: Coordinates,
+    decision: Decision,
+    out: Sequence[Labels],
+    *,
+    rounded: bool = False,
 ) -> None:
     """Label source voxels in plain torch, on any device; arguments as of `cpu.label`."""
     along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
@@ -166,17 +223,19 @@ def restore_torch(
     max_bytes = CPU_SLAB_BYTES if scores.device.type == "cpu" else GPU_SLAB_BYTES
     step = 1 if lines > 1 else max(1, max_bytes // max(1, 4 * rows.shape[1] * columns.shape[1]))
     for start in range(0, len(along), step):
-        slab = (along[start : start + step], rows[start % lines], columns[start % lines])
+        line = rows[start % len(rows)], columns[start % len(columns)]
+        slab = (along[start : start + step], *line)
         taps = [
             LinearWeights(coordinates, size, scores.device)
             for coordinates, size in zip(slab, (scores.shape[0], *scores.shape[2:]), strict=True)
         ]
-        for labels, decided in zip(out, decide_torch(scores, taps, decision), strict=True):
+        found = decide_torch(scores, taps, decision, rounded=rounded)
+        for labels, decided in zip(out, found, strict=True):
             labels[start : start + step] = decided.cpu().numpy()
 
 
 def decide_torch(
-    scores: torch.Tensor, taps: list[LinearWeights], decision: Decision
+    scores: torch.Tensor, taps: list[LinearWeights], decision: Decision, *, rounded: bool = False
 ) -> list[torch.Tensor]:
     """Interpolate scores class by class and decide.
 
@@ -188,38 +247,50 @@ def decide_torch(
         Interpolation weights of the source voxels across planes, and along both axes of a plane.
     decision : Decision
         The first largest score, or each score against a threshold.
+    rounded : bool
+        Round interpolated scores to half precision.
 
     Returns
     -------
     list of (S, J, I) integer tensors
         The channel of the largest score; or one tensor per channel n, with n + 1 where its score
-        reaches the threshold.
+        reaches the threshold; or one with the numbers of painted regions.
     """
-    values = _interpolated(scores, taps)
-    dtype = torch.uint8 if scores.shape[1] <= 255 else torch.int32
-    if isinstance(decision, Threshold):
-        masks = ((score >= decision.value).to(dtype) for score in values)
-        return [mask.mul_(number) for number, mask in enumerate(masks, start=1)]
-    best = next(values)
-    labels = torch.zeros_like(best, dtype=dtype)
-    for number, score in enumerate(values, start=1):
-        larger = (score > best).to(dtype).mul_(number)
-        torch.maximum(labels, larger, out=labels)  # numbers ascend: the last one wins
-        torch.maximum(best, score, out=best)
-    return [labels]
+
+    def score_of(channel: int) -> torch.Tensor:
+        values = _interpolate(scores[:, channel], taps)
+        return values.to(torch.float16).to(torch.float32) if rounded else values
+
+    if isinstance(decision, Argmax):
+        best = score_of(0)
+        dtype = torch.uint8 if scores.shape[1] <= 255 else torch.int32
+        labels = torch.zeros_like(best, dtype=dtype)
+        for channel in range(1, scores.shape[1]):
+            score = score_of(channel)
+            larger = (score > best).to(labels.dtype).mul_(channel)
+            torch.maximum(labels, larger, out=labels)  # numbers ascend: the last one wins
+            torch.maximum(best, score, out=best)
+        return [labels]
+    lowest, maps = lowest_score(decision), list[torch.Tensor]()
+    for channel, number, which in painted(decision, scores.shape[1]):
+        reached = score_of(channel) >= lowest
+        if which == len(maps):
+            dtype = torch.uint8 if label_bytes(decision, scores.shape[1]) == 1 else torch.int32
+            maps.append(torch.zeros_like(reached, dtype=dtype))
+        maps[which].masked_fill_(reached, number)
+    return maps
 
 
-def _interpolated(scores: torch.Tensor, taps: list[LinearWeights]) -> Iterator[torch.Tensor]:
-    """Yield the scores of each class at the source's voxels, float32 (S, J, I).
+def _interpolate(scores: torch.Tensor, taps: list[LinearWeights]) -> torch.Tensor:
+    """Return the scores (N, B, C') of one class at the source's voxels, float32 (S, J, I).
 
     Planes are transposed while they are small, so that whole rows are selected: selecting elements
     within rows is ten times slower.
     """
     across, b, c = taps
-    for number in range(scores.shape[1]):
-        values = across.along(scores[:, number], 0)
-        values = c.along(values.transpose(1, 2).contiguous(), 1)
-        yield b.along(values.transpose(1, 2).contiguous(), 1)
+    values = across.along(scores, 0)
+    values = c.along(values.transpose(1, 2).contiguous(), 1)
+    return b.along(values.transpose(1, 2).contiguous(), 1)
 
 
 class LabelRestorer:
@@ -241,14 +312,7 @@ class LabelRestorer:
 
     def add(self, planes: ScorePlanes) -> None:
         """Take the next planes across the network axis that follows ``plan.lead``."""
-        scores = planes.scores[:, : self._classes]
-        if isinstance(self._decision, Threshold):
-            masks = (scores >= self._decision.value).transpose(0, 1)
-            numbers = torch.arange(1, self._classes + 1, device=scores.device)
-            labels = masks * numbers.view(-1, 1, 1, 1)
-        else:
-            labels = torch.argmax(scores, dim=1)[None]
-        self._planes.append(labels.to(torch.uint8 if self._classes <= 255 else torch.int32))
+        self._planes.append(decide_on_grid(planes.scores[:, : self._classes], self._decision))
 
     def finish(self, clean: Clean) -> list[Labels]:
         """Return the label maps on the source grid; `clean` is applied on the network grid."""
@@ -261,9 +325,20 @@ class LabelRestorer:
 
     def _to_source(self, labels: Labels) -> Labels:
         """Resample a label map from the network grid to the source grid."""
-        values = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0])
-        plan = self._plan
-        if plan.resampled:
-            step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
-            values = nearest(values, step, plan.oriented.shape)
-        return np.asfortranarray(unorient(values, plan).cpu().numpy().astype(labels.dtype))
+        values, plan = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0]), self._plan
+        if plan.unturned is not None:  # as MONAI: turned back first, then resampled
+            values, plan = unorient(values, plan), plan.unturned
+        if plan.alignment != "first" and plan.resampled:
+            values = values.permute([plan.network_axis(axis) for axis in range(3)])
+            for axis in range(3):
+                at = round_half_up(plan.to_network(axis), values.shape[axis])
+                index = torch.from_numpy(at.astype(np.int64)).to(values.device)
+                values = values.index_select(axis, index)
+        else:
+            if plan.resampled:
+                step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
+                values = nearest(values, step, plan.oriented.shape)
+            values = unorient(values, plan)
+        restored = np.asfortranarray(values.cpu().numpy().astype(labels.dtype))
+        clear_uncovered([restored], plan)
+        return restored

@@ -161,10 +161,10 @@ def _load_mask(masks, below, blocks, w, BLOCK: tl.constexpr, MASK_WORDS: tl.cons
 
 
 @triton.jit
-def _interpolate(scores, step, c, along, rows, columns):
+def _interpolate(scores, step, c, along, rows, columns, HALF: tl.constexpr):
     """Interpolate a class for a tile: between planes, then columns, then rows.
 
-    `along`, `rows` and `columns` are (below, above, weight).
+    `along`, `rows` and `columns` are (below, above, weight). HALF rounds to half precision.
     """
     base = scores + (tl.zeros((), tl.int64) + c) * step[1]
     below, above, t = base + along[0] * step[0], base + along[1] * step[0], along[2]
@@ -176,7 +176,8 @@ def _interpolate(scores, step, c, along, rows, columns):
     s10 = _load_mean(below + b1 + d0, above + b1 + d0, t)
     s11 = _load_mean(below + b1 + d1, above + b1 + d1, t)
     first, second = s00 + v * (s01 - s00), s10 + v * (s11 - s10)
-    return first + u * (second - first)
+    value = first + u * (second - first)
+    return value.to(tl.float16).to(tl.float32) if HALF else value
 
 
 @triton.jit
@@ -224,6 +225,7 @@ def argmax_tile(
     MASK_WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    HALF: tl.constexpr,
 ):
     """Label a tile of one source slice by the first largest score.
 
@@ -254,7 +256,7 @@ def argmax_tile(
                 if several == 0:
                     labels = tl.zeros((ROWS, COLUMNS), tl.int32) + c
                 else:
-                    score = _interpolate(scores, step, c, along, rows, columns)
+                    score = _interpolate(scores, step, c, along, rows, columns, HALF)
                     labels = tl.where(score > best, c, labels)
                     best = tl.maximum(best, score)
     _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))
@@ -292,6 +294,7 @@ def threshold_tile(
     MASK_WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    HALF: tl.constexpr,
 ):
     """Label a tile of one source slice by c + 1 where class `c` reaches `value`, else by 0.
 
@@ -310,6 +313,6 @@ def threshold_tile(
     missed = (_load_mask(masks + half, below, blocks, w, BLOCK, MASK_WORDS) >> bit) & 1
     labels = tl.zeros((ROWS, COLUMNS), tl.int32) + reached * (c + 1)
     if reached & missed != 0:
-        score = _interpolate(scores, step, c, along, rows, columns)
+        score = _interpolate(scores, step, c, along, rows, columns, HALF)
         labels = tl.where(score >= value, c + 1, 0)
     _store_tile(out, labels, s, j, i, (size_j, size_i), (step_s, step_j, step_i))

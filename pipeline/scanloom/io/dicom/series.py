@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,7 @@ def read_dicom(
         padding=padding,
         flags=tuple(flags),
         padding_limit=padding_limit,
+        acquisition=_acquisition(stack.real),
     )
     return Scan(volume, _source(stack))
 
@@ -312,6 +313,11 @@ def _modality(slices: Sequence[Slice]) -> str | None:
     """Return the modality of a stack, which its slices share; None if it is not supported."""
     modality = slices[0].header.modality
     return modality if modality in MODALITIES else None
+
+
+def _acquisition(slices: Sequence[Slice]) -> Literal["2D", "3D"]:
+    """Return whether slices were acquired together, as a volume."""
+    return "3D" if slices[0].header.elements.text(tags.MR_ACQUISITION_TYPE) == "3D" else "2D"
 
 
 def _unit(slices: Sequence[Slice], modality: str | None) -> Unit:

@@ -27,6 +27,13 @@ from scanloom.engine.worker.gate import AdmissionGate
 from scanloom.engine.worker.messages import WorkerSetup
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from support import engine_models as em
+from support.warm_workers import WARM_WORKERS
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork child processes from one that has imported everything."""
+    monkeypatch.setattr("scanloom.engine.worker.child_process.subprocess", WARM_WORKERS)
 
 
 @pytest.fixture
@@ -63,6 +70,7 @@ def reasons(outcomes: Sequence[CaseOutcome]) -> list[Reason | None]:
     return [o.record.reason for o in outcomes if o.record]
 
 
+@pytest.mark.usefixtures("forked")
 def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
     cases = [em.make_case(tmp_path, f"fine{n}") for n in range(4)]
 
@@ -75,6 +83,7 @@ def test_cases_are_published(engine: WorkerSupervisor, tmp_path: Path) -> None:
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_never_starts_is_no_fault_of_a_case(tmp_path: Path, weights: Path) -> None:
     engine = WorkerSupervisor(
         setup(tmp_path, weights, make_predictors=partial(os._exit, 3)), time_limit=60.0
@@ -175,6 +184,7 @@ def test_a_limit_of_processor_time_is_not_taken_for_a_lack_of_memory(
     assert "ulimit -t" in killed.record.detail
 
 
+@pytest.mark.usefixtures("forked")
 def test_stop_cuts_off_without_a_verdict(engine: WorkerSupervisor, tmp_path: Path) -> None:
     case = em.make_case(tmp_path, "cut", em.HANG_QUIETLY)
     with ThreadPoolExecutor(1) as pool:
@@ -267,6 +277,7 @@ def test_the_gate_counts_what_is_needed() -> None:
     assert most[0] == 12.0  # it came in alone
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_scan_that_is_away_for_a_moment_is_read_later(
     engine: WorkerSupervisor, tmp_path: Path
 ) -> None:
@@ -290,6 +301,7 @@ def test_a_scan_that_is_away_for_a_moment_is_read_later(
     assert outcome.record.reason is None
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("how", "reason", "starts"),
     [
@@ -314,6 +326,7 @@ def test_what_keeps_all_cases_from_being_worked_on_convicts_none(
     assert len((tmp_path / "loads").read_text().splitlines()) == starts
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", ["library", "exit"])
 def test_a_start_that_came_to_nothing_is_made_again(
     tmp_path: Path, weights: Path, how: str

@@ -20,6 +20,16 @@ from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.weights import load_weights, read_weights
 from support.model_cards import SMALL_UNET, small_weights
 
+UNET_STAGES = {
+    "plan": {
+        "features": [4, 8],
+        "kernels": [[3, 3, 3], [3, 3, 3]],
+        "strides": [[1, 1, 1], [2, 2, 2]],
+        "encoder": [1, 2],
+        "decoder": [1],
+    },
+    "layers": {"bias": True, "norm": "instance", "norm_args": {"affine": True}, "slope": 0.01},
+}
 ARGS: dict[str, dict[str, Any]] = {
     "AttentionUnet": {"spatial_dims": 3, "channels": (4, 8), "strides": (2,)},
     "BasicUNet": {"features": (4, 4, 8, 8, 8, 4)},
@@ -30,6 +40,8 @@ ARGS: dict[str, dict[str, Any]] = {
         "upsample_kernel_size": [2, 2],
         "filters": [4, 8, 8],
     },
+    "PlainConvUNet": UNET_STAGES,
+    "ResidualEncoderUNet": UNET_STAGES,
     "SegResNet": {"init_filters": 8},
     "SegResNetDS": {"spatial_dims": 3, "init_filters": 8},
     "SwinUNETR": {"feature_size": 12, "img_size": [32, 32, 32]},

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scanloom.cards.card import Argmax, Decision, NetworkGrid, Threshold
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.restore import cpu
+from scanloom.inference.restore.decisions import map_count
 from scanloom.inference.restore.restorers import Label, ScoreRestorer, choose_backend, restore_torch
 from scanloom.inference.sliding_window import ScorePlanes
 from support import model_cards, restore_cases
@@ -27,19 +28,19 @@ CPU = torch.device("cpu")
 
 
 def labelled(case: Case, label: Label) -> list[NDArray[Any]]:
-    maps = 1 if isinstance(case.decision, Argmax) else case.scores.shape[1]
-    out = [case.out(case.shape) for _ in range(maps)]
+    out = [case.out(case.shape) for _ in range(map_count(case.decision, case.scores.shape[1]))]
     for labels in out:
-        labels[:] = 0 if isinstance(case.decision, Threshold) else restore_cases.POISON
-    label(case.scores, case.places, case.decision, out)
+        labels[:] = restore_cases.POISON if isinstance(case.decision, Argmax) else 0
+    label(case.scores, case.places, case.decision, out, rounded=case.rounded)
     return out
 
 
 @pytest.mark.parametrize("name", restore_cases.cases())
-def test_labels_are_those_of_scores_brought_back(name: str) -> None:
+@pytest.mark.parametrize("label", [cpu.label, restore_torch])
+def test_labels_are_those_of_scores_brought_back(name: str, label: Label) -> None:
     case = restore_cases.cases()[name]
 
-    assert restore_cases.wrong(case, labelled(case, cpu.label)) == 0
+    assert restore_cases.wrong(case, labelled(case, label)) == 0
 
 
 sizes = st.integers(1, 13)

@@ -77,12 +77,15 @@ def test_no_process_is_left_after_a_fault(chunks: list[list[str]]) -> None:
     assert all(worker._process.returncode is not None for worker in helpers._workers)
 
 
+@pytest.mark.parametrize(
+    ("length", "rounds"), [(20, 2), pytest.param(40, 3, marks=pytest.mark.thorough)]
+)
 def test_a_question_larger_than_the_buffer_is_not_asked_ahead(
-    chunks: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    chunks: list[list[str]], length: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Questions and answers larger than the sockets' buffers: no process waits for ever."""
     monkeypatch.setattr(module, "BUFFER_BYTES", 4096)
-    files = [[(path, size_of(path)) for path in chunk] * 20 for chunk in chunks[:6]] * 2
+    files = [[(path, size_of(path)) for path in chunk] * length for chunk in chunks[:6]] * rounds
     with HeaderWorkers(3) as helpers:
         helpers.start()
         assert max(map(len, map(module._survey_request, files))) > helpers._workers[0]._buffer_bytes

@@ -49,6 +49,7 @@ KEPT_TAGS = frozenset(
         tags.SCANNING_SEQUENCE,
         tags.SEQUENCE_VARIANT,
         tags.SCAN_OPTIONS,
+        tags.MR_ACQUISITION_TYPE,
         tags.SEQUENCE_NAME,
         tags.SLICE_THICKNESS,
         tags.KVP,

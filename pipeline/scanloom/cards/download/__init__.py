@@ -1,0 +1,1 @@
+"""Get models into the store: from folders, zip files and the network."""

@@ -1,0 +1,171 @@
+"""Describes the network of an nnU-Net configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from scanloom.cards.card import NetworkSpec
+from scanloom.cards.monai.config import truncate
+from scanloom.cards.nnunet.plans import Architecture, Configuration, Count, Fields, Finite, parse
+from scanloom.core import Reason, ScanError
+
+_NETWORKS: Final = ("PlainConvUNet", "ResidualEncoderUNet")
+_ACTIVATIONS: Final = {"LeakyReLU": 0.01, "ReLU": 0.0}
+"""Activations, with their default negative slope."""
+_NORMS: Final = {"InstanceNorm": "instance", "BatchNorm": "batch"}
+MAX_STAGES: Final = 12
+"""Most stages of a network; nnU-Net plans at most 8."""
+
+Sizes = Count | tuple[Count, ...]
+PerStage = Annotated[tuple[Sizes, ...], Field(max_length=MAX_STAGES)]
+
+
+class _NormArguments(Fields):
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    affine: bool = False
+
+
+class _ActivationArguments(Fields):
+    negative_slope: Finite | None = None
+
+
+class _Arguments(Fields):
+    """Arguments of both networks, as in dynamic_network_architectures."""
+
+    n_stages: Annotated[int, Field(ge=2, le=MAX_STAGES)]
+    features_per_stage: Sizes
+    conv_op: str
+    kernel_sizes: Count | PerStage
+    strides: Count | PerStage
+    n_conv_per_stage: Sizes = 0
+    n_blocks_per_stage: Sizes = 0
+    n_conv_per_stage_decoder: Sizes
+    conv_bias: bool = False
+    norm_op: str | None = None
+    norm_op_kwargs: _NormArguments | None = None
+    dropout_op: str | None = None
+    nonlin: str | None = None
+    nonlin_kwargs: _ActivationArguments | None = None
+    nonlin_first: bool = False
+    stem_channels: Count | None = None
+    block: None = None
+    bottleneck_channels: None = None
+
+
+def describe_network(configuration: Configuration, inputs: int, outputs: int) -> NetworkSpec:
+    """Return the network of a configuration.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        With `architecture`, or with the entries of plans before it was introduced.
+    inputs, outputs : int
+        Input channels and classes.
+
+    Raises
+    ------
+    ScanError
+        MODEL_NETWORK if the network, or a layer, is not one of nnU-Net's; MODEL_DAMAGED if an
+        argument is missing or invalid.
+    """
+    architecture = configuration.architecture or _of_old_plans(configuration)
+    name = architecture.network_class_name.rpartition(".")[2]
+    if name not in _NETWORKS:
+        detail = f"the network {truncate(architecture.network_class_name)!r}"
+        raise ScanError(Reason.MODEL_NETWORK, f"{detail} is not one of {', '.join(_NETWORKS)}")
+    given = parse(_Arguments, architecture.arch_kwargs, "plans.json: architecture")
+    dimensions: Literal[2, 3] = 3 if len(configuration.patch_size) == 3 else 2
+    if given.conv_op.rpartition(".")[2] != f"Conv{dimensions}d":
+        detail = f"the convolution {truncate(given.conv_op)!r} of a {dimensions}-D model"
+        raise ScanError(Reason.MODEL_NETWORK, detail)
+    residual = name == "ResidualEncoderUNet"
+    blocks = given.n_blocks_per_stage if residual else given.n_conv_per_stage
+    count = given.n_stages
+    args: dict[str, Any] = {
+        "spatial_dims": dimensions,
+        "in_channels": inputs,
+        "out_channels": outputs,
+        "plan": {
+            "features": _each(given.features_per_stage, count),
+            "kernels": _each_size(given.kernel_sizes, count, dimensions),
+            "strides": _each_size(given.strides, count, dimensions),
+            "encoder": _each(blocks, count),
+            "decoder": _each(given.n_conv_per_stage_decoder, count - 1),
+        },
+        "layers": {
+            "bias": given.conv_bias,
+            "norm": _norm(given.norm_op, dimensions),
+            "norm_args": (given.norm_op_kwargs or _NormArguments()).model_dump(),
+            "slope": _slope(given),
+            "dropout": given.dropout_op is not None,
+            "activation_first": given.nonlin_first,
+        },
+    }
+    return NetworkSpec(name, {**args, "stem": given.stem_channels} if residual else args)
+
+
+def _of_old_plans(configuration: Configuration) -> Architecture:
+    """Return the architecture as plans before `architecture` describe it."""
+    name = configuration.UNet_class_name
+    if name is None:
+        raise ScanError(Reason.MODEL_DAMAGED, "plans.json: architecture is missing")
+    stages, dimensions = len(configuration.n_conv_per_stage_encoder), len(configuration.patch_size)
+    blocks = "n_conv_per_stage" if name == "PlainConvUNet" else "n_blocks_per_stage"
+    first, most = configuration.UNet_base_num_features, configuration.unet_max_num_features
+    arguments = {
+        "n_stages": stages,
+        "features_per_stage": [min(first * 2**n, most) for n in range(stages)],
+        "conv_op": f"Conv{dimensions}d",
+        "kernel_sizes": configuration.conv_kernel_sizes,
+        "strides": configuration.pool_op_kernel_sizes,
+        blocks: configuration.n_conv_per_stage_encoder,
+        "n_conv_per_stage_decoder": configuration.n_conv_per_stage_decoder,
+        "conv_bias": True,
+        "norm_op": f"InstanceNorm{dimensions}d",
+        "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+        "nonlin": "LeakyReLU",
+    }
+    return Architecture(network_class_name=name, arch_kwargs=arguments)
+
+
+def _each(value: Sizes, count: int) -> list[int]:
+    """Return a number for each stage; one number stands for all."""
+    values = list(value) if isinstance(value, tuple) else [value] * count
+    if len(values) != count or not all(values):
+        detail = f"plans.json: architecture has {len(values)} numbers for {count} stages"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    return values
+
+
+def _each_size(value: Count | PerStage, count: int, dimensions: int) -> list[list[int]]:
+    """Return a size along each axis for each stage."""
+    values = list(value) if isinstance(value, tuple) else [value] * count
+    sizes = [list(v) if isinstance(v, tuple) else [v] * dimensions for v in values]
+    if len(sizes) != count or any(len(size) != dimensions for size in sizes):
+        detail = f"plans.json: kernels or strides are not those of {count} stages"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    return sizes
+
+
+def _norm(name: str | None, dimensions: int) -> str | None:
+    if name is None:
+        return None
+    last = name.rpartition(".")[2]
+    for start, norm in _NORMS.items():
+        if last == f"{start}{dimensions}d":
+            return norm
+    raise ScanError(Reason.MODEL_NETWORK, f"normalisation by {truncate(name)!r} in the network")
+
+
+def _slope(given: _Arguments) -> float | None:
+    """Return the negative slope of the activation; None without one."""
+    if given.nonlin is None:
+        return None
+    name = given.nonlin.rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        detail = f"the activation {truncate(given.nonlin)!r} in the network"
+        raise ScanError(Reason.MODEL_NETWORK, detail)
+    slope = given.nonlin_kwargs.negative_slope if given.nonlin_kwargs else None
+    return _ACTIVATIONS[name] if slope is None or name == "ReLU" else slope

@@ -1,0 +1,276 @@
+"""Read a model folder of nnU-Net v2 as a `ModelCard`: its files are data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from scanloom.cards.card import (
+    Channel,
+    Crop,
+    ModelCard,
+    NetworkGrid,
+    Stage,
+    Weights,
+    Window,
+)
+from scanloom.cards.intensity import Clip, IntensityStep, Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.monai.config import truncate
+from scanloom.cards.monai.files import find_file
+from scanloom.cards.nnunet.architecture import describe_network
+from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, Checkpoint, read_checkpoint
+from scanloom.cards.nnunet.dataset import Dataset, modality_of, read_dataset
+from scanloom.cards.nnunet.plans import Configuration, Plans, read_configuration, read_plans
+from scanloom.cards.nnunet.trainers import check_trainer
+from scanloom.core import Reason, ScanError, format_bytes, slug
+
+CHECKPOINTS: Final = ("checkpoint_final.pth", "checkpoint_best.pth")
+MAX_WEIGHTS: Final = 4 << 30
+"""Largest checkpoint; nnU-Net's largest planned networks have about 1.5 GB with their optimiser."""
+_AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
+"""Readers that take voxels as a file stores them, whatever their direction."""
+_REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
+"""Readers that turn voxels to RAS."""
+SMALLEST_DIVISOR: Final = 1e-8
+
+
+def is_nnunet(folder: Path) -> bool:
+    """Return whether a folder is a model of nnU-Net v2, or holds some."""
+    return _is_model(folder) or bool(_models_in(folder))
+
+
+def read_nnunet(folder: Path) -> ModelCard:
+    """Read a model of nnU-Net v2.
+
+    Parameters
+    ----------
+    folder : Path
+        Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or one folder with
+        these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`). The first stage of a cascade is
+        expected next to it.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if a file or entry is missing or files contradict each other; MODEL_UNSAFE
+        if a checkpoint holds more than data, or a file is a link out of the folder; MODEL_NETWORK
+        if the network is not one of nnU-Net's; MODEL_UNSUPPORTED if a card can't express the model,
+        or the folder holds several.
+    """
+    if not _is_model(folder):
+        folder = _only_model(folder)
+    return _read(folder, ())
+
+
+def _is_model(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in ("plans.json", "dataset.json"))
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Return the models in a folder of a dataset."""
+    try:
+        return sorted(entry for entry in folder.glob("*__*__*") if _is_model(entry))
+    except OSError:
+        return []
+
+
+def _only_model(folder: Path) -> Path:
+    """Return the model of a dataset's folder; of a cascade, the last stage."""
+    models = _models_in(folder)
+    if len(models) == 1:
+        return models[0]
+    last = [model for model in models if model.name.endswith("__3d_cascade_fullres")]
+    names = {model.name.rpartition("__")[2] for model in models}
+    if len(last) == 1 and names == {"3d_lowres", "3d_cascade_fullres"}:
+        return last[0]
+    listed = ", ".join(truncate(model.name) for model in models[:8])
+    raise ScanError(
+        Reason.MODEL_UNSUPPORTED, f"several models: give the folder of one of them ({listed})"
+    )
+
+
+def _read(folder: Path, later: Sequence[str]) -> ModelCard:
+    """Return the card of a model; `later` are the configurations of the stages after it."""
+    plans, dataset = read_plans(folder), read_dataset(folder)
+    weights, checkpoint = _folds(folder)
+    check_trainer(checkpoint.trainer)
+    configuration = read_configuration(plans, checkpoint.configuration)
+    stage = _stage(folder, checkpoint, configuration, dataset, later)
+    inputs = len(dataset.channels) + (len(dataset.foreground) if stage else 0)
+    return ModelCard(
+        name=_name(folder, plans, checkpoint),
+        version=dataset.version or weights[0].sha256[:12],
+        title=dataset.name or plans.dataset_name or truncate(folder.resolve().name),
+        description=dataset.description,
+        intended_use="",
+        license=dataset.license or "unknown",
+        attribution=dataset.attribution,
+        channels=_channels(dataset, plans, configuration),
+        network=describe_network(configuration, inputs, dataset.outputs),
+        weights=weights[0],
+        grid=_grid(plans, configuration),
+        window=_window(configuration, checkpoint),
+        structures=dataset.structures,
+        decision=dataset.decision,
+        folds=weights[1:],
+        stage=stage,
+    )
+
+
+def _name(folder: Path, plans: Plans, checkpoint: Checkpoint) -> str:
+    """Return the folder's name; dataset and configuration if it is nnU-Net's own kind of name."""
+    name = folder.resolve().name
+    if name.count("__") == 2 and plans.dataset_name:
+        name = f"{plans.dataset_name}_{checkpoint.configuration}"
+    return slug(name) or "model"
+
+
+def _folds(folder: Path) -> tuple[tuple[Weights, ...], Checkpoint]:
+    """Return the weights of all folds, or of the one trained on all data, and what they say."""
+    folds = sorted(entry.name for entry in folder.glob("fold_[0-9]*") if entry.is_dir())
+    folds = folds or [entry.name for entry in (folder / "fold_all",) if entry.is_dir()]
+    if not folds:
+        raise ScanError(Reason.MODEL_DAMAGED, "the folder has no fold (fold_0, fold_all)")
+    weights, checkpoints = [], []
+    for fold in folds:
+        found = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
+        file = next((file for file in found if file is not None), None)
+        if file is None:
+            raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(fold)} has no {CHECKPOINTS[0]}")
+        weights.append(Weights(file, _digest(file, fold), WEIGHTS_KEY))
+        with file.open("rb") as stream:
+            checkpoints.append(read_checkpoint(stream))
+    if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
+        raise ScanError(Reason.MODEL_DAMAGED, "the folds are of different configurations")
+    return tuple(weights), checkpoints[0]
+
+
+def _digest(file: Path, fold: str) -> str:
+    """Return the SHA-256 (hex) of a checkpoint."""
+    try:
+        if file.stat().st_size > MAX_WEIGHTS:
+            detail = f"the checkpoint of {fold} is larger than {format_bytes(MAX_WEIGHTS)}"
+            raise ScanError(Reason.MODEL_DAMAGED, detail)
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"the checkpoint of {fold} can't be read") from exc
+
+
+def _stage(
+    folder: Path,
+    checkpoint: Checkpoint,
+    configuration: Configuration,
+    dataset: Dataset,
+    later: Sequence[str],
+) -> Stage | None:
+    """Return the previous stage of a cascade, None if there is none."""
+    previous = configuration.previous_stage
+    if previous is None:
+        return None
+    if previous in (*later, checkpoint.configuration):
+        raise ScanError(Reason.MODEL_DAMAGED, "the stages of the cascade form a circle")
+    resampling = configuration.resampling_fn_seg_kwargs
+    if resampling.order != 1 or resampling.order_z != 0 or not resampling.is_seg:
+        detail = "resampling of the previous stage's labels by another order than 1"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if resampling.separate_above != configuration.resampling_fn_data_kwargs.separate_above:
+        detail = "separate resampling of slices for scans but not for labels, or the reverse"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    start = folder.resolve().name.rpartition("__")[0]
+    found = folder.resolve().parent / f"{start}__{previous}"
+    if "/" in previous or not start or not _is_model(found):
+        detail = f"the previous stage {truncate(previous)!r} is not next to the model's folder"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    card = _read(found, (*later, checkpoint.configuration))
+    if tuple(s.number for s in card.structures) != dataset.foreground:
+        detail = "the stages of the cascade have different labels"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    return Stage(card, "channels")
+
+
+def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> tuple[Channel, ...]:
+    """Return the input channels with their normalisation."""
+    count = len(dataset.channels)
+    schemes, masked = configuration.normalization_schemes, configuration.use_mask_for_norm
+    if len(schemes) != count or len(masked) != count:
+        detail = f"plans.json: normalisation of {len(schemes)} channels, dataset.json has {count}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    return tuple(
+        Channel(
+            name=name,
+            modality=modality_of(name) or ("CT" if schemes[n] == "CTNormalization" else "MR"),
+            steps=_normalization(schemes[n], masked[n], plans, n),
+        )
+        for n, name in enumerate(dataset.channels)
+    )
+
+
+def _normalization(
+    scheme: str, masked: bool, plans: Plans, channel: int
+) -> tuple[IntensityStep, ...]:
+    """Return the steps of a normalisation scheme of nnU-Net."""
+    match scheme:
+        case "CTNormalization":
+            found = plans.intensities.get(str(channel))
+            if found is None:
+                detail = f"plans.json: no foreground intensities of channel {channel}"
+                raise ScanError(Reason.MODEL_DAMAGED, detail)
+            if found.percentile_00_5 > found.percentile_99_5:
+                detail = f"plans.json: foreground intensities of channel {channel} are reversed"
+                raise ScanError(Reason.MODEL_DAMAGED, detail)
+            divisor = max(found.std, SMALLEST_DIVISOR)
+            return (
+                Clip(found.percentile_00_5, found.percentile_99_5),
+                Normalize(found.mean, divisor),
+            )
+        case "ZScoreNormalization":
+            return (Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)
+        case "RescaleTo01Normalization":
+            return (ScaleMinMax(),)
+        case "RGBTo01Normalization":
+            return (ScaleRange(0.0, 255.0, 0.0, 1.0),)
+        case "NoNormalization":
+            return ()
+    raise ScanError(Reason.MODEL_UNSUPPORTED, f"the normalisation {truncate(scheme)!r}")
+
+
+def _grid(plans: Plans, configuration: Configuration) -> NetworkGrid:
+    """Return the network grid; nnU-Net's arrays have the file's axes in reverse order."""
+    reader = plans.image_reader_writer
+    if reader not in (*_AS_STORED, *_REORIENTED):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"the reader of images {truncate(reader)!r}")
+    order = [2 - axis for axis in plans.transpose_forward]
+    spacing: list[float | None] = [None, None, None]
+    planned = [*[None] * (3 - len(configuration.spacing)), *configuration.spacing]
+    for axis, value in zip(order, planned, strict=True):
+        spacing[axis] = value
+    return NetworkGrid(
+        orientation="RAS" if reader in _REORIENTED else None,
+        spacing=(spacing[0], spacing[1], spacing[2]) if configuration.resampled else None,
+        mode="cubic" if configuration.resampling_fn_data_kwargs.order == 3 else "linear",
+        order=(order[0], order[1], order[2]),
+        alignment="edges",
+        separate_above=configuration.resampling_fn_data_kwargs.separate_above,
+        crop=Crop("nonzero"),
+        as_nifti=reader in _AS_STORED,
+    )
+
+
+def _window(configuration: Configuration, checkpoint: Checkpoint) -> Window:
+    """Return the sliding window as nnU-Net's predictor places it by default."""
+    flat = len(configuration.patch_size) == 2
+    size = (*[1] * flat, *configuration.patch_size)
+    if any(axis >= 3 - flat for axis in checkpoint.mirror):
+        raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint mirrors an axis that does not exist")
+    return Window(
+        size=(size[0], size[1], size[2]),
+        overlap=0.5,
+        blending="gaussian_filter",
+        starts="even",
+        sums="float16",
+        mirror=tuple(axis + flat for axis in checkpoint.mirror),
+        plane=0 if flat else None,
+    )

@@ -1,0 +1,209 @@
+"""Reads nnU-Net's `plans.json`: one configuration with what it inherits, as checked data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scanloom.cards.monai.config import truncate
+from scanloom.cards.monai.files import read_json
+from scanloom.core import Reason, ScanError
+
+_DEFAULT_RESAMPLING: Final = "resample_data_or_seg_to_shape"
+_NO_RESAMPLING: Final = "no_resampling_hack"
+_RESAMPLINGS: Final = (_DEFAULT_RESAMPLING, _NO_RESAMPLING)
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=65535)]
+Axis = Annotated[int, Field(ge=0, le=2)]
+T = TypeVar("T", bound=BaseModel)
+
+
+class Fields(BaseModel):
+    """Entries of a JSON file of nnU-Net; further ones are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Intensity(Fields):
+    """Intensities of a channel in the foreground of the training data."""
+
+    mean: Finite
+    std: Finite
+    percentile_00_5: Finite
+    percentile_99_5: Finite
+
+
+class Resampling(Fields):
+    """Arguments of nnU-Net's resampling."""
+
+    is_seg: bool = False
+    order: Annotated[int, Field(ge=0, le=5)] = 3
+    order_z: Annotated[int, Field(ge=0, le=5)] = 0
+    force_separate_z: bool | None = False
+    separate_z_anisotropy_threshold: Positive = 3.0
+
+    @property
+    def separate_above(self) -> float | None:
+        """Anisotropy above which slices are resampled one by one; None for never."""
+        return self.separate_z_anisotropy_threshold if self.force_separate_z is None else None
+
+
+class Architecture(Fields):
+    """Network class and its arguments."""
+
+    network_class_name: str
+    arch_kwargs: dict[str, Any]
+
+
+class Configuration(Fields):
+    """A configuration: "2d", "3d_fullres", "3d_lowres", "3d_cascade_fullres" or another name."""
+
+    spacing: Annotated[tuple[Positive, ...], Field(min_length=2, max_length=3)]
+    patch_size: Annotated[tuple[Count, ...], Field(min_length=2, max_length=3)]
+    normalization_schemes: tuple[str, ...]
+    use_mask_for_norm: tuple[bool, ...]
+    preprocessor_name: str = "DefaultPreprocessor"
+    resampling_fn_data: str = _DEFAULT_RESAMPLING
+    resampling_fn_data_kwargs: Resampling = Resampling()
+    resampling_fn_seg: str = _DEFAULT_RESAMPLING
+    resampling_fn_seg_kwargs: Resampling = Resampling(is_seg=True)
+    resampling_fn_probabilities: str = _DEFAULT_RESAMPLING
+    resampling_fn_probabilities_kwargs: Resampling = Resampling()
+    architecture: Architecture | None = None
+    previous_stage: str | None = None
+    # Plans of the first releases, which have no `architecture`
+    UNet_class_name: str | None = None
+    UNet_base_num_features: Count = 32
+    unet_max_num_features: Count = 320
+    n_conv_per_stage_encoder: tuple[Count, ...] = ()
+    n_conv_per_stage_decoder: tuple[Count, ...] = ()
+    conv_kernel_sizes: tuple[tuple[Count, ...], ...] = ()
+    pool_op_kernel_sizes: tuple[tuple[Count, ...], ...] = ()
+
+    @property
+    def resampled(self) -> bool:
+        """Whether scans are resampled to `spacing`."""
+        return self.resampling_fn_data != _NO_RESAMPLING
+
+
+class Plans(Fields):
+    """`plans.json`."""
+
+    dataset_name: str = ""
+    plans_name: str = ""
+    image_reader_writer: str
+    transpose_forward: tuple[Axis, Axis, Axis]
+    transpose_backward: tuple[Axis, Axis, Axis]
+    label_manager: str = "LabelManager"
+    foreground_intensity_properties_per_channel: dict[str, Intensity] = {}
+    foreground_intensity_properties_by_modality: dict[str, Intensity] = {}
+    configurations: dict[str, dict[str, Any]]
+
+    @property
+    def intensities(self) -> Mapping[str, Intensity]:
+        """Intensities of each channel, by its index as text."""
+        return (
+            self.foreground_intensity_properties_per_channel
+            or self.foreground_intensity_properties_by_modality
+        )
+
+
+def read_plans(folder: Path) -> Plans:
+    """Read `plans.json` of a model.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if it is missing or an entry is missing or invalid; MODEL_UNSUPPORTED if
+        labels are handled by a class other than nnU-Net's own.
+    """
+    plans = parse(Plans, read_json(folder, "plans.json"), "plans.json")
+    for order in (plans.transpose_forward, plans.transpose_backward):
+        if sorted(order) != [0, 1, 2]:
+            raise ScanError(Reason.MODEL_DAMAGED, "plans.json: transposition is not an order")
+    if any(plans.transpose_backward[plans.transpose_forward[n]] != n for n in range(3)):
+        detail = "plans.json: transpose_backward does not invert transpose_forward"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    if plans.label_manager != "LabelManager":
+        detail = f"the label manager {truncate(plans.label_manager)!r}"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    return plans
+
+
+def read_configuration(plans: Plans, name: str) -> Configuration:
+    """Return a configuration with the entries that it inherits.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if it does not exist, inherits in a circle, or an entry is missing or invalid;
+        MODEL_UNSUPPORTED for preprocessing or resampling by other functions than nnU-Net's own.
+    """
+    chain, entries = [name], dict[str, Any]()
+    while True:
+        if chain[-1] not in plans.configurations:
+            detail = f"plans.json has no configuration {truncate(chain[-1])!r}"
+            raise ScanError(Reason.MODEL_DAMAGED, detail)
+        entries = {**plans.configurations[chain[-1]], **entries}
+        parent = plans.configurations[chain[-1]].get("inherits_from")
+        if parent is None:
+            break
+        if parent in chain:
+            circle = " -> ".join(truncate(str(link)) for link in (*chain, parent))
+            raise ScanError(Reason.MODEL_DAMAGED, f"configurations inherit in a circle: {circle}")
+        chain.append(str(parent))
+    configuration = parse(Configuration, entries, f"plans.json: {truncate(name)}")
+    _check(configuration)
+    return configuration
+
+
+def _check(configuration: Configuration) -> None:
+    """Refuse configurations that other functions process than nnU-Net's own."""
+    if configuration.preprocessor_name != "DefaultPreprocessor":
+        detail = f"the preprocessor {truncate(configuration.preprocessor_name)!r}"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if len(configuration.patch_size) != len(configuration.spacing):
+        detail = "plans.json: patch size and spacing have different dimensions"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    functions = (configuration.resampling_fn_data, configuration.resampling_fn_probabilities)
+    for function in (*functions, configuration.resampling_fn_seg):
+        if function not in _RESAMPLINGS:
+            raise ScanError(Reason.MODEL_UNSUPPORTED, f"resampling by {truncate(function)!r}")
+    if len(set(functions)) > 1:
+        detail = "resampling of scans but not of scores, or the reverse"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    data = configuration.resampling_fn_data_kwargs
+    scores = configuration.resampling_fn_probabilities_kwargs
+    if data.order not in (1, 3) or scores.order != 1:
+        detail = f"resampling of scans by order {data.order} and of scores by {scores.order}"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    for one in (data, scores):
+        if one.is_seg or one.order_z != 0 or one.force_separate_z is True:
+            detail = "is_seg, order_z or force_separate_z of resampling"
+            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if data.separate_above != scores.separate_above:
+        detail = "separate resampling of slices for scans but not for scores, or the reverse"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+
+
+def parse(kind: type[T], entries: Any, name: str) -> T:
+    """Return entries of a JSON file as an object.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED, naming the first entry that is missing or invalid.
+    """
+    try:
+        return kind.model_validate(entries)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        location = ".".join(str(key) for key in first["loc"])
+        problem = "is missing" if first["type"] == "missing" else "is invalid"
+        detail = f"{name}: {truncate(location)} {problem}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc

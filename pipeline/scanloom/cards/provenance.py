@@ -1,0 +1,181 @@
+"""Provenance of models in the store: source, date, licence, and the hashes of all files."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from scanloom.cards.download.digests import file_digest
+from scanloom.core import Reason, ScanError, printable
+
+PROVENANCE_FILE: Final = "scanloom-provenance.json"
+"""Name of the record inside a model's folder; it is not among the files that it lists."""
+SMALL_BYTES: Final = 16 << 20
+"""Files up to this size are hashed whenever a model is loaded, larger ones if they are weights."""
+_MAX_RECORD_BYTES: Final = 8 << 20
+_SHOWN_FILES: Final = 3
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and SHA-256 (hex) of a file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Record of a model that was added to the store.
+
+    Parameters
+    ----------
+    source : str
+        Request that it was added for, or kind and name of the folder or zip file.
+    address : str
+        Address that the files came from; equal to `source` for a folder or zip file.
+    added : str
+        Date and time, ISO 8601, UTC.
+    licence : str
+        Licence as shown when the model was added.
+    accepted : bool
+        Whether the user accepted a licence with conditions.
+    published : bool
+        Whether the files were compared with checksums of their publisher.
+    files : mapping of str to FileRecord
+        All files by their path relative to the folder.
+    """
+
+    source: str
+    address: str
+    added: str
+    licence: str
+    accepted: bool
+    published: bool
+    files: Mapping[str, FileRecord] = field(repr=False)
+
+
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Write the record of a model into its folder, and flush it to disk."""
+    files = {name: [entry.size, entry.sha256] for name, entry in provenance.files.items()}
+    document = {"schema": 1, **vars(provenance), "files": files}
+    with (folder / PROVENANCE_FILE).open("w", encoding="utf-8") as output:
+        json.dump(document, output, indent=1)
+        output.flush()
+        os.fsync(output.fileno())
+
+
+def read_provenance(folder: Path) -> Provenance | None:
+    """Return the record of a model, None if its folder has none.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if the record can't be read; NEWER_VERSION if its schema is unknown.
+    """
+    file = folder / PROVENANCE_FILE
+    try:
+        with file.open("rb") as stream:
+            document = json.loads(stream.read(_MAX_RECORD_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{PROVENANCE_FILE} can't be read") from exc
+    if isinstance(document, dict) and document.get("schema", 1) != 1:
+        raise ScanError(Reason.NEWER_VERSION, f"{PROVENANCE_FILE} has another schema")
+    try:
+        return _parse(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{PROVENANCE_FILE} is malformed") from exc
+
+
+def _parse(document: Any) -> Provenance:
+    files = {
+        str(name): FileRecord(int(size), str(sha256))
+        for name, (size, sha256) in document["files"].items()
+    }
+    texts = {key: str(document[key]) for key in ("source", "address", "added", "licence")}
+    accepted, published = document["accepted"] is True, document["published"] is True
+    return Provenance(**texts, accepted=accepted, published=published, files=files)
+
+
+def hash_files(folder: Path) -> dict[str, FileRecord]:
+    """Return size and hash of all files of a model.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if a file can't be read.
+    """
+    return {name: FileRecord(size, _hash(folder / name)) for name, size in _sizes(folder).items()}
+
+
+def check_files(
+    folder: Path, provenance: Provenance, known: Mapping[Path, str] | None = None
+) -> None:
+    """Compare the files of a model with its record.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the model.
+    provenance : Provenance
+        Its record.
+    known : mapping of Path to str, optional
+        SHA-256 of the files that have just been hashed. Of the other files, only those of up to
+        `SMALL_BYTES` are then hashed; without it all are.
+
+    Raises
+    ------
+    ScanError
+        MODEL_HASH, with the names of files that differ, are missing or new.
+    """
+    present = _sizes(folder)
+    changed = sorted(present.keys() ^ provenance.files.keys())
+    for name, size in present.items():
+        entry = provenance.files.get(name)
+        if entry is None or size != entry.size:
+            changed += [name] * (entry is not None)
+            continue
+        digest = None if known is None else known.get(folder / name)
+        if digest is None and (known is None or size <= SMALL_BYTES):
+            digest = _hash(folder / name)
+        if digest is not None and digest != entry.sha256:
+            changed.append(name)
+    if changed:
+        names = ", ".join(printable(name) for name in changed[:_SHOWN_FILES])
+        more = f" and {len(changed) - _SHOWN_FILES} more" if len(changed) > _SHOWN_FILES else ""
+        detail = f"{names}{more} changed since the model was added on {provenance.added[:10]}"
+        raise ScanError(Reason.MODEL_HASH, detail)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of all files by relative path; hidden files and the record are left out."""
+
+    def unreadable(exc: OSError) -> None:
+        raise ScanError(Reason.MODEL_DAMAGED, "a folder of the model can't be read") from exc
+
+    sizes = {}
+    for root, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        for name in [name for name in names if not name.startswith(".")] + links:
+            file = Path(root, name)
+            status = file.lstat()
+            regular = stat.S_ISREG(status.st_mode)
+            sizes[file.relative_to(folder).as_posix()] = status.st_size if regular else -1
+    sizes.pop(PROVENANCE_FILE, None)
+    return sizes
+
+
+def _hash(file: Path) -> str:
+    try:
+        return file_digest(file)
+    except OSError as exc:
+        detail = f"{printable(file.name)} can't be read"
+        raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
