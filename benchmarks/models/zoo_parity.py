@@ -106,9 +106,11 @@ def entry(form: str, scans: list[str]) -> Any:
             return [{"image": scans[0]}]
         case "list":
             return [{"image": scans}]
-        case "phases":
+        case "phases":  # a label of the same name as a scan would overwrite its result
+            label = Path(scans[0]).with_name("label.nii.gz")
+            shutil.copy(scans[0], label)
             return [
-                dict(zip(("artery", "vein", "excret", "label"), [*scans, scans[0]], strict=True))
+                dict(zip(("artery", "vein", "excret", "label"), [*scans, str(label)], strict=True))
             ]
         case "clicks":
             return [{"image": scans[0], "guidance": {}, "spleen": [], "background": []}]

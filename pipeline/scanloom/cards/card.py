@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from scanloom.cards.cleaning import Cleaning
+from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
 
@@ -255,31 +257,6 @@ def label_bytes(decision: Decision, classes: int) -> int:
 
 
 @dataclass(frozen=True)
-class KeepLargest:
-    """Keep the largest connected components (MONAI KeepLargestConnectedComponent).
-
-    Parameters
-    ----------
-    numbers : tuple of int
-        Numbers of the structures; empty for all.
-    together : bool
-        Whether the structures are merged before components are found (`independent=False`).
-    parts : int
-        Number of components to keep.
-    connectivity : 6, 18 or 26
-        Neighbours that count as connected.
-    when : "before" or "after"
-        Before labels are mapped to the source grid (on the network grid), or after.
-    """
-
-    numbers: tuple[int, ...] = ()
-    together: bool = False
-    parts: int = 1
-    connectivity: Literal[6, 18, 26] = 26
-    when: Literal["before", "after"] = "after"
-
-
-@dataclass(frozen=True)
 class Range:
     """From low to high, both included."""
 
@@ -353,8 +330,11 @@ class ModelCard:
     `air_below` is an intensity below which voxels are always background: windows without a voxel
     at or above it are skipped; None skips none.
     `folds` are further weights of the same network: the scores of all are averaged. `stage` is a
-    model that runs first. A card with `parts` has no network run of its own: its parts run on the
-    same network grid, and their structures are united by label, later parts over earlier ones.
+    model that runs first. A card with `parts` has no network of its own (`network`, `weights` and
+    `window` are those of the first part): the scan is resampled to its grid and its steps are
+    applied, unless it has exactly that spacing; its parts see the result as a scan. Their
+    structures are united by label, later parts over earlier ones, and mapped back by nearest
+    neighbour.
     `flags` are caveats of every result of the model.
     """
 
@@ -376,7 +356,7 @@ class ModelCard:
     activation: Literal["softmax", "sigmoid"] | None = None
     decision: Decision = field(default_factory=Argmax)
     restore: Literal["scores", "labels"] = "scores"
-    cleaning: tuple[KeepLargest, ...] = ()
+    cleaning: tuple[Cleaning, ...] = ()
     checks: Checks = field(default_factory=Checks)
     precisions: tuple[Precision, ...] = ("float32",)
     air_below: float | None = None

@@ -52,7 +52,7 @@ class ModelReader:
 READERS: Final = (
     ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
     ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
-    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+    ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet, read_nnunet),
     ModelReader("nnU-Net v2 datasets", is_dataset_folder, read_dataset_folder),
     ModelReader("TensorFlow.js layer model", is_layers_model, read_layers_folder),
     ModelReader("MeshNet with safetensors", is_meshnet_folder, read_meshnet_folder),

@@ -19,6 +19,7 @@ from scanloom.cards.readers import (
     split_options,
     variant_name,
 )
+from scanloom.cards.totalsegmentator.folder import is_task
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
 
@@ -111,7 +112,8 @@ def locate_model(name_or_folder: str) -> ModelEntry:
     if name_or_folder in known:
         folder, section = known[name_or_folder]
         return ModelEntry(name_or_folder, folder, None, None, section)
-    if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
+    is_folder = os.path.isdir(name_or_folder)  # noqa: PTH112 - False where Path.is_dir() raises
+    if is_folder or is_task(name_or_folder):
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
     hint = did_you_mean(name_or_folder, sorted(known))

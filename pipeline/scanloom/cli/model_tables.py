@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cli.console import console, error_document
@@ -75,6 +75,8 @@ def plain_entry(entry: ModelEntry) -> dict[str, Any]:
 
 def plain_card(entry: ModelEntry) -> dict[str, Any]:
     """Return the JSON object of a model with its card."""
+    from scanloom.cards.parts import networks
+
     card = entry.card
     if card is None:
         raise ValueError("the model has no card")
@@ -91,6 +93,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "orientation": card.grid.orientation,
         "spacing_mm": card.grid.spacing,
         "precisions": card.precisions,
+        "networks": [_plain_network(network) for network in networks(card)],
         "weights_sha256": card.weights.sha256,
         **_plain_origin(entry),
         "structures": [_plain_structure(s) for s in card.structures],
@@ -117,8 +120,33 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
         ("axes", card.grid.orientation or "the scan's own"),
         ("spacing", _format_spacing(spacing)),
         ("precisions", ", ".join(card.precisions)),
-        ("weights", f"sha256 {card.weights.sha256}"),
+        *_weights(card),
     ]
+
+
+def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:
+    """Yield a line for the weights of each network, in the order in which they run."""
+    from scanloom.cards.parts import networks
+
+    if card.stage is not None:
+        structures = ", ".join(card.stage.labels) or "all structures"
+        if card.stage.use == "crop":
+            yield "crop", f"{card.stage.card.name}: {structures}, {card.stage.margin:g} mm around"
+        else:
+            yield "first stage", card.stage.card.name
+    for network in networks(card):
+        name = "weights" if network is card else f"weights of {network.name}"
+        for weights in (network.weights, *network.folds):
+            yield name, f"sha256 {weights.sha256}"
+
+
+def _plain_network(card: ModelCard) -> dict[str, Any]:
+    """Return the JSON object of one of a model's networks."""
+    return {
+        "name": card.name,
+        "weights_sha256": [weights.sha256 for weights in (card.weights, *card.folds)],
+        "structures": [s.label for s in card.structures],
+    }
 
 
 def _format_spacing(spacing: Sequence[float | None] | None) -> str:

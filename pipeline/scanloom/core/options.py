@@ -87,6 +87,15 @@ class ComputeOptions:
             "description": "Whether networks also run on mirrored scans: as the model says, or not"
         },
     )
+    remove_small: float = field(
+        default=0.0,
+        metadata={
+            "description": "Connected components of a structure up to this volume, in mm3, are "
+            "removed",
+            "ge": 0.0,
+            "examples": [200.0],
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from scanloom.core import CaseRecord, ComputeOptions, settle_in
 from scanloom.engine.segment import segment_options, segment_paths
 
 if TYPE_CHECKING:
-    from scanloom.inference.predictor import TorchPredictor
+    from scanloom.engine.case.types import Predictor
 
 
-def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> TorchPredictor:
+def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> Predictor:
     """Load a model; its `predict(volume)` labels one volume after another.
 
     Parameters
@@ -31,11 +31,11 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> T
     ScanError
         If there is no such model, it can't be expressed or trusted, or the device is not there.
     """
-    from scanloom.inference.predictor import TorchPredictor
+    from scanloom.inference.composite import make_predictor
 
     settle_in()
     compute = ComputeOptions(precision=precision)  # type: ignore[arg-type]
-    return TorchPredictor(find_model(name), compute, device=device)
+    return make_predictor(find_model(name), compute, device=device)
 
 
 def segment(

@@ -315,9 +315,10 @@ class _Run:
         """Open the worker processes of the run's cluster; stop them at the end."""
         execution, cluster = self.workflow.execution, self.options.cluster
         digests = tuple(card_digest(card) for card in self.cards)
+        structures = self.workflow.outputs.structures
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(load_models, self.workflow.models, digests, execution),
+            partial(load_models, self.workflow.models, digests, execution, structures),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,

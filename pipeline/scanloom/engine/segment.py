@@ -269,7 +269,9 @@ class _Session:
         execution = self.workflow.execution
         digests = [card_digest(card) for card in self.cards]
         try:
-            self._predictors = load_models(self.workflow.models, digests, execution)
+            self._predictors = load_models(
+                self.workflow.models, digests, execution, self.options.outputs.structures
+            )
         except Exception as error:
             self._fault = blame(error)
             raise self._fault from error

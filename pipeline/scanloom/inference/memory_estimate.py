@@ -8,8 +8,8 @@ included.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.crop import largest_box
+from scanloom.inference.resampling.parts import grid_for_parts
 from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.sliding_window import HEAD_SLABS
 from scanloom.inference.windows.layout import window_layout
@@ -177,9 +178,48 @@ def estimate_placed(
     windows : int
         Windows in a batch.
     """
+    stage = []
+    if card.stage is not None:
+        stage.append(estimate_placed(card.stage.card, grid, stored, where, windows))
+    if card.parts:
+        own, held = _resampled_for_parts(card, grid)
+        inner = grid_for_parts(grid, card)
+        parts = [estimate_placed(part, inner, FLOAT_BYTES, where, windows) for part in card.parts]
+        return _largest([*stage, own, *(_with_held(part, held) for part in parts)])
     device, precision = where
     plan, dtype = plan_grid(grid, card.grid), getattr(torch, precision)
-    return estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
+    network = estimate_network(card, plan, torch.device(device), dtype, Budget(windows), stored)
+    return _largest([*stage, network])
+
+
+def _resampled_for_parts(card: ModelCard, grid: Grid) -> tuple[MemoryEstimate, int]:
+    """Return the memory of a model with parts without them, and what it holds while they run.
+
+    It holds the resampled scan, and the label map on that grid.
+    """
+    plan = plan_grid(grid, card.grid)
+    voxels, source = math.prod(plan.network.shape), math.prod(grid.shape)
+    scan, labels = FLOAT_BYTES * voxels * len(card.channels), card.label_bytes * voxels
+    steps = {
+        "resample": scan + len(card.channels) * _resampling(card, plan, Budget()),
+        "restore": labels + 3 * card.label_bytes * source,
+        "clean": labels + card.label_bytes * source + _cleaning(card, labels),
+    }
+    return MemoryEstimate(steps), scan + labels
+
+
+def _with_held(estimate: MemoryEstimate, held: int) -> MemoryEstimate:
+    """Return an estimate while further arrays are held on the host."""
+    return replace(estimate, host={step: n + held for step, n in estimate.host.items()})
+
+
+def _largest(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate:
+    """Return the largest memory by step of networks that run one after another."""
+    host, device = dict[str, int](), dict[str, int]()
+    for estimate in estimates:
+        for known, found in ((host, estimate.host), (device, estimate.device)):
+            known.update({step: max(n, known.get(step, 0)) for step, n in found.items()})
+    return MemoryEstimate(host, device)
 
 
 def _on_own_memory(

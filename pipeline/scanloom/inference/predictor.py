@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from scanloom.cards.card import Argmax, ModelCard, Threshold
+from scanloom.cards.cleaning import with_small_removed
 from scanloom.core import (
     ComputeOptions,
     Flag,
+    Grid,
     Layer,
     Reason,
     ScanError,
@@ -35,6 +36,7 @@ from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
 from scanloom.inference.restore.area import AreaRestorer
+from scanloom.inference.restore.decisions import only_numbers
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
@@ -180,7 +182,7 @@ class TorchPredictor:
             prediction = self._predict_without_overflow(scan.crop(box), clock)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
-            maps = [self._clean(labels, "after") for labels in maps]
+            maps = [self._clean(labels, "after", volume.grid) for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
     def _predict_without_overflow(self, scan: Scan, clock: StepTimer) -> _Prediction:
@@ -270,7 +272,7 @@ class TorchPredictor:
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
         self._run(self._planes(image, plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
-            return labels.finish(lambda decided: self._clean(decided, "before"))
+            return labels.finish(lambda decided: self._clean(decided, "before", plan.network))
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -346,20 +348,18 @@ class TorchPredictor:
         if self.device.device.type == "cuda":
             torch.cuda.synchronize(self.device.device)
 
-    def _clean(self, labels: Labels, when: str) -> Labels:
-        """Return the label map after the card's cleaning."""
-        from scanloom.ops.components import keep_largest
+    def _clean(self, labels: Labels, when: str, grid: Grid) -> Labels:
+        """Return the label map on a grid after the card's cleaning."""
+        from scanloom.ops.components import clean
 
-        for rule in self.card.cleaning:
-            if rule.when == when:
-                labels = keep_largest(labels, rule)
-        return labels
+        rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
+        return clean(labels, rules, grid.spacing, when)
 
     def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
         structures, maps = self.card.structures, prediction.maps
         if not isinstance(self.card.decision, Threshold):
-            layers = [Layer(_only(maps[0], {s.number for s in structures}), structures)]
+            layers = [Layer(only_numbers(maps[0], {s.number for s in structures}), structures)]
         else:
             layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
         reordered = as_nifti(self.card.grid, volume) is not self.card.grid
@@ -373,15 +373,6 @@ class TorchPredictor:
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
             flags=(*self.card.flags, *prediction.flags, *presented),
         )
-
-
-def _only(labels: Labels, numbers: set[int]) -> Labels:
-    """Return the label map without the channels that have no structure in the card."""
-    highest = max(numbers)
-    table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
-    table[list(numbers)] = list(numbers)
-    unchanged = numbers == set(range(1, highest + 1)) and int(labels.max()) <= highest
-    return labels if unchanged else table[labels]
 
 
 def _check(card: ModelCard) -> None:

@@ -1,4 +1,4 @@
-"""Connected components of label maps: keep the largest ones, count them.
+"""Connected components of label maps: keep the largest ones, remove small ones, count them.
 
 Components are labelled slab by slab and merged across slab borders, so that no component array of
 the size of the scan is needed. Short slabs also stay in the processor's cache, which is faster.
@@ -7,7 +7,8 @@ the size of the scan is needed. Short slabs also stay in the processor's cache, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from scanloom.cards.card import KeepLargest
+from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.ops.run_length import Labels, find_runs, iter_slabs
 
 Connectivity = Literal[6, 18, 26]
@@ -75,15 +76,43 @@ def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
     for value in np.unique(components.value[1:]):
         candidates = np.flatnonzero(components.value == value)
         keep[_components_to_drop(labels, table, components, candidates, rule)] = False
-    if keep.all():
-        return labels
-    result = labels.copy(order="F")
-    for slab, component_of in zip(components.slabs, components.component_of, strict=True):
-        dropped = ~keep[component_of]
-        if dropped.any():
-            pieces = _label_slab(labels, slab, rule.connectivity, table)[0][:, :, _lead_in(slab) :]
-            result[:, :, slab][dropped[pieces]] = 0
-    return result
+    return _drop(labels, table, components, ~keep, rule.connectivity)
+
+
+def remove_small(labels: Labels, rule: RemoveSmall, spacing: Sequence[float]) -> Labels:
+    """Return the label map without the small components of the structures in `rule`.
+
+    Parameters
+    ----------
+    labels : (I, J, K) uint8 or uint16 array
+        A label map.
+    rule : RemoveSmall
+        Structures, largest volume that is removed, connectivity.
+    spacing : (x, y, z)
+        Size of a voxel, mm.
+
+    Returns
+    -------
+    (I, J, K) array
+        As of `keep_largest`.
+    """
+    labels = np.asfortranarray(labels)
+    table = _lookup(labels, rule.numbers)
+    components = find_components(labels, rule.connectivity, table)
+    dropped = components.voxels <= rule.volume / math.prod(spacing)
+    dropped[0] = False
+    return _drop(labels, table, components, dropped, rule.connectivity)
+
+
+def clean(labels: Labels, rules: Iterable[Cleaning], spacing: Sequence[float], when: str) -> Labels:
+    """Return the label map after a card's cleaning "before" or "after" it is restored."""
+    for rule in rules:
+        if rule.when == when:
+            if isinstance(rule, KeepLargest):
+                labels = keep_largest(labels, rule)
+            else:
+                labels = remove_small(labels, rule, spacing)
+    return labels
 
 
 def count_components(
@@ -152,6 +181,25 @@ def find_components(
         value,
         voxels,
     )
+
+
+def _drop(
+    labels: Labels,
+    table: Labels,
+    components: Components,
+    dropped: NDArray[np.bool_],
+    connectivity: Connectivity,
+) -> Labels:
+    """Return the label map without the components that are `dropped` (C,); itself if none is."""
+    if not dropped.any():
+        return labels
+    result = labels.copy(order="F")
+    for slab, component_of in zip(components.slabs, components.component_of, strict=True):
+        in_slab = dropped[component_of]
+        if in_slab.any():
+            pieces = _label_slab(labels, slab, connectivity, table)[0][:, :, _lead_in(slab) :]
+            result[:, :, slab][in_slab[pieces]] = 0
+    return result
 
 
 def _label_slab(
@@ -235,9 +283,17 @@ def _first_voxels(
 
 def _table(labels: Labels, rule: KeepLargest) -> Labels:
     """Return the lookup table of a rule: a value itself, 1 if joined, 0 if not in the rule."""
+    table = _lookup(labels, rule.numbers)
+    if rule.together:
+        table[table > 0] = 1
+    return table
+
+
+def _lookup(labels: Labels, given: Sequence[int]) -> Labels:
+    """Return the lookup table of structures: a value itself, 0 if it is not one of theirs."""
     size = int(np.iinfo(labels.dtype).max) + 1
-    numbers = np.array(rule.numbers or range(1, size))
+    numbers = np.array(given or range(1, size))
     numbers = numbers[numbers < size]
     table = np.zeros(size, labels.dtype)
-    table[numbers] = 1 if rule.together else numbers
+    table[numbers] = numbers
     return table

@@ -13,7 +13,6 @@ import torch
 
 from scanloom.cards.card import (
     Argmax,
-    KeepLargest,
     ModelCard,
     NetworkGrid,
     NetworkSpec,
@@ -21,6 +20,7 @@ from scanloom.cards.card import (
     Weights,
     Window,
 )
+from scanloom.cards.cleaning import KeepLargest
 from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.network.architectures import build_network

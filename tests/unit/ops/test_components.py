@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from scanloom.cards.card import KeepLargest
+from scanloom.cards.cleaning import KeepLargest, RemoveSmall
 from scanloom.ops import components, run_length
-from scanloom.ops.components import count_components, keep_largest
+from scanloom.ops.components import count_components, keep_largest, remove_small
 
 
 def blobs(seed: int, shape=(17, 13, 11), n_labels=3, fill=0.4, dtype=np.uint8):
@@ -168,3 +168,22 @@ def test_values_and_sizes_of_components():
     for n in (1, 2, 3):
         assert parts.voxels[parts.value == n].sum() == np.count_nonzero(labels == n)
     assert parts.voxels[0] == 0
+
+
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("numbers", [(), (1, 3)])
+@pytest.mark.parametrize("seed", range(3))
+def test_removes_small_components(numbers, seed):
+    """Components of at most the volume are removed, as TotalSegmentator counts them by SciPy."""
+    labels, spacing = blobs(seed), (1.5, 1.5, 2.0)
+
+    result = remove_small(labels, RemoveSmall(numbers, 36.0), spacing)
+
+    expected = labels.copy()
+    for number in numbers or (1, 2, 3):
+        found, count = ndimage.label(labels == number)
+        sizes = np.bincount(found.ravel(), minlength=count + 1)
+        expected[(labels == number) & (sizes <= 36.0 / np.prod(spacing))[found]] = 0
+    np.testing.assert_array_equal(result, expected)
+    assert (result != labels).any()
+    assert result.dtype == labels.dtype

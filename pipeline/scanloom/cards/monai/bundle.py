@@ -124,7 +124,8 @@ def _read_parts(
     with obstacles.noted():
         transform = config.get("preprocessing") if "preprocessing" in config else None
     obstacles.add(*config.refused)
-    before, keys = Preprocessing(), ("image",)
+    before = Preprocessing()
+    keys: tuple[str, ...] = ("image",)
     with obstacles.noted():
         before = read_preprocessing(transform, _inputs(metadata), obstacles)
         keys = before.sources

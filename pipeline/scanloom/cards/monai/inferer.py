@@ -77,10 +77,11 @@ def _planes(args: Arguments) -> Window:
     value = args.take("roi_size")
     if axis not in (0, 1, 2) or isinstance(axis, bool):
         raise args.refused("spatial_dim", axis)
-    sizes = value if isinstance(value, list) else [value] * 2
+    sizes = list(value) if isinstance(value, list) else [value] * 2
     if len(sizes) != 2 or not all(_is_size(n) for n in sizes):
         raise args.refused("roi_size", value)
-    i, j, k = [*sizes[:axis], 1, *sizes[axis:]]
+    sizes.insert(axis, 1)
+    i, j, k = sizes
     plane: Literal[0, 1, 2] = axis
     return _sliding(args, (i, j, k), plane)
 

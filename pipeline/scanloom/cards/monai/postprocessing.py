@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Argmax, Decision, KeepLargest, Paint, Threshold
+from scanloom.cards.card import Argmax, Decision, Paint, Threshold
+from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.monai.config.arguments import Arguments, describe
 from scanloom.cards.monai.config.values import Component, Priorities, Unchanged
 from scanloom.cards.monai.obstacles import Obstacles

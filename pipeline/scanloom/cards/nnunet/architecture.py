@@ -75,35 +75,35 @@ def describe_network(configuration: Configuration, inputs: int, outputs: int) ->
     if name not in _NETWORKS:
         detail = f"the network {truncate(architecture.network_class_name)!r}"
         raise ScanError(Reason.MODEL_NETWORK, f"{detail} is not one of {', '.join(_NETWORKS)}")
-    given = parse(_Arguments, architecture.arch_kwargs, "plans.json: architecture")
+    options = parse(_Arguments, architecture.arch_kwargs, "plans.json: architecture")
     dimensions: Literal[2, 3] = 3 if len(configuration.patch_size) == 3 else 2
-    if given.conv_op.rpartition(".")[2] != f"Conv{dimensions}d":
-        detail = f"the convolution {truncate(given.conv_op)!r} of a {dimensions}-D model"
+    if options.conv_op.rpartition(".")[2] != f"Conv{dimensions}d":
+        detail = f"the convolution {truncate(options.conv_op)!r} of a {dimensions}-D model"
         raise ScanError(Reason.MODEL_NETWORK, detail)
     residual = name == "ResidualEncoderUNet"
-    blocks = given.n_blocks_per_stage if residual else given.n_conv_per_stage
-    count = given.n_stages
+    blocks = options.n_blocks_per_stage if residual else options.n_conv_per_stage
+    count = options.n_stages
     args: dict[str, Any] = {
         "spatial_dims": dimensions,
         "in_channels": inputs,
         "out_channels": outputs,
         "plan": {
-            "features": _each(given.features_per_stage, count),
-            "kernels": _each_size(given.kernel_sizes, count, dimensions),
-            "strides": _each_size(given.strides, count, dimensions),
+            "features": _each(options.features_per_stage, count),
+            "kernels": _each_size(options.kernel_sizes, count, dimensions),
+            "strides": _each_size(options.strides, count, dimensions),
             "encoder": _each(blocks, count),
-            "decoder": _each(given.n_conv_per_stage_decoder, count - 1),
+            "decoder": _each(options.n_conv_per_stage_decoder, count - 1),
         },
         "layers": {
-            "bias": given.conv_bias,
-            "norm": _norm(given.norm_op, dimensions),
-            "norm_args": (given.norm_op_kwargs or _NormArguments()).model_dump(),
-            "slope": _slope(given),
-            "dropout": given.dropout_op is not None,
-            "activation_first": given.nonlin_first,
+            "bias": options.conv_bias,
+            "norm": _norm(options.norm_op, dimensions),
+            "norm_args": (options.norm_op_kwargs or _NormArguments()).model_dump(),
+            "slope": _slope(options),
+            "dropout": options.dropout_op is not None,
+            "activation_first": options.nonlin_first,
         },
     }
-    return NetworkSpec(name, {**args, "stem": given.stem_channels} if residual else args)
+    return NetworkSpec(name, {**args, "stem": options.stem_channels} if residual else args)
 
 
 def _of_old_plans(configuration: Configuration) -> Architecture:
@@ -159,13 +159,13 @@ def _norm(name: str | None, dimensions: int) -> str | None:
     raise ScanError(Reason.MODEL_NETWORK, f"normalisation by {truncate(name)!r} in the network")
 
 
-def _slope(given: _Arguments) -> float | None:
+def _slope(options: _Arguments) -> float | None:
     """Return the negative slope of the activation; None without one."""
-    if given.nonlin is None:
+    if options.nonlin is None:
         return None
-    name = given.nonlin.rpartition(".")[2]
+    name = options.nonlin.rpartition(".")[2]
     if name not in _ACTIVATIONS:
-        detail = f"the activation {truncate(given.nonlin)!r} in the network"
+        detail = f"the activation {truncate(options.nonlin)!r} in the network"
         raise ScanError(Reason.MODEL_NETWORK, detail)
-    slope = given.nonlin_kwargs.negative_slope if given.nonlin_kwargs else None
+    slope = options.nonlin_kwargs.negative_slope if options.nonlin_kwargs else None
     return _ACTIVATIONS[name] if slope is None or name == "ReLU" else slope

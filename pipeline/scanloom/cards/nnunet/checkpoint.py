@@ -68,7 +68,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What an nnU-Net checkpoint says about its model.
+    """Description of a model, from an nnU-Net checkpoint.
 
     Parameters
     ----------
@@ -219,15 +219,19 @@ def _never(*_: Any) -> Any:
     raise ScanError(Reason.MODEL_UNSAFE, "the checkpoint makes a storage of its own")
 
 
+NUMBERS: Final[Known] = {
+    "_codecs.encode": _encode,
+    "numpy.dtype": _number_type,
+    **dict.fromkeys(_SCALARS, _scalar),
+}
+"""Names with which NumPy's numbers are pickled."""
 KNOWN: Final[Known] = {
+    **NUMBERS,
     "collections.OrderedDict": lambda *items: dict(*items),
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch.device": lambda *_: None,
     "torch.Size": tuple,
-    "_codecs.encode": _encode,
-    "numpy.dtype": _number_type,
-    **dict.fromkeys(_SCALARS, _scalar),
     **dict.fromkeys(STORAGES, _never),
 }
 """Names that a checkpoint may refer to: tensors, containers and numbers."""

@@ -50,7 +50,7 @@ class _Dataset(Fields):
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a model's `dataset.json` says.
+    """Channels and labels of a model.
 
     Parameters
     ----------
@@ -89,39 +89,39 @@ def read_dataset(folder: Path) -> Dataset:
         MODEL_DAMAGED if it is missing, an entry is missing or invalid, labels skip numbers, or
         regions have no order.
     """
-    given = parse(_Dataset, read_json(folder, "dataset.json"), "dataset.json")
+    content = parse(_Dataset, read_json(folder, "dataset.json"), "dataset.json")
     labels = {
         name: (value,) if isinstance(value, int) else value
-        for name, value in given.labels.items()
+        for name, value in content.labels.items()
         if name != "ignore"
     }
-    foreground = _foreground(given, labels)
+    foreground = _foreground(content, labels)
     classes = {name: values for name, values in labels.items() if set(values) != {0}}
     if any(len(values) > 1 for values in labels.values()):
-        structures, decision = _regions(classes, given.regions_class_order)
+        structures, decision = _regions(classes, content.regions_class_order)
         outputs = len(classes)
     else:
         numbers = [values[0] for values in classes.values()]
         structures, decision = name_structures(list(classes), numbers), Argmax()
         outputs = len(foreground) + 1
     return Dataset(
-        channels=_channels(given.channel_names or given.modality),
+        channels=_channels(content.channel_names or content.modality),
         structures=structures,
         decision=decision,
         outputs=outputs,
         foreground=foreground,
-        name=given.name,
-        description=given.description,
-        attribution=given.reference,
-        license=given.licence or given.license,
-        version=given.release,
+        name=content.name,
+        description=content.description,
+        attribution=content.reference,
+        license=content.licence or content.license,
+        version=content.release,
     )
 
 
 def modality_of(name: str) -> str | None:
     """Return the modality that a channel's name states, None if it states none."""
-    words = set(re.findall(r"[a-z0-9]+", name.lower()))
-    return next((m for m, known in _MODALITIES.items() if words & set(known)), None)
+    terms = set(re.findall(r"[a-z0-9]+", name.lower()))
+    return next((m for m, known in _MODALITIES.items() if terms & set(known)), None)
 
 
 def _channels(names: dict[str, str]) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def _channels(names: dict[str, str]) -> tuple[str, ...]:
     return tuple(names[str(n)].strip() or f"channel {n}" for n in range(len(names)))
 
 
-def _foreground(given: _Dataset, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _foreground(content: _Dataset, labels: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the numbers of all labels but the background; refuse an invalid set of labels."""
     if labels.get("background") != (0,):
         raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: label 0 is not the background")
@@ -144,7 +144,7 @@ def _foreground(given: _Dataset, labels: dict[str, tuple[int, ...]]) -> tuple[in
         raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: labels skip numbers")
     if len(numbers) < 2:
         raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: there is no label but the background")
-    ignored = given.labels.get("ignore")
+    ignored = content.labels.get("ignore")
     if ignored is not None and ignored != len(numbers):
         raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: `ignore` is not the last label")
     return tuple(numbers[1:])
@@ -166,7 +166,7 @@ def _regions(
     names, values = list(classes), list(classes.values())
     covered = [any(set(v) & set(later) for later in values[n + 1 :]) for n, v in enumerate(values)]
     shown = [
-        f"{name} (remainder)" if part else name for name, part in zip(names, covered, strict=True)
+        f"{name} (remainder)" if under else name for name, under in zip(names, covered, strict=True)
     ]
     paint = Paint(tuple(enumerate(order)), SIGMOID_ABOVE_HALF, inclusive=False)
     return name_structures(shown, list(order)), paint

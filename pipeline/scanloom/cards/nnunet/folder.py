@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from scanloom.cards.card import (
+    ANY_MODALITY,
     Channel,
     Crop,
     ModelCard,
@@ -23,6 +26,7 @@ from scanloom.cards.nnunet.architecture import describe_network
 from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, Checkpoint, read_checkpoint
 from scanloom.cards.nnunet.dataset import Dataset, modality_of, read_dataset
 from scanloom.cards.nnunet.plans import Configuration, Plans, read_configuration, read_plans
+from scanloom.cards.nnunet.postprocessing import read_cleaning
 from scanloom.cards.nnunet.trainers import check_trainer
 from scanloom.core import Reason, ScanError, format_bytes, slug
 
@@ -34,6 +38,7 @@ _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
 _REORIENTED: Final = ("NibabelIOWithReorient", "SimpleITKIOWithReorient")
 """Readers that turn voxels to RAS."""
 SMALLEST_DIVISOR: Final = 1e-8
+NO_OPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def is_nnunet(folder: Path) -> bool:
@@ -41,7 +46,7 @@ def is_nnunet(folder: Path) -> bool:
     return _is_model(folder) or bool(_models_in(folder))
 
 
-def read_nnunet(folder: Path) -> ModelCard:
+def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelCard:
     """Read a model of nnU-Net v2.
 
     Parameters
@@ -50,6 +55,10 @@ def read_nnunet(folder: Path) -> ModelCard:
         Contains `plans.json`, `dataset.json` and `fold_*/checkpoint_final.pth`; or one folder with
         these (`DatasetNNN_NAME/TRAINER__PLANS__CONFIGURATION`). The first stage of a cascade is
         expected next to it.
+    options : mapping
+        "configuration" chooses a model of a folder with several; "folds" are numbers of folds,
+        joined by +, or "all" for the one trained on all data; "postprocessing=yes" keeps the
+        largest components as nnU-Net's `postprocessing.pkl` says.
 
     Raises
     ------
@@ -57,11 +66,18 @@ def read_nnunet(folder: Path) -> ModelCard:
         MODEL_DAMAGED if a file or entry is missing or files contradict each other; MODEL_UNSAFE
         if a checkpoint holds more than data, or a file is a link out of the folder; MODEL_NETWORK
         if the network is not one of nnU-Net's; MODEL_UNSUPPORTED if a card can't express the model,
-        or the folder holds several.
+        or the folder holds several; MODEL_UNKNOWN for another option.
     """
+    chosen = dict(options)
+    configuration, folds = chosen.pop("configuration", None), chosen.pop("folds", None)
+    cleaned = chosen.pop("postprocessing", "no")
+    if chosen or cleaned not in ("yes", "no"):
+        detail = "the options of nnU-Net's models are configuration, folds, postprocessing=yes"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if not _is_model(folder):
-        folder = _only_model(folder)
-    return _read(folder, ())
+        folder = _only_model(folder, configuration)
+    card = _read(folder, (), folds)
+    return replace(card, cleaning=read_cleaning(folder)) if cleaned == "yes" else card
 
 
 def _is_model(folder: Path) -> bool:
@@ -76,25 +92,28 @@ def _models_in(folder: Path) -> list[Path]:
         return []
 
 
-def _only_model(folder: Path) -> Path:
+def _only_model(folder: Path, configuration: str | None) -> Path:
     """Return the model of a dataset's folder; of a cascade, the last stage."""
-    models = _models_in(folder)
+    models = [
+        model
+        for model in _models_in(folder)
+        if configuration is None or model.name.rpartition("__")[2] == configuration
+    ]
     if len(models) == 1:
         return models[0]
     last = [model for model in models if model.name.endswith("__3d_cascade_fullres")]
     names = {model.name.rpartition("__")[2] for model in models}
     if len(last) == 1 and names == {"3d_lowres", "3d_cascade_fullres"}:
         return last[0]
-    listed = ", ".join(truncate(model.name) for model in models[:8])
-    raise ScanError(
-        Reason.MODEL_UNSUPPORTED, f"several models: give the folder of one of them ({listed})"
-    )
+    listed = ", ".join(truncate(model.name) for model in _models_in(folder)[:8])
+    detail = f"choose one of its models by its folder or the option configuration: {listed}"
+    raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 
-def _read(folder: Path, later: Sequence[str]) -> ModelCard:
+def _read(folder: Path, later: Sequence[str], folds: str | None = None) -> ModelCard:
     """Return the card of a model; `later` are the configurations of the stages after it."""
     plans, dataset = read_plans(folder), read_dataset(folder)
-    weights, checkpoint = _folds(folder)
+    weights, checkpoint = _folds(folder, folds)
     check_trainer(checkpoint.trainer)
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
@@ -127,16 +146,23 @@ def _name(folder: Path, plans: Plans, checkpoint: Checkpoint) -> str:
     return slug(name) or "model"
 
 
-def _folds(folder: Path) -> tuple[tuple[Weights, ...], Checkpoint]:
-    """Return the weights of all folds, or of the one trained on all data, and what they say."""
+def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Checkpoint]:
+    """Return the weights of the folds, and the description of the first.
+
+    Without a choice, all folds are used; the one trained on all data only if there is no other.
+    """
     folds = sorted(entry.name for entry in folder.glob("fold_[0-9]*") if entry.is_dir())
     folds = folds or [entry.name for entry in (folder / "fold_all",) if entry.is_dir()]
     if not folds:
         raise ScanError(Reason.MODEL_DAMAGED, "the folder has no fold (fold_0, fold_all)")
+    if chosen is not None:
+        folds = [f"fold_{name}" for name in chosen.split("+")]
+        if not all(name.isalnum() for name in chosen.split("+")):
+            raise ScanError(Reason.MODEL_UNKNOWN, "folds are numbers joined by +, or all")
     weights, checkpoints = [], []
     for fold in folds:
-        found = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
-        file = next((file for file in found if file is not None), None)
+        files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
+        file = next((file for file in files if file is not None), None)
         if file is None:
             raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(fold)} has no {CHECKPOINTS[0]}")
         weights.append(Weights(file, _digest(file, fold), WEIGHTS_KEY))
@@ -166,7 +192,7 @@ def _stage(
     dataset: Dataset,
     later: Sequence[str],
 ) -> Stage | None:
-    """Return the previous stage of a cascade, None if there is none."""
+    """Return the previous stage of a cascade; None for other models."""
     previous = configuration.previous_stage
     if previous is None:
         return None
@@ -180,11 +206,11 @@ def _stage(
         detail = "separate resampling of slices for scans but not for labels, or the reverse"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     start = folder.resolve().name.rpartition("__")[0]
-    found = folder.resolve().parent / f"{start}__{previous}"
-    if "/" in previous or not start or not _is_model(found):
+    stage = folder.resolve().parent / f"{start}__{previous}"
+    if "/" in previous or not start or not _is_model(stage):
         detail = f"the previous stage {truncate(previous)!r} is not next to the model's folder"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
-    card = _read(found, (*later, checkpoint.configuration))
+    card = _read(stage, (*later, checkpoint.configuration))
     if tuple(s.number for s in card.structures) != dataset.foreground:
         detail = "the stages of the cascade have different labels"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
@@ -201,11 +227,16 @@ def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> t
     return tuple(
         Channel(
             name=name,
-            modality=modality_of(name) or ("CT" if schemes[n] == "CTNormalization" else "MR"),
+            modality=modality_of(name) or _modality_of_scheme(schemes[n]),
             steps=_normalization(schemes[n], masked[n], plans, n),
         )
         for n, name in enumerate(dataset.channels)
     )
+
+
+def _modality_of_scheme(scheme: str) -> str:
+    """Return the modality of a channel whose name states none."""
+    return "CT" if scheme == "CTNormalization" else ANY_MODALITY
 
 
 def _normalization(
@@ -214,17 +245,17 @@ def _normalization(
     """Return the steps of a normalisation scheme of nnU-Net."""
     match scheme:
         case "CTNormalization":
-            found = plans.intensities.get(str(channel))
-            if found is None:
+            density = plans.intensities.get(str(channel))
+            if density is None:
                 detail = f"plans.json: no foreground intensities of channel {channel}"
                 raise ScanError(Reason.MODEL_DAMAGED, detail)
-            if found.percentile_00_5 > found.percentile_99_5:
+            if density.percentile_00_5 > density.percentile_99_5:
                 detail = f"plans.json: foreground intensities of channel {channel} are reversed"
                 raise ScanError(Reason.MODEL_DAMAGED, detail)
-            divisor = max(found.std, SMALLEST_DIVISOR)
+            divisor = max(density.std, SMALLEST_DIVISOR)
             return (
-                Clip(found.percentile_00_5, found.percentile_99_5),
-                Normalize(found.mean, divisor),
+                Clip(density.percentile_00_5, density.percentile_99_5),
+                Normalize(density.mean, divisor),
             )
         case "ZScoreNormalization":
             return (Normalize(filled=masked, smallest_divisor=SMALLEST_DIVISOR),)

@@ -182,8 +182,8 @@ def _check(configuration: Configuration) -> None:
     if data.order not in (1, 3) or scores.order != 1:
         detail = f"resampling of scans by order {data.order} and of scores by {scores.order}"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    for one in (data, scores):
-        if one.is_seg or one.order_z != 0 or one.force_separate_z is True:
+    for kind in (data, scores):
+        if kind.is_seg or kind.order_z != 0 or kind.force_separate_z is True:
             detail = "is_seg, order_z or force_separate_z of resampling"
             raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     if data.separate_above != scores.separate_above:

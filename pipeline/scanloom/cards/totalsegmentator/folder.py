@@ -2,12 +2,13 @@
 
 A task consists of networks of nnU-Net, one for each group of structures, in folders as
 `Dataset291_TotalSegmentator_part1_organs_1559subj/nnUNetTrainerNoMirroring__nnUNetPlans__3d_fullres`.
-Unlike nnU-Net, TotalSegmentator resamples the scan before the network's own processing, so that
-the network's grid is the one on which labels are decided; and it never mirrors.
+TotalSegmentator resamples the scan, truncates it to whole numbers, and gives the result to nnU-Net
+as a scan of its own, without mirroring; labels are united on that grid.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,15 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from scanloom.cards.card import (
-    Argmax,
-    Channel,
-    Crop,
-    ModelCard,
-    NetworkGrid,
-    Stage,
-    Weights,
-)
+from scanloom.cards.card import Argmax, Channel, ModelCard, NetworkGrid, Stage, Weights
+from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.cards.intensity import Truncate
 from scanloom.cards.monai.config import truncate
 from scanloom.cards.monai.files import read_json
@@ -42,10 +36,15 @@ LICENCES: Final = {
     False: "Apache-2.0",
     True: "TotalSegmentator licence (non-commercial use, or a bought licence)",
 }
+_CLEANING: Final[Mapping[str, tuple[Cleaning, ...]]] = {
+    "body": (
+        KeepLargest((1,), connectivity=6, when="before"),
+        RemoveSmall((2,), 50_000.0, connectivity=6, when="before"),
+    ),
+}
+"""Cleaning that is part of a task: the trunk and the extremities."""
 _PREFIX: Final = "totalsegmentator_"
 _DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
-_SAME_SPACING: Final = 1e-4
-"""Largest relative difference of spacings that does not change the number of voxels."""
 _CLEANED_BY_SHAPE: Final = ("vertebrae_pp", "vertebrae_pp_refined")
 
 
@@ -55,8 +54,15 @@ def is_totalsegmentator(folder: Path) -> bool:
     `WEIGHTS/TASK` is also accepted, for a folder `WEIGHTS` and a task's name: it need not exist.
     """
     if not folder.is_dir():
-        return folder.name in modes() and is_totalsegmentator(folder.parent)
+        return is_task(str(folder))
     return bool(_datasets_in(folder)) or _number_of(folder) is not None
+
+
+def is_task(path: str) -> bool:
+    """Return whether a path is a folder with weights of TotalSegmentator and a task's name."""
+    parent, _, name = path.rpartition("/")
+    has_parent = os.path.isdir(parent)  # noqa: PTH112 - False where Path.is_dir() raises
+    return name in modes() and has_parent and bool(_datasets_in(Path(parent)))
 
 
 def read_totalsegmentator(folder: Path) -> ModelCard:
@@ -133,7 +139,7 @@ def _only_mode(numbers: set[int]) -> Mode:
     found = _modes_with(numbers)
     crops = {mode.crop.mode for mode in found if mode.crop}
     found = [mode for mode in found if mode.name not in crops] or found
-    if len({mode.parts for mode in found}) == 1:
+    if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(mode.name for mode in found[:8])
@@ -179,11 +185,13 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
         channels=(Channel(mode.modality, mode.modality),),
         network=first.network,
         weights=first.weights,
-        grid=first.grid,
+        grid=NetworkGrid("RAS", mode.spacing, alignment="ends" if mode.spacing else "first"),
         window=first.window,
         structures=name_structures(list(mode.classes.values()), list(mode.classes)),
         before=(Truncate(),) if stage else (),
-        restore=first.restore,
+        after=(Truncate(),) if mode.spacing else (),
+        restore="labels",
+        cleaning=_CLEANING.get(mode.task, ()),
         stage=stage,
         parts=parts,
     )
@@ -200,48 +208,15 @@ def _read_part(part: Part, mode: Mode, present: Mapping[int, Path]) -> ModelCard
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
     weights = _folds(base, mode)
     (channel,) = base.channels
-    card = replace(
+    return replace(
         base,
         name=f"dataset{dataset.number:03d}",
-        channels=(Channel(mode.modality, mode.modality, channel.steps),),
-        grid=replace(base.grid, orientation="RAS", as_nifti=False),
+        channels=(replace(channel, name=mode.modality, modality=mode.modality),),
+        grid=replace(base.grid, orientation=None, as_nifti=False),
         window=replace(base.window, overlap=1 - mode.step, mirror=()),
         weights=weights[0],
         folds=weights[1:],
         structures=_structures(base, part, mode),
-    )
-    return card if mode.spacing is None else _resample_first(card, mode)
-
-
-def _resample_first(card: ModelCard, mode: Mode) -> ModelCard:
-    """Return the card of a network that sees a scan after TotalSegmentator's own resampling.
-
-    nnU-Net crops and normalises that scan, whose spacing must be the one of its plans already.
-    """
-    planned, spacing = card.grid.spacing, mode.spacing
-    if spacing is None or planned is None or not _equal(planned, spacing):
-        detail = f"{mode.name}: another spacing in plans.json than that of the task"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    (channel,) = card.channels
-    return replace(
-        card,
-        channels=(replace(channel, steps=()),),
-        grid=NetworkGrid(
-            orientation="RAS",
-            spacing=spacing,
-            order=card.grid.order,
-            alignment="ends",
-            crop=Crop("nonzero", "network", steps=1),
-        ),
-        after=(Truncate(), *channel.steps),
-        restore="labels",
-    )
-
-
-def _equal(planned: tuple[float | None, ...], spacing: tuple[float, ...]) -> bool:
-    return all(
-        a is not None and abs(a / b - 1) < _SAME_SPACING
-        for a, b in zip(planned, spacing, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""TotalSegmentator's tasks, a table that `docs/write_totalsegmentator.py` takes from its package."""
+"""TotalSegmentator's tasks, from the table that `docs/write_totalsegmentator.py` writes."""
 
 from __future__ import annotations
 

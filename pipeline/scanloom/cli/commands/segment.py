@@ -176,6 +176,10 @@ def segment(
         Literal["auto", "no"],
         typer.Option(help="Run the network on mirrored scans too: as the model says, or not."),
     ] = "auto",
+    remove_small: Annotated[
+        float,
+        typer.Option(min=0.0, help="Remove components of a structure up to this volume, in mm3."),
+    ] = 0.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
     json: JsonOption = False,
     debug: DebugOption = False,

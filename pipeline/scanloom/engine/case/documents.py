@@ -7,6 +7,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from scanloom.cards.parts import needed_parts
 from scanloom.core import Flag, Grid
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.recipe import card_digest, outputs_document
@@ -99,7 +100,9 @@ def _window_values(segmented: SegmentedCase) -> int:
     from scanloom.inference.workload import window_values
 
     grid = segmented.loaded.scan.volume.grid
-    return sum(window_values(predictor.card, grid) for predictor in segmented.predictors)
+    structures = segmented.loaded.case.outputs.structures
+    cards = [needed_parts(predictor.card, structures) for predictor in segmented.predictors]
+    return sum(window_values(card, grid) for card in cards)
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.parts import needed_parts, networks
 from scanloom.core import Grid, Outputs, Reason, ScanError, format_bytes
 from scanloom.engine.case.writers import estimate_writers
 
@@ -107,7 +108,8 @@ def estimate_case(
     host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
     held = 0  # label maps of the previous models
     for card in cards:
-        need = _network(grid, stored, card, placement or Placement())
+        requested = needed_parts(card, (outputs or Outputs()).structures)
+        need = _network(grid, stored, requested, placement or Placement())
         for step, count in need.host.items():
             host[step] = max(host.get(step, 0), scan + held + count)
         for step, count in need.device.items():
@@ -125,11 +127,13 @@ def base_bytes(cards: Sequence[ModelCard]) -> int:
 
     A file with weights is read while the networks of the model's other folds are in memory.
     """
-    models = 0
+    models = largest = 0
     for card in cards:
-        sizes = [weights.file.stat().st_size for weights in (card.weights, *card.folds)]
-        models += sum(sizes) + max(sizes)
-    return BASE_PROCESS_BYTES + models
+        for network in networks(card):
+            sizes = [each.file.stat().st_size for each in (network.weights, *network.folds)]
+            models += sum(sizes)
+            largest = max(largest, *sizes)
+    return BASE_PROCESS_BYTES + models + largest
 
 
 def check_memory(estimate: CaseEstimate, limit: int | None) -> None:

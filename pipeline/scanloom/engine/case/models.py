@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.parts import networks
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
 from scanloom.engine.case.recipe import card_digest
@@ -37,7 +38,8 @@ def check_networks(cards: Sequence[ModelCard]) -> None:
     from scanloom.inference.network.architectures import check_network
 
     for card in cards:
-        check_network(card)
+        for network in networks(card):
+            check_network(network)
 
 
 def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
@@ -116,7 +118,10 @@ def check_unchanged(models: Sequence[str], digests: Sequence[str]) -> None:
 
 
 def load_models(
-    models: Sequence[str], digests: Sequence[str], execution: Execution
+    models: Sequence[str],
+    digests: Sequence[str],
+    execution: Execution,
+    structures: Sequence[str] = (),
 ) -> tuple[Predictor, ...]:
     """Load the networks of models, in the process that will run them.
 
@@ -128,25 +133,28 @@ def load_models(
         The `card_digest` of each when the recipe was made: a model replaced since is refused.
     execution : Execution
         On which device, with how many threads: the same number gives the same bytes.
+    structures : sequence of str
+        Labels that are requested; empty for all. Parts of models without one are not loaded.
 
     Raises
     ------
     ScanError
         MODEL_CHANGED, or why a model can't be loaded.
     """
+    from scanloom.inference.composite import make_predictor
     from scanloom.inference.device import set_thread_count
-    from scanloom.inference.predictor import TorchPredictor
 
     if execution.threads != "auto":
         set_thread_count(execution.threads)
     cards = [find_unchanged(name, digest) for name, digest in zip(models, digests, strict=True)]
     try:
         return tuple(
-            TorchPredictor(
+            make_predictor(
                 card,
                 execution.options(ComputeOptions),
                 device=execution.device,
                 memory_limit=execution.memory_limit,
+                structures=structures,
             )
             for card in cards
         )

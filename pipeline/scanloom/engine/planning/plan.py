@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.parts import needed_parts
 from scanloom.cards.store import find_model
 from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError, format_bytes
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
@@ -286,7 +287,8 @@ def _estimated(
         smallest = estimate_case(grid, dtype, cards, case.outputs)
         check_memory(smallest, workflow.execution.memory_limit)
         estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement)
-        values = sum(window_values(card, grid) for card in cards)
+        requested = [needed_parts(card, case.outputs.structures) for card in cards]
+        values = sum(window_values(card, grid) for card in requested)
     except ScanError as error:
         return PlannedCase(case.id, reason=error.code, detail=error.detail)
     off_device = estimate.largest_stage_without("resample", "network", "restore", "clean")

@@ -9,7 +9,7 @@ from monai.networks import nets
 from torch.nn import functional
 
 
-class DynUNetWithoutClicks(nets.DynUNet):
+class DynUNetWithoutClicks(nets.DynUNet):  # type: ignore[misc] # MONAI is untyped
     """DynUNet that takes the scan's channels and sets those of clicks to 0 (MONAI DeepEdit).
 
     Parameters

@@ -12,7 +12,7 @@ import torch
 from monai.networks import nets
 
 
-class DiNTS(nets.DiNTS):
+class DiNTS(nets.DiNTS):  # type: ignore[misc] # MONAI is untyped
     """DiNTS of a searched architecture.
 
     Parameters

@@ -119,13 +119,17 @@ class _Decoder(nn.Module):
 
 
 def _residual(inputs: int, outputs: int) -> nn.Module:
-    return UnetResBlock(3, inputs, outputs, kernel_size=3, stride=1, norm_name="instance")
+    block: nn.Module = UnetResBlock(
+        3, inputs, outputs, kernel_size=3, stride=1, norm_name="instance"
+    )
+    return block
 
 
 def _transposed(inputs: int, outputs: int, size: int) -> nn.Module:
-    return get_conv_layer(
+    layer: nn.Module = get_conv_layer(
         3, inputs, outputs, kernel_size=size, stride=size, conv_only=True, is_transposed=True
     )
+    return layer
 
 
 class _NestedTransformer(nn.Module):
@@ -203,8 +207,8 @@ class _Level(nn.Module):
         n, channels, count, edge = x.shape[0], x.shape[1], self._count, self._edge
         tokens = x.view(n, channels, *(count, edge) * 3).permute(0, 2, 4, 6, 3, 5, 7, 1)
         tokens = tokens.reshape(n, count**3, edge**3, channels) + self.pos_embed
-        tokens = self.transformer_encoder(tokens)
-        tokens = tokens.view(n, *(count,) * 3, *(edge,) * 3, channels)
+        encoded: torch.Tensor = self.transformer_encoder(tokens)
+        tokens = encoded.view(n, *(count,) * 3, *(edge,) * 3, channels)
         return tokens.permute(0, 7, 1, 4, 2, 5, 3, 6).reshape(n, channels, *(count * edge,) * 3)
 
 

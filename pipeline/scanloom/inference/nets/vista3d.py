@@ -15,7 +15,7 @@ _CLASSES = 512
 """Number of class embeddings."""
 
 
-class Vista3d(monai_vista3d.VISTA3D):
+class Vista3d(monai_vista3d.VISTA3D):  # type: ignore[misc] # MONAI is untyped
     """MONAI's `vista3d132` with fixed class prompts.
 
     Parameters

@@ -76,6 +76,8 @@ def scale_axes(
     `flipped` are the axes of `oriented` whose direction in the scan is the opposite.
     """
     own = np.array(oriented.spacing)
+    if requested.alignment == "ends":  # TotalSegmentator reads spacing from NIfTI's header
+        own = own.astype(np.float32).astype(np.float64)
     wanted = wanted_spacing(requested, own)
     before = np.array(oriented.shape)
     ratio = own / wanted * before

@@ -36,7 +36,7 @@ class _Taps:
     weight: Float64
     nearest: NDArray[np.intp]
 
-    def part(self, first: int, last: int) -> _Taps:
+    def between(self, first: int, last: int) -> _Taps:
         """Return the neighbours of voxels `first` to before `last`."""
         cut = slice(first, last)
         return _Taps(self.index[:, cut], self.weight[:, cut], self.nearest[cut])
@@ -104,7 +104,7 @@ def resample_labels(
     step = max(1, _SLAB // (shape[1] * shape[2]))
     for first in range(0, shape[0], step):
         last = min(first + step, shape[0])
-        out[first:last] = _decide(labels, [taps[0].part(first, last), *taps[1:]])
+        out[first:last] = _decide(labels, [taps[0].between(first, last), *taps[1:]])
     return out
 
 
@@ -132,29 +132,29 @@ def _decide(labels: IntArray, taps: list[_Taps]) -> IntArray:
     where = np.nonzero(mixed)
     if len(where[0]) == 0:
         return out
-    found = np.empty((8, len(where[0])), np.int32)
+    candidates = np.empty((8, len(where[0])), np.int32)
     weight = np.empty((8, len(where[0])))
     for n, corner in enumerate(corners):  # in the order of memory, as SciPy adds them
         sides = list(zip(taps, corner, where, strict=True))
-        found[n] = labels[tuple(tap.index[side][at] for tap, side, at in sides)]
+        candidates[n] = labels[tuple(tap.index[side][at] for tap, side, at in sides)]
         x, y, z = (tap.weight[side][at] for tap, side, at in sides)
         weight[n] = x * y * z
-    out[where] = _largest(found, weight, out[where])
+    out[where] = _largest(candidates, weight, out[where])
     return out
 
 
-def _largest(found: IntArray, weight: Float64, nearest: IntArray) -> IntArray:
+def _largest(candidates: IntArray, weight: Float64, nearest: IntArray) -> IntArray:
     """Return for each voxel the label with the largest sum of weights.
 
-    `found` and `weight` (8, N) are labels and weights of a voxel's neighbours.
+    `candidates` and `weight` (8, N) are labels and weights of a voxel's neighbours.
     """
     best = np.full(len(nearest), -1.0)
     label = np.zeros(len(nearest), np.int32)
     decides = np.zeros(len(nearest), np.bool_)  # whether the nearest label has the largest sum
-    for candidate in found:
+    for candidate in candidates:
         score = np.zeros(len(nearest))
-        for other, share in zip(found, weight, strict=True):
-            score += np.where(other == candidate, share, 0.0)
+        for label_there, share in zip(candidates, weight, strict=True):
+            score += np.where(label_there == candidate, share, 0.0)
         larger = score > best
         level = (score == best) & (candidate < label)
         decides = np.where(larger, False, decides) | (

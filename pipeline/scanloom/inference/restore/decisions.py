@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Paint, Threshold, label_bytes
 
@@ -47,3 +49,12 @@ def decide_on_grid(scores: torch.Tensor, decision: Decision) -> torch.Tensor:
     for channel, number, which in painted(decision, classes):
         labels[which][scores[:, channel].to(torch.float32) >= lowest] = number
     return labels
+
+
+def only_numbers(labels: NDArray[Any], numbers: set[int]) -> NDArray[Any]:
+    """Return the label map without the channels that have no structure in the card."""
+    highest = max(numbers)
+    table = np.zeros(np.iinfo(labels.dtype).max + 1, labels.dtype)
+    table[list(numbers)] = list(numbers)
+    unchanged = numbers == set(range(1, highest + 1)) and int(labels.max()) <= highest
+    return labels if unchanged else table[labels]

@@ -319,26 +319,32 @@ class LabelRestorer:
         axis = self._plan.network_axis(self._plan.lead)
         dtype = label_type(self._decision, self._classes)
         return [
-            self._to_source(clean(values.movedim(0, axis).cpu().numpy().astype(dtype)))
+            restore_labels(
+                clean(values.movedim(0, axis).cpu().numpy().astype(dtype)),
+                self._plan,
+                self._planes[0].device,
+            )
             for values in torch.cat(self._planes, dim=1)
         ]
 
-    def _to_source(self, labels: Labels) -> Labels:
-        """Resample a label map from the network grid to the source grid."""
-        values, plan = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0]), self._plan
-        if plan.unturned is not None:  # as MONAI: turned back first, then resampled
-            values, plan = unorient(values, plan), plan.unturned
-        if plan.alignment != "first" and plan.resampled:
-            values = values.permute([plan.network_axis(axis) for axis in range(3)])
-            for axis in range(3):
-                at = round_half_up(plan.to_network(axis), values.shape[axis])
-                index = torch.from_numpy(at.astype(np.int64)).to(values.device)
-                values = values.index_select(axis, index)
-        else:
-            if plan.resampled:
-                step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
-                values = nearest(values, step, plan.oriented.shape)
-            values = unorient(values, plan)
-        restored = np.asfortranarray(values.cpu().numpy().astype(labels.dtype))
-        clear_uncovered([restored], plan)
-        return restored
+
+def restore_labels(labels: Labels, plan: NetworkPlan, device: torch.device) -> Labels:
+    """Resample a label map (X, Y, Z) on the network grid to the source by nearest neighbour."""
+    known = np.asarray(labels, np.uint8 if labels.dtype == np.uint8 else np.int32)
+    values = torch.from_numpy(known).to(device)
+    if plan.unturned is not None:  # as MONAI: turned back first, then resampled
+        values, plan = unorient(values, plan), plan.unturned
+    if plan.alignment != "first" and plan.resampled:
+        values = values.permute([plan.network_axis(axis) for axis in range(3)])
+        for axis in range(3):
+            at = round_half_up(plan.to_network(axis), values.shape[axis])
+            index = torch.from_numpy(at.astype(np.int64)).to(values.device)
+            values = values.index_select(axis, index)
+    else:
+        if plan.resampled:
+            step = np.linalg.solve(plan.network.affine, plan.oriented.affine)
+            values = nearest(values, step, plan.oriented.shape)
+        values = unorient(values, plan)
+    restored = np.asfortranarray(values.cpu().numpy().astype(labels.dtype))
+    clear_uncovered([restored], plan)
+    return restored

@@ -21,7 +21,6 @@ from scanloom.cards.card import (
     Argmax,
     Channel,
     Checks,
-    KeepLargest,
     ModelCard,
     NetworkGrid,
     NetworkSpec,
@@ -30,6 +29,7 @@ from scanloom.cards.card import (
     Weights,
     Window,
 )
+from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
 from scanloom.cards.monai import allow_list
 from scanloom.cards.monai.bundle import read_bundle

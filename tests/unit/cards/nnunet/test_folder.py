@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scanloom.cards.card import Argmax, ModelCard, Paint
+from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.intensity import Clip, Normalize
 from scanloom.cards.readers import is_model, read_model
+from scanloom.core import ScanError
 from support.nnunet_folders import (
     ARCHITECTURE,
     CONFIGURATION,
@@ -207,3 +212,66 @@ def test_the_trainer_stands_in_the_checkpoint_not_in_the_folders_name(tmp_path: 
 
     assert read_model(renamed).name == "my_organs"
     assert json.loads((renamed / "plans.json").read_text())["plans_name"] == "nnUNetPlans"
+
+
+def _nnunets_function() -> None:
+    """Stand for nnU-Net's function; only its name is pickled."""
+
+
+def _write_postprocessing(folder: Path, numbers: Any) -> None:
+    name = "remove_all_but_largest_component_from_segmentation"
+    module = "nnunetv2.postprocessing.remove_connected_components"
+    _nnunets_function.__module__, _nnunets_function.__qualname__ = module, name
+    planted = types.ModuleType(module)
+    setattr(planted, name, _nnunets_function)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "nnunetv2", types.ModuleType("nnunetv2"))
+        patch.setitem(
+            sys.modules, "nnunetv2.postprocessing", types.ModuleType("nnunetv2.postprocessing")
+        )
+        patch.setitem(sys.modules, module, planted)
+        content = pickle.dumps(([_nnunets_function], [{"labels_or_regions": numbers}]))
+    (folder / "crossval_results_folds_0").mkdir()
+    (folder / "crossval_results_folds_0" / "postprocessing.pkl").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [(np.int64(2), (2,)), ((1, 2), (1, 2)), ([1, (2,)], (1, 2))]
+)
+def test_postprocessing_is_applied_on_request(
+    numbers: Any, expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path)
+    _write_postprocessing(folder, numbers)
+
+    cleaned = read_model(folder, {"postprocessing": "yes"})
+
+    assert read_model(folder).cleaning == ()
+    assert cleaned.cleaning == (KeepLargest(expected, together=True, connectivity=26),)
+
+
+def test_postprocessing_that_names_code_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    (folder / "postprocessing.pkl").write_bytes(pickle.dumps(([print], [{}])))
+
+    with pytest.raises(ScanError, match=r"MODEL_UNSAFE.*builtins\.print"):
+        read_model(folder, {"postprocessing": "yes"})
+
+
+def test_folds_and_configurations_can_be_chosen(tmp_path: Path) -> None:
+    changed = copy.deepcopy(PLANS)
+    changed["configurations"]["coarse"] = {**CONFIGURATION, "spacing": [4.0, 2.0, 2.0]}
+    folder = write_model(tmp_path, changed, folds=("0", "1", "2"))
+    write_model(tmp_path, changed, configuration="coarse")
+
+    first = read_model(folder, {"folds": "1+2"})
+    coarse = read_model(tmp_path, {"configuration": "coarse"})
+
+    assert [w.file.parent.name for w in (first.weights, *first.folds)] == ["fold_1", "fold_2"]
+    assert coarse.grid.spacing == (2.0, 2.0, 4.0)
+    with pytest.raises(ScanError, match="choose one of its models"):
+        read_model(tmp_path)
+    with pytest.raises(ScanError, match="fold_7"):
+        read_model(folder, {"folds": "7"})
+    with pytest.raises(ScanError, match="MODEL_UNKNOWN"):
+        read_model(folder, {"colour": "red"})

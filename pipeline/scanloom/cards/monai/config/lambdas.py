@@ -38,7 +38,7 @@ def decode_lambda(node: ast.Lambda) -> Priorities | Unchanged | None:
 
 def _regions(body: ast.expr, variable: str) -> list[tuple[int, int]] | None:
     """Return channels and numbers of nested ``torch.where``, None for another form."""
-    regions = []
+    regions: list[tuple[int, int]] = []
     while True:
         match body:
             case ast.Constant(value=int() as value) if value == 0 and type(value) is int:

@@ -1,0 +1,209 @@
+"""Models of several networks: against TotalSegmentator's steps by SciPy and nibabel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import nibabel
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.parts import needed_parts, numbers_in
+from scanloom.cards.readers import read_model
+from scanloom.core import ComputeOptions, Grid, StepTimer, Volume
+from scanloom.engine.case.memory_estimate import base_bytes, estimate_case
+from scanloom.inference.composite import CompositePredictor, make_predictor
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.resampling.parts import grid_for_parts
+from scanloom.inference.workload import window_values
+from support.totalsegmentator_folders import write_task
+
+FULL = ComputeOptions(precision="float32")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Return a folder with weights of tasks."""
+    folder = tmp_path_factory.mktemp("weights")
+    for task in ("total_fastest", "total_mr", "liver_segments", "liver_vessels"):
+        write_task(folder, task)
+    return folder
+
+
+def scan(spacing, shape, codes, modality="CT", dtype=np.int16) -> Volume:
+    """Return a scan of smooth noise with whole numbers, whose axes are turned."""
+    rng = np.random.default_rng(5)
+    values = ndimage.gaussian_filter(rng.standard_normal(shape), 1.5) * 1500
+    values = np.round(values) if dtype is np.int16 else values
+    turn = np.zeros((4, 4))
+    for axis, (row, sign) in enumerate(nibabel.orientations.axcodes2ornt(codes)):
+        turn[int(row), axis] = sign
+    turn[3, 3] = 1.0
+    affine = turn @ np.diag([*spacing, 1.0])
+    unit = "HU" if modality == "CT" else "a.u."
+    return Volume(np.asfortranarray(values.astype(dtype)), Grid(shape, affine), unit, modality)
+
+
+def home_labels(card: ModelCard, volume: Volume) -> np.ndarray:
+    """Return labels by TotalSegmentator's steps, without its crop; networks are ours."""
+    given = nibabel.Nifti1Image(np.asarray(volume.array, np.float64), volume.grid.affine)
+    image = nibabel.as_closest_canonical(given)
+    zooms, values = np.array(image.header.get_zooms()), image.get_fdata()
+    spacing = zooms
+    if card.grid.spacing is not None and not np.array_equal(zooms, card.grid.spacing):
+        spacing = np.array(card.grid.spacing)
+        values = ndimage.zoom(values, zooms / spacing, mode="nearest", order=1).astype(np.int32)
+    grid = Grid(values.shape, np.diag([*spacing.astype(np.float64), 1.0]))
+    small = Volume(np.asfortranarray(values), grid, volume.unit, volume.modality)
+    united = np.zeros(values.shape, np.uint8)
+    for part in card.parts:
+        labels = TorchPredictor(part, FULL, device="cpu").predict(small).layers[0].labels
+        mapped = numbers_in(card, part)[labels]
+        united[mapped > 0] = mapped[mapped > 0]
+    if spacing is not zooms:
+        ratio = np.array(image.shape) / united.shape
+        united = ndimage.zoom(united, ratio, mode="nearest", order=0)
+    back = nibabel.orientations.ornt_transform(
+        nibabel.orientations.axcodes2ornt("RAS"), nibabel.io_orientation(given.affine)
+    )
+    return nibabel.Nifti1Image(united, image.affine).as_reoriented(back).get_fdata()
+
+
+@pytest.mark.parametrize(
+    ("task", "volume"),
+    [
+        ("total_fastest", scan((3.0, 3.0, 3.0), (40, 36, 30), "RAS")),
+        ("total_fastest", scan((2.3, 2.3, 5.0), (44, 40, 20), "LPI", dtype=np.float32)),
+        ("total_fastest", scan((6.0, 6.0, 6.0), (18, 17, 16), "PIR", dtype=np.float32)),
+        ("total_mr", scan((3.0, 2.6, 4.1), (14, 15, 9), "SRA", "MR")),
+    ],
+    ids=["twice", "other orientation", "own spacing", "two parts"],
+)
+def test_labels_are_those_of_totalsegmentators_steps(weights, task, volume):
+    """Resampled corner to corner, truncated, united, mapped back by nearest neighbour."""
+    card = read_model(weights / task)
+
+    found = make_predictor(card, FULL, device="cpu").predict(volume)
+
+    np.testing.assert_array_equal(found.layers[0].labels, home_labels(card, volume))
+    assert len(np.unique(found.layers[0].labels)) > 5
+
+
+def test_all_parts_share_one_resampling(weights):
+    """The step "resample" of the whole scan runs once; parts see the small scan."""
+    steps = []
+    card = read_model(weights / "total_mr")
+    predictor = CompositePredictor(card, FULL, device="cpu")
+    shapes = []
+    for part in predictor.parts:
+        known = part.predict
+
+        def predict(volume, *given, known=known, **named):
+            shapes.append(volume.array)
+            return known(volume, *given, **named)
+
+        part.predict = predict  # type: ignore[method-assign]
+
+    predictor.predict(scan((3.0, 3.0, 3.0), (12, 12, 9), "RAS", "MR"), StepTimer(steps.append))
+
+    assert [array.shape for array in shapes] == [(24, 24, 18)] * 2
+    assert shapes[0] is shapes[1]
+
+
+@pytest.mark.parametrize("task", ["liver_segments", "liver_vessels"])
+def test_scan_is_cropped_to_the_structures_of_a_rough_model(weights, task):
+    """The box has TotalSegmentator's margin in voxels; labels lie at their places in the scan."""
+    volume = scan((3.0, 2.4, 4.0), (40, 45, 24), "LPS")
+    card = read_model(weights / task)
+    rough = make_predictor(card.stage.card, FULL, device="cpu").predict(volume).layers[0]
+    extent = {
+        s.label: np.argwhere(rough.labels == s.number)
+        for s in rough.structures
+        if (rough.labels == s.number).any()
+    }
+    label = min(extent, key=lambda name: np.ptp(extent[name], axis=0).max())
+    card = replace(card, stage=replace(card.stage, labels=(label,)))
+
+    found = make_predictor(card, FULL, device="cpu").predict(volume).layers[0].labels
+
+    margin = (np.array([20, 20, 20]) / np.float32([3.0, 2.4, 4.0])).astype(int)
+    first = np.maximum(extent[label].min(axis=0) - margin, 0)
+    last = np.minimum(extent[label].max(axis=0) + 1 + margin, volume.array.shape)
+    box = tuple(slice(a, b) for a, b in zip(first, last, strict=True))
+    assert any(b - a < n for a, b, n in zip(first, last, volume.array.shape, strict=True))
+    part = np.asfortranarray(volume.array[box])
+    affine = volume.grid.affine.copy()
+    affine[:3, 3] = (volume.grid.affine @ [*first, 1])[:3]
+    inside = replace(volume, array=part, grid=Grid(part.shape, affine))
+    expected = np.zeros(volume.array.shape)
+    expected[box] = home_labels(card, inside) if card.grid.spacing else found[box]
+    np.testing.assert_array_equal(found, expected)
+    assert found.any()
+
+
+def test_scan_without_the_structures_has_an_empty_result(weights):
+    """No box, no labels: as TotalSegmentator."""
+    card = read_model(weights / "liver_segments")
+    card = replace(card, stage=replace(card.stage, labels=("no_such_label",)))
+    clock = StepTimer()
+
+    found = make_predictor(card, FULL, device="cpu").predict(
+        scan((6.0, 6.0, 6.0), (16, 16, 16), "RAS"), clock
+    )
+
+    assert found.model == card.name
+    assert not found.layers[0].labels.any()
+    assert found.layers[0].structures == card.structures
+    assert "crop" in clock.notes
+
+
+def test_only_requested_parts_run(weights):
+    """The other network is not loaded; structures keep their numbers."""
+    card = read_model(weights / "total_mr")
+    volume = scan((3.0, 3.0, 3.0), (12, 12, 9), "RAS", "MR")
+
+    predictor = make_predictor(card, FULL, device="cpu", structures=("brain",))
+    labels = predictor.predict(volume).layers[0].labels
+
+    assert [part.name for part in predictor.parts] == ["dataset851"]
+    assert predictor.card is card
+    numbers = {int(n) for n in numbers_in(card, card.parts[1])}
+    assert set(np.unique(labels)) <= numbers
+
+
+def test_work_and_memory_are_those_of_all_networks(weights):
+    """Weights count together, windows too; memory is that of the largest network."""
+    card = read_model(weights / "liver_segments")
+    grid = Grid((64, 64, 40), np.diag([2.0, 2.0, 3.0, 1.0]))
+    part, stage = card.parts[0], card.stage.card
+
+    inner = window_values(part, grid_for_parts(grid, card))
+    rough = window_values(stage.parts[0], grid_for_parts(grid, stage))
+    assert window_values(card, grid) == inner + rough
+    sizes = [w.file.stat().st_size for w in (part.weights, stage.parts[0].weights)]
+    assert base_bytes([card]) - base_bytes([]) == sum(sizes) + max(sizes)
+    whole, alone = (estimate_case(grid, np.int16, [each]) for each in (card, stage))
+    assert whole.host["network"] > alone.host["network"]
+    some = needed_parts(read_model(weights / "total_mr"), ("brain",))
+    assert window_values(some, grid) < window_values(read_model(weights / "total_mr"), grid)
+
+
+def test_small_components_are_removed_on_request(weights):
+    """On the grid of the united labels, before they are mapped back (TotalSegmentator)."""
+    card = read_model(weights / "total_mr")
+    volume = scan((1.5, 1.5, 1.5), (20, 18, 16), "RAS", "MR")
+    some = replace(FULL, remove_small=200.0)
+
+    plain, cleaned = (
+        make_predictor(card, options, device="cpu").predict(volume).layers[0].labels
+        for options in (FULL, some)
+    )
+
+    expected = np.array(plain)
+    for number in np.unique(plain)[1:]:
+        found, _ = ndimage.label(plain == number)
+        expected[(np.bincount(found.ravel()) <= 200.0 / 1.5**3)[found] & (plain == number)] = 0
+    np.testing.assert_array_equal(cleaned, expected)
+    assert (cleaned != plain).any()
