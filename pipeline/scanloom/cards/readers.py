@@ -15,6 +15,7 @@ from scanloom.cards.meshnet.folder import (
     read_layers_folder,
     read_meshnet_folder,
 )
+from scanloom.cards.meshnet.zoo import is_known_bundle, read_known_bundle
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
 from scanloom.cards.totalsegmentator.folder import (
@@ -50,6 +51,7 @@ class ModelReader:
 
 
 READERS: Final = (
+    ModelReader("MONAI bundle with a MeshNet", is_known_bundle, read_known_bundle),
     ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
     ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
     ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet, read_nnunet),

