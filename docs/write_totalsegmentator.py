@@ -2,8 +2,8 @@
 
 python docs/write_totalsegmentator.py SITE_PACKAGES
 
-SITE_PACKAGES is a folder with the package `totalsegmentator` and its `.dist-info`; an unpacked wheel
-suffices. Only its tables are imported, none of its dependencies.
+SITE_PACKAGES is a folder with the package `totalsegmentator` and its `.dist-info`, such as an
+unpacked wheel. Only its tables are imported, none of its dependencies.
 """
 
 from __future__ import annotations

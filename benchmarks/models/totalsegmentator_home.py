@@ -2,8 +2,8 @@
 
     python totalsegmentator_home.py FOLDER [TASK...]
 
-Runs in TotalSegmentator's environment (TotalSegmentator 2.18.0, nnunetv2 2.8.1), on the CPU, without
-downloads and telemetry. Writes `weights/DatasetNNN_NAME/...`, `scans/*.nii.gz` and
+Runs in TotalSegmentator's environment (TotalSegmentator 2.18.0, nnunetv2 2.8.1), on the CPU, with
+neither downloads nor telemetry. Writes `weights/DatasetNNN_NAME/...`, `scans/*.nii.gz` and
 `labels/TASK/*.nii.gz` to FOLDER. Networks are small and random; all classes have about the same
 share of a scan, except those of a rough model that crop it: they have a few voxels.
 """
@@ -26,7 +26,7 @@ os.environ["TOTALSEG_HOME_DIR"] = str(HOME / "home")
 for unused in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
     os.environ.setdefault(unused, str(HOME / "weights"))
 
-import nnunet_home
+import nnunet_home  # noqa: E402  # nnU-Net reads the variables when it is imported
 
 TASKS = ("total", "total_fast", "total_mr", "liver_segments", "liver_vessels", "body")
 SCANS = (

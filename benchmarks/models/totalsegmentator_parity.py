@@ -62,7 +62,8 @@ def main() -> int:
         home = Path(__file__).with_name("totalsegmentator_home.py")
         subprocess.run([given.env, str(home), str(given.folder), *given.tasks], check=True)
     tasks = given.tasks or sorted(entry.name for entry in (given.folder / "labels").iterdir())
-    return 0 if all([compare(given.folder, task) for task in tasks]) else 1
+    agreed = [compare(given.folder, task) for task in tasks]
+    return 0 if all(agreed) else 1
 
 
 if __name__ == "__main__":
