@@ -32,6 +32,7 @@ NETWORKS: Final[Mapping[str, AllowedNetwork]] = {
     "DiNTS": AllowedNetwork("scanloom.inference.nets.dints"),
     "DynUNet": AllowedNetwork("monai.networks.nets.dynunet"),
     "DynUNetWithoutClicks": AllowedNetwork("scanloom.inference.nets.deepedit"),
+    "MeshNet": AllowedNetwork("scanloom.inference.nets.meshnet"),
     "PlainConvUNet": AllowedNetwork("scanloom.inference.nets.unet"),
     "ResidualEncoderUNet": AllowedNetwork("scanloom.inference.nets.unet"),
     "SegResNet": AllowedNetwork("monai.networks.nets.segresnet"),

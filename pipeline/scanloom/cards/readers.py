@@ -9,6 +9,13 @@ from types import MappingProxyType
 from typing import Final
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.meshnet.folder import (
+    is_layers_model,
+    is_meshnet_folder,
+    read_layers_folder,
+    read_meshnet_folder,
+)
+from scanloom.cards.meshnet.zoo import is_known_bundle, read_known_bundle
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
 from scanloom.cards.totalsegmentator.folder import (
@@ -44,10 +51,13 @@ class ModelReader:
 
 
 READERS: Final = (
+    ModelReader("MONAI bundle with a MeshNet", is_known_bundle, read_known_bundle),
     ModelReader("MONAI bundle", is_bundle, read_bundle, read_bundle),
     ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
     ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet, read_nnunet),
     ModelReader("nnU-Net v2 datasets", is_dataset_folder, read_dataset_folder),
+    ModelReader("TensorFlow.js layer model", is_layers_model, read_layers_folder),
+    ModelReader("MeshNet with safetensors", is_meshnet_folder, read_meshnet_folder),
 )
 """All formats; the first that accepts a folder reads it."""
 

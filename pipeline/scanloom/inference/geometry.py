@@ -277,7 +277,7 @@ def _plan_scaled(
     `turned` are the source axes that the network axes follow, and whether they are flipped.
     """
     follows, flipped = turned
-    scaled = scale_axes(oriented, requested)
+    scaled = scale_axes(oriented, requested, flipped)
     last = np.array(oriented.shape) - 1.0
     return NetworkPlan(
         *(source, oriented, scaled.network, follows, flipped, 2),

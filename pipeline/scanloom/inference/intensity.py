@@ -10,10 +10,14 @@ from scanloom.cards.intensity import (
     Clip,
     IntensityStep,
     Normalize,
+    Round,
+    ScaleHistogram,
     ScaleMinMax,
+    ScaleQuantiles,
     ScaleRange,
     Truncate,
 )
+from scanloom.inference.histograms import BYTE, scale_histogram, scale_quantiles
 
 
 def apply_steps(
@@ -42,6 +46,12 @@ def apply_steps(
                 image = image.clamp_(step.low, step.high)
             case Truncate():
                 image = image.trunc_()
+            case ScaleHistogram():
+                image = scale_histogram(image, step)
+            case Round():
+                image = image.round_().clamp_(0.0, BYTE)
+            case ScaleQuantiles():
+                image = scale_quantiles(image, step)
     return image
 
 

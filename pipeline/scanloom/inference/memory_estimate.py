@@ -21,6 +21,7 @@ from scanloom.inference.network.final_layer import last_layer
 from scanloom.inference.network.memory import network_bytes
 from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
+from scanloom.inference.resampling.crop import largest_box
 from scanloom.inference.resampling.parts import grid_for_parts
 from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.sliding_window import HEAD_SLABS
@@ -99,6 +100,7 @@ class _Sizes:
     image: int  # the scan on the network grid, float32, all channels
     padded: int  # its padded copy, 0 if the window fits
     open: int  # sums of scores and weights of the planes that windows overlap, all folds
+    own: int  # of these, sums that are the network's own scores, not a copy
     plane: int  # scores of one plane
     block: int  # scores that are copied to the device and yielded together
     head: int  # scores that a final layer computes at once
@@ -138,7 +140,8 @@ def estimate_network(
     """
     budget = budget or Budget()
     sizes = _sizes(card, plan, dtype, budget)
-    size = plan.network.shape if card.window.size is None else input_size(card.window)
+    largest = largest_box(plan, card.grid.crop)
+    size = largest if card.window.size is None else input_size(card.window)
     forward = network_bytes(card.network, size, dtype, budget.windows, card.window.sums)
     image = sizes.image + sizes.padded
     # planes between two slabs; a slab that is activated; bounds of the classes by blocks
@@ -148,7 +151,7 @@ def estimate_network(
     slab = CPU_SLAB_BYTES if device.type == "cpu" else GPU_SLAB_BYTES
     steps = {
         "resample": _preparation(card, plan, sizes, budget),
-        "network": image + sizes.open + forward + yielded + sizes.window,
+        "network": image + sizes.open - sizes.own + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
     clean = _cleaning(card, sizes.maps // card.n_maps)
@@ -244,7 +247,7 @@ def _on_own_memory(
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
-    layout = window_layout(window, plan.network.shape, axis, budget.windows)
+    layout = window_layout(window, largest_box(plan, card.grid.crop), axis, budget.windows)
     channels, folds = card.n_inputs, 1 + len(card.folds)
     sum_bytes = FLOAT_BYTES if window.sums == "float32" else 2
     voxels, padded = math.prod(plan.network.shape), math.prod(layout.padded)
@@ -256,12 +259,15 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     block = min(max(budget.slab, summed), layout.planes * summed)
     values = math.prod(layout.size) * budget.windows
     score_bytes = FLOAT_BYTES if dtype is torch.bfloat16 else dtype.itemsize
+    own = layout.count == 1 and window.blending == "constant" and score_bytes == sum_bytes
+    own &= budget.scores == "device"
     flips = 2 * values * score_bytes * (features + channels) if window.mirror else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
         image=FLOAT_BYTES * channels * voxels,
         padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
         open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
+        own=folds * layout.planes * summed if own else 0,
         plane=plane,
         block=block * min(folds, 2),
         head=head * min(folds, 2) if last else 0,

@@ -262,10 +262,13 @@ def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, sla
 
 
 def _empty_outside(values: torch.Tensor, plan: NetworkPlan) -> None:
-    """Set network voxels that lie outside the scan to 0, in place."""
+    """Set network voxels that do not lie between two voxels of the scan to 0, in place.
+
+    As in niimath's conform, so are voxels at the last one of an axis.
+    """
     for axis in range(3):
-        at = plan.to_source(axis)
-        outside = (at < -_SAME_POSITION) | (at > plan.source.shape[axis] - 1 + _SAME_POSITION)
+        at, last = plan.to_source(axis), plan.source.shape[axis] - 1
+        outside = (at < -_SAME_POSITION) | (at > last - _SAME_POSITION)
         empty = torch.from_numpy(outside).to(values.device)
         values.movedim(plan.network_axis(axis), 0)[empty] = 0.0
 

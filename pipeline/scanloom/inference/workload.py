@@ -8,6 +8,7 @@ from dataclasses import replace
 from scanloom.cards.card import ModelCard
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
+from scanloom.inference.resampling.crop import largest_box
 from scanloom.inference.resampling.parts import grid_for_parts
 from scanloom.inference.windows.layout import window_layout
 
@@ -24,6 +25,7 @@ def window_values(card: ModelCard, grid: Grid) -> int:
         inner = grid_for_parts(grid, card)
         return sum(window_values(part, inner) for part in card.parts)
     plan = plan_grid(grid, card.grid)
-    layout = window_layout(card.window, plan.network.shape, plan.network_axis(plan.lead))
+    shape = largest_box(plan, card.grid.crop)
+    layout = window_layout(card.window, shape, plan.network_axis(plan.lead))
     passes = (1 + len(card.folds)) * (1 << len(card.window.mirror))
     return layout.count * math.prod(layout.size) * passes

@@ -12,7 +12,7 @@ from scanloom.cards import codes
 from scanloom.cards.codes import ABNORMAL, ANATOMY, LEFT, RIGHT, SUBSTANCE, TISSUE, coding, color
 from scanloom.core import Code
 
-CATEGORIES, LATERALITY, TYPES = 7150, 244, 7151
+CATEGORIES, LATERALITY, TYPES, BRAIN = 7150, 244, 7151, 7140
 
 
 def standard() -> dict[str, Any]:
@@ -34,8 +34,10 @@ def is_in(code: Code, group: int) -> bool:
 
 
 def test_every_type_is_in_the_standard_with_its_meaning() -> None:
-    """PS3.16 CID 7151, word for word."""
-    wrong = [code for _, code in codes._TABLE.values() if not is_in(code, TYPES)]
+    """PS3.16 CID 7151, and CID 7140 for volumes of the brain, word for word."""
+    wrong = [
+        code for _, code in codes._TABLE.values() if not (is_in(code, TYPES) or is_in(code, BRAIN))
+    ]
 
     assert wrong == []
     assert len(codes._TABLE) > 100
@@ -68,6 +70,15 @@ def test_sides_are_those_of_cid_244(side: Code) -> None:
     ("name", "meaning", "side", "category"),
     [
         ("spleen", "Spleen", None, ANATOMY),
+        ("Left-Inf-Lat-Vent", "Inferior Horn of Lateral Ventricle", LEFT, ANATOMY),
+        ("ctx-rh-precuneus", "Parietal lobe", RIGHT, ANATOMY),
+        ("ctx-lh-entorhinal", "Entorhinal Cortex", LEFT, ANATOMY),
+        ("Right-VentralDC", "Diencephalon", RIGHT, ANATOMY),
+        ("Left-Thalamus-Proper*", "Thalamus", LEFT, ANATOMY),
+        ("CC_Mid_Anterior", "Corpus callosum", None, ANATOMY),
+        ("CSF", "Cerebrospinal Fluid", None, SUBSTANCE),
+        ("Grey Matter", "Gray Matter", None, ANATOMY),
+        ("brain mask", "Brain", None, ANATOMY),
         ("kidney_left", "Kidney", LEFT, ANATOMY),
         ("Right Kidney", "Kidney", RIGHT, ANATOMY),
         ("Left Kideny", "Kidney", LEFT, ANATOMY),

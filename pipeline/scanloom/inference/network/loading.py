@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from scanloom.cards.card import ModelCard, NetworkSpec, Weights
+from scanloom.inference.nets.meshnet import MeshNet
 from scanloom.inference.network.architectures import build_network, check_dimensions, find_class
 from scanloom.inference.network.final_layer import FinalLayer, detach_final_layer
 from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
@@ -83,6 +84,8 @@ def _trained(spec: NetworkSpec, weights: Weights) -> nn.Module:
     """Return a network with its weights, in float32."""
     state = read_weights(weights)
     network = build_network(spec, sum(values.numel() for values in state.values()))
+    if isinstance(network, MeshNet):
+        state = network.convert_state(state)
     load_weights(network, state)
     return network
 

@@ -8,15 +8,18 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from scanloom.cards.card import Weights
+from scanloom.cards.meshnet.layers_model import FLOAT32_KEY
 from scanloom.cards.monai.files import check_archive, check_growth, is_safetensors
 from scanloom.cards.nnunet.checkpoint import WEIGHTS_KEY, read_state
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
 from scanloom.inference.finite import all_finite
+from scanloom.inference.nets.meshnet_state import ONE_ARRAY
 from scanloom.inference.network.architectures import CONTAINERS
 
 State = dict[str, torch.Tensor]
@@ -42,6 +45,8 @@ def read_weights(weights: Weights) -> State:
         data = _read_safetensors(content)
     elif weights.key == WEIGHTS_KEY:
         data = _read_nnunet(content)
+    elif weights.key == FLOAT32_KEY:
+        data = _read_float32(content)
     else:
         data = _read_torch(content)
     state = _state(data, weights.key)
@@ -147,6 +152,15 @@ def _read_nnunet(content: bytes) -> State:
         )
         for name, tensor in tensors.items()
     }
+
+
+def _read_float32(content: bytes) -> State:
+    """Return the numbers of a file of float32, little-endian, as one array."""
+    if not content or len(content) % 4:
+        detail = "the model's weights are not a file of float32 numbers"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    numbers = np.frombuffer(content, np.dtype("<f4")).astype(np.float32)
+    return {ONE_ARRAY: torch.from_numpy(numbers)}
 
 
 def _read_error(error: Exception, detail: str) -> ScanError:

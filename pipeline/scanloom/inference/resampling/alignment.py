@@ -68,8 +68,13 @@ def round_half_up(at: Float64, size: int) -> Float64:
     return np.clip(np.floor(at + 0.5), 0.0, size - 1.0)
 
 
-def scale_axes(oriented: Grid, requested: NetworkGrid) -> ScaledGrid:
-    """Return the grid of the requested spacing or shape, aligned by edges, ends or centre."""
+def scale_axes(
+    oriented: Grid, requested: NetworkGrid, flipped: tuple[bool, bool, bool]
+) -> ScaledGrid:
+    """Return the grid of the requested spacing or shape, aligned by edges, ends or centre.
+
+    `flipped` are the axes of `oriented` whose direction in the scan is the opposite.
+    """
     own = np.array(oriented.spacing)
     if requested.alignment == "ends":  # TotalSegmentator reads spacing from NIfTI's header
         own = own.astype(np.float32).astype(np.float64)
@@ -84,9 +89,10 @@ def scale_axes(oriented: Grid, requested: NetworkGrid) -> ScaledGrid:
         both = (before > 1) & (after > 1)
         scale = np.where(both, (after - 1.0) / np.maximum(before - 1.0, 1.0), 1.0)
         shift = np.zeros(3)
-    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2
+    else:  # FreeSurfer's centre of an axis of n voxels is index n / 2, counted as in the scan
         scale = own / wanted
-        shift = after / 2.0 - scale * (before / 2.0)
+        centre = before / 2.0 - np.where(flipped, 1.0, 0.0)
+        shift = after / 2.0 - scale * centre
     step = np.diag(np.append(1.0 / scale, 1.0))
     step[:3, 3] = -shift / scale
     above = requested.separate_above

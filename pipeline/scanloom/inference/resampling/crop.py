@@ -13,12 +13,15 @@ from scipy import ndimage
 
 from scanloom.cards.card import Crop
 from scanloom.core import Grid, Volume
+from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.sliding_window import ScorePlanes
 
 Box = tuple[slice, slice, slice]
 
+SAME_POSITION = 1e-6
+"""Largest rounding error of a coordinate, in voxels."""
 _EMPTY_PLANES = 16
-"""Planes outside a box that are yielded at once."""
+"""Planes of a cropped grid that are yielded at once."""
 
 
 def source_box(volumes: Sequence[Volume], crop: Crop | None) -> Box | None:
@@ -33,10 +36,27 @@ def source_box(volumes: Sequence[Volume], crop: Crop | None) -> Box | None:
 def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> Box | None:
     """Return the box of the channels (X, Y, Z) on the network grid; None for the whole grid."""
     mask = torch.zeros_like(channels[0], dtype=torch.bool)
+    largest = max(float(channel.max()) for channel in channels)
     for channel in channels:
-        mask |= channel != 0 if crop.foreground == "nonzero" else channel > 0
+        mask |= channel != 0 if crop.foreground == "nonzero" else channel > crop.above * largest
     axes = [mask.any(dim=second).any(dim=first) for first, second in ((1, 2), (0, 2), (0, 1))]
     return bounding_box([axis.cpu().numpy() for axis in axes], crop)
+
+
+def largest_box(plan: NetworkPlan, crop: Crop | None) -> Shape:
+    """Return the shape of the largest box that a scan can have on its network grid.
+
+    Voxels outside the scan are empty with alignment "centre", so the box is not around them.
+    """
+    if crop is None or crop.grid != "network" or plan.alignment != "centre":
+        return plan.network.shape
+    size = list(plan.network.shape)
+    for axis in range(3):
+        at, last = plan.to_source(axis), plan.source.shape[axis] - 1
+        inside = (at >= -SAME_POSITION) & (at <= last + SAME_POSITION)
+        x = plan.network_axis(axis)
+        size[x] = min(size[x], int(inside.sum()) + 2 * crop.margin) or size[x]
+    return size[0], size[1], size[2]
 
 
 def foreground(
@@ -123,9 +143,11 @@ def uncrop(
         if block.first == 0:
             empty = scores.new_zeros((_EMPTY_PLANES, scores.shape[1], *sizes))
             yield from _empty_planes(empty, 0, first)
-        whole = scores.new_zeros((len(scores), scores.shape[1], *sizes))
-        whole[:, :, box[inner[0]], box[inner[1]]] = scores
-        yield ScorePlanes(first, whole)
+        for start in range(0, len(scores), _EMPTY_PLANES):
+            part = scores[start : start + _EMPTY_PLANES]
+            whole = scores.new_zeros((len(part), scores.shape[1], *sizes))
+            whole[:, :, box[inner[0]], box[inner[1]]] = part
+            yield ScorePlanes(first + start, whole)
     yield from _empty_planes(empty, box[axis].stop, shape[axis])
 
 

@@ -36,6 +36,7 @@ class ScoreAccumulator:
         self.axis, self.first = layout.axis, 0
         self._weight = weight
         self._size = layout.size
+        self._single = layout.count == 1 and bool((weight == 1).all())
         shape = [layout.planes if x == self.axis else n for x, n in enumerate(layout.padded)]
         self.whole = layout.together == 0
         self._count = weight.new_zeros((1, *shape))
@@ -53,6 +54,11 @@ class ScoreAccumulator:
 
     def add(self, scores: torch.Tensor, corner: Shape) -> None:
         """Add a window's scores (C, x, y, z), which may be overwritten."""
+        alike = (scores.device, scores.dtype) == (self.device, self._weight.dtype)
+        if self._single and alike:  # the only scores of a voxel are their mean
+            self._sum = scores
+            self._count.fill_(1)
+            return
         if len(self._sum) == 0:
             self._sum = self._count.new_zeros((len(scores), *self._count.shape[1:]))
         x, y, z = (n - self.first if axis == self.axis else n for axis, n in enumerate(corner))

@@ -1,0 +1,1 @@
+"""MeshNets of brainchop: TensorFlow.js layer models, folders with safetensors, bundles."""

@@ -1,0 +1,49 @@
+"""The box around the foreground of the network's image."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from scanloom.cards.card import Crop, NetworkGrid
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.resampling.crop import largest_box, network_box
+from support.model_cards import grid
+
+SHAPE = (9, 10, 11)
+
+
+def image() -> torch.Tensor:
+    """Return an image of 10 at one voxel, 3 at another, 1 and -1 at others, else 0."""
+    values = torch.zeros(1, *SHAPE)
+    values[0, 4, 5, 6], values[0, 3, 5, 8] = 10.0, 3.0
+    values[0, 1, 2, 3], values[0, 0, 9, 0] = 1.0, -1.0
+    return values
+
+
+def test_foreground_decides() -> None:
+    positive = Crop("positive", "network")
+
+    assert network_box(image(), Crop("nonzero", "network")) == np.s_[0:5, 2:10, 0:9]
+    assert network_box(image(), positive) == np.s_[1:5, 2:6, 3:9]
+    assert network_box(image(), Crop("positive", "network", above=0.2)) == np.s_[3:5, 5:6, 6:9]
+    assert network_box(image(), Crop("positive", "network", above=0.3)) == np.s_[4:5, 5:6, 6:7]
+
+
+def test_margin_ends_at_the_grid() -> None:
+    crop = Crop("positive", "network", margin=3, above=0.2)
+
+    assert network_box(image(), crop) == np.s_[0:8, 2:9, 3:11]
+
+
+def test_no_foreground_is_the_whole_grid() -> None:
+    assert network_box(torch.zeros(1, *SHAPE), Crop("positive", "network")) is None
+
+
+def test_the_largest_box_is_that_of_the_scan_on_the_grid() -> None:
+    requested = NetworkGrid("LIA", (1.0, 1.0, 1.0), alignment="centre", shape=(64, 64, 64))
+    plan = plan_grid(grid((20, 10, 30), (2.0, 1.0, 3.0), "RAS"), requested)
+
+    assert largest_box(plan, None) == (64, 64, 64)
+    assert largest_box(plan, Crop("positive", "network")) == (39, 64, 10)
+    assert largest_box(plan, Crop("positive", "network", margin=3)) == (45, 64, 16)
