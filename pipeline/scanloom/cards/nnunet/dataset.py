@@ -164,9 +164,7 @@ def _regions(
         detail = "dataset.json: regions_class_order has a number twice, or the background"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
     names, values = list(classes), list(classes.values())
-    covered = [
-        any(set(v) & set(later) for later in values[n + 1 :]) for n, v in enumerate(values)
-    ]
+    covered = [any(set(v) & set(later) for later in values[n + 1 :]) for n, v in enumerate(values)]
     shown = [
         f"{name} (remainder)" if part else name for name, part in zip(names, covered, strict=True)
     ]
