@@ -13,7 +13,7 @@ from torch import nn
 from scanloom.cards.card import Window
 from scanloom.inference.network.planes import PlaneNetwork
 from scanloom.inference.sliding_window import Fold, SlidingWindow
-from scanloom.inference.window_layout import even_starts, window_weights
+from scanloom.inference.windows.layout import even_starts, window_weights
 
 pytestmark = pytest.mark.reference
 

@@ -60,12 +60,15 @@ class Crop:
     steps : int or None
         With grid "network": number of steps of `ModelCard.after` before the box is found; later
         steps measure the box only. None for all steps.
+    above : float
+        With "positive": fraction of the largest intensity that voxels must exceed (brainchop).
     """
 
     foreground: Literal["nonzero", "positive"]
     grid: Literal["source", "network"] = "source"
     margin: int = 0
     steps: int | None = None
+    above: float = 0.0
 
 
 @dataclass(frozen=True)

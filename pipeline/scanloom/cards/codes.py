@@ -1,27 +1,34 @@
 """Codes and colours of structures, looked up by name.
 
 Values and meanings are from DICOM PS3.16 (CID 7150, 7166, 7192, 7194, 244), as in pydicom's
-dictionary. A name that is not in the table gets the unspecific code "Tissue".
+dictionary. TotalSegmentator's names that have a finer code in its own table (Apache-2.0) get that
+one. A name that is in neither gets the unspecific code "Tissue".
 """
 
 from __future__ import annotations
 
 import colorsys
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
-from scanloom.core import Code
+from scanloom.core import Code, slug
 from scanloom.core.segmentation import Color
 
 ANATOMY: Final = Code("91723000", "SCT", "Anatomical Structure")
 TISSUE: Final = Code("85756007", "SCT", "Tissue")
 SUBSTANCE: Final = Code("91720002", "SCT", "Body Substance")
 ABNORMAL: Final = Code("49755003", "SCT", "Morphologically Abnormal Structure")
+PHYSICAL_OBJECT: Final = Code("260787004", "SCT", "Physical object")
 
 LEFT: Final = Code("7771000", "SCT", "Left")
 RIGHT: Final = Code("24028007", "SCT", "Right")
+SIDES: Final = {side.value: side for side in (LEFT, RIGHT)}
+"""Lateralities by the values of their codes."""
 
 _ANATOMY: Final = {
     "adrenal": ("23451007", "Adrenal gland"),
@@ -188,8 +195,13 @@ def coding(name: str) -> Coding:
     """Return the codes of a structure by its name, such as "kidney_left" or "Right Kidney".
 
     Word order, case, plural and "of" do not matter. Structures with a separate code for each side
-    ("left atrium") get no laterality.
+    ("left atrium") get no laterality. TotalSegmentator's names ("rib_left_1") count as a whole.
     """
+    return _exact_names().get(slug(name)) or coding_by_words(name)
+
+
+def coding_by_words(name: str) -> Coding:
+    """Return the codes of a structure by the words of its name alone."""
     terms = _terms(name)
     sides = terms & {"left", "right"}
     side = None if len(sides) != 1 else LEFT if "left" in sides else RIGHT
@@ -215,6 +227,23 @@ def color(number: int) -> Color:
     value = (1.0, 0.78, 0.90)[number // 3 % 3]
     red, green, blue = (round(255 * c) for c in colorsys.hsv_to_rgb(hue, saturation, value))
     return red, green, blue
+
+
+@cache
+def _exact_names() -> Mapping[str, Coding]:
+    """Return the codes of TotalSegmentator's structures, by label."""
+    file = Path(__file__).with_name("totalsegmentator") / "codes.json"
+    if not file.is_file():  # before docs/write_totalsegmentator.py has written it
+        return {}
+    codes = json.loads(file.read_text(encoding="utf-8"))["codes"]
+    return {
+        slug(name): Coding(
+            _CATEGORIES.get(category, ANATOMY),
+            Code(value, "SCT", meaning),
+            None if side is None else SIDES[side],
+        )
+        for name, (category, value, meaning, side) in codes.items()
+    }
 
 
 def _terms(name: str) -> frozenset[str]:
@@ -243,4 +272,5 @@ def _table() -> dict[frozenset[str], tuple[Code, Code]]:
     return table
 
 
+_CATEGORIES: Final = {code.value: code for code in (TISSUE, SUBSTANCE, ABNORMAL, PHYSICAL_OBJECT)}
 _TABLE: Final = _table()

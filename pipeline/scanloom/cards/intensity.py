@@ -64,4 +64,52 @@ class Truncate:
     """Drop the fraction of intensities, towards zero (conversion to int32)."""
 
 
-IntensityStep = ScaleRange | ScaleMinMax | Normalize | Clip | Truncate
+@dataclass(frozen=True)
+class ScaleHistogram:
+    """Map intensities from the scan's minimum to the end of its histogram to 0 to 255, and clip.
+
+    The end leaves out the brightest part of the voxels that are not 0, in a histogram of 1000 bins.
+    A negative minimum counts as 0 if less than 2 % of the voxels are negative (niimath, after
+    FreeSurfer's mri_convert --conform).
+
+    Parameters
+    ----------
+    brightest : float
+        Fraction of the voxels that are not 0.
+    """
+
+    brightest: float = 0.02
+
+
+@dataclass(frozen=True)
+class Round:
+    """Round to whole numbers, the even one of two, and limit them to 0 to 255 (uint8)."""
+
+
+@dataclass(frozen=True)
+class ScaleQuantiles:
+    """Map two quantiles of a scan of whole numbers from 0 to 255 to 0 and 1.
+
+    Parameters
+    ----------
+    low, high : float
+        Quantiles as fractions.
+    added : float
+        Number that is added to the difference of the quantiles before the division.
+    clip : bool
+        Whether the result is limited to 0 to 1.
+    interpolated : bool
+        Whether a quantile between two voxels is interpolated. Otherwise the lower one is rounded
+        up, and the upper one down, to the value of a voxel (brainchop).
+    """
+
+    low: float
+    high: float
+    added: float = 0.0
+    clip: bool = False
+    interpolated: bool = False
+
+
+IntensityStep = (
+    ScaleRange | ScaleMinMax | Normalize | Clip | Truncate | ScaleHistogram | Round | ScaleQuantiles
+)

@@ -10,6 +10,12 @@ from typing import Final
 from scanloom.cards.card import ModelCard
 from scanloom.cards.monai.bundle import is_bundle, read_bundle
 from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
+from scanloom.cards.totalsegmentator.folder import (
+    is_dataset_folder,
+    is_totalsegmentator,
+    read_dataset_folder,
+    read_totalsegmentator,
+)
 from scanloom.core import Reason, ScanError
 
 
@@ -35,7 +41,9 @@ class ModelReader:
 
 READERS: Final = (
     ModelReader("MONAI bundle", is_bundle, read_bundle),
+    ModelReader("TotalSegmentator", is_totalsegmentator, read_totalsegmentator),
     ModelReader("nnU-Net v2 model", is_nnunet, read_nnunet),
+    ModelReader("nnU-Net v2 datasets", is_dataset_folder, read_dataset_folder),
 )
 """All formats; the first that accepts a folder reads it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,14 +18,14 @@ from scanloom.core.resources import shipped
 SHARED_VARIABLE = "SCANLOOM_MODELS"
 """Variable that names folders with models that several users share, separated as in PATH."""
 
-Place = Literal["ships", "shared", "own"]
+Section = Literal["ships", "shared", "own"]
 
 
 class StoredModel(NamedTuple):
     """A folder of the store, and the part of the store that it belongs to."""
 
     folder: Path
-    place: Place
+    section: Section
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ModelEntry:
         None if it can't be read.
     error : ScanError or None
         Why there is no card.
-    place : "ships", "shared", "own" or None
+    section : "ships", "shared", "own" or None
         Part of the store; None for a folder outside of the store.
     format : str
         Name of the reader, empty if there is none.
@@ -54,7 +54,7 @@ class ModelEntry:
     folder: Path
     card: ModelCard | None
     error: ScanError | None
-    place: Place | None = None
+    section: Section | None = None
     format: str = ""
     provenance: Provenance | None = None
 
@@ -93,15 +93,16 @@ def find_model(name_or_folder: str) -> ModelCard:
         MODEL_UNKNOWN, with the known names, if it is neither; MODEL_HASH if a file changed since
         the model was added; or as `read_model`.
     """
-    return _load(locate_model(name_or_folder).folder)
+    located = locate_model(name_or_folder)
+    return _load(located.folder, located.name if located.section else None)
 
 
 def locate_model(name_or_folder: str) -> ModelEntry:
-    """Return the place of a model, without its card; arguments and errors as `find_model`."""
+    """Return the folder of a model, without its card; arguments and errors as `find_model`."""
     known = stored_models()
     if name_or_folder in known:
-        folder, place = known[name_or_folder]
-        return ModelEntry(name_or_folder, folder, None, None, place)
+        folder, section = known[name_or_folder]
+        return ModelEntry(name_or_folder, folder, None, None, section)
     if os.path.isdir(name_or_folder):  # noqa: PTH112 - False where Path.is_dir() raises
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
@@ -115,7 +116,7 @@ def locate_model(name_or_folder: str) -> ModelEntry:
 def describe_model(name_or_folder: str) -> ModelEntry:
     """Return a model with card, format and provenance; arguments and errors as `find_model`."""
     located = locate_model(name_or_folder)
-    entry = _entry(located.name, located.folder, located.place)
+    entry = _entry(located.name, located.folder, located.section)
     if entry.error is not None:
         raise entry.error
     return entry
@@ -141,29 +142,34 @@ def verify_model(entry: ModelEntry) -> None:
 
 
 def stored_models() -> dict[str, StoredModel]:
-    """Return the models of the store by name; those of the first place take precedence."""
+    """Return the models of the store by name; those of the first section take precedence."""
     models: dict[str, StoredModel] = {}
-    for root, place in _roots():
+    for root, section in _roots():
         for folder in _folders(root):
-            if is_model(folder):
-                models.setdefault(slug(folder.name), StoredModel(folder, place))
+            if (name := slug(folder.name)) and is_model(folder):
+                models.setdefault(name, StoredModel(folder, section))
     return models
 
 
-def _entry(name: str, folder: Path, place: Place | None) -> ModelEntry:
+def _entry(name: str, folder: Path, section: Section | None) -> ModelEntry:
     reader = find_reader(folder)
     form = reader.name if reader else ""
     provenance = None
     try:
         provenance = read_provenance(folder)
-        return ModelEntry(name, folder, _load(folder), None, place, form, provenance)
+        card = _load(folder, name if section else None)
+        return ModelEntry(name, folder, card, None, section, form, provenance)
     except ScanError as exc:
-        return ModelEntry(name, folder, None, exc, place, form, provenance)
+        return ModelEntry(name, folder, None, exc, section, form, provenance)
 
 
-def _load(folder: Path) -> ModelCard:
-    """Read a model, and compare its files with its record, if there is one."""
+def _load(folder: Path, name: str | None) -> ModelCard:
+    """Read a model, and compare its files with its record, if there is one.
+
+    A card in the store has the name that the model has there; readers may choose another.
+    """
     card = read_model(folder)
+    card = replace(card, name=name) if name is not None else card
     provenance = read_provenance(folder)
     if provenance is not None:
         known = {weights.file: weights.sha256 for weights in _all_weights(card)}
@@ -178,8 +184,8 @@ def _all_weights(card: ModelCard) -> Iterator[Weights]:
     yield card.weights
     yield from card.folds
     further = [*card.parts, *([card.stage.card] if card.stage else [])]
-    for other in further:
-        yield from _all_weights(other)
+    for inner in further:
+        yield from _all_weights(inner)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -190,7 +196,7 @@ def _folders(root: Path) -> list[Path]:
         return []
 
 
-def _roots() -> Iterator[tuple[Path, Place]]:
+def _roots() -> Iterator[tuple[Path, Section]]:
     """Yield the folders of the store; the shipped one may be missing from an installation."""
     with suppress(ScanError):
         yield shipped_models(), "ships"

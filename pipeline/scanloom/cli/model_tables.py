@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 def print_list(entries: tuple[ModelEntry, ...]) -> None:
     """Print a line for each model; a broken one with the code of its error."""
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    columns = ("model", "version", "scans", "structures", "source", "format", "licence", "title")
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    columns = ("version", "scans", "structures", "source", "format", "licence", "title")
+    name = Column("model", no_wrap=True)  # whole, since other commands need it
+    table = Table(name, *columns, box=SIMPLE_HEAD, pad_edge=False)
     for entry in entries:
-        card, place = entry.card, entry.place or ""
+        card, section = entry.card, entry.section or ""
         if card is None:
             code = entry.error.code if entry.error else "?"
             title = f"can't be used ({code})"
-            table.add_row(entry.name, "", "", "", place, entry.format, _licence(entry), title)
+            table.add_row(entry.name, "", "", "", section, entry.format, _licence(entry), title)
         else:
             scans = " + ".join(c.modality for c in card.channels)
             count, licence = str(len(card.structures)), _licence(entry)
             about = (card.name, card.version, scans, count)
-            table.add_row(*about, place, entry.format, licence, card.title)
+            table.add_row(*about, section, entry.format, licence, card.title)
     console().print(table)
 
 
@@ -127,8 +128,11 @@ def _format_spacing(spacing: Sequence[float | None] | None) -> str:
 
 
 def _origin(entry: ModelEntry) -> list[tuple[str, str]]:
-    """Return place, format and provenance of a model as lines of a table."""
-    lines = [("place", entry.place or "a folder outside of the store"), ("format", entry.format)]
+    """Return section, format and provenance of a model as lines of a table."""
+    lines = [
+        ("section", entry.section or "a folder outside of the store"),
+        ("format", entry.format),
+    ]
     record = entry.provenance
     if record is None:
         return [*lines, ("hashes", "no record: the model was not added by `scanloom models add`")]
@@ -145,7 +149,7 @@ def _origin(entry: ModelEntry) -> list[tuple[str, str]]:
 
 
 def _plain_origin(entry: ModelEntry) -> dict[str, Any]:
-    """Return the fields of place, format and provenance."""
+    """Return the fields of section, format and provenance."""
     record = entry.provenance
     added = record and {
         "source": record.source,
@@ -156,7 +160,7 @@ def _plain_origin(entry: ModelEntry) -> dict[str, Any]:
         "hashes_published": record.published,
         "files": len(record.files),
     }
-    return {"place": entry.place, "format": entry.format, "provenance": added}
+    return {"section": entry.section, "format": entry.format, "provenance": added}
 
 
 def _plain_structure(structure: Structure) -> dict[str, Any]:

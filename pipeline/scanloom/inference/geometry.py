@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from scanloom.cards.card import NetworkGrid
 from scanloom.core import Grid
-from scanloom.inference.alignment import (
+from scanloom.inference.resampling.alignment import (
     SAME_AFFINE,
     SCALED,
     Alignment,
@@ -35,6 +35,9 @@ from scanloom.inference.alignment import (
     scale_axes,
     wanted_spacing,
 )
+
+_SMALLEST_WEIGHT = 1e-6
+"""Smallest weight of a voxel next to a box, see `NetworkPlan.boxed`."""
 
 Shape = tuple[int, int, int]
 Triple = tuple[float, float, float]
@@ -67,11 +70,17 @@ class NetworkPlan:
     alignment : "first", "edges", "ends" or "centre"
         Voxels that coincide, as in `NetworkGrid`. With "centre", voxels of one grid that lie
         outside the other are empty; otherwise they continue the outermost ones.
-    mode : "linear", "nearest" or "cubic"
+    mode : "linear", "nearest", "cubic" or "area"
         Interpolation of the scan.
     nearest : (int or None, int or None)
         Network axis that is resampled by nearest neighbour: from the source to the network grid,
         and back.
+    boxed : bool
+        Whether the network sees a box of its grid only. Scores are 0 outside, so that next to the
+        box a weight of 1e-16 decides: coordinates are computed as MONAI does, and such weights are
+        increased to 1e-6, which float32 does not lose.
+    unturned : NetworkPlan or None
+        If the scan is oriented after it is resampled: the plan without orientation.
     """
 
     source: Grid
@@ -87,6 +96,8 @@ class NetworkPlan:
     alignment: Alignment = "first"
     mode: Literal["linear", "nearest", "cubic", "area"] = "linear"
     nearest: tuple[int | None, int | None] = (None, None)
+    boxed: bool = False
+    unturned: NetworkPlan | None = None
 
     @property
     def resampled(self) -> bool:
@@ -116,7 +127,22 @@ class NetworkPlan:
         else:
             index = np.arange(self.source.shape[source_axis], dtype=np.float64)
             at = self.scale[x] * index + (self.shift[x] + self.lean[x] * slice_index)
-        return round_half_up(at, self.network.shape[x]) if x == self.nearest[1] else at
+        if x == self.nearest[1]:
+            return round_half_up(at, self.network.shape[x])
+        if self.boxed and self.resampled and self.alignment == "first" and not any(self.lean):
+            at = self._in_monais_order(x)
+        return at
+
+    def _in_monais_order(self, x: int) -> NDArray[np.float64]:
+        """Return the network coordinate of each source index along an axis, see `boxed`."""
+        from scanloom.inference.resampling.sampling_grid import sampling_coordinates
+
+        step = np.linalg.solve(self.network.affine, self.oriented.affine)
+        at = sampling_coordinates(self.network.shape, step, self.oriented.shape, x)
+        whole = np.round(at)
+        tiny = np.abs(at - whole) < _SMALLEST_WEIGHT
+        at = np.where(tiny, whole + np.sign(at - whole) * _SMALLEST_WEIGHT, at)
+        return at[::-1] if self.flipped[x] else at
 
     def to_source(self, source_axis: int, slice_position: float = 0.0) -> NDArray[np.float64]:
         """Return the source coordinate of each network index along an axis.
@@ -155,6 +181,9 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     NetworkPlan
         The network grid, and the maps between both grids.
     """
+    if requested.orient == "after" and requested.orientation is not None:
+        own_axes = replace(requested, orientation=None, orient="before")
+        return _turn(plan_grid(source, own_axes), requested)
     follows, flipped = _orientation(source, requested)
     oriented = _orient(source, follows, flipped)
     target = _in_network_order(requested)
@@ -168,6 +197,36 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     return NetworkPlan(
         *(source, oriented, network, follows, flipped, lead, scale, shift, lean, step),
         mode=requested.mode,
+        boxed=_is_boxed(requested),
+    )
+
+
+def _is_boxed(requested: NetworkGrid) -> bool:
+    """Return whether the network sees a box of the network grid only."""
+    return requested.crop is not None and requested.crop.grid == "network"
+
+
+def _turn(plan: NetworkPlan, requested: NetworkGrid) -> NetworkPlan:
+    """Return the plan whose network grid, on the source's axes in `plan`, is oriented at last."""
+    source = plan.source
+    follows, flipped = _orientation(source, requested)
+    oriented, network = (_orient(grid, follows, flipped) for grid in (source, plan.network))
+    back = np.array(flipped)
+    scale, shift, lean = (
+        np.array(values)[list(follows)] for values in (plan.scale, plan.shift, plan.lean)
+    )
+    last = np.array(network.shape) - 1.0
+    return replace(
+        plan,
+        oriented=oriented,
+        network=network,
+        follows=follows,
+        flipped=flipped,
+        scale=_triple(np.where(back, -scale, scale)),
+        shift=_triple(np.where(back, last - shift, shift)),
+        lean=_triple(np.where(back, -lean, lean)),
+        step=np.asarray(np.linalg.solve(oriented.affine, network.affine), dtype=np.float64),
+        unturned=plan,
     )
 
 
@@ -205,6 +264,7 @@ def _plan_scaled(
         alignment=requested.alignment,
         mode=requested.mode,
         nearest=scaled.nearest,
+        boxed=_is_boxed(requested),
     )
 
 

@@ -28,14 +28,13 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
-from scanloom.inference.exact import decisive_values
-from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.intensity import apply_steps
 from scanloom.inference.memory_estimate import Budget
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
-from scanloom.inference.resample import ResampleOptions, to_network
+from scanloom.inference.resampling.crop import crop_volume, paste, source_box, uncrop
+from scanloom.inference.resampling.image import NetworkImage, network_image
+from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.restorers import (
     LabelRestorer,
     Labels,
@@ -43,7 +42,7 @@ from scanloom.inference.restore.restorers import (
     choose_backend,
 )
 from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
-from scanloom.inference.window_layout import window_size
+from scanloom.inference.windows.layout import window_size
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""
@@ -167,10 +166,13 @@ class TorchPredictor:
         clock = clock or StepTimer()
         volumes = (volume, *further_channels)
         _check_channels(volumes, self.card)
+        box = source_box(volumes, self.card.grid.crop)
+        cropped = [crop_volume(each, box) for each in volumes]
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(volumes, clock)
+            prediction = self._predict_without_overflow(cropped, clock)
         with clock.step("clean"):
-            maps = [self._clean(m, "after") for m in prediction.maps]
+            maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
+            maps = [self._clean(labels, "after") for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
     def _predict_without_overflow(self, volumes: Sequence[Volume], clock: StepTimer) -> _Prediction:
@@ -241,30 +243,23 @@ class TorchPredictor:
         """Return label maps on the source grid."""
         card = self.card
         with clock.step("resample"):
-            slab = memory_plan.budget.slab
-            device, options = memory_plan.device, ResampleOptions(decisive_values(card))
-            channels = [
-                to_network(v.array, plan, device, card.before, slab, options) for v in volumes
-            ]
-            seen = None
-            if self.skip_air and card.air_below is not None:
-                seen = channels[0] >= card.air_below
-            channels = [apply_steps(channel, card.after) for channel in channels]
-            if not all(map(all_finite, channels)):
-                detail = "the scan's intensities overflow in the card's intensity steps"
-                raise ScanError(Reason.NOT_FINITE, detail)
-            image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
-            del channels
+            where = memory_plan.device, memory_plan.budget.slab
+            image = network_image(volumes, plan, card, where, skip_air=self.skip_air)
             self._wait()
+        if plan.mode == "area":
+            areas = AreaRestorer(plan, card.decision, card.n_outputs)
+            self._run(self._planes(image, plan, memory_plan, clock), areas.add, clock)
+            with clock.step("restore"):
+                return areas.finish()
         if card.restore == "scores":
             fused, rounded = self.compute.compiled_restore, card.window.sums == "float16"
             scores = ScoreRestorer(
                 *(plan, card.decision, card.n_outputs), fused=fused, rounded=rounded
             )
-            self._run(self._planes((image, seen), plan, memory_plan, clock), scores.add, clock)
+            self._run(self._planes(image, plan, memory_plan, clock), scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
-        self._run(self._planes((image, seen), plan, memory_plan, clock), labels.add, clock)
+        self._run(self._planes(image, plan, memory_plan, clock), labels.add, clock)
         with clock.step("restore"):
             return labels.finish(lambda decided: self._clean(decided, "before"))
 
@@ -287,13 +282,12 @@ class TorchPredictor:
 
     def _planes(
         self,
-        images: tuple[torch.Tensor, torch.Tensor | None],
+        image: NetworkImage,
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
         clock: StepTimer,
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
-        image, seen = images
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
         first, *folds = self._folds_on(loaded, memory_plan.device)
@@ -308,8 +302,10 @@ class TorchPredictor:
             head=first.head,
             folds=folds,
         )
-        yield from sliding_window.slide(image, plan.network_axis(plan.lead), seen)
-        if seen is not None:
+        axis = plan.network_axis(plan.lead)
+        planes = sliding_window.slide(image.image, axis, image.seen)
+        yield from uncrop(planes, image.box, axis, plan.network.shape) if image.box else planes
+        if image.seen is not None:
             passed = sliding_window.passed
             clock.note("skip air", f"{passed.skipped} of {passed.windows} windows were air")
         if batch.count < budget.windows:
@@ -382,8 +378,8 @@ def _check(card: ModelCard) -> None:
     if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
         detail = "connected components can't be selected before labels are decided"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode == "area":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires resampling by area")
+    if card.grid.mode == "area" and card.restore == "labels":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
 
 
 def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from scanloom.cards.intensity import IntensityStep
-from scanloom.inference.exact import Decisive, correct, orient, sampling_base, sampling_theta
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.intensity import apply_steps
-from scanloom.inference.spline import BandedMatrix, cubic_matrix, selection_matrix
+from scanloom.inference.resampling.area import area_matrix
+from scanloom.inference.resampling.exact import Decisive, correct, orient
+from scanloom.inference.resampling.sampling_grid import sampling_base, sampling_theta
+from scanloom.inference.resampling.spline import BandedMatrix, cubic_matrix, selection_matrix
 
 _SAME_POSITION = 1e-6
 """Largest rounding error of a coordinate, in voxels."""
@@ -142,7 +144,7 @@ class ResampleOptions:
 
     Parameters
     ----------
-    decisive : "zeros", "integers" or None
+    decisive : float, "integers" or None
         Values at which the last bit decides: voxels close to them are exact (`exact`).
     foreground : (I, J, K) bool array, optional
         The voxels that `Normalize.filled` measures and changes.
@@ -191,7 +193,7 @@ def to_network(
     order = [plan.network_axis(axis) for axis in (lead, *other_axes(lead))]
     out = torch.empty([plan.network.shape[x] for x in order], device=device)
     slab = 1 if any(plan.lean) else max(1, slab_bytes // (8 * array[..., 0].size))
-    interpolate = _cubic if plan.mode == "cubic" and plan.resampled else _linear
+    interpolate = _by_matrices if plan.mode in ("cubic", "area") and plan.resampled else _linear
     interpolate(out, planes, plan, slab)
     resampled = out.permute([order.index(x) for x in range(3)])
     if plan.alignment == "centre":
@@ -219,11 +221,11 @@ def _linear(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: in
         out[start : start + slab] = values
 
 
-def _cubic(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: int) -> None:
-    """Write the scan resampled by a cubic spline, `slab` planes at a time, in the axes of `planes`.
+def _by_matrices(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: int) -> None:
+    """Write the scan resampled by a cubic spline or by area, `slab` planes at a time.
 
-    Values are limited to the scan's range; to that of their slice if slices are resampled one by
-    one.
+    `out` has the axes of `planes`. Values are limited to the scan's range; to that of their slice
+    if slices are resampled one by one.
     """
     lead, (b, c) = plan.lead, other_axes(plan.lead)
     positions, device = plan.to_source(lead), out.device
@@ -238,6 +240,10 @@ def _cubic(out: torch.Tensor, planes: StoredPlanes, plan: NetworkPlan, slab: int
     low, high = low.view(size), high.view(size)
 
     def matrix(axis: int, at: NDArray[np.float64]) -> BandedMatrix:
+        if plan.mode == "area":
+            count, size = plan.network.shape[plan.network_axis(axis)], plan.source.shape[axis]
+            index = np.rint((at + 0.5) * count / size - 0.5).astype(np.int64)
+            return BandedMatrix(area_matrix(index, count, size), device)
         make = selection_matrix if plan.network_axis(axis) == alone else cubic_matrix
         return BandedMatrix(make(at, plan.source.shape[axis]), device)
 

@@ -2,7 +2,7 @@
 
 The outermost loop over windows is along one axis. So only the planes that later windows overlap (as
 many as a window is wide) are kept as sums; all others are divided, activated and yielded.
-`window_layout` defines the windows, and cases in which sums of all planes are kept.
+`windows.layout` defines the windows, and cases in which sums of all planes are kept.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from scanloom.inference.geometry import Shape
 from scanloom.inference.network.final_layer import FinalLayer
 from scanloom.inference.network.flips import mean_over_flips
 from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.score_sums import ScoreAccumulator
-from scanloom.inference.window_layout import (
+from scanloom.inference.windows.layout import (
     pad_to_window,
     slices_with_margin,
     window_layout,
     window_slices,
     window_weights,
 )
+from scanloom.inference.windows.sums import ScoreAccumulator
 
 CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""

@@ -7,7 +7,7 @@ import math
 from scanloom.cards.card import ModelCard
 from scanloom.core import Grid
 from scanloom.inference.geometry import plan_grid
-from scanloom.inference.window_layout import window_layout
+from scanloom.inference.windows.layout import window_layout
 
 
 def window_values(card: ModelCard, grid: Grid) -> int:

@@ -22,6 +22,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     theirs.mkdir(parents=True)
     monkeypatch.setattr(store, "shipped_models", lambda: ours)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.delenv("SCANLOOM_MODELS", raising=False)
     monkeypatch.chdir(tmp_path)
     return ours, theirs
 
@@ -137,3 +138,41 @@ def test_models_that_ship_can_be_read() -> None:
             fields = json.loads((folder / "configs" / "metadata.json").read_text())
             card = find_model(str(folder))
             assert fields["scanloom"]["weights_sha256"] == card.weights.sha256
+
+
+def test_shared_models_go_before_own_ones_and_may_be_read_only(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name means the same model for all users of a shared folder."""
+    ours, theirs = places
+    group, other = tmp_path / "group", tmp_path / "other"
+    monkeypatch.setenv("SCANLOOM_MODELS", f"{group}:{tmp_path / 'none'}::{other}")
+    for root, names in ((ours, "a"), (group, "ab"), (other, "abc"), (theirs, "abcd")):
+        for name in names:
+            write_bundle(root / name, weights=str(root).encode())
+    for path in [group, *group.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    roots = {name: find_model(name).weights.file.read_bytes().decode() for name in "abcd"}
+    entries = [(entry.name, entry.section) for entry in list_models()]
+
+    for path in [group, *group.rglob("*")]:
+        path.chmod(0o755)
+    assert roots == {"a": str(ours), "b": str(group), "c": str(other), "d": str(theirs)}
+    assert entries == [("a", "ships"), ("b", "shared"), ("c", "shared"), ("d", "own")]
+
+
+def test_missing_shared_folder_is_named(
+    places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANLOOM_MODELS", str(tmp_path / "unmounted"))
+
+    with pytest.raises(ScanError, match=r"SCANLOOM_MODELS names .*unmounted"):
+        find_model("spleen")
+
+
+def test_unfinished_models_are_not_listed(places: tuple[Path, Path]) -> None:
+    write_bundle(places[1] / ".adding" / "spleen")
+    write_bundle(places[1] / ".spleen")
+
+    assert list_models() == ()

@@ -24,11 +24,14 @@ SHOWN_BY = {
     Reason.SERIES_AMBIGUOUS: ("segment",),
     Reason.SERIES_UNKNOWN: ("segment",),
     Reason.CLUSTER: ("run",),
+    Reason.MODEL_EXISTS: ("models",),
+    Reason.LICENCE: ("models",),
     **{reason: ON_RESULTS for reason in Reason if reason.subject == "result"},
 }
 """Commands that show a reason; `ON_SCANS` for all others."""
 WITH_KEY = ("segment", "index", "plan", "run", "report", "where", "join")
 SHOWN_BY_FILE = {
+    "cards/download/add.py": ("models",),
     "cli/checks/decoders.py": ("doctor",),
     "cli/checks/devices.py": ("doctor",),
     "cli/checks/storage.py": ("doctor",),
@@ -57,9 +60,15 @@ _OPTION = re.compile(r"(?:`(?:scanloom )?(?P<command>[a-z]+) [^`]*?)?(?P<option>
 
 
 def options_by_command() -> dict[str, set[str]]:
+    """Return the options of each command; those of a group are the options of its commands."""
     group = typer.main.get_command(app)
     return {
-        name: {option for parameter in command.params for option in parameter.opts}
+        name: {
+            option
+            for single in getattr(command, "commands", {"": command}).values()
+            for parameter in single.params
+            for option in parameter.opts
+        }
         for name, command in group.commands.items()  # type: ignore[attr-defined]
     }
 

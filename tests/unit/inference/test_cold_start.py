@@ -8,7 +8,7 @@ import sys
 ESTIMATE = """
 import sys
 from scanloom.cards.store import find_model
-from scanloom.inference.memory_estimate import network_bytes
+from scanloom.inference.network.memory import network_bytes
 card = find_model("ct_tissue")
 network_bytes(card.network, card.window.size)
 print("torch._dynamo" in sys.modules)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.download.find import find_source
+from scanloom.cards.download.find import TASK_FILE, find_source
 from scanloom.cards.download.licence import Licence, read_licence
 from scanloom.cards.download.sources import Gathered, Progress, Source
 from scanloom.cards.provenance import (
@@ -133,8 +133,8 @@ def remove_model(name: str) -> None:
     model = stored_models().get(name)
     folder = _own_folder(name)
     if folder is None:
-        place = "" if model is None else f" of your own: it is in {_PLACES[model.place]}"
-        detail = f"there is no model {printable(name[:200])!r}{place}"
+        note = "" if model is None else f" of your own: it is in {_SECTIONS[model.section]}"
+        detail = f"there is no model {printable(name[:200])!r}{note}"
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     with _work_folder(name, lambda: None) as work:
         if folder.is_symlink():
@@ -145,7 +145,7 @@ def remove_model(name: str) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-_PLACES: Final = {
+_SECTIONS: Final = {
     "ships": "the models that ship",
     "shared": "a shared folder",
     "own": "your own store",
@@ -169,8 +169,8 @@ def _has(name: str, source: Source) -> bool:
         MODEL_EXISTS if the name belongs to another model; MODEL_HASH if the model has changed.
     """
     model = stored_models().get(name)
-    if model is not None and model.place != "own":
-        detail = f"the name {name} belongs to a model in {_PLACES[model.place]}"
+    if model is not None and model.section != "own":
+        detail = f"the name {name} belongs to a model in {_SECTIONS[model.section]}"
         raise ScanError(Reason.MODEL_EXISTS, detail)
     folder = _own_folder(name)
     if folder is None or not source.remote:
@@ -209,6 +209,8 @@ def _find_root(folder: Path) -> Path:
     for _ in range(_MAX_NESTING):
         if is_model(root):
             return root
+        if (root / TASK_FILE).is_file():  # a part of it is another model
+            break
         folders = [path for path in root.iterdir() if path.is_dir()]
         if len(folders) != 1:
             break
@@ -222,8 +224,8 @@ def _record(
 ) -> Provenance:
     """Return the record of a model; LICENCE if conditions of its licence are not accepted."""
     licence = read_licence(folder, source.licence or card.license)
-    asked = licence.has_conditions
-    if asked and not accept(folder.name, licence):
+    conditions = licence.has_conditions
+    if conditions and not accept(folder.name, licence):
         detail = f"the licence of {folder.name} excludes commercial use, and was not accepted"
         raise ScanError(Reason.LICENCE, detail)
     return Provenance(
@@ -231,7 +233,7 @@ def _record(
         address=gathered.address,
         added=datetime.now(UTC).isoformat(timespec="seconds"),
         licence=licence.name,
-        accepted=asked,
+        accepted=conditions,
         published=gathered.published,
         files=hash_files(folder),
     )

@@ -116,15 +116,15 @@ def check_address(address: str) -> str:
         DOWNLOAD if it is not https, is malformed, or contains a password.
     """
     try:
-        parts = urlsplit(address)
-        host, _ = parts.hostname, parts.port
+        url = urlsplit(address)
+        host, _ = url.hostname, url.port
     except ValueError:
         host = None
     if host is None or not address.isascii() or not address.isprintable() or " " in address:
         raise ScanError(Reason.DOWNLOAD, "the address is malformed")
-    if parts.scheme != "https":
-        raise ScanError(Reason.DOWNLOAD, f"the address begins with {parts.scheme}:, not https:")
-    if parts.username is not None or parts.password is not None:
+    if url.scheme != "https":
+        raise ScanError(Reason.DOWNLOAD, f"the address begins with {url.scheme}:, not https:")
+    if url.username is not None or url.password is not None:
         raise ScanError(Reason.DOWNLOAD, "the address contains a user name or password")
     return host
 

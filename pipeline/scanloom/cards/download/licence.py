@@ -28,7 +28,7 @@ class Licence:
     name : str
         As the model or its source states it.
     text : str
-        Text of the licence files, empty if there are none.
+        Text of the licence files, empty if there are absent.
     """
 
     name: str
@@ -45,9 +45,9 @@ def read_licence(folder: Path, name: str) -> Licence:
     """Return the licence of a model with the text of its licence files."""
     files = sorted(
         file
-        for place in _FOLDERS
-        if (folder / place).is_dir()
-        for file in (folder / place).iterdir()
+        for folder_name in _FOLDERS
+        if (folder / folder_name).is_dir()
+        for file in (folder / folder_name).iterdir()
         if _FILES.fullmatch(file.name) and file.is_file()
     )
     texts = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from scanloom.cards.download.digests import Digest
@@ -18,6 +19,7 @@ from scanloom.core import Reason, ScanError, printable
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a file's name, the bytes received so far, and the total, None if unknown."""
+_NNUNET_NAME: Final = re.compile(r"(.+__.+)__(\w+)")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder on this machine."""
+    """A folder on this machine.
+
+    nnU-Net's names of folders (TRAINER__PLANS__CONFIGURATION) are kept, below that of the model,
+    and a cascade is copied with its first stage, which is next to it.
+    """
 
     path: Path
     remote: bool = field(default=False, init=False)
@@ -61,8 +67,11 @@ class LocalFolder:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
-        return self.path.resolve().name
+        """Name of the folder; for nnU-Net's, the data set and the configuration."""
+        path = self.path.resolve()
+        if _NNUNET_NAME.fullmatch(path.name):
+            return f"{path.parent.name}_{path.name.rpartition('__')[2]}"
+        return path.name
 
     @property
     def origin(self) -> str:
@@ -71,7 +80,15 @@ class LocalFolder:
 
     def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
         """Copy the files."""
-        copy_folder(self.path, target)
+        path = self.path.resolve()
+        match = _NNUNET_NAME.fullmatch(path.name)
+        if match is None:
+            copy_folder(path, target)
+        else:
+            first = path.with_name(f"{match[1]}__3d_lowres")
+            stages = [first] if match[2] == "3d_cascade_fullres" and first.is_dir() else []
+            for folder in (*stages, path):
+                copy_folder(folder, target / folder.name)
         return Gathered(self.origin, published=False)
 
 
@@ -144,7 +161,7 @@ class RemoteFiles:
     def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
         """Download the files."""
         for path, remote in self.files.items():
-            place(download(remote, work, progress), target, path)
+            put_file(download(remote, work, progress), target, path)
         published = all(remote.digest is not None for remote in self.files.values())
         return Gathered(self.origin, published)
 
@@ -160,7 +177,7 @@ def download(
     return target
 
 
-def place(file: Path, target: Path, path: str) -> None:
+def put_file(file: Path, target: Path, path: str) -> None:
     """Give a downloaded file its path in a model's folder; the download stays, too."""
     goal = target / safe_path(path)
     goal.parent.mkdir(parents=True, exist_ok=True)

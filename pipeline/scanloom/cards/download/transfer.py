@@ -80,30 +80,30 @@ def fetch(
     OSError
         If the file can't be written.
     """
-    part = _Part(target, remote.address)
-    if part.is_complete() and (remote.digest is None or remote.digest.matches(target)):
+    pending = _Pending(target, remote.address)
+    if pending.is_complete() and (remote.digest is None or remote.digest.matches(target)):
         return
     furthest = idle = 0
     for _ in range(MAX_ATTEMPTS):
         try:
-            _receive(remote, part, limit_bytes, report)
+            _receive(remote, pending, limit_bytes, report)
             break
         except ConnectionLostError:
-            size = part.size()
+            size = pending.size()
             furthest, idle = max(size, furthest), 0 if size > furthest else idle + 1
             if idle >= IDLE_ATTEMPTS:
                 raise
             time.sleep(PAUSE_S * (2**idle - 1))
     else:
         raise ScanError(Reason.DOWNLOAD, "the connection was lost too often")
-    if remote.digest is not None and not remote.digest.matches(part.file):
-        part.discard()
+    if remote.digest is not None and not remote.digest.matches(pending.file):
+        pending.discard()
         detail = f"the downloaded file differs from the published {remote.digest.algorithm}"
         raise ScanError(Reason.MODEL_HASH, detail)
-    part.complete()
+    pending.complete()
 
 
-class _Part:
+class _Pending:
     """The bytes received so far, and a record of the version of the file that they belong to."""
 
     def __init__(self, target: Path, address: str) -> None:
@@ -153,50 +153,50 @@ class _Part:
         return record if same else {}
 
 
-def _receive(remote: Remote, part: _Part, limit_bytes: int, report: Report) -> None:
+def _receive(remote: Remote, pending: _Pending, limit_bytes: int, report: Report) -> None:
     """Send one request, for the bytes that are missing, and append them."""
-    start = part.size()
-    validator, _ = part.version()
+    start = pending.size()
+    validator, _ = pending.version()
     headers = {}
     if start and validator is not None:
         headers = {"Range": f"bytes={start}-", "If-Range": validator}
     try:
         with request(remote.address, headers) as reply:
-            start = _begin(reply, part, bool(headers))
-            _, total = part.version()
-            _check_total(remote, reply, total, limit_bytes, part)
-            with part.file.open("ab") as output:
+            start = _begin(reply, pending, bool(headers))
+            _, total = pending.version()
+            _check_total(remote, reply, total, limit_bytes, pending)
+            with pending.file.open("ab") as output:
                 for chunk in reply.chunks():
                     output.write(chunk)
+                    output.flush()  # a killed process leaves all bytes to the next attempt
                     start += len(chunk)
                     if start > min(limit_bytes, total or limit_bytes):
-                        raise _too_large(part, limit_bytes)
+                        raise _too_large(pending, limit_bytes)
                     report(start, total)
-                output.flush()
                 os.fsync(output.fileno())
     except RangeRefusedError:  # the file has become shorter
-        part.discard()
+        pending.discard()
         raise
     if total is not None and start < total:
         detail = f"{start} of {total} bytes arrived before the connection ended"
         raise ConnectionLostError(Reason.DOWNLOAD, detail)
 
 
-def _begin(reply: Reply, part: _Part, ranged: bool) -> int:
+def _begin(reply: Reply, pending: _Pending, ranged: bool) -> int:
     """Return where the body of a reply begins: behind the bytes received so far, or at 0.
 
     A server that knows another version of the file replies with all of it, from its beginning.
     """
     validator = _validator(reply)
     if reply.status != 206:
-        part.begin(validator, reply.length)
+        pending.begin(validator, reply.length)
         return 0
-    start, (expected, total) = part.size(), part.version()
+    start, (expected, total) = pending.size(), pending.version()
     stated = _CONTENT_RANGE.fullmatch(reply.header("Content-Range") or "")
     first, last, size = map(int, stated.groups()) if stated else (-1, -1, -1)
     same = validator == expected and total in (None, size)
     if not ranged or not same or (first, last) != (start, size - 1):
-        part.discard()
+        pending.discard()
         raise ConnectionLostError(Reason.DOWNLOAD, "the server sent another range than requested")
     return start
 
@@ -211,24 +211,24 @@ def _validator(reply: Reply) -> str | None:
 
 
 def _check_total(
-    remote: Remote, reply: Reply, total: int | None, limit_bytes: int, part: _Part
+    remote: Remote, reply: Reply, total: int | None, limit_bytes: int, pending: _Pending
 ) -> None:
     """Refuse a file before its body is read: too large, of another size, or without an end."""
     if total is None and not reply.chunked and remote.digest is None:
         raise ScanError(Reason.DOWNLOAD, "the server does not state the length of the file")
     if total is not None and total > limit_bytes:
-        raise _too_large(part, limit_bytes)
+        raise _too_large(pending, limit_bytes)
     if total is not None and remote.size is not None and total != remote.size:
         detail = f"the file has {total} bytes; {remote.size} are published"
         raise ScanError(Reason.DOWNLOAD, detail)
-    missing = (total or 0) - part.size()
-    if missing > shutil.disk_usage(part.file.parent).free:
+    missing = (total or 0) - pending.size()
+    if missing > shutil.disk_usage(pending.file.parent).free:
         detail = f"the file needs {format_bytes(missing)} on the disk of the model store"
         raise ScanError(Reason.DISK_FULL, detail)
 
 
-def _too_large(part: _Part, limit_bytes: int) -> ScanError:
+def _too_large(pending: _Pending, limit_bytes: int) -> ScanError:
     """Discard the bytes received so far, and return the error for a file above the limit."""
-    part.discard()
+    pending.discard()
     detail = f"the file is larger than stated, or than {format_bytes(limit_bytes)}"
     return ScanError(Reason.DOWNLOAD, detail)

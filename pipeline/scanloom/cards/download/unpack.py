@@ -68,7 +68,7 @@ def unpack_zip(archive: Path, target: Path) -> None:
     ------
     ScanError
         MODEL_UNSAFE for paths that leave the folder, links, special files and archives that expand
-        excessively; MODEL_DAMAGED if it is no zip archive, damaged or encrypted.
+        excessively; MODEL_DAMAGED if it is not a zip archive, damaged or encrypted.
     OSError
         If a file can't be written.
     """
@@ -170,8 +170,9 @@ def _files(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def _is_wanted(name: str) -> bool:
     """Return whether a file can belong to a model: not hidden, no cache, no scan."""
-    parts = PurePosixPath(name).parts
-    hidden = any(part.startswith(".") or part in ("__pycache__", "__MACOSX") for part in parts)
+    levels = PurePosixPath(name).parts
+    caches = {"__pycache__", "__MACOSX"} & {*levels}
+    hidden = caches or any(level.startswith(".") for level in levels)
     return not hidden and not name.lower().endswith(SCAN_SUFFIXES)
 
 
@@ -184,14 +185,14 @@ def safe_path(name: str) -> PurePosixPath:
         MODEL_UNSAFE if it is absolute, contains `..`, `\` or control characters, or is too long.
     """
     path = PurePosixPath(name)
-    parts = name.split("/")
+    levels = name.split("/")
     safe = (
         name.isprintable()
         and not path.is_absolute()
-        and not {"", ".", ".."} & {*parts}
+        and not {"", ".", ".."} & {*levels}
         and not set("\\:") & {*name}
-        and len(parts) <= MAX_DEPTH
-        and all(len(part.encode()) <= MAX_NAME_BYTES for part in parts)
+        and len(levels) <= MAX_DEPTH
+        and all(len(level.encode()) <= MAX_NAME_BYTES for level in levels)
     )
     if not safe:
         raise ScanError(Reason.MODEL_UNSAFE, f"{_shown(name)} is not a path inside the model")

@@ -15,7 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from scanloom.cards.download import addresses
 from scanloom.cards.download.https import ConnectionLostError
-from scanloom.cards.download.sources import Gathered, Progress, download, parse_digest, place
+from scanloom.cards.download.sources import Gathered, Progress, download, parse_digest, put_file
 from scanloom.cards.download.transfer import MAX_DOCUMENT_BYTES, Remote
 from scanloom.cards.download.unpack import MAX_FILES, safe_path, unpack_zip
 from scanloom.core import Reason, ScanError, did_you_mean, printable
@@ -69,7 +69,7 @@ class HuggingFace:
             f"/tree/{self.revision}?recursive=true"
         )
         for path, remote in self._files(_document(listing, work, progress)):
-            place(download(remote, work, progress), target, path)
+            put_file(download(remote, work, progress), target, path)
         return Gathered(self.origin, _complete(target, work, progress))
 
     def _files(self, entries: Any) -> Iterator[tuple[str, Remote]]:
@@ -78,15 +78,17 @@ class HuggingFace:
             raise _malformed("list of files")
         for entry in entries:
             try:
-                path, kind = str(entry["path"]), entry["type"]
+                path = str(entry["path"])
+                if entry["type"] != "file":
+                    continue
                 large = entry.get("lfs")
                 algorithm, value = ("sha256", large["oid"]) if large else ("git", entry["oid"])
                 size = int(entry["size"])
             except (KeyError, TypeError, ValueError, AttributeError) as exc:
                 raise _malformed("list of files") from exc
-            if kind != "file" or path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
-                continue
             safe_path(path)
+            if path.startswith(".") or path.endswith(_UNREAD_SUFFIXES):
+                continue
             address = f"{self._base}/resolve/{self.revision}/{quote(path)}"
             yield path, Remote(address, parse_digest(algorithm, str(value)), size)
 
@@ -189,7 +191,7 @@ def _complete(folder: Path, work: Path, progress: Progress) -> bool:
             continue
         file = folder / safe_path(path)
         if not file.is_file():
-            place(download(remote, work, progress), folder, path)
+            put_file(download(remote, work, progress), folder, path)
         elif remote.digest is not None and not remote.digest.matches(file):
             detail = f"{printable(path)} differs from the checksum in {name}"
             raise ScanError(Reason.MODEL_HASH, detail)

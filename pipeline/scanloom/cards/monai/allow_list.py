@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final
 
-from scanloom.cards.monai.config import truncate
-from scanloom.cards.networks import NETWORKS
+from scanloom.cards.monai.config.values import Kind, truncate
+from scanloom.cards.monai.known_scripts import is_script, known_class
 from scanloom.core import Reason, ScanError
-
-Kind = Literal["network", "transform", "inferer", "ignored"]
 
 _ALIASES: Final[Mapping[str, str]] = {
     "BasicUnet": "BasicUNet",
@@ -19,28 +18,65 @@ _ALIASES: Final[Mapping[str, str]] = {
     "DynUnet": "DynUNet",
     "Dynunet": "DynUNet",
     "Unet": "UNet",
+    "vista3d132": "Vista3d",
 }
+NETWORKS: Final = frozenset(
+    {
+        "AttentionUnet",
+        "BasicUNet",
+        "DiNTS",
+        "DynUNet",
+        "SegResNet",
+        "SegResNetDS",
+        "SwinUNETR",
+        "UNETR",
+        "UNet",
+        "VNet",
+        "Vista3d",
+    }
+)
+"""Networks of MONAI, by their names in `scanloom.cards.networks`."""
+_PARTS: Final = frozenset({"TopologyInstance"})
 _TRANSFORMS: Final = frozenset(
     {
         "Activationsd",
+        "AddGuidanceSignalDeepEditd",
         "AsDiscreted",
         "CastToTyped",
         "Compose",
+        "CropForegroundd",
         "EnsureChannelFirstd",
         "EnsureTyped",
         "Invertd",
         "KeepLargestConnectedComponentd",
+        "Lambdad",
         "LoadImaged",
         "NormalizeIntensityd",
         "Orientationd",
+        "Resized",
         "ScaleIntensityd",
         "ScaleIntensityRanged",
         "Spacingd",
+        "VistaPostTransformd",
     }
 )
-_INFERERS: Final = frozenset({"SimpleInferer", "SlidingWindowInferer", "SlidingWindowInfererAdapt"})
-_IGNORED: Final = frozenset({"Identityd", "SaveImaged", "ToDeviced", "ToTensord"})
-"""Transforms that change no label; their arguments are not read."""
+_INFERERS: Final = frozenset(
+    {"SimpleInferer", "SliceInferer", "SlidingWindowInferer", "SlidingWindowInfererAdapt"}
+)
+_IGNORED: Final = frozenset(
+    {
+        "AddGuidanceFromPointsDeepEditd",
+        "Identityd",
+        "ResizeGuidanceMultipleLabelDeepEditd",
+        "SaveImaged",
+        "ToDeviced",
+        "ToTensord",
+        "VistaPreTransformd",
+    }
+)
+"""Transforms that change no label without clicks; their arguments are not read."""
+_APPS: Final = ("monai.apps.deepedit.transforms", "monai.apps.vista3d.transforms")
+"""Modules of transforms outside `monai.transforms`."""
 
 _MODULES: Final[Mapping[str, str]] = {
     "networks": "network",
@@ -63,16 +99,18 @@ def canonical_target(target: str) -> tuple[Kind, str]:
         MODEL_UNSAFE for code outside MONAI; MODEL_NETWORK for a network that is not on the list;
         MODEL_UNSUPPORTED for any other target that is not on the list.
     """
-    *package, name = target.split(".")
+    module, _, name = target.rpartition(".")
+    package = ["monai", "transforms"] if module in _APPS else module.split(".") if module else []
     if package and package[0] != "monai":
         raise ScanError(Reason.MODEL_UNSAFE, f"{truncate(target)} is code outside MONAI")
     module_kind = _MODULES.get(package[1]) if len(package) > 1 else None
     if package and module_kind is None:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{truncate(target)} is not on the list")
     plain = _ALIASES.get(name, name)
-    allowed = NETWORKS.get(plain)
-    if allowed and allowed.module.startswith("monai.") and module_kind in (None, "network"):
+    if plain in NETWORKS and module_kind in (None, "network"):
         return "network", plain
+    if name in _PARTS and module_kind in (None, "network"):
+        return "part", name
     if plain in _INFERERS and module_kind in (None, "inferer"):
         return "inferer", plain
     plain = re.sub(r"(?<=[a-z])(D|Dict)$", "d", name)  # MONAI's aliases: X, Xd, XD, XDict
@@ -84,13 +122,20 @@ def canonical_target(target: str) -> tuple[Kind, str]:
     raise ScanError(reason, f"{truncate(target)} is not on the list")
 
 
-def check_target(target: str) -> bool:
-    """Return whether the arguments of a ``_target_`` matter; errors as `canonical_target`."""
-    return canonical_target(target)[0] != "ignored"
+def judge_target(folder: Path, target: str) -> tuple[Kind, str]:
+    """Return the kind and the name of a ``_target_`` in the config of a bundle.
+
+    Raises
+    ------
+    ScanError
+        As `canonical_target`; MODEL_UNSAFE, with its hash, for a script of the bundle that is not
+        known.
+    """
+    return known_class(folder, target) if is_script(target) else canonical_target(target)
 
 
-def judge_network(target: str) -> bool:
-    """Accept a network's ``_target_``.
+def judge_network(folder: Path, target: str) -> tuple[Kind, str]:
+    """Accept the ``_target_`` of a network or of an argument of a network.
 
     Raises
     ------
@@ -98,11 +143,11 @@ def judge_network(target: str) -> bool:
         MODEL_UNSAFE for code outside MONAI; MODEL_NETWORK for any target not on the list.
     """
     try:
-        kind, _ = canonical_target(target)
+        kind, name = judge_target(folder, target)
     except ScanError as exc:
         if exc.reason is Reason.MODEL_UNSAFE:
             raise
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(target)} is not on the list") from exc
-    if kind != "network":
+    if kind not in ("network", "part"):
         raise ScanError(Reason.MODEL_NETWORK, f"{truncate(target)} is not a network")
-    return True
+    return kind, name

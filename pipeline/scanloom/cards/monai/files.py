@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import IO, Any, Final
 
-from scanloom.cards.monai.config import truncate
+from scanloom.cards.monai.config.values import truncate
 from scanloom.core import Reason, ScanError, format_bytes
 
 MAX_BYTES: Final = 1 << 20

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from scanloom.cards.card import Window
-from scanloom.cards.monai.allow_list import canonical_target
-from scanloom.cards.monai.arguments import Arguments, describe
-from scanloom.cards.monai.config import Component
+from scanloom.cards.monai.config.arguments import Arguments, describe
+from scanloom.cards.monai.config.values import Component
 from scanloom.core import Reason, ScanError
 
 _BLENDING: dict[str, Literal["constant", "gaussian"]] = {
@@ -19,6 +18,8 @@ _PADDING: dict[str, Literal["constant", "replicate", "reflect"]] = {
     "replicate": "replicate",
     "reflect": "reflect",
 }
+_MAX_SIZE = 1024
+"""Largest window, in voxels along an axis."""
 
 
 def read_inferer(value: Any) -> Window:
@@ -31,29 +32,64 @@ def read_inferer(value: Any) -> Window:
     """
     if not isinstance(value, Component):
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"the inferer is {describe(value)}")
-    kind, name = canonical_target(value.target)
-    if kind != "inferer":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{name} is not an inferer")
+    if value.kind != "inferer":
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{value.name} is not an inferer")
     args = Arguments(value)
-    if name == "SimpleInferer":
-        args.done()
-        return Window(size=None)
-    window = Window(
-        size=_size(args),
-        overlap=args.same("overlap", 0.25),
-        blending=args.choice("mode", _BLENDING, "constant"),
-        sigma_scale=args.same("sigma_scale", 0.125),
-        padding=args.choice("padding_mode", _PADDING, "constant"),
-        padding_value=args.number("cval", 0.0),
-    )
-    if not 0 <= window.overlap < 1 or window.sigma_scale <= 0:
-        raise args.refused("overlap", window.overlap)
+    match value.name:
+        case "SimpleInferer":
+            window = Window(size=None)
+        case "Vista3dInferer":
+            window = _vista(args)
+        case "SliceInferer":
+            window = _planes(args)
+        case _:
+            window = _sliding(args, _size(args))
+    args.done()
+    return window
+
+
+def _sliding(
+    args: Arguments, size: tuple[int, int, int] | None, plane: Literal[0, 1, 2] | None = None
+) -> Window:
+    """Return the window of MONAI's SlidingWindowInferer."""
+    overlap = args.same("overlap", 0.25)
+    sigma_scale = args.same("sigma_scale", 0.125)
+    if not 0 <= overlap < 1 or sigma_scale <= 0:
+        raise args.refused("overlap", overlap)
     args.only("with_coord", False)
     # batch size and buffers change no label
     args.ignore("sw_batch_size", "sw_device", "device", "progress", "cache_roi_weight_map")
     args.ignore("cpu_thresh", "buffer_steps", "buffer_dim")
-    args.done()
-    return window
+    return Window(
+        size=size,
+        overlap=overlap,
+        blending=args.choice("mode", _BLENDING, "constant"),
+        sigma_scale=sigma_scale,
+        padding=args.choice("padding_mode", _PADDING, "constant"),
+        padding_value=args.number("cval", 0.0),
+        plane=plane,
+    )
+
+
+def _planes(args: Arguments) -> Window:
+    """Return the window of MONAI's SliceInferer: a plane across the axis `spatial_dim`."""
+    axis = args.take("spatial_dim", 0)
+    value = args.take("roi_size")
+    if axis not in (0, 1, 2) or isinstance(axis, bool):
+        raise args.refused("spatial_dim", axis)
+    sizes = value if isinstance(value, list) else [value] * 2
+    if len(sizes) != 2 or not all(_is_size(n) for n in sizes):
+        raise args.refused("roi_size", value)
+    i, j, k = [*sizes[:axis], 1, *sizes[axis:]]
+    plane: Literal[0, 1, 2] = axis
+    return _sliding(args, (i, j, k), plane)
+
+
+def _vista(args: Arguments) -> Window:
+    """Return the window of VISTA3D's inferer, which passes neither overlap nor blending on."""
+    size = _size(args)
+    args.ignore("overlap", "sw_batch_size", "use_point_window")
+    return Window(size)
 
 
 def _size(args: Arguments) -> tuple[int, int, int] | None:
@@ -62,9 +98,13 @@ def _size(args: Arguments) -> tuple[int, int, int] | None:
     sizes = value if isinstance(value, list) else [value] * 3
     if len(sizes) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) for n in sizes):
         raise args.refused("roi_size", value)
-    i, j, k = sizes
     if max(sizes) <= 0:
         return None
-    if min(sizes) <= 0 or max(sizes) > 1024:
+    if not all(_is_size(n) for n in sizes):
         raise args.refused("roi_size", value)
+    i, j, k = sizes
     return i, j, k
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_SIZE

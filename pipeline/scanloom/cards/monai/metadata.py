@@ -15,7 +15,7 @@ from pydantic import (
     ValidationError,
 )
 
-from scanloom.cards.monai.config import truncate
+from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import read_json
 from scanloom.core import Reason, ScanError, printable
 

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import Argmax, Decision, KeepLargest, Threshold
-from scanloom.cards.monai.allow_list import canonical_target
-from scanloom.cards.monai.arguments import Arguments, describe
+from scanloom.cards.card import Argmax, Decision, KeepLargest, Paint, Threshold
+from scanloom.cards.monai.config.arguments import Arguments, describe
+from scanloom.cards.monai.config.values import Component, Priorities, Unchanged
+from scanloom.cards.monai.obstacles import Obstacles
 from scanloom.cards.monai.preprocessing import Preprocessing, steps, unsupported
+from scanloom.core import Flag
 
 _CONNECTIVITY: dict[int | None, Literal[6, 18, 26]] = {1: 6, 2: 18, 3: 26, None: 26}
 """Number of neighbours by scikit-image's `connectivity` (largest number of orthogonal hops)."""
@@ -23,6 +25,9 @@ class Postprocessing:
     decision: Decision
     restore: Literal["scores", "labels"]
     cleaning: tuple[KeepLargest, ...]
+    flags: tuple[Flag, ...] = ()
+    rests: tuple[int, ...] = ()
+    """Numbers of structures that are what regions within them leave of their region."""
 
 
 @dataclass
@@ -36,6 +41,8 @@ class _State:
     late: bool = False
     """Whether scores are mapped back to the source grid before activation."""
     cleaning: list[KeepLargest] = field(default_factory=list)
+    flags: list[Flag] = field(default_factory=list)
+    rests: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class _Context:
 
 
 def read_postprocessing(
-    value: Any, before: Preprocessing, transform: Any, outputs: int
+    value: Any, before: Preprocessing, transform: Any, outputs: int, obstacles: Obstacles
 ) -> Postprocessing:
     """Read the transforms after the network.
 
@@ -63,51 +70,68 @@ def read_postprocessing(
     outputs : int
         Number of output channels of the network.
 
-    Raises
-    ------
-    ScanError
-        MODEL_UNSUPPORTED, naming the transform, if a card can't express it.
+    obstacles : Obstacles
+        Takes an error for each transform that a card can't express. With obstacles, the result is
+        meaningless.
     """
     state = _State()
     context = _Context(before, transform, outputs)
     for component in steps(value):
-        name = canonical_target(component.target)[1]
-        args = Arguments(component)
-        keys = args.take("keys")
-        if keys not in ("pred", ["pred"]):
-            raise unsupported(f"{name} of {describe(keys)}, where the result is pred")
-        args.ignore("allow_missing_keys")
-        match name:
-            case "Activationsd":
-                _activate(args, state, context)
-            case "Invertd":
-                _invert(args, state, context)
-            case "AsDiscreted":
-                _decide(args, state)
-            case "KeepLargestConnectedComponentd":
-                _clean(args, state, context)
-            case "EnsureTyped" | "CastToTyped":
-                args.floating("dtype")
-                args.ignore("data_type", "device", "wrap_sequence", "track_meta")
-            case _:
-                raise unsupported(f"{name} after the network")
-        args.done()
+        with obstacles.noted():
+            _read(component, state, context)
+    if obstacles:
+        return Postprocessing(None, Argmax(), "scores", ())
     return _judged(state, before)
+
+
+def _read(component: Component, state: _State, context: _Context) -> None:
+    """Read a transform."""
+    name, args = component.name, Arguments(component)
+    keys = args.take("keys")
+    if keys not in ("pred", ["pred"]):
+        raise unsupported(f"{name} of {describe(keys)}, where the result is pred")
+    args.ignore("allow_missing_keys")
+    match name:
+        case "Activationsd":
+            _activate(args, state, context)
+        case "Invertd":
+            _invert(args, state, context)
+        case "AsDiscreted":
+            _decide(args, state)
+        case "VistaPostTransformd":
+            _decide_once(state, Argmax())
+        case "Lambdad":
+            _apply(args, state, context)
+        case "MergeClassesd":
+            _merge(args, state, context)
+        case "KeepLargestConnectedComponentd":
+            _clean(args, state, context)
+        case "EnsureTyped" | "CastToTyped":
+            args.floating("dtype")
+            args.ignore("data_type", "device", "wrap_sequence", "track_meta")
+        case _:
+            raise unsupported(f"{name} after the network")
+    args.done()
 
 
 def _judged(state: _State, before: Preprocessing) -> Postprocessing:
     """Return the fields of a card; refuse transforms that give no labels on the source grid."""
     if state.decision is None:
         raise unsupported("no AsDiscreted with argmax or threshold")
-    if state.inverted is None and (before.spacing or before.orientation):
-        raise unsupported("no Invertd, although the scan is reoriented or resampled")
+    changed = before.resampled or before.orientation or before.crop
+    if state.inverted is None and changed:
+        raise unsupported("no Invertd, although the scan is reoriented, resampled or cropped")
     cleaning = tuple(state.cleaning)
     if state.inverted is None:  # nothing to map back: all cleaning is on the source grid
         cleaning = tuple(replace(step, when="after") for step in cleaning)
-    if not state.late:
-        return Postprocessing(state.activation, state.decision, state.restore, cleaning)
-    decision = _without_activation(state.activation, state.decision)
-    return Postprocessing(None, decision, state.restore, cleaning)
+    activation, decision = state.activation, state.decision
+    if state.late:
+        if before.crop is not None and not isinstance(decision, Argmax):
+            raise unsupported("Invertd of a crop before Activationsd")
+        activation, decision = None, _without_activation(activation, decision)
+    return Postprocessing(
+        activation, decision, state.restore, cleaning, tuple(state.flags), state.rests
+    )
 
 
 def _without_activation(activation: str | None, decision: Decision) -> Decision:
@@ -121,7 +145,7 @@ def _without_activation(activation: str | None, decision: Decision) -> Decision:
         return decision
     if activation != "sigmoid" or not 0 < decision.value < 1:
         raise unsupported("Invertd before Activationsd, with a threshold that is not of a sigmoid")
-    return Threshold(math.log(decision.value / (1 - decision.value)))
+    return replace(decision, value=math.log(decision.value / (1 - decision.value)))
 
 
 def _activate(args: Arguments, state: _State, context: _Context) -> None:
@@ -134,7 +158,7 @@ def _activate(args: Arguments, state: _State, context: _Context) -> None:
         raise unsupported("Activationsd twice, or after AsDiscreted")
     if sigmoid or softmax:
         state.activation = "sigmoid" if sigmoid else "softmax"
-        state.late = state.inverted == "linear" and context.before.spacing is not None
+        state.late = state.inverted == "linear" and context.before.resampled
 
 
 def _invert(args: Arguments, state: _State, context: _Context) -> None:
@@ -146,14 +170,18 @@ def _invert(args: Arguments, state: _State, context: _Context) -> None:
     nearest = args.flag("nearest_interp", True)
     if args.take("transform") is not context.transform:
         raise args.refused("transform", "not preprocessing")
-    args.only("orig_keys", context.before.key)
+    args.only("orig_keys", context.before.sources[0])
     args.only("post_func", None)
     args.ignore("meta_keys", "orig_meta_keys", "meta_key_postfix", "to_tensor", "device")
     if state.inverted is not None:
         raise unsupported("Invertd twice")
-    exact = context.before.spacing is None or context.before.mode == "nearest"
+    exact = not context.before.resampled or context.before.mode == "nearest"
+    if context.before.mode == "area" and (nearest or state.decision is not None):
+        raise unsupported("Invertd of labels after Resized")
     if state.decision is not None and not nearest and not exact:
-        raise unsupported("Invertd(nearest_interp=False) of labels: they would be mixed")
+        if not isinstance(state.decision, Argmax):
+            raise unsupported("Invertd(nearest_interp=False) of decided labels")
+        state.flags.append(Flag.LABELS_NEAREST)
     state.inverted = "nearest" if nearest or context.before.mode == "nearest" else "linear"
     if state.decision is not None or state.inverted == "nearest":
         state.restore = "labels"
@@ -169,9 +197,46 @@ def _decide(args: Arguments, state: _State) -> None:
     args.ignore("dtype")
     if argmax == (threshold is not None):
         raise args.refused("argmax", argmax)
+    _decide_once(state, Argmax() if threshold is None else Threshold(threshold))
+
+
+def _decide_once(state: _State, decision: Decision) -> None:
     if state.decision is not None:
         raise unsupported("AsDiscreted twice")
-    state.decision = Argmax() if threshold is None else Threshold(threshold)
+    state.decision = decision
+
+
+def _apply(args: Arguments, state: _State, context: _Context) -> None:
+    """Read a function of the config."""
+    function = args.take("func")
+    args.only("inv_func", None)
+    args.only("overwrite", True)
+    args.ignore("track_meta")
+    match function:
+        case Unchanged():
+            return
+        case Priorities():
+            _paint(state, context, function.regions)
+            state.rests = tuple(number for _, number in function.regions[1:])
+        case _:
+            raise args.refused("func", function)
+
+
+def _merge(args: Arguments, state: _State, context: _Context) -> None:
+    """Read the transform that gives a voxel the number of its first region, but channel 0."""
+    regions = tuple((n, n) for n in range(1, context.outputs))
+    _paint(state, context, regions)
+
+
+def _paint(state: _State, context: _Context, regions: tuple[tuple[int, int], ...]) -> None:
+    """Unite thresholded channels into one label map; the first region of a voxel wins."""
+    numbers = [number for _, number in regions]
+    valid = regions and max(channel for channel, _ in regions) < context.outputs
+    if not isinstance(state.decision, Threshold) or state.cleaning:
+        raise unsupported("Lambdad or MergeClassesd of other than thresholded channels")
+    if not valid or len(set(numbers)) < len(numbers) or max(numbers) > 65535:
+        raise unsupported("Lambdad with channels or labels that are missing or used twice")
+    state.decision = Paint(regions[::-1], state.decision.value)
 
 
 def _clean(args: Arguments, state: _State, context: _Context) -> None:

@@ -5,32 +5,61 @@ Arguments and defaults are those of MONAI 1.6.1. A transform that a card can't e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scanloom.cards.card import NetworkGrid
+from scanloom.cards.card import Crop, NetworkGrid
 from scanloom.cards.intensity import IntensityStep, Normalize, ScaleMinMax, ScaleRange
-from scanloom.cards.monai.allow_list import canonical_target
-from scanloom.cards.monai.arguments import Arguments, describe, is_number
-from scanloom.cards.monai.config import Component
+from scanloom.cards.monai.config.arguments import Arguments, describe, is_number
+from scanloom.cards.monai.config.values import Component
+from scanloom.cards.monai.obstacles import Obstacles
 from scanloom.core import Reason, ScanError
 
 
 @dataclass
 class Preprocessing:
-    """Transforms of a scan before the network."""
+    """Transforms of a scan before the network.
 
-    key: str = "image"
+    Parameters
+    ----------
+    keys : tuple of str
+        Keys of the input channels in the data, until they are concatenated.
+    sources : tuple of str
+        Keys of the channels before they are concatenated; transforms of the first are inverted.
+    clicks : int or None
+        Number of the scan's own channels before those of clicks (DeepEdit); None without clicks.
+    """
+
+    keys: tuple[str, ...] = ("image",)
+    sources: tuple[str, ...] = ("image",)
     orientation: str | None = None
+    orient: Literal["before", "after"] = "before"
     spacing: tuple[float, float, float] | None = None
-    mode: Literal["linear", "nearest"] = "linear"
+    shape: tuple[int, int, int] | None = None
+    mode: Literal["linear", "nearest", "area"] = "linear"
     before: list[IntensityStep] = field(default_factory=list)
     after: list[IntensityStep] = field(default_factory=list)
+    crop: Crop | None = None
+    clicks: int | None = None
+
+    @property
+    def resampled(self) -> bool:
+        """Whether the scan is resampled."""
+        return self.spacing is not None or self.shape is not None
 
     @property
     def grid(self) -> NetworkGrid:
         """The network grid."""
-        return NetworkGrid(self.orientation, self.spacing, self.mode)
+        return NetworkGrid(
+            self.orientation,
+            self.spacing,
+            self.mode,
+            alignment="first" if self.shape is None else "edges",
+            shape=self.shape,
+            crop=self.crop,
+            orient=self.orient,
+        )
 
 
 def unsupported(description: str) -> ScanError:
@@ -46,12 +75,11 @@ def steps(value: Any) -> tuple[Component, ...]:
         return tuple(step for item in value for step in steps(item))
     if not isinstance(value, Component):
         raise unsupported(f"a transform is {describe(value)}")
-    kind, name = canonical_target(value.target)
-    if kind == "ignored":
+    if value.kind == "ignored":
         return ()
-    if kind != "transform":
-        raise unsupported(f"{name} is not a transform")
-    if name != "Compose":
+    if value.kind != "transform":
+        raise unsupported(f"{value.name} is not a transform")
+    if value.name != "Compose":
         return (value,)
     args = Arguments(value)
     transforms = steps(args.take("transforms"))
@@ -61,7 +89,7 @@ def steps(value: Any) -> tuple[Component, ...]:
     return transforms
 
 
-def read_preprocessing(value: Any, channels: int) -> Preprocessing:
+def read_preprocessing(value: Any, channels: int, obstacles: Obstacles) -> Preprocessing:
     """Read the transforms before the network.
 
     Parameters
@@ -70,36 +98,69 @@ def read_preprocessing(value: Any, channels: int) -> Preprocessing:
         `preprocessing` of the config.
     channels : int
         Number of input channels.
-
-    Raises
-    ------
-    ScanError
-        MODEL_UNSUPPORTED, naming the transform, if a card can't express it.
+    obstacles : Obstacles
+        Takes an error for each transform that a card can't express.
     """
     state = Preprocessing()
-    for component in steps(value):
-        name = canonical_target(component.target)[1]
-        args = Arguments(component)
-        keys = args.take("keys")
-        key = keys[0] if isinstance(keys, list) and len(keys) == 1 else keys
-        args.ignore("allow_missing_keys")
-        if name == "LoadImaged" and isinstance(key, str):
-            state.key = key
-        if key != state.key:
-            raise unsupported(f"{name} of {describe(keys)}, where the scan is {state.key}")
-        if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
-            (state.before if state.spacing is None else state.after).append(
-                _intensity(name, args, channels)
-            )
-        else:
-            _spatial(name, args, state)
-        args.done()
-    if state.spacing is None:  # nothing is resampled, so all steps come "after"
+    transforms = steps(value)
+    state.keys = _channel_keys(transforms)
+    state.sources = state.keys
+    for component in transforms:
+        with obstacles.noted():
+            _read(component, state, channels)
+    if not state.resampled:  # so all steps come "after"
         state.before, state.after = [], state.before
+    if state.crop is not None and state.crop.steps == len(state.after):
+        state.crop = replace(state.crop, steps=None)
     return state
 
 
-def _intensity(name: str, args: Arguments, channels: int) -> IntensityStep:
+def _channel_keys(transforms: Sequence[Component]) -> tuple[str, ...]:
+    """Return the keys of the input channels: those that are concatenated, or the loaded one."""
+    for component in transforms:
+        merged = component.args.get("keys_merge")
+        if component.name == "ConcatImages" and isinstance(merged, list):
+            return tuple(str(key) for key in merged) or ("image",)
+    loaded = [c.args.get("keys") for c in transforms if c.name == "LoadImaged"]
+    key = loaded[0] if loaded else "image"
+    key = key[0] if isinstance(key, list) and len(key) == 1 else key
+    return (key,) if isinstance(key, str) else ("image",)
+
+
+def _read(component: Component, state: Preprocessing, channels: int) -> None:
+    """Read a transform."""
+    name, args = component.name, Arguments(component)
+    if name == "ConcatImages":
+        _concatenate(args, state)
+        return
+    keys = args.take("keys")
+    listed = tuple(str(key) for key in keys) if isinstance(keys, list) else (keys,)
+    extra = name == "LoadImaged" and len(state.keys) > 1  # such as a reference label
+    if listed != state.keys and not (extra and listed[: len(state.keys)] == state.keys):
+        shown = state.keys[0] if len(state.keys) == 1 else describe(list(state.keys))
+        raise unsupported(f"{name} of {describe(keys)}, where the scan is {shown}")
+    args.ignore("allow_missing_keys")
+    if name in ("ScaleIntensityRanged", "ScaleIntensityd", "NormalizeIntensityd"):
+        many = channels > 1 and len(state.keys) == 1
+        (state.after if state.resampled else state.before).append(_intensity(name, args, many))
+    else:
+        _spatial(name, args, state)
+    args.done()
+
+
+def _concatenate(args: Arguments, state: Preprocessing) -> None:
+    """Read the transform that makes one image of the channels."""
+    args.take("keys_merge")
+    key = args.take("keys_out")
+    args.ignore("allow_missing_keys")
+    if len(state.keys) < 2 or not isinstance(key, str):
+        raise args.refused("keys_out", key)
+    state.keys = (key,)
+    args.done()
+
+
+def _intensity(name: str, args: Arguments, many: bool) -> IntensityStep:
+    """Read an intensity step; `many` if it applies to several channels at once."""
     args.floating("dtype")
     if name == "ScaleIntensityRanged":
         return ScaleRange(
@@ -110,7 +171,7 @@ def _intensity(name: str, args: Arguments, channels: int) -> IntensityStep:
             args.flag("clip", False),
         )
     channel_wise = args.flag("channel_wise", False)
-    if channels > 1 and not channel_wise:
+    if many and not channel_wise:
         raise args.refused("channel_wise", channel_wise)
     if name == "ScaleIntensityd":
         args.only("factor", None)
@@ -133,19 +194,70 @@ def _spatial(name: str, args: Arguments, state: Preprocessing) -> None:
             args.floating("dtype")
             args.ignore("data_type", "device", "wrap_sequence", "track_meta")
         case "Orientationd":
-            if state.spacing is not None or state.orientation is not None:
-                raise unsupported("Orientationd after Spacingd, or twice")
-            state.orientation = _axcodes(args)
+            _orient(args, state)
             args.only("as_closest_canonical", False)
             args.only("labels", None, [["L", "R"], ["P", "A"], ["I", "S"]])
             args.only("lazy", False)
         case "Spacingd":
-            if state.spacing is not None:
-                raise unsupported("Spacingd twice")
+            if state.resampled or state.crop is not None:
+                raise unsupported("Spacingd twice, or after Resized or CropForegroundd")
             state.spacing = _pixdim(args)
             _resampling(args, state)
+        case "Resized":
+            if state.resampled or state.crop is not None:
+                raise unsupported("Resized twice, or after Spacingd or CropForegroundd")
+            _resize(args, state)
+        case "CropForegroundd":
+            _crop(args, state)
+        case "AddGuidanceSignalDeepEditd":
+            state.clicks = args.whole_or_none("number_intensity_ch") or 1
+            args.ignore("guidance", "sigma", "disks")
         case _:
             raise unsupported(f"{name} before the network")
+
+
+def _orient(args: Arguments, state: Preprocessing) -> None:
+    """Read the orientation; after resampling only if all axes have one spacing."""
+    same = state.spacing is not None and len(set(state.spacing)) == 1
+    if state.orientation is not None or (state.resampled and not same):
+        raise unsupported("Orientationd twice, or after resampling to different spacings")
+    state.orientation = _axcodes(args)
+    state.orient = "after" if state.resampled else "before"
+
+
+def _resize(args: Arguments, state: Preprocessing) -> None:
+    """Read a resampling to a fixed shape, by the mean over areas."""
+    sizes = args.take("spatial_size")
+    if not isinstance(sizes, list) or len(sizes) != 3:
+        raise args.refused("spatial_size", sizes)
+    if not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 1024 for n in sizes):
+        raise args.refused("spatial_size", sizes)
+    args.choice("mode", {"area": "area"}, "area")
+    args.only("size_mode", "all")
+    args.only("anti_aliasing", False)
+    args.only("lazy", False)
+    args.floating("dtype")
+    args.ignore("align_corners", "anti_aliasing_sigma")
+    i, j, k = sizes
+    state.shape, state.mode = (i, j, k), "area"
+
+
+def _crop(args: Arguments, state: Preprocessing) -> None:
+    """Read a crop to the voxels above 0."""
+    source, margin = args.take("source_key"), args.take("margin", 0)
+    if (source,) != state.keys or state.crop is not None:
+        raise args.refused("source_key", source)
+    smaller = args.flag("allow_smaller", False)
+    whole = isinstance(margin, int) and not isinstance(margin, bool) and 0 <= margin <= 1024
+    if not whole or (margin and not smaller):  # otherwise the scan would be padded
+        raise args.refused("margin", margin)
+    for name in ("select_fn", "channel_indices"):
+        args.only(name, None)
+    args.only("k_divisible", 1)
+    args.only("lazy", False)
+    args.ignore("mode", "start_coord_key", "end_coord_key")
+    done = len(state.after if state.resampled else state.before)
+    state.crop = Crop("positive", "network", margin, done)
 
 
 def _axcodes(args: Arguments) -> str:

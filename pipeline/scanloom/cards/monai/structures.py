@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from scanloom.cards.card import Argmax, Decision
+from scanloom.cards.card import Argmax, Decision, Paint
 from scanloom.cards.codes import coding, color
-from scanloom.cards.monai.config import truncate
+from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.metadata import CodeFields, StructureFields, TensorFormat
 from scanloom.core import Code, Reason, ScanError, Structure
 
 _BACKGROUND: Final = frozenset(
     {"background", "bg", "other", "others", "everything else", "none", "unlabeled", "unlabelled"}
 )
+REST: Final = " (rest)"
+"""Ending of the name of a region without the regions in it."""
 
 
 def read_structures(
-    output: TensorFormat, decision: Decision, fields_by_label: Mapping[str, StructureFields]
+    output: TensorFormat,
+    decision: Decision,
+    fields_by_label: Mapping[str, StructureFields],
+    rests: Collection[int] = (),
 ) -> tuple[Structure, ...]:
     """Return the structures, ordered by number.
 
@@ -26,11 +31,14 @@ def read_structures(
     ----------
     output : TensorFormat
         Names each channel in `channel_def`, or each label in `label_def`.
-    decision : Argmax or Threshold
+    decision : Argmax, Threshold or Paint
         Argmax: channel n is structure n, and channel 0 must be the background. Threshold: channel
-        n is structure n + 1; background channels are dropped.
+        n is structure n + 1; background channels are dropped. Paint: each region has a number.
     fields_by_label : mapping
         Structures of the entry "scanloom", by label.
+    rests : collection of int
+        Numbers of structures that are only the part of their region without the regions in it, and
+        are named so.
 
     Raises
     ------
@@ -47,9 +55,12 @@ def read_structures(
         raise ScanError(
             Reason.MODEL_UNSUPPORTED, f"channel 0 is {truncate(names['0'])!r}, not the background"
         )
+    numbers = {n: n + first for n in range(output.num_channels)}
+    if isinstance(decision, Paint):
+        numbers = dict(sorted(decision.regions, key=lambda region: region[1]))
     structures = [
-        _structure(names[str(n)].strip(), n + first, fields_by_label)
-        for n in range(output.num_channels)
+        _structure(names[str(n)].strip() + REST * (number in rests), number, fields_by_label)
+        for n, number in numbers.items()
         if names[str(n)].strip().lower() not in _BACKGROUND
     ]
     labels = [structure.label for structure in structures]
@@ -73,7 +84,7 @@ def _structure(name: str, number: int, fields_by_label: Mapping[str, StructureFi
             Reason.MODEL_DAMAGED, f"the name {truncate(name)!r} has neither a letter nor a digit"
         )
     fields = fields_by_label.get(label, StructureFields())
-    codes = coding(name)
+    codes = coding(name.removesuffix(REST))
     rgb = fields.color or color(number)
     if not all(0 <= value <= 255 for value in rgb):
         raise ScanError(

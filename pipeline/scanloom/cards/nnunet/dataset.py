@@ -102,7 +102,7 @@ def read_dataset(folder: Path) -> Dataset:
         outputs = len(classes)
     else:
         numbers = [values[0] for values in classes.values()]
-        structures, decision = _structures(list(classes), numbers), Argmax()
+        structures, decision = name_structures(list(classes), numbers), Argmax()
         outputs = len(foreground) + 1
     return Dataset(
         channels=_channels(given.channel_names or given.modality),
@@ -169,11 +169,17 @@ def _regions(
         f"{name} (remainder)" if part else name for name, part in zip(names, covered, strict=True)
     ]
     paint = Paint(tuple(enumerate(order)), SIGMOID_ABOVE_HALF, inclusive=False)
-    return _structures(shown, list(order)), paint
+    return name_structures(shown, list(order)), paint
 
 
-def _structures(names: list[str], numbers: list[int]) -> tuple[Structure, ...]:
-    """Return structures with codes and colours by name, ordered by number."""
+def name_structures(names: list[str], numbers: list[int]) -> tuple[Structure, ...]:
+    """Return structures with codes and colours by name, ordered by number.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED if two have the same number.
+    """
     if len(set(numbers)) != len(numbers):
         raise ScanError(Reason.MODEL_DAMAGED, "dataset.json: two labels have the same number")
     labels = [slug(name) or f"label_{n}" for name, n in zip(names, numbers, strict=True)]

@@ -243,8 +243,8 @@ def _grid(plans: Plans, configuration: Configuration) -> NetworkGrid:
     if reader not in (*_AS_STORED, *_REORIENTED):
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"the reader of images {truncate(reader)!r}")
     order = [2 - axis for axis in plans.transpose_forward]
-    spacing = [0.0, 0.0, 0.0]
-    planned = [*[0.0] * (3 - len(configuration.spacing)), *configuration.spacing]  # 0: as scanned
+    spacing: list[float | None] = [None, None, None]
+    planned = [*[None] * (3 - len(configuration.spacing)), *configuration.spacing]
     for axis, value in zip(order, planned, strict=True):
         spacing[axis] = value
     return NetworkGrid(

@@ -66,6 +66,14 @@ def read_pickle(
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 
 
+class Stateful:
+    """A value that takes the state which the pickle has for it, such as an array its numbers."""
+
+    def set_state(self, state: Any) -> None:
+        """Take the state as the pickle has it."""
+        raise NotImplementedError
+
+
 @dataclass
 class _Reader:
     """A pickle that is being read: position, values, values below the last marks, and memo."""
@@ -155,6 +163,13 @@ def _call(reader: _Reader) -> None:
     if type(function) is not Name or type(arguments) is not tuple:
         raise ScanError(Reason.MODEL_UNSAFE, f"{reader.file} calls a value that is not a name")
     reader.stack.append(reader.known[function.text](*arguments))
+
+
+def _build(reader: _Reader) -> None:
+    """Give a state to the last value; attributes of containers are dropped."""
+    state = reader.stack.pop()
+    if isinstance(reader.stack[-1], Stateful):
+        reader.stack[-1].set_state(state)
 
 
 def _refer_outside(reader: _Reader) -> None:
@@ -270,7 +285,7 @@ _INSTRUCTIONS: Final[Mapping[int, Callable[[_Reader], object]]] = {
     0x93: _stack_name,
     ord("R"): _call,
     0x81: _call,  # NEWOBJ
-    ord("b"): lambda reader: reader.stack.pop(),  # BUILD: attributes of containers are dropped
+    ord("b"): _build,
     ord("Q"): _refer_outside,
     ord("q"): _put(_U1),
     ord("r"): _put(_U4),

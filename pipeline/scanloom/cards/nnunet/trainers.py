@@ -31,8 +31,12 @@ _VARIANTS: Final = (
     r"probabilisticOversampling(_\d+)?",
     "Benchmark",
     "noDataLoading",
+    "SkeletonRecall",
+    "MOSAIC_1k_QuarterLR",
 )
-"""Suffixes of trainers: length, augmentation, loss, optimiser and sampling."""
+"""Suffixes of trainers: length, augmentation, loss, optimiser and sampling.
+
+The last two are TotalSegmentator's: another loss; a quarter of the learning rate on other data."""
 _TRAINER: Final = re.compile(f"nnUNetTrainer(_?({'|'.join(_VARIANTS)}))*")
 
 

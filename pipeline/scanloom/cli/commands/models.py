@@ -116,20 +116,19 @@ def verify(
 ) -> None:
     """Compare all files of a model, or of all, with the hashes from when it was added."""
     with error_boundary(OutputMode(json, debug)):
-        from scanloom.cards.provenance import read_provenance
+        from scanloom.cards.provenance import PROVENANCE_FILE
         from scanloom.cards.store import list_models, locate_model, verify_model
         from scanloom.core import ScanError
 
         results: list[dict[str, Any]] = []
         for entry in [locate_model(name)] if name is not None else list_models():
+            recorded = (entry.folder / PROVENANCE_FILE).is_file()
             try:
                 verify_model(entry)
-                recorded = read_provenance(entry.folder) is not None
                 state, error = "unchanged" if recorded else "readable; no record of hashes", None
             except ScanError as exc:
                 state = format_error(exc.reason, exc.detail)
                 error = error_document(exc.reason, exc.detail)
-                recorded = True
             results.append({"name": entry.name, "recorded": recorded, "error": error})
             if not json:
                 say(f"{entry.name}: {state}")

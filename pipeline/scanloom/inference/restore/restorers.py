@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, label_bytes
-from scanloom.inference.alignment import round_half_up
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.resampling.alignment import round_half_up
 from scanloom.inference.restore import cpu, cuda
 from scanloom.inference.restore.cpu import Coordinates
 from scanloom.inference.restore.decisions import (
@@ -326,6 +326,8 @@ class LabelRestorer:
     def _to_source(self, labels: Labels) -> Labels:
         """Resample a label map from the network grid to the source grid."""
         values, plan = torch.from_numpy(labels.astype(np.int32)).to(self._planes[0]), self._plan
+        if plan.unturned is not None:  # as MONAI: turned back first, then resampled
+            values, plan = unorient(values, plan), plan.unturned
         if plan.alignment != "first" and plan.resampled:
             values = values.permute([plan.network_axis(axis) for axis in range(3)])
             for axis in range(3):

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scanloom.cards.monai.config import MAX_CHARS, MAX_LENGTH, Component, Config, Name
+from scanloom.cards.monai.config import Component, Config, Name
+from scanloom.cards.monai.config.parser import MAX_CHARS
+from scanloom.cards.monai.config.values import MAX_LENGTH
 from scanloom.core import ScanError
 
 ENTRIES: dict[str, Any] = {
@@ -41,7 +43,7 @@ VALUES = [key for key in ENTRIES if key not in ("root", "high")]
 
 
 def config(entries: dict[str, Any]) -> Config:
-    return Config(entries, lambda target: True)
+    return Config(entries, lambda target: ("transform", target))
 
 
 def code(expression: Any, **entries: Any) -> str:

@@ -1,4 +1,4 @@
-"""`scanloom models` tells what a bundle says."""
+"""`scanloom models` adds, shows, verifies and removes models."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from support.commands import scanloom, write_tiny_bundle
 def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the user two models: a good one, and one whose weights are missing."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for name in ("SCANLOOM_MODELS", "SCANLOOM_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "scanloom" / "models"
     write_tiny_bundle(folder, "mine")
     broken = write_tiny_bundle(tmp_path / "made", "broken").rename(folder / "broken")
@@ -64,3 +66,69 @@ def test_show_of_nothing_says_the_nearest(own_models: Path) -> None:
 
     assert ended.code == 65
     assert "did you mean mine?" in ended.err
+
+
+def test_models_are_added_verified_and_removed(own_models: Path) -> None:
+    added = scanloom("models", "add", own_models / "mine", "--name", "twin")
+    shown = scanloom("models", "show", "twin")
+    again = scanloom("models", "add", own_models / "mine", "--name", "twin")
+    removed = scanloom("models", "remove", "twin")
+
+    assert [ended.code for ended in (added, shown, again, removed)] == [0, 0, 0, 0]
+    assert "Added twin (MONAI bundle)." in added.out
+    for word in ("folder mine", "MONAI bundle", "recorded when it was added; unchanged", "own"):
+        assert word in " ".join(shown.out.split())
+    assert "already" in again.out
+    assert scanloom("models", "show", "twin").code == 65
+
+
+def test_json_of_an_added_model(own_models: Path) -> None:
+    document = scanloom("models", "add", own_models / "mine", "--name", "twin", "--json").document
+
+    model = document["model"]
+    assert (document["already"], model["name"], model["section"]) == (False, "twin", "own")
+    assert model["provenance"]["source"] == "folder mine"
+    assert model["provenance"]["files"] == 3
+    removed = scanloom("models", "remove", "twin", "--json").document
+    assert removed == {"schema": 1, "removed": "twin"}
+
+
+def test_verify_names_the_file_that_changed(own_models: Path) -> None:
+    scanloom("models", "add", own_models / "mine", "--name", "twin")
+    before = scanloom("models", "verify", "twin")
+    (own_models / "twin" / "configs" / "metadata.json").write_text("{}")
+
+    one = scanloom("models", "verify", "twin")
+    every = scanloom("models", "verify", "--json")
+
+    assert (before.code, before.out) == (0, "twin: unchanged\n")
+    assert one.code == 65
+    assert "configs/metadata.json" in one.out
+    assert every.code == 1
+    results = {m["name"]: m for m in every.document["models"]}
+    assert results["twin"]["error"]["code"] == "MODEL_HASH"
+    assert results["broken"]["error"]["code"] == "MODEL_DAMAGED"
+    assert (results["mine"]["recorded"], results["mine"]["error"]) == (False, None)
+
+
+def test_a_licence_is_not_accepted_without_a_terminal(own_models: Path) -> None:
+    (own_models / "mine" / "LICENSE").write_text("For non-commercial use.")
+
+    refused = scanloom("models", "add", own_models / "mine", "--name", "twin")
+    accepted = scanloom("models", "add", own_models / "mine", "--name", "twin", "--accept-licence")
+
+    assert refused.code == 65
+    assert "--accept-licence" in refused.err
+    assert accepted.code == 0
+    assert "(accepted)" in scanloom("models", "show", "twin").out
+
+
+def test_nothing_is_downloaded_offline(own_models: Path) -> None:
+    ended = scanloom("models", "add", "spleen_ct_segmentation", "--offline")
+
+    assert ended.code == 65
+    assert "OFFLINE" in ended.err
+
+
+def test_foreign_code_cannot_be_trusted() -> None:
+    assert scanloom("models", "trust", "mine").code == 2

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanloom.cards.card import Window
-from scanloom.inference.window_layout import even_starts, window_layout, window_weights
+from scanloom.inference.windows.layout import even_starts, window_layout, window_weights
 from support import nnunet_windows
 
 CPU = torch.device("cpu")
@@ -82,11 +82,11 @@ def test_planes_of_a_two_dimensional_network_fill_a_batch() -> None:
     assert [len(row.corners) for row in rows] == [8, 8, 4]
 
 
-@pytest.mark.parametrize("plane", [None, 0])
+@pytest.mark.parametrize("plane", [None, 0, 1, 2])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_half_sums_are_added_in_nnunets_order(plane: Any, axis: int) -> None:
     """At each voxel, windows are added in the order of their first voxels."""
-    size = (4 if plane is None else 1, 4, 4)
+    size: Any = tuple(1 if n == plane else 4 for n in range(3))
     window = Window(size, 0.5, starts="even", sums="float16", plane=plane)
     order: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for row in window_layout(window, (7, 8, 9), axis).rows():
@@ -96,3 +96,13 @@ def test_half_sums_are_added_in_nnunets_order(plane: Any, axis: int) -> None:
                 order.setdefault(voxel, []).append(corner)
 
     assert all(corners == sorted(corners) for corners in order.values())
+
+
+@pytest.mark.parametrize(("plane", "axis", "planes"), [(None, 0, 4), (None, 1, 8), (2, 2, 1)])
+def test_sums_of_all_planes_are_kept_only_where_the_order_requires_it(
+    plane: Any, axis: int, planes: int
+) -> None:
+    size = (4, 4, 4 if plane is None else 1)
+    window = Window(size, 0.5, starts="even", sums="float16", plane=plane)
+
+    assert window_layout(window, (7, 8, 9), axis).planes == planes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scanloom.inference.geometry import Shape
-from scanloom.inference.window_layout import WindowLayout, window_slices
+from scanloom.inference.windows.layout import WindowLayout, window_slices
 
 _CHANNELS_AT_ONCE = 16
 """Channels of a window's scores that are weighted at a time."""

@@ -110,11 +110,11 @@ def window_layout(window: Window, shape: Shape, axis: int, batch: int = 1) -> Wi
     starts = _starts(window, (x, y, z), size)
     earlier = (len(starts[n]) for n in range(axis) if n != window.plane)
     together = 1
-    if window.sums == "float16" and any(count > 1 for count in earlier):
-        together = 0
-    elif window.plane == axis:
+    if window.plane == axis:  # windows of different planes do not overlap
         per_plane = math.prod(len(starts[n]) for n in range(3) if n != axis)
         together = min(math.ceil(batch / per_plane), len(starts[axis]))
+    elif window.sums == "float16" and any(count > 1 for count in earlier):
+        together = 0
     return WindowLayout(size, (x, y, z), starts, axis, together)
 
 

@@ -13,14 +13,14 @@ from scipy import ndimage
 from scanloom.cards.card import NetworkGrid
 from scanloom.cards.intensity import Normalize, ScaleRange, Truncate
 from scanloom.core import Grid
-from scanloom.inference.exact import decisive_values
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resample import ResampleOptions, to_network
+from scanloom.inference.resampling.exact import decisive_values
 from support import model_cards as model_cards
 
 CPU = torch.device("cpu")
-ZEROS, INTEGERS = ResampleOptions("zeros"), ResampleOptions("integers")
+ZEROS, INTEGERS = ResampleOptions(0.0), ResampleOptions("integers")
 
 
 def scan_with_zeros(shape: tuple[int, int, int]) -> NDArray[np.int16]:
@@ -125,9 +125,10 @@ def test_only_steps_that_depend_on_the_last_bit_need_exact_voxels(tmp_path: Any)
     weights.write_bytes(b"")
     steps: dict[Any, Any] = {
         (): None,
-        (ScaleRange(-200, 200, 0, 1), Normalize(nonzero=True)): None,
+        (ScaleRange(-200, 200, 0, 1), Normalize(nonzero=True)): -200,
+        (ScaleRange(-200, 200, -1, 1), Normalize(nonzero=True)): None,
         (Normalize(),): None,
-        (Normalize(nonzero=True),): "zeros",
+        (Normalize(nonzero=True),): 0.0,
         (Truncate(), Normalize()): "integers",
     }
 

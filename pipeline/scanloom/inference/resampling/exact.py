@@ -1,9 +1,10 @@
 """Computes single voxels of the network grid in float64, in other programs' order of operations.
 
 Linear interpolation in float32 is exact to 1e-4 of a scan's values, which is enough except where
-the last bit decides: whether a value is exactly 0 (`Normalize.nonzero`), or just below an integer
-(`Truncate`). Only these few voxels are computed again, in the order of operations of the program
-that the model was trained with. They are computed on the host: a GPU rounds in another order.
+the last bit decides: whether a value is exactly 0 (`Normalize.nonzero`, `Crop`), or just below an
+integer (`Truncate`). Only these few voxels are computed again, in the order of operations of the
+program that the model was trained with. They are computed on the host: a GPU rounds in another
+order.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.intensity import Normalize, Truncate
+from scanloom.cards.intensity import IntensityStep, Normalize, ScaleRange, Truncate
 from scanloom.inference.geometry import NetworkPlan, Shape
+from scanloom.inference.resampling.sampling_grid import sampling_base, sampling_theta
 
-Decisive = Literal["zeros", "integers"]
-"""Values at which the last bit decides."""
+Decisive = float | Literal["integers"]
+"""A value, or values, at which the last bit decides."""
 
 NEAR = 1e-3
 """Largest distance from a decisive value of voxels that are computed again."""
@@ -34,14 +36,24 @@ Index = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 def decisive_values(card: ModelCard) -> Decisive | None:
     """Return the values at which the last bit decides, for the card's steps after resampling."""
-    first = card.after[0] if card.after else None
     crop = card.grid.crop
-    if isinstance(first, Truncate):
+    if card.after and isinstance(card.after[0], Truncate):
         return "integers"
-    if isinstance(first, Normalize) and first.nonzero:
-        return "zeros"
-    if crop is not None and crop.grid == "network" and (crop.steps == 0 or first is None):
-        return "zeros"
+    for n, step in enumerate(card.after):
+        if isinstance(step, Normalize) and step.nonzero:
+            return _becomes_zero(card.after[:n])
+    if crop is not None and crop.grid == "network":
+        return _becomes_zero(card.after if crop.steps is None else card.after[: crop.steps])
+    return None
+
+
+def _becomes_zero(steps: Sequence[IntensityStep]) -> float | None:
+    """Return the intensity that steps map to 0; None if rounding in the steps decides that."""
+    if not steps:
+        return 0.0
+    first = steps[0]
+    if len(steps) == 1 and isinstance(first, ScaleRange) and not first.b_min:
+        return first.a_min
     return None
 
 
@@ -58,13 +70,14 @@ def correct(
         The scan, on the host.
     plan : NetworkPlan
         Source grid and network grid.
-    decisive : "zeros" or "integers"
+    decisive : float or "integers"
         Values at which the last bit decides.
     """
     if not plan.resampled:
         return
-    near = values.abs() < NEAR if decisive == "zeros" else (values - values.round()).abs() < NEAR
-    if decisive == "zeros" and not any(plan.lean):
+    nearest = values.round() if decisive == "integers" else decisive
+    near = (values - nearest).abs() < NEAR
+    if decisive == 0.0 and not any(plan.lean):
         near &= torch.from_numpy(_reached(scan != 0, plan)).to(values.device)
     oriented = orient(scan, plan)
     compute = _scipy if plan.alignment == "ends" else _monai(oriented.shape, plan)
@@ -83,37 +96,6 @@ def orient(array: NDArray[Any], plan: NetworkPlan) -> NDArray[Any]:
     """Return a view of a scan's voxels with the axes of the network."""
     turned = array.transpose(plan.follows)
     return turned[tuple(slice(None, None, -1 if back else None) for back in plan.flipped)]
-
-
-def sampling_theta(size: Sequence[int], step: NDArray[Any], shape: Shape) -> torch.Tensor:
-    """Return the (4, 3) matrix from the base of `sampling_base` to torch's sampling grid.
-
-    Parameters
-    ----------
-    size : (X, Y, Z)
-        Shape of the input.
-    step : (4, 4) array
-        Maps an index of the result to an index of the input.
-    shape : (X', Y', Z')
-        Shape of the result.
-    """
-    unnormalized = torch.from_numpy(np.linalg.inv(_normalizer(shape)))
-    theta = torch.from_numpy(_normalizer(size)) @ torch.from_numpy(step) @ unnormalized
-    return theta[[2, 1, 0, 3]][:, [2, 1, 0, 3]][:3].T
-
-
-def sampling_base(size: int, device: torch.device | None = None) -> torch.Tensor:
-    """Return the centres of `size` voxels between -1 and 1, as in torch's affine_grid."""
-    ends = torch.linspace(-1, 1, size, dtype=torch.float64, device=device)
-    return ends * (size - 1) / size if size > 1 else torch.zeros(1, dtype=ends.dtype, device=device)
-
-
-def _normalizer(shape: Sequence[int]) -> Float64:
-    """Return the affine from indices to -1 .. 1 between outer edges (MONAI normalize_transform)."""
-    sizes = np.array(shape, dtype=np.float64)
-    matrix = np.diag(np.append(2.0 / sizes, 1.0))
-    matrix[:3, 3] = 1.0 / sizes - 1.0
-    return matrix
 
 
 def _monai(size: Shape, plan: NetworkPlan) -> Callable[[NDArray[Any], Index, Shape], Float64]:

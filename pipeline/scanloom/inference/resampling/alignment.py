@@ -99,7 +99,7 @@ def scale_axes(oriented: Grid, requested: NetworkGrid) -> ScaledGrid:
 
 def wanted_spacing(requested: NetworkGrid, own: Float64) -> Float64:
     """Return the requested spacing; `own` is kept along axes for which none is requested."""
-    target = np.array(requested.spacing or (0.0, 0.0, 0.0))
+    target = np.array([value or 0.0 for value in requested.spacing or (None, None, None)])
     return np.where(target > 0.0, target, own)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from scanloom.cards.monai.config import Component, Name, truncate
+from scanloom.cards.monai.config.values import Component, Name, truncate
 from scanloom.core import Reason, ScanError
 
 T = TypeVar("T")

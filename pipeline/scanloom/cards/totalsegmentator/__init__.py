@@ -1,0 +1,1 @@
+"""Read weights of TotalSegmentator as model cards: its table of tasks is data."""

@@ -1,0 +1,303 @@
+"""Read folders with weights of TotalSegmentator as model cards.
+
+A task consists of networks of nnU-Net, one for each group of structures, in folders as
+`Dataset291_TotalSegmentator_part1_organs_1559subj/nnUNetTrainerNoMirroring__nnUNetPlans__3d_fullres`.
+Unlike nnU-Net, TotalSegmentator resamples the scan before the network's own processing, so that
+the network's grid is the one on which labels are decided; and it never mirrors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from scanloom.cards.card import (
+    Argmax,
+    Channel,
+    Crop,
+    ModelCard,
+    NetworkGrid,
+    Stage,
+    Weights,
+)
+from scanloom.cards.intensity import Truncate
+from scanloom.cards.monai.config import truncate
+from scanloom.cards.monai.files import read_json
+from scanloom.cards.nnunet.dataset import name_structures
+from scanloom.cards.nnunet.folder import is_nnunet, read_nnunet
+from scanloom.cards.totalsegmentator.tasks import Dataset, Mode, Part, datasets, modes
+from scanloom.core import Reason, ScanError, Structure, did_you_mean, slug
+
+TASK_FILE: Final = "totalsegmentator.json"
+"""Optional file that names the task of a folder with weights: `{"task": "total_fast"}`."""
+ATTRIBUTION: Final = (
+    "TotalSegmentator (Wasserthal et al., Radiology: Artificial Intelligence 2023, "
+    "doi:10.1148/ryai.230024); nnU-Net (Isensee et al., Nature Methods 2021)"
+)
+LICENCES: Final = {
+    False: "Apache-2.0",
+    True: "TotalSegmentator licence (non-commercial use, or a bought licence)",
+}
+_PREFIX: Final = "totalsegmentator_"
+_DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
+_SAME_SPACING: Final = 1e-4
+"""Largest relative difference of spacings that does not change the number of voxels."""
+_CLEANED_BY_SHAPE: Final = ("vertebrae_pp", "vertebrae_pp_refined")
+
+
+def is_totalsegmentator(folder: Path) -> bool:
+    """Return whether a folder holds weights of TotalSegmentator, or is one of its datasets.
+
+    `WEIGHTS/TASK` is also accepted, for a folder `WEIGHTS` and a task's name: it need not exist.
+    """
+    if not folder.is_dir():
+        return folder.name in modes() and is_totalsegmentator(folder.parent)
+    return bool(_datasets_in(folder)) or _number_of(folder) is not None
+
+
+def read_totalsegmentator(folder: Path) -> ModelCard:
+    """Read a task of TotalSegmentator.
+
+    Parameters
+    ----------
+    folder : Path
+        Contains the folders of the task's datasets, and of the task that crops the scan for it.
+        The task is the one that `totalsegmentator.json` or the folder's name states, else the only
+        one whose datasets are there. Or one dataset's folder, or `WEIGHTS/TASK`.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNSUPPORTED if several tasks are possible, or a card can't express the task;
+        MODEL_DAMAGED if a dataset is missing; or as `read_nnunet`.
+    """
+    present = _datasets_in(folder if folder.is_dir() else folder.parent)
+    number = _number_of(folder)
+    if not present and number is not None:
+        present = {number: folder}
+        mode = _only_mode({number})
+        if mode.crop:
+            present = {**_datasets_in(folder.resolve().parent), **present}
+        return _read(mode, present)
+    stated = _stated(folder)
+    return _read(stated or _only_mode(set(present)), present)
+
+
+def _datasets_in(folder: Path) -> Mapping[int, Path]:
+    """Return the datasets in a folder by number."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return {}
+    return {number: entry for entry in entries if (number := _number_of(entry)) and entry.is_dir()}
+
+
+def _number_of(folder: Path) -> int | None:
+    """Return the number of TotalSegmentator's dataset in a folder, by the folder's name.
+
+    A model store writes names in lower case.
+    """
+    return _numbers().get(slug(folder.resolve().name))
+
+
+@cache
+def _numbers() -> Mapping[str, int]:
+    return {slug(dataset.folder): dataset.number for dataset in datasets().values()}
+
+
+def _stated(folder: Path) -> Mode | None:
+    """Return the task that a folder states, None if it states none."""
+    if (folder / TASK_FILE).is_file():
+        content = read_json(folder, TASK_FILE)
+        name = content.get("task") if isinstance(content, dict) else None
+        if not isinstance(name, str) or name not in modes():
+            hint = did_you_mean(str(name), list(modes()))
+            detail = f"{TASK_FILE} has no known task ({truncate(str(name))!r}); {hint}"
+            raise ScanError(Reason.MODEL_DAMAGED, detail)
+        return modes()[name]
+    name = slug(folder.name)
+    return modes().get(name) or modes().get(name.removeprefix(_PREFIX))
+
+
+def _modes_with(numbers: set[int]) -> list[Mode]:
+    """Return the tasks all of whose networks are among some datasets."""
+    return [m for m in modes().values() if {part.dataset.number for part in m.parts} <= numbers]
+
+
+def _only_mode(numbers: set[int]) -> Mode:
+    """Return the only task of some datasets; tasks that crop for it do not count."""
+    found = _modes_with(numbers)
+    crops = {mode.crop.mode for mode in found if mode.crop}
+    found = [mode for mode in found if mode.name not in crops] or found
+    if len({mode.parts for mode in found}) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(mode.name for mode in found[:8])
+        detail = f"weights of several tasks: give FOLDER/TASK, such as FOLDER/{found[0].name}"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{detail} ({names})")
+    candidates = [
+        m for m in modes().values() if numbers & {part.dataset.number for part in m.parts}
+    ]
+    mode = candidates[0]
+    missing = [part.dataset for part in mode.parts if part.dataset.number not in numbers]
+    raise _missing(mode, missing[0])
+
+
+def _missing(mode: Mode, dataset: Dataset) -> ScanError:
+    detail = f"{mode.name} needs {dataset.folder}, which is not in the folder"
+    return ScanError(Reason.MODEL_DAMAGED, detail)
+
+
+def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
+    """Return the card of a task."""
+    if mode.remove_outside:
+        detail = "removal of structures by their distance from those of another task"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{mode.name}: {detail}")
+    if mode.task in _CLEANED_BY_SHAPE:
+        detail = f"{mode.name}: cleaning of vertebrae by their shape"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    parts = tuple(_read_part(part, mode, present) for part in mode.parts)
+    stage = None
+    if mode.crop is not None:
+        labels = tuple(slug(label) for label in mode.crop.labels)
+        rough = _read(modes()[mode.crop.mode], present)
+        stage = Stage(rough, "crop", labels, mode.crop.margin)
+    first = parts[0]
+    resolution = "" if mode.spacing is None else f", {mode.spacing[0]:.3g} mm"
+    return ModelCard(
+        name=f"{_PREFIX}{mode.name}",
+        version=mode.parts[0].dataset.release or first.weights.sha256[:12],
+        title=f"TotalSegmentator {mode.task}{resolution}",
+        description=f"{len(mode.classes)} structures by {len(parts)} network(s) of nnU-Net",
+        intended_use="",
+        license=LICENCES[mode.licensed],
+        attribution=ATTRIBUTION,
+        channels=(Channel(mode.modality, mode.modality),),
+        network=first.network,
+        weights=first.weights,
+        grid=first.grid,
+        window=first.window,
+        structures=name_structures(list(mode.classes.values()), list(mode.classes)),
+        before=(Truncate(),) if stage else (),
+        restore=first.restore,
+        stage=stage,
+        parts=parts,
+    )
+
+
+def _read_part(part: Part, mode: Mode, present: Mapping[int, Path]) -> ModelCard:
+    """Return the card of one network of a task."""
+    dataset = part.dataset
+    if dataset.number not in present:
+        raise _missing(mode, dataset)
+    base = read_nnunet(_model_folder(present[dataset.number], mode))
+    if not isinstance(base.decision, Argmax) or len(base.channels) != 1 or base.stage:
+        detail = f"{dataset.folder}: regions, several channels or a cascade"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    weights = _folds(base, mode)
+    (channel,) = base.channels
+    card = replace(
+        base,
+        name=f"dataset{dataset.number:03d}",
+        channels=(Channel(mode.modality, mode.modality, channel.steps),),
+        grid=replace(base.grid, orientation="RAS", as_nifti=False),
+        window=replace(base.window, overlap=1 - mode.step, mirror=()),
+        weights=weights[0],
+        folds=weights[1:],
+        structures=_structures(base, part, mode),
+    )
+    return card if mode.spacing is None else _resample_first(card, mode)
+
+
+def _resample_first(card: ModelCard, mode: Mode) -> ModelCard:
+    """Return the card of a network that sees a scan after TotalSegmentator's own resampling.
+
+    nnU-Net crops and normalises that scan, whose spacing must be the one of its plans already.
+    """
+    planned, spacing = card.grid.spacing, mode.spacing
+    if spacing is None or planned is None or not _equal(planned, spacing):
+        detail = f"{mode.name}: another spacing in plans.json than that of the task"
+        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    (channel,) = card.channels
+    return replace(
+        card,
+        channels=(replace(channel, steps=()),),
+        grid=NetworkGrid(
+            orientation="RAS",
+            spacing=spacing,
+            order=card.grid.order,
+            alignment="ends",
+            crop=Crop("nonzero", "network", steps=1),
+        ),
+        after=(Truncate(), *channel.steps),
+        restore="labels",
+    )
+
+
+def _equal(planned: tuple[float | None, ...], spacing: tuple[float, ...]) -> bool:
+    return all(
+        a is not None and abs(a / b - 1) < _SAME_SPACING
+        for a, b in zip(planned, spacing, strict=True)
+    )
+
+
+def _model_folder(folder: Path, mode: Mode) -> Path:
+    """Return the folder of a dataset's model; usually, the plans are named nnUNetPlans."""
+    usual = folder / f"{mode.trainer}__nnUNetPlans__{mode.configuration}"
+    if usual.is_dir():
+        return usual
+    found = sorted(folder.glob(f"{mode.trainer}__*__{mode.configuration}"))
+    if len(found) != 1:
+        detail = f"{truncate(folder.name)} has no {mode.trainer}__nnUNetPlans__{mode.configuration}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    return found[0]
+
+
+def _folds(card: ModelCard, mode: Mode) -> tuple[Weights, ...]:
+    """Return the weights of the folds that the task uses."""
+    weights = (card.weights, *card.folds)
+    if mode.folds is None:
+        return weights
+    by_name = {each.file.parent.name: each for each in weights}
+    missing = [fold for fold in mode.folds if f"fold_{fold}" not in by_name]
+    if missing:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{mode.name} needs fold_{missing[0]}")
+    return tuple(by_name[f"fold_{fold}"] for fold in mode.folds)
+
+
+def _structures(card: ModelCard, part: Part, mode: Mode) -> tuple[Structure, ...]:
+    """Return the structures of a network by TotalSegmentator's names.
+
+    Labels that the task does not have only help the network; they are removed from results.
+    """
+    numbers = [structure.number for structure in card.structures]
+    if not set(part.classes) <= set(numbers):
+        detail = f"{part.dataset.folder} has fewer labels than {mode.name}"
+        raise ScanError(Reason.MODEL_DAMAGED, detail)
+    names = [part.classes.get(number, f"auxiliary_{number}") for number in numbers]
+    return name_structures(names, numbers)
+
+
+def is_dataset_folder(folder: Path) -> bool:
+    """Return whether a folder holds one dataset of nnU-Net, as other programs ship theirs."""
+    return _only_dataset(folder) is not None
+
+
+def read_dataset_folder(folder: Path) -> ModelCard:
+    """Read the only model of nnU-Net in a folder of datasets; errors as `read_nnunet`."""
+    found = _only_dataset(folder)
+    if found is None:
+        raise ScanError(Reason.MODEL_DAMAGED, "the folder does not hold one dataset of nnU-Net")
+    return read_nnunet(found)
+
+
+def _only_dataset(folder: Path) -> Path | None:
+    try:
+        found = [e for e in folder.iterdir() if _DATASET.fullmatch(e.name) and is_nnunet(e)]
+    except OSError:
+        return None
+    return found[0] if len(found) == 1 else None

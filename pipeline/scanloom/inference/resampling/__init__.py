@@ -1,0 +1,1 @@
+"""Rules and arithmetic of resampling: alignment of grids, splines, exact voxels, crops."""

@@ -1,0 +1,135 @@
+"""Boxes around the foreground: what the network sees of a scan, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from scanloom.cards.card import Crop
+from scanloom.core import Grid, Volume
+from scanloom.inference.sliding_window import ScorePlanes
+
+Box = tuple[slice, slice, slice]
+
+_EMPTY_PLANES = 16
+"""Planes outside a box that are yielded at once."""
+
+
+def source_box(volumes: Sequence[Volume], crop: Crop | None) -> Box | None:
+    """Return the box on the scan's grid that the network sees; None for the whole scan."""
+    if crop is None or crop.grid != "source":
+        return None
+    mask = foreground([volume.array for volume in volumes], crop.foreground)
+    axes = [np.asarray(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
+    return bounding_box(axes, crop)
+
+
+def network_box(channels: Sequence[torch.Tensor], crop: Crop) -> Box | None:
+    """Return the box of the channels (X, Y, Z) on the network grid; None for the whole grid."""
+    mask = torch.zeros_like(channels[0], dtype=torch.bool)
+    for channel in channels:
+        mask |= channel != 0 if crop.foreground == "nonzero" else channel > 0
+    axes = [mask.any(dim=second).any(dim=first) for first, second in ((1, 2), (0, 2), (0, 1))]
+    return bounding_box([axis.cpu().numpy() for axis in axes], crop)
+
+
+def foreground(
+    arrays: Sequence[NDArray[Any]], kind: Literal["nonzero", "positive"]
+) -> NDArray[np.bool_]:
+    """Return the voxels that are foreground in any of several arrays of the same shape."""
+    mask = np.zeros(arrays[0].shape, np.bool_, order="F")
+    for array in arrays:
+        mask |= array != 0 if kind == "nonzero" else array > 0
+    return mask
+
+
+def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> Box | None:
+    """Return the smallest box around the foreground, with the crop's margin.
+
+    `along` says of each index along an axis whether any voxel there is foreground. None if the box
+    is the whole grid, or if there is no foreground.
+    """
+    ends = []
+    for found in along:
+        index = np.flatnonzero(found)
+        if len(index) == 0:
+            return None
+        low, high = int(index[0]) - crop.margin, int(index[-1]) + 1 + crop.margin
+        ends.append((max(low, 0), min(high, len(found))))
+    if all(end == (0, len(found)) for end, found in zip(ends, along, strict=True)):
+        return None
+    x, y, z = (slice(*end) for end in ends)
+    return x, y, z
+
+
+def fill_holes(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask with its holes: background that faces don't connect to the border."""
+    regions, _ = ndimage.label(~mask)
+    is_open = np.zeros(int(regions.max()) + 1, np.bool_)
+    for axis in range(3):
+        for end in (0, -1):
+            is_open[np.take(regions, end, axis)] = True
+    is_open[0] = False  # the mask itself
+    return np.asarray(~is_open[regions])
+
+
+def crop_volume(volume: Volume, box: Box | None) -> Volume:
+    """Return the part of a scan in a box."""
+    if box is None:
+        return volume
+    shift = np.eye(4)
+    shift[:3, 3] = [part.start for part in box]
+    i, j, k = (part.stop - part.start for part in box)
+    grid = Grid((i, j, k), volume.grid.affine @ shift)
+    padding = (volume.padding, volume.flags, volume.padding_limit)
+    return Volume(volume.array[box], grid, volume.unit, volume.modality, *padding)
+
+
+def paste(labels: NDArray[Any], box: Box | None, shape: tuple[int, int, int]) -> NDArray[Any]:
+    """Return the label map of a whole scan, with 0 outside the box."""
+    if box is None:
+        return labels
+    whole = np.zeros(shape, labels.dtype, order="F")
+    whole[box] = labels
+    return whole
+
+
+def uncrop(
+    planes: Iterator[ScorePlanes], box: Box, axis: int, shape: tuple[int, int, int]
+) -> Iterator[ScorePlanes]:
+    """Yield the planes of a whole network grid from those in a box: other scores are 0.
+
+    Parameters
+    ----------
+    planes : iterator of ScorePlanes
+        Planes of the box across `axis`.
+    box : Box
+        The box.
+    axis : int
+        Axis across the planes.
+    shape : (X, Y, Z)
+        Shape of the whole grid.
+    """
+    inner = [x for x in range(3) if x != axis]
+    sizes = [shape[x] for x in inner]
+    empty = torch.zeros(0)
+    for block in planes:
+        scores, first = block.scores, block.first + box[axis].start
+        if block.first == 0:
+            empty = scores.new_zeros((_EMPTY_PLANES, scores.shape[1], *sizes))
+            yield from _empty_planes(empty, 0, first)
+        whole = scores.new_zeros((len(scores), scores.shape[1], *sizes))
+        whole[:, :, box[inner[0]], box[inner[1]]] = scores
+        yield ScorePlanes(first, whole)
+    yield from _empty_planes(empty, box[axis].stop, shape[axis])
+
+
+def _empty_planes(empty: torch.Tensor, first: int, stop: int) -> Iterator[ScorePlanes]:
+    """Yield planes without scores from `first` to before `stop`."""
+    for start in range(first, stop, _EMPTY_PLANES):
+        yield ScorePlanes(start, empty[: min(_EMPTY_PLANES, stop - start)])

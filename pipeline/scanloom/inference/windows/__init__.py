@@ -1,0 +1,1 @@
+"""Positions and weights of sliding windows, and sums of their scores."""

@@ -1,0 +1,207 @@
+"""The network sees the box around the foreground, and finds nothing outside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from scanloom.cards.card import Channel, Crop, ModelCard, NetworkGrid, Paint
+from scanloom.cards.intensity import Clip, Normalize, ScaleRange
+from scanloom.core import ComputeOptions, Volume
+from scanloom.inference.geometry import plan_grid
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.resampling.crop import crop_volume, fill_holes, source_box
+from scanloom.inference.resampling.image import network_image
+from support import model_cards as cards_by_hand
+
+CPU = torch.device("cpu")
+WHERE = (CPU, 2**20)
+SHAPE = (40, 36, 28)
+INNER = (slice(5, 36), slice(4, 30), slice(6, 25))
+
+
+def volume(array: NDArray[Any], codes: str = "LPS", turn: float = 0.0) -> Volume:
+    grid = cards_by_hand.grid((SHAPE[0], SHAPE[1], SHAPE[2]), (1.2, 1.1, 2.0), codes, turn=turn)
+    return Volume(array, grid, "unknown", "MR")
+
+
+def boxed_scan() -> NDArray[np.int16]:
+    """Return a scan that is 0 outside a box, with a hole in it."""
+    array = np.zeros(SHAPE, np.int16, order="F")
+    array[INNER] = np.abs(cards_by_hand.smooth_scan(SHAPE)[INNER]) + 1
+    array[15:20, 12:18, 12:16] = 0
+    return array
+
+
+def predict(card: ModelCard, scan: Volume) -> NDArray[Any]:
+    predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
+    return predictor.predict(scan).layers[0].labels
+
+
+def mr_card(folder: Path, **changes: Any) -> ModelCard:
+    channels = (Channel("mr", "MR"),)
+    return cards_by_hand.card(
+        cards_by_hand.small_weights(folder), **{"channels": channels, **changes}
+    )
+
+
+def test_holes_are_scipys() -> None:
+    """Those that faces alone don't connect to the border."""
+    mask = np.random.default_rng(0).random((20, 21, 22)) < 0.72
+
+    filled = fill_holes(mask)
+
+    np.testing.assert_array_equal(filled, ndimage.binary_fill_holes(mask))
+    assert filled.sum() > mask.sum()
+
+
+def test_box_holds_what_is_foreground_in_any_channel() -> None:
+    first, second = boxed_scan(), np.zeros(SHAPE, np.int16)
+    second[38, 20, 20] = -3
+
+    box = source_box([volume(first), volume(second)], Crop("nonzero", margin=1))
+
+    assert box == (slice(4, 40), slice(3, 31), slice(5, 26))
+    only_positive = source_box([volume(first), volume(second)], Crop("positive"))
+    assert only_positive == INNER
+    assert source_box([volume(second * 0)], Crop("nonzero")) is None
+
+
+def test_voxels_of_a_box_keep_their_positions() -> None:
+    scan = volume(boxed_scan(), "PIR", turn=9)
+
+    cropped = crop_volume(scan, INNER)
+
+    assert cropped.grid.shape == (31, 26, 19)
+    np.testing.assert_allclose(cropped.grid.world((1, 2, 3)), scan.grid.world((6, 6, 9)))
+    np.testing.assert_array_equal(cropped.array, scan.array[INNER])
+
+
+def test_labels_of_a_box_are_pasted_into_background(tmp_path: Path) -> None:
+    """nnU-Net: as if the scan had been cropped before."""
+    scan = volume(boxed_scan())
+    grid = {"orientation": None, "spacing": (2.0, 2.0, 2.0), "alignment": "edges"}
+    cropping = mr_card(tmp_path, grid=NetworkGrid(**grid, crop=Crop("nonzero")))
+    whole = mr_card(tmp_path, grid=NetworkGrid(**grid))
+
+    labels = predict(cropping, scan)
+
+    expected = np.zeros(SHAPE, np.uint8)
+    expected[INNER] = predict(whole, crop_volume(scan, INNER))
+    np.testing.assert_array_equal(labels, expected)
+    assert labels.any()
+
+
+def test_intensities_of_the_filled_foreground_are_measured(tmp_path: Path) -> None:
+    """nnU-Net's masked z-score, on the scan's own voxels, in the box, before resampling."""
+    array = boxed_scan()
+    array[5, 4, 6:12] = 0  # open to the side of the box: not a hole
+    steps = (Clip(0.0, 900.0), Normalize(filled=True, smallest_divisor=1e-8))
+    grid = NetworkGrid(None, None, alignment="edges", crop=Crop("nonzero"))
+    card = mr_card(tmp_path, grid=grid, channels=(Channel("mr", "MR", steps),), after=())
+    cropped = crop_volume(volume(array), INNER)
+
+    image = network_image([cropped], plan_grid(cropped.grid, grid), card, WHERE).image[0].numpy()
+
+    values = array[INNER].astype(np.float32)
+    mask = ndimage.binary_fill_holes(values != 0)
+    values = values.clip(0, 900)
+    inside = values[mask]
+    values[mask] = (inside - inside.mean()) / max(inside.std(), 1e-8)
+    np.testing.assert_allclose(image, values, atol=1e-5)
+    assert 0 < (~mask).sum() < 100
+
+
+def monai_labels(scan: Volume, weights: Path, spacing: tuple[float, float, float]) -> Any:
+    """Return the labels of MONAI's transforms, inferer and network."""
+    from monai.data import MetaTensor
+    from monai.inferers import SlidingWindowInferer
+    from monai.networks.nets.unet import UNet
+    from monai.transforms import (
+        Compose,
+        CropForegroundd,
+        Invertd,
+        Orientationd,
+        ScaleIntensityRanged,
+        Spacingd,
+    )
+
+    before = Compose(
+        [
+            Orientationd("image", axcodes="RAS", labels=(("L", "R"), ("P", "A"), ("I", "S"))),
+            Spacingd("image", pixdim=spacing, mode="bilinear"),
+            ScaleIntensityRanged("image", 0, 400, 0, 1, clip=True),
+            CropForegroundd("image", source_key="image"),
+        ]
+    )
+    values = torch.from_numpy(scan.array.astype(np.float32))[None]
+    item = before({"image": MetaTensor(values, torch.tensor(scan.grid.affine))})
+    network = UNet(**cards_by_hand.SMALL_UNET).eval()
+    network.load_state_dict(torch.load(weights, weights_only=True))
+    with torch.inference_mode():
+        scores = SlidingWindowInferer((16, 16, 16), 1, 0.5)(item["image"][None], network)[0]
+    item["pred"] = torch.softmax(scores, dim=0)
+    item["pred"] = MetaTensor(torch.Tensor(item["pred"]), meta=item["image"].meta)
+    invert = Invertd(
+        "pred", transform=before, orig_keys="image", nearest_interp=False, to_tensor=True
+    )
+    return invert(item)["pred"].argmax(dim=0).numpy()
+
+
+@pytest.mark.parametrize(
+    ("codes", "turn", "spacing"),
+    [
+        ("LPS", 0.0, (1.5, 1.5, 1.5)),
+        ("PIR", 7.0, (1.5, 1.5, 1.5)),
+        ("LPS", 0.0, (2.4, 2.2, 4.0)),
+        ("LPS", 7.0, (2.4, 2.2, 4.0)),
+    ],
+)
+def test_scores_outside_a_box_of_the_network_grid_are_monais(
+    tmp_path: Path, codes: str, turn: float, spacing: tuple[float, float, float]
+) -> None:
+    """CropForegroundd: at least 99.95 % of labels equal, at a ratio of exactly 2 as well."""
+    scan = volume(boxed_scan(), codes, turn)
+    weights = cards_by_hand.small_weights(tmp_path)
+    grid = NetworkGrid("RAS", spacing, crop=Crop("positive", "network"))
+    steps = (ScaleRange(0, 400, 0, 1, clip=True),)
+    card = cards_by_hand.card(weights, grid=grid, after=steps)
+
+    labels = predict(card, scan)
+
+    expected = monai_labels(scan, weights, spacing)
+    equal = float((labels == expected).mean())
+    print(f"{codes}, {spacing}: {equal:.4%}")
+    assert len(np.unique(expected)) == 3
+    assert equal >= 0.9995
+
+
+def test_later_steps_measure_the_box_only(tmp_path: Path) -> None:
+    """TotalSegmentator: the box is found on the network grid, before intensities are changed."""
+    grid = NetworkGrid("RAS", (1.5, 1.5, 1.5), crop=Crop("nonzero", "network", steps=0))
+    card = mr_card(tmp_path, grid=grid, after=(Normalize(),), restore="labels")
+    scan = volume(boxed_scan())
+
+    seen = network_image([scan], plan_grid(scan.grid, grid), card, WHERE)
+
+    assert seen.box is not None
+    assert abs(float(seen.image.mean())) < 1e-4
+    assert abs(float(seen.image.std()) - 1) < 1e-3
+    assert not predict(card, scan)[:4].any()
+
+
+def test_painted_regions_make_one_layer(tmp_path: Path) -> None:
+    decision = Paint(((0, 2), (2, 1)), 0.5)
+    card = mr_card(tmp_path, decision=decision, activation="sigmoid")
+
+    predictor = TorchPredictor(card, ComputeOptions(precision="float32"), device="cpu")
+    segmentation = predictor.predict(volume(boxed_scan()))
+
+    assert len(segmentation.layers) == 1
+    assert set(np.unique(segmentation.layers[0].labels)) == {0, 1, 2}
