@@ -200,6 +200,11 @@ def _on_own_memory(
     return MemoryEstimate(host, device)
 
 
+def network_image_bytes(card: ModelCard, plan: NetworkPlan) -> int:
+    """Return the bytes of a scan on the network grid, all channels."""
+    return FLOAT_BYTES * len(card.channels) * math.prod(plan.network.shape)
+
+
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
     layout = window_layout(window, plan.network.shape, axis, budget.windows)
@@ -217,7 +222,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     flips = 2 * values * score_bytes * (features + channels) if window.mirror else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
-        image=FLOAT_BYTES * channels * voxels,
+        image=network_image_bytes(card, plan),
         padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
         open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
         plane=plane,

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from scanloom.cards.check import check_scan
 from scanloom.core import (
     Case,
@@ -32,6 +30,7 @@ from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
+from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import measure
 
 
@@ -119,10 +118,7 @@ def keep_structures(segmentation: Segmentation, outputs: Outputs) -> Segmentatio
     for layer in segmentation.layers:
         kept = tuple(s for s in layer.structures if s.label in requested)
         if kept:
-            table = np.zeros(int(np.iinfo(layer.labels.dtype).max) + 1, layer.labels.dtype)
-            numbers = [s.number for s in kept]
-            table[numbers] = numbers
-            layers.append(Layer(table[layer.labels], kept))
+            layers.append(Layer(keep_numbers(layer.labels, (s.number for s in kept)), kept))
     if not layers:
         raise ScanError(
             Reason.STRUCTURE_UNKNOWN, f"{segmentation.model} has none of {sorted(requested)}"

@@ -18,6 +18,7 @@ from scanloom.inference.intensity import apply_steps
 from scanloom.inference.resample import ResampleOptions, to_network
 from scanloom.inference.resampling.crop import Box, fill_holes, foreground, network_box
 from scanloom.inference.resampling.exact import decisive_values
+from scanloom.inference.resampling.shared import SharedScan
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,7 @@ def network_image(
     where: tuple[torch.device, int],
     *,
     skip_air: bool = False,
+    shared: SharedScan | None = None,
 ) -> NetworkImage:
     """Return what the network sees.
 
@@ -61,18 +63,19 @@ def network_image(
         Device of the image, and bytes of source slices that are resampled together.
     skip_air : bool
         Whether `NetworkImage.seen` is needed.
+    shared : SharedScan, optional
+        Keeps the resampled channels for further models.
 
     Raises
     ------
     ScanError
         NOT_FINITE if intensities overflow.
     """
-    device, slab = where
-    options = ResampleOptions(decisive_values(card), _filled(volumes, card))
-    channels = []
-    for volume, channel in zip(volumes, card.channels, strict=True):
-        steps = (*channel.steps, *card.before)
-        channels.append(to_network(volume.array, plan, device, steps, slab, options))
+
+    def resample() -> list[torch.Tensor]:
+        return _resampled(volumes, plan, card, where)
+
+    channels = shared.channels(card, str(where[0]), resample) if shared else resample()
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
     crop, box = card.grid.crop, None
     before = len(card.after)
@@ -90,6 +93,22 @@ def network_image(
         raise ScanError(Reason.NOT_FINITE, detail)
     image = channels[0][None] if len(channels) == 1 else torch.stack(channels)
     return NetworkImage(image, seen, box)
+
+
+def _resampled(
+    volumes: Sequence[Volume],
+    plan: NetworkPlan,
+    card: ModelCard,
+    where: tuple[torch.device, int],
+) -> list[torch.Tensor]:
+    """Return the channels on the network grid, before the card's later intensity steps."""
+    device, slab = where
+    options = ResampleOptions(decisive_values(card), _filled(volumes, card))
+    channels = []
+    for volume, channel in zip(volumes, card.channels, strict=True):
+        steps = (*channel.steps, *card.before)
+        channels.append(to_network(volume.array, plan, device, steps, slab, options))
+    return channels
 
 
 def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:
