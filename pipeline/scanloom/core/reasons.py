@@ -332,6 +332,7 @@ class Flag(Enum):
         "The model's own program mixes neighbouring labels; here each voxel has the nearest one"
     )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
+    CROP_EMPTY = "The structures that a model is cropped to were not found; it was not run"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
     # --- of a structure ------------------------------------------------------------------------

@@ -205,6 +205,11 @@ def network_image_bytes(card: ModelCard, plan: NetworkPlan) -> int:
     return FLOAT_BYTES * len(card.channels) * math.prod(plan.network.shape)
 
 
+def shared_image_bytes(card: ModelCard, grid: Grid) -> int:
+    """Return the bytes of a scan on the network grid, for callers that do not import torch."""
+    return network_image_bytes(card, plan_grid(grid, card.grid))
+
+
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
     layout = window_layout(window, plan.network.shape, axis, budget.windows)

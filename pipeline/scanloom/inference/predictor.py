@@ -97,8 +97,8 @@ class TorchPredictor:
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
-        self._overflows = loaded.dtype is not self.precision.dtype
-        if self._overflows:
+        self.overflows = loaded.dtype is not self.precision.dtype
+        if self.overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
         self._loaded = {loaded.dtype: loaded}
@@ -174,7 +174,7 @@ class TorchPredictor:
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
-        overflowed = self._overflows
+        overflowed = self.overflows
         for dtype in dict.fromkeys((first.dtype, torch.float32)):
             if dtype is not first.dtype:
                 task.clock.note("ladder", f"float32, as {first.name} overflowed")
@@ -253,7 +253,7 @@ class TorchPredictor:
     def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> list[Labels]:
         """Return label maps on the source grid."""
         card, clock = self.card, task.clock
-        planes = self._scores(task, plan, memory_plan)
+        planes = self.scores(task, plan, memory_plan)
         if plan.mode == "area":
             areas = AreaRestorer(plan, card.decision, card.n_outputs)
             self._run(planes, areas.add, clock)
@@ -271,7 +271,7 @@ class TorchPredictor:
         with clock.step("restore"):
             return labels.finish(lambda decided: self._clean(decided, "before"))
 
-    def _scores(
+    def scores(
         self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
     ) -> Iterator[ScorePlanes]:
         """Resample the scan, and return an iterator over the network's scores."""

@@ -89,6 +89,20 @@ def running_order(
     return tuple(ordered)
 
 
+def sharing_groups(
+    predictions: Sequence[Prediction], cards: Sequence[ModelCard]
+) -> dict[str, Hashable]:
+    """Return, by name, a key that is equal for predictions that need the same resampled scan."""
+    if len(predictions) == 1:
+        return {predictions[0].name: None}
+    from scanloom.inference.resampling.shared import sharing_key  # torch comes in here
+
+    return {
+        each.name: (each.sees, sharing_key(cards[each.members[0]]) or each.name)
+        for each in predictions
+    }
+
+
 def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
     """Refuse relations that do not fit the models.
 

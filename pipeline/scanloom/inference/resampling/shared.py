@@ -61,7 +61,10 @@ class SharedScan:
 
     def finish(self, card: ModelCard, device: str) -> None:
         """Count a model as done, whether or not it used the channels."""
-        self._remaining[sharing_key(card), device] -= 1
+        key = (sharing_key(card), device)
+        self._remaining[key] -= 1
+        if self._remaining[key] < 1:
+            self._kept.pop(key, None)
 
     def release(self) -> None:
         """Free all channels, and keep none from now on: memory is scarce."""
