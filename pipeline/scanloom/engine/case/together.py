@@ -172,7 +172,9 @@ class JointPrediction:
             self._loaded.scan.volume.grid,
             version=", ".join(dict.fromkeys(f"{each.model} {each.version}" for each in made)),
             flags=tuple(dict.fromkeys(flag for each in made for flag in each.flags)),
-            sources=tuple(dict.fromkeys(each.model for each in made)),
+            sources=tuple(
+                dict.fromkeys(name for each in made for name in each.sources or (each.model,))
+            ),
         )
 
 
