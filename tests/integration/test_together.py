@@ -117,7 +117,7 @@ class Outcome:
         path = folder / "together.yaml"
         path.write_text(yaml.safe_dump(workflow, sort_keys=False))
         where = ("--out", self.out, "--cluster", "none", "--key", folder / "key")
-        self.ended: Ended = scanloom("run", path, archive, *where, "--json")
+        self.ended: Ended = scanloom("run", path, archive, *where, "--json", "--bids")
 
     @property
     def case(self) -> Path:
@@ -222,6 +222,8 @@ def test_a_union_has_one_label_map_by_priority(
     assert {row["model"] for row in done.rows} == {"organs", "other"}
     page = (done.out / "report" / "index.html").read_text()
     assert "Result <b>organs</b> of fine + rough" in page
+    [sidecar] = (done.out / "bids").glob("sub-*/anat/*_seg-organs_dseg.json")
+    assert len(json.loads(sidecar.read_text())["ModelWeightsSHA256"]) == 2
     assert scanloom("verify", done.out).code == 0
 
 
