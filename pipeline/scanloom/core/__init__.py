@@ -15,6 +15,7 @@ from scanloom.core.paths import (
 from scanloom.core.process.error_cause import blame, lacks_memory
 from scanloom.core.process.memory_privacy import keep_memory_private
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
+from scanloom.core.relations import Relations
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
 from scanloom.core.text import did_you_mean, format_bytes, parse_bytes, printable
 from scanloom.core.timing import CpuWall, StepTimer, format_duration
@@ -38,6 +39,7 @@ __all__ = [
     "Outputs",
     "ReadOptions",
     "Reason",
+    "Relations",
     "ScanError",
     "Segmentation",
     "Series",

@@ -8,6 +8,7 @@ from pathlib import Path
 from scanloom.core.measurement import Measurement
 from scanloom.core.options import Outputs, ReadOptions
 from scanloom.core.reasons import Flag, Reason
+from scanloom.core.relations import NO_RELATIONS, Relations
 
 DICOM = "dicom"
 """`Series.kind` of a DICOM series; other kinds are formats of volume files."""
@@ -77,6 +78,8 @@ class Case:
     further_channels : tuple of Series
         Further input channels of models with several, in their order. Results have the grid of
         `series`.
+    relations : Relations
+        Relations between its models.
     """
 
     id: str
@@ -89,6 +92,7 @@ class Case:
     further_channels: tuple[Series, ...] = ()
     stamp: str = ""
     folder: str = ""
+    relations: Relations = NO_RELATIONS
 
     @property
     def folder_name(self) -> str:

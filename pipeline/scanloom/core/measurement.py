@@ -34,6 +34,10 @@ class Measurement:
         Number of connected components (26 neighbours).
     flags : tuple of Flag
         TOUCHES_BORDER, EMPTY and the case's flags.
+    share : float or None
+        Volume as a share of that of `share_of`, if requested; None of an empty whole.
+    share_of : str or None
+        The whole: MODEL/LABEL, several joined by " + ".
 
     Notes
     -----
@@ -56,3 +60,5 @@ class Measurement:
     box: Box | None
     components: int
     flags: tuple[Flag, ...] = ()
+    share: float | None = None
+    share_of: str | None = None

@@ -336,6 +336,7 @@ class Flag(Enum):
         "the order in which dcm2niix stores it"
     )
     BURNED_IN = "The header reports burned-in identifying text; no preview was made"
+    CROP_EMPTY = "The structures that a model is cropped to were not found; it was not run"
     HALF_OVERFLOWED = "Half precision overflowed on this scan; the network ran in float32"
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
     # --- of a structure ------------------------------------------------------------------------

@@ -125,6 +125,8 @@ class Segmentation:
         Device and numeric precision of the network; empty if unknown.
     flags : tuple of Flag
         Caveats of the prediction.
+    sources : tuple of str
+        Models whose structures were united, or whose scores were averaged; empty for one model.
     """
 
     model: str
@@ -134,6 +136,7 @@ class Segmentation:
     device: str = ""
     precision: str = ""
     flags: tuple[Flag, ...] = ()
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):
@@ -147,6 +150,11 @@ class Segmentation:
             values = [getattr(s, field) for s in self.structures]
             if len(set(values)) != len(values):
                 raise ValueError(f"the {field} of each structure must be unique, got {values}")
+
+    @property
+    def title(self) -> str:
+        """The model's name; of several models, their names too."""
+        return f"{self.model} ({' + '.join(self.sources)})" if self.sources else self.model
 
     @property
     def structures(self) -> tuple[Structure, ...]:

@@ -200,7 +200,7 @@ def run(
 def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
     """Return the cards of a run's models; refuse impossible options before anything is written."""
     cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.output_options)
+    check_structures(cards, workflow.output_options, workflow.relations)
     check_channels(workflow, cards)
     check_paths(paths, options.out)
     if options.bids:

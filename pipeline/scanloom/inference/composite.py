@@ -27,6 +27,7 @@ from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.image import Scan, network_image
 from scanloom.inference.resampling.parts import part_grid, steps_after
+from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.restorers import Labels, restore_labels
 from scanloom.ops.boxes import (
     box_of_labels,
@@ -125,6 +126,7 @@ class CompositePredictor:
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        shared: SharedScan | None = None,
     ) -> Segmentation:
         """Label a scan; arguments and errors as `TorchPredictor.predict`."""
         clock = clock or StepTimer()

@@ -245,6 +245,16 @@ def _on_own_memory(
     return MemoryEstimate(host, device)
 
 
+def network_image_bytes(card: ModelCard, plan: NetworkPlan) -> int:
+    """Return the bytes of a scan on the network grid, all channels."""
+    return FLOAT_BYTES * len(card.channels) * math.prod(plan.network.shape)
+
+
+def shared_image_bytes(card: ModelCard, grid: Grid) -> int:
+    """Return the bytes of a scan on the network grid, for callers that do not import torch."""
+    return network_image_bytes(card, plan_grid(grid, card.grid))
+
+
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:
     axis, window = plan.network_axis(plan.lead), card.window
     layout = window_layout(window, largest_box(plan, card.grid.crop), axis, budget.windows)
@@ -264,7 +274,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     flips = 2 * values * score_bytes * (features + channels) if window.mirror else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
-        image=FLOAT_BYTES * channels * voxels,
+        image=network_image_bytes(card, plan),
         padded=FLOAT_BYTES * channels * padded if padded > voxels else 0,
         open=folds * layout.planes * (summed + sum_bytes * plane_voxels),
         own=folds * layout.planes * summed if own else 0,

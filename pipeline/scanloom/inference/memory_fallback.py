@@ -130,7 +130,7 @@ def first_fitting(
     raise ScanError(Reason.OUT_OF_MEMORY, f"{detail}, {format_bytes(limits.host or 0)} are left")
 
 
-def room(device: torch.device, limit: int | None = None) -> MemoryLimits:
+def room(device: torch.device, limit: int | None = None, reserved: int = 0) -> MemoryLimits:
     """Return the memory that may still be allocated.
 
     It depends on the machine's memory, never on that of other processes: the same machine must give
@@ -142,14 +142,17 @@ def room(device: torch.device, limit: int | None = None) -> MemoryLimits:
         Device of the network.
     limit : int, optional
         Bytes that the whole process may use; None for the machine's memory.
+    reserved : int
+        Bytes of the device that stay free.
     """
     total_host = machine_memory() if limit is None else limit
     host = None if total_host is None else max(0, total_host - resident())
     if device.type != "cuda":
-        return MemoryLimits(host)
+        return MemoryLimits(None if host is None else max(0, host - reserved))
     total = int(torch.cuda.get_device_properties(device).total_memory)
     fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-    return MemoryLimits(host, max(0, int(total * fraction) - torch.cuda.memory_allocated(device)))
+    allocated = torch.cuda.memory_allocated(device)
+    return MemoryLimits(host, max(0, int(total * fraction) - allocated - reserved))
 
 
 def resident() -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -20,6 +21,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.inference.checks import check_channels, check_supported
 from scanloom.inference.device import (
     ASKED_FOR,
     PrecisionChoice,
@@ -30,11 +32,12 @@ from scanloom.inference.device import (
     is_out_of_memory,
 )
 from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
-from scanloom.inference.memory_estimate import Budget
+from scanloom.inference.memory_estimate import Budget, network_image_bytes
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
+from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.decisions import only_numbers
 from scanloom.inference.restore.restorers import (
@@ -44,19 +47,8 @@ from scanloom.inference.restore.restorers import (
     choose_backend,
 )
 from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
+from scanloom.inference.task import Prediction, Task
 from scanloom.inference.windows.layout import window_size
-
-_SAME_POSITION_MM = 0.01
-"""Largest distance between corresponding voxels of two channels."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Prediction:
-    """Label maps, the memory plan with which they were made, and flags of the result."""
-
-    maps: list[Labels]
-    memory_plan: MemoryPlan
-    flags: tuple[Flag, ...]
 
 
 class TorchPredictor:
@@ -99,7 +91,7 @@ class TorchPredictor:
     ) -> None:
         if compute.mirror == "no":
             card = replace(card, window=replace(card.window, mirror=()))
-        _check(card)
+        check_supported(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1
         self.skip_air = compute.skip_air and simple
@@ -112,8 +104,8 @@ class TorchPredictor:
         self.device = choose_device(device)
         self.precision = choose_precision(compute.precision, self.device.device, card.precisions)
         loaded = load_network(card, self.precision.dtype)
-        self._overflows = loaded.dtype is not self.precision.dtype
-        if self._overflows:
+        self.overflows = loaded.dtype is not self.precision.dtype
+        if self.overflows:
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
         self._loaded = {loaded.dtype: loaded}
@@ -144,6 +136,7 @@ class TorchPredictor:
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        shared: SharedScan | None = None,
     ) -> Segmentation:
         """Label a scan.
 
@@ -155,6 +148,8 @@ class TorchPredictor:
             Times the steps "resample", "network", "restore" and "clean".
         further_channels : sequence of Volume
             The other input channels, in the card's order, on the same grid.
+        shared : SharedScan, optional
+            Keeps the resampled scan for further models.
 
         Returns
         -------
@@ -170,43 +165,49 @@ class TorchPredictor:
             the scan overflows in the card's intensity steps, or a score is NaN or infinite in
             float32 too.
         """
-        clock = clock or StepTimer()
-        volumes = (volume, *further_channels)
-        _check_channels(volumes, self.card)
+        clock, volumes = clock or StepTimer(), (volume, *further_channels)
+        check_channels(volumes, self.card)
         scan = Scan(volumes)
         if self._stage is not None:
             first = self._stage.predict(volume, clock, further_channels=further_channels)
             scan = replace(scan, stage_labels=first.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(scan.crop(box), clock)
+            prediction = self._predict_without_overflow(Task(scan.crop(box), clock, shared))
+            if shared is not None:
+                shared.finish(self.card, self.device_name)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
             return self._segmentation(replace(prediction, maps=maps), volume)
 
-    def _predict_without_overflow(self, scan: Scan, clock: StepTimer) -> _Prediction:
+    def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
         first = self.precision
-        overflowed = self._overflows
+        overflowed = self.overflows
         for dtype in dict.fromkeys((first.dtype, torch.float32)):
             if dtype is not first.dtype:
-                clock.note("ladder", f"float32, as {first.name} overflowed")
+                task.clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, memory_plan = self._predict_with_fallback(scan, dtype, clock)
+                maps, memory_plan = self._predict_with_fallback(task, dtype)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
-            return _Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
+            return Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
         detail = "scores of the network are NaN or infinite"
         raise ScanError(Reason.NOT_FINITE, detail)
 
     def memory_plans(
-        self, volume: Volume, plan: NetworkPlan, dtype: torch.dtype | None = None
+        self,
+        volume: Volume,
+        plan: NetworkPlan,
+        dtype: torch.dtype | None = None,
+        reserved: int = 0,
     ) -> tuple[list[MemoryPlan], list[str]]:
         """Return the memory plans from the first that fits, and the changes that lead to it.
 
-        `dtype` is the type in which the network calculates, by default that of `precision`.
+        `dtype` is the type in which the network calculates, by default that of `precision`;
+        `reserved` are bytes of the device that stay free.
 
         Raises
         ------
@@ -218,48 +219,55 @@ class TorchPredictor:
         automatic = device.type != "cpu" and self.device.why != ASKED_FOR
         fallbacks = [torch.device("cpu")] if automatic else []
         plans = fallback_plans(device, dtype, Budget(windows), fallbacks)
-        available = room(device, self.memory_limit)
+        available = room(device, self.memory_limit, reserved)
         return first_fitting(plans, self.card, plan, volume.array.dtype.itemsize, available)
 
+    def _plans_with_sharing(
+        self, task: Task, plan: NetworkPlan, dtype: torch.dtype
+    ) -> tuple[list[MemoryPlan], list[str]]:
+        """Return the memory plans as `memory_plans`; a shared scan is freed if memory is scarce."""
+        if task.shared is not None:
+            copied = task.shared.is_shared(self.card, self.device_name)
+            reserved = network_image_bytes(self.card, plan) if copied else 0
+            with suppress(ScanError):
+                plans, changes = self.memory_plans(task.scan.volumes[0], plan, dtype, reserved)
+                if not changes:
+                    return plans, changes
+            task.shared.release()
+        return self.memory_plans(task.scan.volumes[0], plan, dtype)
+
     def _predict_with_fallback(
-        self, scan: Scan, dtype: torch.dtype, clock: StepTimer
+        self, task: Task, dtype: torch.dtype
     ) -> tuple[list[Labels], MemoryPlan]:
         """Return label maps, and the first memory plan for which memory suffices."""
-        volume = scan.volumes[0]
+        clock, volume = task.clock, task.scan.volumes[0]
         plan = plan_grid(volume.grid, as_nifti(self.card.grid, volume))
-        plans, changes = self.memory_plans(volume, plan, dtype)
+        plans, changes = self._plans_with_sharing(task, plan, dtype)
         for change in changes:
             clock.note("ladder", change)
         for memory_plan in plans:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
             try:
-                return self._label(scan, plan, memory_plan, clock), memory_plan
+                return self._label(task, plan, memory_plan), memory_plan
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
             # here the error, and the arrays that its frames held, are freed
+            if task.shared is not None:
+                task.shared.release()
             if memory_plan.device.type == "cuda":
                 torch.cuda.empty_cache()
         detail = f"{self.device.device.type} has too little memory for this scan"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
-    def _label(
-        self,
-        scan: Scan,
-        plan: NetworkPlan,
-        memory_plan: MemoryPlan,
-        clock: StepTimer,
-    ) -> list[Labels]:
+    def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> list[Labels]:
         """Return label maps on the source grid."""
-        card = self.card
-        with clock.step("resample"):
-            where = memory_plan.device, memory_plan.budget.slab
-            image = network_image(scan, plan, card, where, skip_air=self.skip_air)
-            self._wait()
+        card, clock = self.card, task.clock
+        planes = self.scores(task, plan, memory_plan)
         if plan.mode == "area":
             areas = AreaRestorer(plan, card.decision, card.n_outputs)
-            self._run(self._planes(image, plan, memory_plan, clock), areas.add, clock)
+            self._run(planes, areas.add, clock)
             with clock.step("restore"):
                 return areas.finish()
         if card.restore == "scores":
@@ -267,12 +275,25 @@ class TorchPredictor:
             scores = ScoreRestorer(
                 *(plan, card.decision, card.n_outputs), fused=fused, rounded=rounded
             )
-            self._run(self._planes(image, plan, memory_plan, clock), scores.add, clock)
+            self._run(planes, scores.add, clock)
             return scores.labels
         labels = LabelRestorer(plan, card.decision, card.n_outputs)
-        self._run(self._planes(image, plan, memory_plan, clock), labels.add, clock)
+        self._run(planes, labels.add, clock)
         with clock.step("restore"):
             return labels.finish(lambda decided: self._clean(decided, "before", plan.network))
+
+    def scores(
+        self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
+    ) -> Iterator[ScorePlanes]:
+        """Resample the scan, and return an iterator over the network's scores."""
+        with task.clock.step("resample"):
+            where, skip_air = (memory_plan.device, memory_plan.budget.slab), self.skip_air
+            shared = task.shared
+            image = network_image(
+                task.scan, plan, self.card, where, skip_air=skip_air, shared=shared
+            )
+            self._wait()
+        return self._planes(image, plan, memory_plan, task.clock)
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -355,7 +376,7 @@ class TorchPredictor:
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
         return clean(labels, rules, grid.spacing, when)
 
-    def _segmentation(self, prediction: _Prediction, volume: Volume) -> Segmentation:
+    def _segmentation(self, prediction: Prediction, volume: Volume) -> Segmentation:
         """Return label maps as layers of structures."""
         structures, maps = self.card.structures, prediction.maps
         if not isinstance(self.card.decision, Threshold):
@@ -373,23 +394,3 @@ class TorchPredictor:
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
             flags=(*self.card.flags, *prediction.flags, *presented),
         )
-
-
-def _check(card: ModelCard) -> None:
-    """Refuse cards that this version does not support."""
-    if card.restore == "scores" and any(rule.when == "before" for rule in card.cleaning):
-        detail = "connected components can't be selected before labels are decided"
-        raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
-    if card.grid.mode == "area" and card.restore == "labels":
-        raise ScanError(Reason.MODEL_UNSUPPORTED, "the model requires labels restored by area")
-
-
-def _check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
-    """Refuse scans that are not the card's input channels."""
-    if len(volumes) != len(card.channels):
-        detail = f"{card.name} has {len(card.channels)} input channels, {len(volumes)} were given"
-        raise ScanError(Reason.CHANNELS, detail)
-    for volume, channel in zip(volumes[1:], card.channels[1:], strict=True):
-        if not volume.grid.matches(volumes[0].grid, _SAME_POSITION_MM):
-            detail = f"{channel.name} and the first channel have different grids"
-            raise ScanError(Reason.CHANNELS, detail)

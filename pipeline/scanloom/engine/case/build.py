@@ -20,7 +20,7 @@ from scanloom.io.probe import count_volumes
 def workflow_recipe(workflow: Workflow, cards: Sequence[ModelCard]) -> str:
     """Return the hash (SHA-256, hex) over everything in a workflow that can change a result."""
     options = (workflow.read_options, workflow.compute_options)
-    return recipe_hash(cards, options, workflow.output_options)
+    return recipe_hash(cards, options, workflow.output_options, workflow.relations)
 
 
 def make_cases(
@@ -119,4 +119,5 @@ def make_case(
         recipe=recipe,
         read=workflow.read_options,
         phase=phase,
+        relations=workflow.relations,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -52,16 +53,30 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "license": predictor.card.license,
                 "weights_sha256": predictor.card.weights.sha256,
                 "card_sha256": card_digest(predictor.card),
-                "device": segmentation.device or predictor.device_name,
-                "precision": segmentation.precision or predictor.precision_name,
+                "device": device,
+                "precision": precision,
             }
-            for predictor, segmentation in zip(
-                segmented.predictors, segmented.segmentations, strict=True
+            for predictor, (device, precision) in zip(
+                segmented.predictors, segmented.placements, strict=True
             )
         ],
+        **_related(segmented),
         "versions": _versions(),
         "notice": "Research software: not a medical device, not for diagnosis or treatment.",
     }
+
+
+def _related(segmented: SegmentedCase) -> dict[str, Any]:
+    """Return the relations of a case, and the models of results that have several; if any."""
+    relations = segmented.loaded.case.relations
+    if not relations:
+        return {}
+    results = [
+        {"name": made.model, "version": made.version, "models": list(made.sources)}
+        for made in segmented.segmentations
+        if made.sources
+    ]
+    return {"relations": asdict(relations), "results": results}
 
 
 def timing_json(segmented: SegmentedCase) -> dict[str, Any]:
@@ -92,7 +107,9 @@ def _estimated(segmented: SegmentedCase) -> int:
     placement = Placement(first.device_name, first.precision_name)
     cards = [predictor.card for predictor in segmented.predictors]
     outputs = segmented.loaded.case.outputs
-    return estimate_case(volume.grid, volume.array.dtype, cards, outputs, placement).peak
+    relations = segmented.loaded.case.relations
+    grid, dtype = volume.grid, volume.array.dtype
+    return estimate_case(grid, dtype, cards, outputs, placement, relations).peak
 
 
 def _window_values(segmented: SegmentedCase) -> int:

@@ -8,8 +8,8 @@ the interpreter and libraries.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,8 @@ from numpy.typing import DTypeLike
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts, networks
 from scanloom.core import Grid, Outputs, Reason, ScanError, format_bytes
+from scanloom.core.relations import NO_RELATIONS, Relations
+from scanloom.engine.case.relations import predictions_of, running_order, sharing_groups
 from scanloom.engine.case.writers import estimate_writers
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ def estimate_case(
     cards: Sequence[ModelCard],
     outputs: Outputs | None = None,
     placement: Placement | None = None,
+    relations: Relations = NO_RELATIONS,
 ) -> CaseEstimate:
     """Estimate the memory of a case.
 
@@ -96,6 +99,8 @@ def estimate_case(
         Files to write.
     placement : Placement, optional
         Device and precision of the networks.
+    relations : Relations, optional
+        Relations between the models; a model counts as if it saw the whole scan.
 
     Returns
     -------
@@ -107,14 +112,17 @@ def estimate_case(
     raw = 2 * voxels if np.dtype(dtype).kind == "f" else 0  # before rescale
     host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
     held = 0  # label maps of the previous models
-    for card in cards:
-        requested = needed_parts(card, (outputs or Outputs()).structures)
-        need = _network(grid, stored, requested, placement or Placement())
+    parts = [needed_parts(card, (outputs or Outputs()).structures) for card in cards]
+    for need, maps in _needs(grid, stored, parts, placement, relations):
         for step, count in need.host.items():
             host[step] = max(host.get(step, 0), scan + held + count)
         for step, count in need.device.items():
             device[step] = max(device.get(step, 0), count)
-        held += card.n_maps * voxels * card.label_bytes
+        held += maps
+    if relations:  # a restricted copy of a model's label maps, and united ones
+        held += 2 * voxels * len(relations.unite)
+        largest = max(card.n_maps * card.label_bytes for card in cards)
+        host["relate"] = scan + held + voxels * (largest if relations.restrict_to else 0)
     written = estimate_writers(grid, cards, outputs or Outputs())
     host["measure"] = scan + held + MEASUREMENT_BYTES
     host["write"] = scan + held + written
@@ -156,6 +164,58 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
         source = "`segment --memory-limit` or a workflow's `memory_limit`"
         detail = f"{need}, limit {format_bytes(limit)} by {source}"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
+
+
+def _needs(
+    grid: Grid,
+    stored: int,
+    cards: Sequence[ModelCard],
+    placement: Placement | None,
+    relations: Relations,
+) -> Iterator[tuple[MemoryEstimate, int]]:
+    """Yield what each model or ensemble needs, and the bytes of its label maps, as they run.
+
+    A scan on the network grid that further models need stays on the device; not in the smallest
+    plan, without a placement.
+    """
+    predictions = predictions_of([card.name for card in cards], relations)
+    groups = sharing_groups(predictions, cards)
+    ordered = running_order(predictions, relations, groups)
+    first_of = {groups[p.name]: cards[p.members[0]] for p in reversed(ordered)}
+    for n, prediction in enumerate(ordered):
+        first, *others = (cards[member] for member in prediction.members)
+        kept = {groups[p.name] for p in ordered[: n + 1]} & {
+            groups[p.name] for p in ordered[n + 1 :]
+        }
+        images = [first_of[group] for group in kept] + [first] * bool(others)
+        shared = sum(_image_bytes(grid, card) for card in images) if placement else 0
+        where = placement or Placement()
+        need = _sum([_network(grid, stored, card, where) for card in (first, *others)])
+        maps = first.n_maps * math.prod(grid.shape) * first.label_bytes
+        yield _with_image(need, shared), maps
+
+
+def _sum(needs: Sequence[MemoryEstimate]) -> MemoryEstimate:
+    """Return the memory of models that run at the same time."""
+    first, *others = needs
+    for other in others:
+        host = {step: count + other.host[step] for step, count in first.host.items()}
+        device = {step: count + other.device[step] for step, count in first.device.items()}
+        first = replace(first, host=host, device=device)
+    return first
+
+
+def _with_image(need: MemoryEstimate, image: int) -> MemoryEstimate:
+    """Return an estimate with the bytes of an image that is kept while a model runs."""
+    if need.device:
+        return replace(need, device={step: count + image for step, count in need.device.items()})
+    return replace(need, host={step: count + image for step, count in need.host.items()})
+
+
+def _image_bytes(grid: Grid, card: ModelCard) -> int:
+    from scanloom.inference.memory_estimate import shared_image_bytes  # torch comes in here
+
+    return shared_image_bytes(card, grid)
 
 
 def _network(grid: Grid, stored: int, card: ModelCard, placement: Placement) -> MemoryEstimate:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import networks
 from scanloom.cards.store import find_model
 from scanloom.core import ComputeOptions, Outputs, Reason, ScanError, did_you_mean
+from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.recipe import card_digest
+from scanloom.engine.case.relations import check_relations, structures_of_results
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.workflow.schema import Execution
+from scanloom.ops.shares import resolve_shares
 
 
 def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
@@ -42,32 +45,38 @@ def check_networks(cards: Sequence[ModelCard]) -> None:
             check_network(network)
 
 
-def check_structures(cards: Sequence[ModelCard], outputs: Outputs) -> None:
-    """Refuse a label that no model has, and a model without any requested label.
+def check_structures(
+    cards: Sequence[ModelCard], outputs: Outputs, relations: Relations = NO_RELATIONS
+) -> None:
+    """Refuse relations that do not fit, a label without a result, and a result without a label.
+
+    A model of whose structures none is requested may serve others: then it has no result.
 
     Raises
     ------
     ScanError
-        STRUCTURE_UNKNOWN.
+        STRUCTURE_UNKNOWN; WORKFLOW as `check_relations`.
     """
-    if not outputs.structures:
-        return
+    check_relations(cards, relations)
+    results = {
+        name: [structure.label for structure in structures]
+        for name, structures in structures_of_results(cards, relations).items()
+    }
     requested = set(outputs.structures)
-    for card in cards:
-        if not requested & {s.label for s in card.structures}:
-            detail = f"{card.name} has no {' and no '.join(sorted(requested))}"
-            raise ScanError(Reason.STRUCTURE_UNKNOWN, f"{detail}; {_suggestion(requested, [card])}")
-    unknown = requested - {s.label for card in cards for s in card.structures}
+    needed = {reference.model for _, reference in relations.references}
+    for name, labels in results.items():
+        if requested and requested.isdisjoint(labels) and name not in needed:
+            detail = f"{name} has no {' and no '.join(sorted(requested))}"
+            raise ScanError(
+                Reason.STRUCTURE_UNKNOWN, f"{detail}; {did_you_mean(min(requested), labels)}"
+            )
+    known = dict.fromkeys(label for labels in results.values() for label in labels)
+    unknown = requested.difference(known)
     if unknown:
-        detail = f"no model has {', '.join(sorted(unknown))}; {_suggestion(unknown, cards)}"
+        detail = f"no model has {', '.join(sorted(unknown))}; {did_you_mean(min(unknown), known)}"
         raise ScanError(Reason.STRUCTURE_UNKNOWN, detail)
-
-
-def _suggestion(unknown: Iterable[str], cards: Sequence[ModelCard]) -> str:
-    """Return the nearest label to the first word that is unknown, and all labels."""
-    return did_you_mean(
-        min(unknown), dict.fromkeys(s.label for card in cards for s in card.structures)
-    )
+    names = [(name, label) for name, labels in results.items() for label in labels]
+    resolve_shares(relations.shares, [n for n in names if not requested or n[1] in requested])
 
 
 DEFERRED_MODULES = (

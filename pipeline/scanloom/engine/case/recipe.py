@@ -20,6 +20,7 @@ from typing import Any
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
+from scanloom.core.relations import NO_RELATIONS, Relations
 
 FIELDS_OF_SCHEMA_1: Mapping[str, tuple[str, ...]] = {
     "ModelCard": (
@@ -66,7 +67,10 @@ _STEPS = ("before", "after", "cleaning", "steps")
 
 
 def recipe_hash(
-    cards: Sequence[ModelCard], options: Iterable[ReadOptions | ComputeOptions], outputs: Outputs
+    cards: Sequence[ModelCard],
+    options: Iterable[ReadOptions | ComputeOptions],
+    outputs: Outputs,
+    relations: Relations = NO_RELATIONS,
 ) -> str:
     """Return the hash (SHA-256, hex) over everything requested that can change a result."""
     documents = [recipe_document(subject) for subject in options]
@@ -75,6 +79,7 @@ def recipe_hash(
             "models": [card_digest(card) for card in cards],
             "options": {name: value for document in documents for name, value in document.items()},
             "outputs": outputs_document(outputs),
+            **({"relations": recipe_document(relations)} if relations else {}),
         }
     )
 

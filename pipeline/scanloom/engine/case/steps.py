@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from scanloom.cards.check import check_scan
 from scanloom.core import (
     Case,
@@ -25,6 +23,7 @@ from scanloom.core import (
     StepTimer,
 )
 from scanloom.engine.case.documents import case_json, timing_json
+from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase, Predictor, SegmentedCase
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.engine.machine.energy import EnergyMeter
@@ -32,7 +31,9 @@ from scanloom.io.output import file_names
 from scanloom.io.output.json_file import write_json
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import DicomSource
+from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import measure
+from scanloom.ops.shares import add_shares
 
 
 def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
@@ -71,13 +72,12 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.extend(check_scan(volume, predictor.card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:
         flags.append(Flag.SEG_NOT_POSSIBLE)
-    predicted = (
-        predictor.predict(volume, loaded.clock, further_channels=further)
-        for predictor in predictors
+    joint = JointPrediction(loaded, predictors)
+    segmentations = tuple(keep_structures(joint.run(), outputs))
+    flags.extend(flag for made in joint.predicted.values() for flag in made.flags)
+    return SegmentedCase(
+        loaded, tuple(predictors), segmentations, tuple(dict.fromkeys(flags)), joint.placements
     )
-    segmentations = tuple(keep_structures(segmentation, outputs) for segmentation in predicted)
-    flags.extend(flag for segmentation in segmentations for flag in segmentation.flags)
-    return SegmentedCase(loaded, tuple(predictors), segmentations, tuple(dict.fromkeys(flags)))
 
 
 def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
@@ -95,8 +95,9 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
     loaded, flags = segmented.loaded, segmented.flags
     case, scan, clock = loaded.case, loaded.scan, loaded.clock
     with clock.step("measure"):
-        measurements = tuple(
-            m for s in segmented.segmentations for m in measure(s, scan.volume, flags)
+        measurements = add_shares(
+            [m for s in segmented.segmentations for m in measure(s, scan.volume, flags)],
+            case.relations.shares,
         )
     content = CaseContent(case, scan, segmented.segmentations, measurements, flags)
     writers = writers_of(case.outputs)
@@ -110,21 +111,27 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
     return CaseRecord(case.id, None, "", flags, folder, measurements, seconds)
 
 
-def keep_structures(segmentation: Segmentation, outputs: Outputs) -> Segmentation:
-    """Return the segmentation with only the requested structures; numbers do not change."""
+def keep_structures(
+    segmentations: Sequence[Segmentation], outputs: Outputs
+) -> Sequence[Segmentation]:
+    """Return the segmentations with only the requested structures; numbers do not change.
+
+    Segmentations without any are left out: other models may have needed them.
+    """
     requested = set(outputs.structures)
     if not requested:
-        return segmentation
+        return segmentations
+    kept = [made for each in segmentations if (made := _with_only(each, requested)) is not None]
+    if not kept:
+        raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has one of {sorted(requested)}")
+    return kept
+
+
+def _with_only(segmentation: Segmentation, requested: set[str]) -> Segmentation | None:
+    """Return the segmentation with only some structures; None if it has none of them."""
     layers = []
     for layer in segmentation.layers:
         kept = tuple(s for s in layer.structures if s.label in requested)
         if kept:
-            table = np.zeros(int(np.iinfo(layer.labels.dtype).max) + 1, layer.labels.dtype)
-            numbers = [s.number for s in kept]
-            table[numbers] = numbers
-            layers.append(Layer(table[layer.labels], kept))
-    if not layers:
-        raise ScanError(
-            Reason.STRUCTURE_UNKNOWN, f"{segmentation.model} has none of {sorted(requested)}"
-        )
-    return replace(segmentation, layers=tuple(layers))
+            layers.append(Layer(keep_numbers(layer.labels, (s.number for s in kept)), kept))
+    return replace(segmentation, layers=tuple(layers)) if layers else None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scanloom.cards.card import ModelCard
 from scanloom.core import Case, Flag, Segmentation, StepTimer, Volume
 from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.io.scan import Scan
+
+if TYPE_CHECKING:
+    from scanloom.inference.resampling.shared import SharedScan
 
 
 class Predictor(Protocol):
@@ -33,8 +36,9 @@ class Predictor(Protocol):
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        shared: SharedScan | None = None,
     ) -> Segmentation:
-        """Return the structures of `volume`; `others` are further input channels."""
+        """Return the structures of a scan, which models of equal network grids may share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +54,10 @@ class LoadedCase:
 
 @dataclass(frozen=True, eq=False)
 class SegmentedCase:
-    """A loaded case with one segmentation for each model."""
+    """A loaded case with its results, and the device and precision of each model."""
 
     loaded: LoadedCase
     predictors: tuple[Predictor, ...]
     segmentations: tuple[Segmentation, ...]
-    flags: tuple[Flag, ...] = ()
+    flags: tuple[Flag, ...]
+    placements: tuple[tuple[str, str], ...]

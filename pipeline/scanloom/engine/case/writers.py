@@ -116,7 +116,8 @@ def _write_measurements(folder: Path, content: CaseContent) -> None:
 
 
 def _read_measurements(folder: Path, content: CaseContent) -> None:
-    check_measurements(folder, content.counts, content.scan.volume)
+    shares = content.case.relations.shares
+    check_measurements(folder, content.counts, content.scan.volume, shares)
 
 
 # --- DICOM SEG ------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def make_plan(
         If no case can run: because of the models, paths, key or output folder.
     """
     cards = unique_cards([find_model(name) for name in workflow.models])
-    check_structures(cards, workflow.output_options)
+    check_structures(cards, workflow.output_options, workflow.relations)
     check_networks(cards)
     check_paths(paths, out)
     key = load_key(key_file)
@@ -284,9 +284,9 @@ def _estimated(
         grid, dtype = _grid_and_dtype(series, case)
         voxels = int(np.prod(grid.shape))
         _check_size(voxels * dtype.itemsize, case.read.max_size)
-        smallest = estimate_case(grid, dtype, cards, case.outputs)
+        smallest = estimate_case(grid, dtype, cards, case.outputs, None, case.relations)
         check_memory(smallest, workflow.execution.memory_limit)
-        estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement)
+        estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement, case.relations)
         requested = [needed_parts(card, case.outputs.structures) for card in cards]
         values = sum(window_values(card, grid) for card in requested)
     except ScanError as error:

@@ -38,7 +38,7 @@ MEASUREMENT_COLUMNS = ("case", *COLUMNS)
 _SOP_INSTANCE_UID = 0x00080018
 _TEXT_COLUMNS = {
     *("file", "case", "outcome", "reason", "detail"),
-    *("model", "label", "unit", "flags"),
+    *("model", "label", "unit", "flags", "share_of"),
 }
 _BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
 _INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from scanloom.core import Case, Outputs, ReadOptions, Series
+from scanloom.core.relations import relations_from_json
 
 
 class CaseFile:
@@ -81,6 +82,7 @@ def _case(document: dict[str, Any]) -> Case:
     lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
     document["outputs"] = Outputs(**{**outputs, **lists})
     document["read"] = ReadOptions(**document["read"])
+    document["relations"] = relations_from_json(document["relations"])
     return Case(**document)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from scanloom.core import Case, Grid, Outputs
+from scanloom.core.relations import NO_RELATIONS, Relations
 from scanloom.engine.case.memory_estimate import Placement, base_bytes, check_memory, estimate_case
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.worker.gate import AdmissionGate
@@ -65,11 +66,20 @@ class MemoryAdmission:
         except Exception:  # noqa: BLE001  # reported when the scan is read
             return 0.0
         if self._limit is not None:
-            check_memory(estimate_case(*outline, self._cards, case.outputs), self._limit)
-        return self._estimated(*outline, case.outputs)
+            check_memory(
+                estimate_case(*outline, self._cards, case.outputs, None, case.relations),
+                self._limit,
+            )
+        return self._estimated(*outline, case.outputs, case.relations)
 
-    def _estimated(self, grid: Grid, dtype: DTypeLike, outputs: Outputs) -> float:
-        estimate = estimate_case(grid, dtype, self._cards, outputs, self._placement)
+    def _estimated(
+        self,
+        grid: Grid,
+        dtype: DTypeLike,
+        outputs: Outputs,
+        relations: Relations = NO_RELATIONS,
+    ) -> float:
+        estimate = estimate_case(grid, dtype, self._cards, outputs, self._placement, relations)
         return float(estimate.peak - estimate.base)
 
     def hold(self, need: float) -> AbstractContextManager[None]:

@@ -87,6 +87,8 @@ def _expected(error: Mapping[str, Any], field: FieldInfo | None) -> str:
     if kind == "string_pattern_mismatch" and field is not None and field.description:
         expected = f"{field.description[:1].lower()}{field.description[1:]}"
         return f"{expected}, such as {field.examples[0]}" if field.examples else expected
+    if kind == "too_short":
+        return f"at least {error['ctx']['min_length']} of them"
     for start, expected in _EXPECTED:
         if kind.startswith(start):
             return expected
@@ -128,6 +130,8 @@ def _section(model: type[BaseModel], names: Sequence[str]) -> type[BaseModel] | 
             kind = kind.model_fields[name].annotation
         else:
             return None
+        if typing.get_origin(kind) is tuple:  # a list of sections
+            kind = typing.get_args(kind)[0]
     return kind if _is_section(kind) else None
 
 

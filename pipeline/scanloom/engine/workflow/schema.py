@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 
-from scanloom.core import ComputeOptions, Outputs, ReadOptions, Reason, ScanError, parse_bytes
-from scanloom.core.options import Modality, take
+from scanloom.core import (
+    ComputeOptions,
+    Outputs,
+    ReadOptions,
+    Reason,
+    Relations,
+    ScanError,
+    parse_bytes,
+)
+from scanloom.core.options import Modality
 from scanloom.engine.workflow.error_messages import duplicate_keys, explain_error
+from scanloom.engine.workflow.relations import (
+    Crops,
+    Ensembles,
+    Restrictions,
+    Shares,
+    Unions,
+    make_relations,
+)
+from scanloom.engine.workflow.section import Section, WordList, listed
 from scanloom.extras import EXTRAS
 from scanloom.io.system.regular_files import read_regular_file
-
-T = TypeVar("T")
 
 MAX_WORKFLOW_BYTES = 1 << 20
 """A workflow is a page of text."""
@@ -34,11 +46,6 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 """Units of durations, in seconds."""
 _WALLTIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-
-
-def _listed(value: object) -> object:
-    """Return a single string as a list of one; other values are kept as they are."""
-    return (value,) if isinstance(value, str) else value
 
 
 def _seconds(value: object) -> object:
@@ -71,9 +78,8 @@ def _pattern(value: str) -> str:
     return value
 
 
-WordList = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
-Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_listed)]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(listed)]
 Seconds = Annotated[
     float, Field(gt=0), BeforeValidator(_seconds, json_schema_input_type=float | str)
 ]
@@ -82,32 +88,10 @@ Walltime = Annotated[
 ]
 Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
 Count = Annotated[int, Field(ge=1)] | Literal["auto"]
-Modalities = Annotated[tuple[Modality, ...], BeforeValidator(_listed)]
+Modalities = Annotated[tuple[Modality, ...], BeforeValidator(listed)]
 
 
-class _Section(BaseModel, frozen=True):
-    """A part of a workflow: unknown keys are errors, and instances are immutable.
-
-    A section that inherits from an options class of `scanloom.core.options` has its fields, with
-    their defaults and descriptions; a field that is defined again differs only in its type.
-    """
-
-    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for base in filter(is_dataclass, cls.__bases__):
-            hints = get_type_hints(base, include_extras=True)
-            for option in fields(base):
-                cls.__annotations__.setdefault(option.name, hints[option.name])
-                setattr(cls, option.name, Field(default=option.default, **option.metadata))
-
-    def options(self, kind: type[T]) -> T:
-        """Return the fields of an options class that this section inherits from."""
-        return take(kind, dict(self))
-
-
-class Selection(_Section, frozen=True):
+class Selection(Section, frozen=True):
     """Criteria for the series to segment; a criterion that is not given accepts all."""
 
     modality: Modalities = Field(default=(), description="CT, MR, PT, NM; one or a list")
@@ -149,7 +133,7 @@ class Selection(_Section, frozen=True):
         return self
 
 
-class Policy(_Section, ReadOptions, frozen=True):
+class Policy(Section, ReadOptions, frozen=True):
     """Handling of series that are not one complete volume."""
 
     max_size: Bytes | None = None
@@ -159,14 +143,14 @@ class Policy(_Section, ReadOptions, frozen=True):
     )
 
 
-class Results(_Section, Outputs, frozen=True):
+class Results(Section, Outputs, frozen=True):
     """Files that are written for each case."""
 
-    also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(_listed)] = ()  # type: ignore[valid-type]
+    also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(listed)] = ()  # type: ignore[valid-type]
     structures: WordList = ()
 
 
-class Cluster(_Section, frozen=True):
+class Cluster(Section, frozen=True):
     """Workers of `--cluster`, in the terms of dask-jobqueue. See docs/clusters.md."""
 
     queue: str | None = Field(default=None, description="slurm: the partition")
@@ -215,7 +199,7 @@ class Cluster(_Section, frozen=True):
     )
 
 
-class Execution(_Section, ComputeOptions, frozen=True):
+class Execution(Section, ComputeOptions, frozen=True):
     """Execution of the work. Only `device` and the options of networks can change a result."""
 
     workers: Count = Field(
@@ -239,7 +223,7 @@ class Execution(_Section, ComputeOptions, frozen=True):
     cluster: Cluster = Field(default=Cluster(), description=Cluster.__doc__)
 
 
-class Workflow(_Section, frozen=True):
+class Workflow(Section, frozen=True):
     """A run over an archive: series, models, files to write, and execution."""
 
     name: str = Field(
@@ -254,6 +238,11 @@ class Workflow(_Section, frozen=True):
         description="For models with several inputs: criteria for the series of a study for each "
         "input, by its name and in the model's order; `select` applies to all of them",
     )
+    crop_by: Crops = Field(default={})
+    restrict_to: Restrictions = Field(default={})
+    ensembles: Ensembles = Field(default={})
+    unite: Unions = Field(default={})
+    shares: Shares = ()
     policy: Policy = Field(default=Policy(), description=Policy.__doc__)
     outputs: Results = Field(default=Results(), description=Results.__doc__)
     execution: Execution = Field(default=Execution(), description=Execution.__doc__)
@@ -267,6 +256,12 @@ class Workflow(_Section, frozen=True):
     def output_options(self) -> Outputs:
         """Files that are written for a case."""
         return self.outputs.options(Outputs)
+
+    @property
+    def relations(self) -> Relations:
+        """Relations between the models."""
+        parts = (self.crop_by, self.restrict_to, self.ensembles, self.unite, self.shares)
+        return make_relations(*parts)
 
     @property
     def compute_options(self) -> ComputeOptions:

@@ -26,6 +26,7 @@ from scanloom.inference.resampling.crop import (
 )
 from scanloom.inference.resampling.exact import decisive_values
 from scanloom.inference.resampling.labels import stage_channels
+from scanloom.inference.resampling.shared import SharedScan
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,7 @@ def network_image(
     where: tuple[torch.device, int],
     *,
     skip_air: bool = False,
+    shared: SharedScan | None = None,
 ) -> NetworkImage:
     """Return what the network sees.
 
@@ -91,18 +93,20 @@ def network_image(
         Device of the image, and bytes of source slices that are resampled together.
     skip_air : bool
         Whether `NetworkImage.seen` is needed.
+    shared : SharedScan, optional
+        Keeps the resampled channels for further models.
 
     Raises
     ------
     ScanError
         NOT_FINITE if intensities overflow.
     """
-    volumes, (device, slab) = scan.volumes, where
-    options = ResampleOptions(decisive_values(card), _filled(volumes, card))
-    channels = []
-    for volume, channel in zip(volumes, card.channels, strict=True):
-        steps = (*channel.steps, *card.before)
-        channels.append(to_network(volume.array, plan, device, steps, slab, options))
+    device = where[0]
+
+    def resample() -> list[torch.Tensor]:
+        return _resampled(scan.volumes, plan, card, where)
+
+    channels = shared.channels(card, str(device), resample) if shared else resample()
     seen = channels[0] >= card.air_below if skip_air and card.air_below is not None else None
     crop, box = card.grid.crop, None
     before = len(card.after)
@@ -138,6 +142,22 @@ def _stage_channels(
         s.number for s in stage.card.structures if not stage.labels or s.label in stage.labels
     )
     return stage_channels(labels, inside, plan, tuple(numbers), device)
+
+
+def _resampled(
+    volumes: Sequence[Volume],
+    plan: NetworkPlan,
+    card: ModelCard,
+    where: tuple[torch.device, int],
+) -> list[torch.Tensor]:
+    """Return the channels on the network grid, before the card's later intensity steps."""
+    device, slab = where
+    options = ResampleOptions(decisive_values(card), _filled(volumes, card))
+    channels = []
+    for volume, channel in zip(volumes, card.channels, strict=True):
+        steps = (*channel.steps, *card.before)
+        channels.append(to_network(volume.array, plan, device, steps, slab, options))
+    return channels
 
 
 def _filled(volumes: Sequence[Volume], card: ModelCard) -> NDArray[np.bool_] | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from scanloom.core import Case, Segmentation, Volume
+from scanloom.core.relations import Share
 from scanloom.io.output import file_names
 from scanloom.io.output.writer import Counts
 from scanloom.io.readback.dicom_seg import check_segs
@@ -21,6 +23,7 @@ from scanloom.io.readback.mismatch import decoding, mismatch_error
 from scanloom.io.readback.nifti import checked_planes, itk_affine, itk_array, same_planes
 from scanloom.io.readback.slices import check_rectangular, count_labels
 from scanloom.io.scan import DicomSource, Source
+from scanloom.ops.shares import Name, resolve_shares, share_of
 
 
 def check_names(folder: Path, expected: Collection[str]) -> None:
@@ -108,8 +111,11 @@ def _check_legend(folder: Path, segmentations: Sequence[Segmentation]) -> None:
         raise mismatch_error(f"{file_names.SEGMENTS} names other structures")
 
 
-def check_measurements(folder: Path, counts: Counts, volume: Volume) -> None:
-    """Compare voxels and volumes of both tables with the label maps that were decoded."""
+def check_measurements(
+    folder: Path, counts: Counts, volume: Volume, shares: Sequence[Share] = ()
+) -> None:
+    """Compare voxels, volumes and shares of both tables with the label maps that were decoded."""
+    wholes = resolve_shares(shares, list(counts))
     with decoding(file_names.MEASUREMENTS_CSV):
         with (folder / file_names.MEASUREMENTS_CSV).open(encoding="utf-8", newline="") as file:
             table = list(csv.DictReader(file))
@@ -122,3 +128,17 @@ def check_measurements(folder: Path, counts: Counts, volume: Volume) -> None:
                 ml = int(row["voxels"]) * volume.grid.voxel_volume / 1000
                 if not np.isclose(float(row["volume_ml"]), ml, rtol=1e-6, atol=0):
                     raise mismatch_error(f"the volume of {row['label']} is not that of its voxels")
+                whole = wholes.get((row["model"], row["label"]))
+                if not _is_share(row, whole, counts):
+                    raise mismatch_error(f"the share of {row['label']} is not that of its voxels")
+
+
+def _is_share(row: Mapping[str, Any], whole: Sequence[Name] | None, counts: Counts) -> bool:
+    """Return whether a row of a table has the share of a structure in a whole."""
+    written = None if row["share"] in (None, "") else float(row["share"])
+    if whole is None:
+        return written is None and not row["share_of"]
+    expected = share_of((row["model"], row["label"]), whole, counts)
+    if written is None or expected is None:
+        return written is expected
+    return bool(np.isclose(written, expected, rtol=1e-6, atol=0))

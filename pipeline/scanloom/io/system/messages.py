@@ -30,9 +30,11 @@ from scanloom.core import (
     Outputs,
     ReadOptions,
     Reason,
+    Relations,
     ScanError,
     Series,
 )
+from scanloom.core.relations import CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite
 from scanloom.io.system.shared_memory import (
     SharedPages,
     array_from_layout,
@@ -86,7 +88,10 @@ def register(
         raise ValueError(f"two types are called {record_type.__name__}")
 
 
-for _record_type in (Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series):
+for _record_type in (
+    *(Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series),
+    *(Relations, CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite),
+):
     register(_record_type)
 register(ScanError, lambda error: (error.reason, error.detail))
 

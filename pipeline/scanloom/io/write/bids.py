@@ -127,7 +127,7 @@ class _Subject:
     document : dict
         Its `case.json`.
     models : dict of str to dict
-        Its models by name, from the document.
+        Its models, and results of several models, by name, from the document.
     files : list of dict
         Its label maps, from `segments.json`.
     """
@@ -143,7 +143,8 @@ def _read_subject(case: Path) -> _Subject:
     files = read_json(case / SEGMENTS)["files"]
     for file in files:
         (case / file["file"]).stat()
-    return _Subject(case, document, {model["name"]: model for model in document["models"]}, files)
+    results = [*document["models"], *document.get("results", ())]
+    return _Subject(case, document, {result["name"]: result for result in results}, files)
 
 
 def _write_subject(folder: Path, name: str, subject: _Subject) -> None:
@@ -159,7 +160,7 @@ def _write_subject(folder: Path, name: str, subject: _Subject) -> None:
         taken.add(label)
         stem = folder / f"{name}_seg-{label}_dseg"
         _link(subject.case / file["file"], stem.with_name(f"{stem.name}.nii.gz"))
-        sidecar = _sidecar(subject.models[file["model"]], subject.document, outdated)
+        sidecar = _sidecar(subject, file["model"], outdated)
         write_json(stem.with_name(f"{stem.name}.json"), sidecar)
         _write_tsv(
             stem.with_name(f"{stem.name}.tsv"),
@@ -168,14 +169,16 @@ def _write_subject(folder: Path, name: str, subject: _Subject) -> None:
         )
 
 
-def _sidecar(
-    model: dict[str, Any], document: dict[str, Any], outdated: Sequence[str]
-) -> dict[str, Any]:
+def _sidecar(subject: _Subject, result: str, outdated: Sequence[str]) -> dict[str, Any]:
     """Return the JSON sidecar of a label map."""
+    document, model = subject.document, subject.models[result]
+    weights = model.get("weights_sha256") or [
+        subject.models[name]["weights_sha256"] for name in model["models"]
+    ]
     return {
-        "Description": f"Segmentation by {model['name']} {model['version']}",
+        "Description": f"Segmentation by {model['name']} {model['version']}".strip(),
         "Manual": False,
-        "ModelWeightsSHA256": model["weights_sha256"],
+        "ModelWeightsSHA256": weights,
         "SourceModality": document["source"]["modality"] or "unknown",
         "Flags": [*(flag["code"] for flag in document["flags"]), *outdated],
     }

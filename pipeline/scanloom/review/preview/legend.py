@@ -60,7 +60,7 @@ def legend_entries(
         by_number = {s.number: s for s in segmentation.structures}
         present = [m for m in measurements if m.model == segmentation.model and m.voxels]
         if len(segmentations) > 1 and present:
-            entries.append(Entry(segmentation.model))
+            entries.append(Entry(segmentation.title))
         for m in sorted(present, key=lambda m: (-m.volume_ml, m.number)):
             structure = by_number[m.number]
             mark = "*" if Flag.TOUCHES_BORDER in m.flags else ""

@@ -99,7 +99,7 @@ def draw_preview(
     # The legend may be longer than the pictures: the page is cropped to its end below
     page = Image.new("RGB", (WIDTH, HEADER_HEIGHT + main + 4000), PAGE)
     canvas = ImageDraw.Draw(page)
-    _draw_header(canvas, content, title or " + ".join(s.model for s in segmentations))
+    _draw_header(canvas, content, title or " + ".join(s.title for s in segmentations))
     _draw_planes(page, content, planes)
     _draw_mosaic(page, content, mosaic, HEADER_HEIGHT + planes.height + BAR_ROW_HEIGHT)
     corner = MARGIN + MAIN_WIDTH + COLUMN_GAP, HEADER_HEIGHT + CAPTION_HEIGHT + GUTTER

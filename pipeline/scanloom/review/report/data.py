@@ -85,7 +85,7 @@ class ReportData:
     files : dict
         Count of files by outcome.
     models : tuple of dict
-        Each model of a `case.json`, once.
+        Each model of a `case.json`, and each result of several models, once.
     versions : dict
         Versions of the libraries, from the last case.
     workflow : dict or None
@@ -165,11 +165,11 @@ class _Published:
 def _published(folder: Path) -> _Published:
     document = read_case(folder)
     timing = read_json(folder / TIMING)
-    preview = folder / PREVIEW
+    preview, results = folder / PREVIEW, document.get("results", [])
     shown = ReportCase(
         id=folder.name,
         status="done",
-        models=tuple(model["name"] for model in document["models"]),
+        models=tuple(each["name"] for each in (*document["models"], *results)),
         flags=tuple(flag["code"] for flag in document["flags"]),
         measurements=read_measurements(folder),
         modality=document["source"]["modality"] or "",
@@ -178,6 +178,7 @@ def _published(folder: Path) -> _Published:
         preview=preview if preview.exists() else None,
     )
     models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
+    models |= {f"{result['name']} {result['version']}": result for result in results}
     return _Published(document["case"], shown, models, document["versions"])
 
 

@@ -1,0 +1,42 @@
+"""`Section` of a workflow, and types of fields that several sections have."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from scanloom.core.options import take
+
+T = TypeVar("T")
+
+
+def listed(value: object) -> object:
+    """Return a single string as a list of one; other values are kept as they are."""
+    return (value,) if isinstance(value, str) else value
+
+
+WordList = Annotated[tuple[str, ...], BeforeValidator(listed)]
+
+
+class Section(BaseModel, frozen=True):
+    """A part of a workflow: unknown keys are errors, and instances are immutable.
+
+    A section that inherits from an options class of `scanloom.core.options` has its fields, with
+    their defaults and descriptions; a field that is defined again differs only in its type.
+    """
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in filter(is_dataclass, cls.__bases__):
+            hints = get_type_hints(base, include_extras=True)
+            for option in fields(base):
+                cls.__annotations__.setdefault(option.name, hints[option.name])
+                setattr(cls, option.name, Field(default=option.default, **option.metadata))
+
+    def options(self, kind: type[T]) -> T:
+        """Return the fields of an options class that this section inherits from."""
+        return take(kind, dict(self))

@@ -1,0 +1,29 @@
+"""A scan to label, and its labels: values that the steps of a prediction pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scanloom.core import Flag, StepTimer
+from scanloom.inference.memory_fallback import MemoryPlan
+from scanloom.inference.resampling.image import Scan
+from scanloom.inference.resampling.shared import SharedScan
+from scanloom.inference.restore.restorers import Labels
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A scan to label, its timer, and the resampled scan that later models share."""
+
+    scan: Scan
+    clock: StepTimer
+    shared: SharedScan | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Label maps, the memory plan with which they were made, and flags of the result."""
+
+    maps: list[Labels]
+    memory_plan: MemoryPlan
+    flags: tuple[Flag, ...]

@@ -1,0 +1,339 @@
+"""Several models in a workflow: crops, restrictions, ensembles, unions and shares, read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pydicom
+import pytest
+import yaml
+from pyarrow import parquet
+
+import scanloom as product
+from scanloom.cards.intensity import ScaleRange
+from scanloom.cards.store import find_model
+from scanloom.core import ComputeOptions, Grid, Volume
+from scanloom.inference.intensity import apply_steps
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards
+from support.bundles import spleen_config, spleen_metadata, write_bundle
+from support.commands import Ended, scanloom
+from support.write_dicom import write_series
+
+SHAPE = (48, 40, 24)
+LABELS = ("spleen", "liver")
+MODELS = ("rough", "fine", "other")
+STEPS = (ScaleRange(-57.0, 164.0, 0.0, 1.0, clip=True),)
+Labels = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("archive")
+    write_series(folder / "ct", model_cards.smooth_scan(SHAPE) + 1024)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles of different weights, for one network grid."""
+    import torch
+    from monai.networks.nets.unet import UNet
+
+    folder, made = tmp_path_factory.mktemp("models"), {}
+    for seed, name in enumerate(MODELS):
+        torch.manual_seed(seed)
+        weights = folder / f"{name}.pt"
+        scan = model_cards.smooth_scan(SHAPE)
+        model_cards.balanced_weights(UNet(**model_cards.SMALL_UNET), STEPS, scan, weights)
+        if name == "rough":
+            make_rare(weights, scan)
+        config, metadata = spleen_config(), spleen_metadata()
+        config["network_def"] = {"_target_": "UNet", **model_cards.SMALL_UNET}
+        config["inferer"]["roi_size"] = [32, 32, 16]
+        outputs = metadata["network_data_format"]["outputs"]["pred"]
+        outputs["num_channels"] = 3
+        outputs["channel_def"] = {"0": "background", "1": "spleen", "2": "liver"}
+        metadata["name"] = name
+        made[name] = write_bundle(folder / name, config, metadata, weights.read_bytes())
+    return made
+
+
+def make_rare(weights: Path, scan: Labels) -> None:
+    """Change a network's last bias such that few voxels are liver, and a crop is small."""
+    import torch
+    from monai.networks.nets.unet import UNet
+
+    state = torch.load(weights, weights_only=True)
+    network = UNet(**model_cards.SMALL_UNET).eval()
+    network.load_state_dict(state)
+    image = apply_steps(torch.from_numpy(scan.astype(np.float32)), STEPS)
+    with torch.inference_mode():
+        scores = network(image[None, None, :32, :32, :16])[0]
+    ahead = scores[2] - scores[:2].amax(dim=0)
+    bias = [name for name, value in state.items() if value.shape == (3,)][-1]
+    state[bias][2] -= ahead.flatten().quantile(0.999)
+    torch.save(state, weights)
+
+
+@pytest.fixture(scope="module")
+def scan(archive: Path) -> Volume:
+    return product.load_volume(archive / "ct")
+
+
+def labels_of(models: dict[str, Path], name: str, volume: Volume) -> Labels:
+    """Return the labels of a model that runs alone."""
+    compute = ComputeOptions(precision="float32")
+    predictor = TorchPredictor(find_model(str(models[name])), compute, device="cpu")
+    return predictor.predict(volume).layers[0].labels
+
+
+@pytest.fixture(scope="module")
+def alone(models: dict[str, Path], scan: Volume) -> dict[str, Labels]:
+    made = {name: labels_of(models, name, scan) for name in models}
+    for labels in made.values():
+        assert np.bincount(labels.ravel(), minlength=3).min() > 0
+    return made
+
+
+class Outcome:
+    """A run of a workflow with relations over the archive."""
+
+    def __init__(
+        self, folder: Path, archive: Path, models: dict[str, Path], **sections: object
+    ) -> None:
+        self.out = folder / "out"
+        workflow = {
+            "name": "together",
+            "models": [str(path) for path in models.values()],
+            "execution": {"device": "cpu", "precision": "float32"},
+            **sections,
+        }
+        path = folder / "together.yaml"
+        path.write_text(yaml.safe_dump(workflow, sort_keys=False))
+        where = ("--out", self.out, "--cluster", "none", "--key", folder / "key")
+        self.ended: Ended = scanloom("run", path, archive, *where, "--json", "--bids")
+
+    @property
+    def case(self) -> Path:
+        assert self.ended.code == 0, self.ended.err
+        [folder] = (self.out / "cases").iterdir()
+        return folder
+
+    def labels(self, name: str = "") -> Labels:
+        file = f"{name}-segmentation.nii.gz" if name else "segmentation.nii.gz"
+        return np.asarray(nib.load(self.case / file).dataobj)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return json.loads((self.case / "case.json").read_text())
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        with (self.out / "measurements.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def test_models_share_a_scan_and_keep_their_labels(
+    tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
+) -> None:
+    done = Outcome(tmp_path, archive, models)
+    for name, labels in alone.items():
+        np.testing.assert_array_equal(done.labels(name), labels)
+    assert "relations" not in done.document
+
+
+def test_crop_and_restriction(
+    tmp_path: Path,
+    archive: Path,
+    models: dict[str, Path],
+    alone: dict[str, Labels],
+    scan: Volume,
+) -> None:
+    """`fine` sees the box around `rough`'s liver, `other` is kept inside `rough`'s spleen."""
+    done = Outcome(
+        tmp_path,
+        archive,
+        dict(sorted(models.items())),  # `rough` is needed first, but comes last
+        crop_by={"fine": {"model": "rough", "structures": ["liver"], "margin_mm": 2.0}},
+        restrict_to={"other": {"model": "rough", "structures": "spleen"}},
+    )
+
+    at = np.argwhere(alone["rough"] == 2)
+    margin = np.ceil(2.0 / np.array(scan.grid.spacing)).astype(int)
+    low, high = (
+        np.maximum(at.min(0) - margin, 0),
+        np.minimum(at.max(0) + margin, np.subtract(SHAPE, 1)),
+    )
+    box = tuple(slice(a, b + 1) for a, b in zip(low, high, strict=True))
+    affine = np.array(scan.grid.affine)
+    affine[:3, 3] = scan.grid.world(low)
+    i, j, k = (int(n) for n in high - low + 1)
+    assert (i, j, k) != SHAPE
+    part = Volume(scan.array[box], Grid((i, j, k), affine), "HU", "CT")
+    expected = np.zeros(SHAPE, np.uint8)
+    expected[box] = labels_of(models, "fine", part)
+    np.testing.assert_array_equal(done.labels("fine"), expected)
+    inside = np.where(alone["rough"] == 1, alone["other"], 0)
+    np.testing.assert_array_equal(done.labels("other"), inside)
+    np.testing.assert_array_equal(done.labels("rough"), alone["rough"])
+    assert done.document["relations"]["crop_by"][0]["name"] == "fine"
+
+
+def test_a_union_has_one_label_map_by_priority(
+    tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
+) -> None:
+    done = Outcome(
+        tmp_path,
+        archive,
+        models,
+        unite={
+            "organs": {
+                "priority": [
+                    {"model": "fine", "structures": ["liver"]},
+                    {"model": "rough"},
+                ]
+            }
+        },
+        outputs={"also": ["masks"]},
+    )
+    liver = (alone["fine"] == 2) | ((alone["fine"] != 2) & (alone["rough"] == 2))
+    expected = np.where(liver, 1, np.where(alone["rough"] == 1, 2, 0))  # liver comes first
+    expected[alone["fine"] == 2] = 1
+    np.testing.assert_array_equal(done.labels("organs"), expected)
+    assert sorted(p.name for p in done.case.glob("*.nii.gz")) == [
+        "organs-segmentation.nii.gz",
+        "other-segmentation.nii.gz",
+    ]
+    legend = json.loads((done.case / "segments.json").read_text())["files"]
+    numbers = {f["model"]: {s["label"]: s["number"] for s in f["structures"]} for f in legend}
+    assert numbers["organs"] == {"liver": 1, "spleen": 2}
+    [result] = done.document["results"]
+    assert (result["name"], result["models"]) == ("organs", ["fine", "rough"])
+    assert [model["name"] for model in done.document["models"]] == list(models)
+    seg = pydicom.dcmread(done.case / "dicom" / "organs-segmentation.dcm")
+    [algorithm] = seg.SegmentSequence[0].SegmentationAlgorithmIdentificationSequence
+    assert algorithm.AlgorithmVersion == "fine 1.2.3, rough 1.2.3"
+    assert {row["model"] for row in done.rows} == {"organs", "other"}
+    page = (done.out / "report" / "index.html").read_text()
+    assert "Result <b>organs</b> of fine + rough" in page
+    [sidecar] = (done.out / "bids").glob("sub-*/anat/*_seg-organs_dseg.json")
+    assert len(json.loads(sidecar.read_text())["ModelWeightsSHA256"]) == 2
+    assert scanloom("verify", done.out).code == 0
+
+
+def test_an_ensemble_takes_the_place_of_its_models(
+    tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
+) -> None:
+    done = Outcome(tmp_path, archive, models, ensembles={"mean": ["fine", "other"]})
+    assert sorted(p.name for p in done.case.glob("*.nii.gz")) == [
+        "mean-segmentation.nii.gz",
+        "rough-segmentation.nii.gz",
+    ]
+    mean = done.labels("mean")
+    agree = alone["fine"] == alone["other"]
+    assert (mean == alone["fine"])[agree].mean() > 0.99
+    assert (mean != alone["fine"])[~agree].any()
+    assert (mean != alone["other"])[~agree].any()
+    assert done.document["results"][0]["models"] == ["fine", "other"]
+
+
+def test_shares_are_measured_and_read_back(
+    tmp_path: Path, archive: Path, models: dict[str, Path], alone: dict[str, Labels]
+) -> None:
+    whole = ["rough/spleen", "rough/liver"]
+    done = Outcome(
+        tmp_path,
+        archive,
+        models,
+        shares=[{"of": whole, "structures": ["fine/liver", "fine/spleen"]}],
+    )
+    total = int((alone["rough"] > 0).sum())
+    shares = {(r["model"], r["label"]): r for r in done.rows}
+    for number, label in enumerate(LABELS, 1):
+        row = shares["fine", label]
+        expected = (alone["fine"] == number).sum() / total
+        assert float(row["share"]) == pytest.approx(expected, rel=1e-6)
+        assert row["share_of"] == "rough/spleen + rough/liver"
+        assert shares["other", label]["share"] == shares["other", label]["share_of"] == ""
+    table = parquet.read_table(done.out / "measurements.parquet").to_pylist()
+    assert {r["share_of"] for r in table} == {None, "rough/spleen + rough/liver"}
+    assert scanloom("verify", done.out).code == 0
+
+
+def test_relations_are_part_of_the_recipe(
+    tmp_path: Path, archive: Path, models: dict[str, Path]
+) -> None:
+    only = {name: models[name] for name in ("rough", "fine")}
+    first = Outcome(tmp_path, archive, only)
+    recipe = first.document["recipe"]
+    again = Outcome(tmp_path, archive, only, restrict_to={"fine": {"model": "rough"}})
+    assert again.ended.document["status"]["reasons"] == {"STALE": 1}
+    assert first.document["recipe"] == recipe
+
+
+MISTAKES = [
+    ({"crop_by": {"fin": {"model": "rough"}}}, "crop_by.fin: did you mean fine?"),
+    ({"crop_by": {"fine": {"model": "rogh"}}}, "fine.model: did you mean rough?"),
+    (
+        {"restrict_to": {"fine": {"model": "rough", "structures": "livr"}}},
+        "fine.model: rough has no livr; did you mean liver?",
+    ),
+    (
+        {"crop_by": {"fine": {"model": "rough"}}, "restrict_to": {"rough": {"model": "fine"}}},
+        "fine and rough need each other",
+    ),
+    ({"ensembles": {"mean": ["fine", "rogh"]}}, "ensembles.mean: did you mean rough?"),
+    ({"ensembles": {"rough": ["fine", "other"]}}, "ensembles.rough: a model or another result"),
+    (
+        {"ensembles": {"mean": ["fine", "other"]}, "crop_by": {"fine": {"model": "rough"}}},
+        "crop_by.fine: expected one of rough, mean",
+    ),
+    (
+        {"unite": {"all": {"priority": [{"model": "fine", "structures": ["live"]}]}}},
+        "unite.all: fine has no live; did you mean liver?",
+    ),
+    ({"shares": [{"of": "liver"}]}, "shares: several results have liver: rough/liver or"),
+    ({"shares": [{"of": "brain"}]}, "shares: expected one of spleen, liver"),
+    (
+        {"shares": [{"of": "fine/liver"}, {"of": "fine/spleen", "structures": "rough/liver"}]},
+        "shares: rough/liver is measured as a share twice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "message"), MISTAKES)
+def test_mistakes_are_named_before_anything_is_written(
+    tmp_path: Path,
+    archive: Path,
+    models: dict[str, Path],
+    sections: dict[str, object],
+    message: str,
+) -> None:
+    done = Outcome(tmp_path, archive, models, **sections)
+    assert done.ended.code != 0
+    assert message in done.ended.err + done.ended.out
+    assert not (done.out / "cases").exists()
+
+
+def test_an_ensemble_of_different_grids_is_refused(
+    tmp_path: Path, archive: Path, models: dict[str, Path]
+) -> None:
+    folder = tmp_path / "coarse"
+    config = json.loads((models["fine"] / "configs/inference.json").read_text())
+    for step in config["preprocessing"]["transforms"]:
+        if step["_target_"] == "Spacingd":
+            step["pixdim"] = [3.0, 3.0, 3.0]
+    metadata = json.loads((models["fine"] / "configs/metadata.json").read_text()) | {
+        "name": "coarse"
+    }
+    weights = (models["fine"] / "models/model.pt").read_bytes()
+    coarse = {"coarse": write_bundle(folder, config, metadata, weights)}
+    sections = {"ensembles": {"mean": ["fine", "coarse"]}}
+    done = Outcome(tmp_path, archive, {**models, **coarse}, **sections)
+    assert "ensembles.mean: fine and coarse differ in their network grid" in done.ended.out

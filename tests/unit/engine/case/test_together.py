@@ -1,0 +1,168 @@
+"""Order of models that need each other, crops of nothing, unions, memory of shared scans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scanloom.cards.card import ModelCard, NetworkGrid, Threshold
+from scanloom.core import (
+    Case,
+    Flag,
+    Layer,
+    Outputs,
+    Relations,
+    ScanError,
+    Segmentation,
+    Series,
+    StepTimer,
+    Volume,
+)
+from scanloom.core.relations import CropBy, Ensemble, RestrictTo, StructuresOf, Unite
+from scanloom.engine.case.memory_estimate import Placement, estimate_case
+from scanloom.engine.case.relations import (
+    check_relations,
+    predictions_of,
+    running_order,
+    structures_of_results,
+)
+from scanloom.engine.case.together import JointPrediction
+from scanloom.engine.case.types import LoadedCase
+from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.io.scan import GridOnlySource, Scan
+from support import model_cards
+
+SHAPE = (8, 7, 6)
+Labels = np.ndarray[Any, Any]
+
+
+class Drawn:
+    """A model with given labels of the whole scan; notes the shapes that it sees."""
+
+    device_name, precision_name = "cpu", "float32"
+
+    def __init__(self, card: ModelCard, labels: Labels) -> None:
+        self.card, self._labels, self.seen = card, labels, list[tuple[int, ...]]()
+
+    def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
+        self.seen.append(volume.grid.shape)
+        first = tuple(int(n) for n in np.round(GRID.index(volume.grid.world((0, 0, 0)))))
+        part = tuple(slice(a, a + n) for a, n in zip(first, volume.grid.shape, strict=True))
+        layer = Layer(self._labels[part], self.card.structures)
+        return Segmentation(self.card.name, (layer,), volume.grid, "1")
+
+
+GRID = model_cards.grid(SHAPE, (1.0, 1.0, 2.0), "LPS", turn=5.0)
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> list[ModelCard]:
+    weights = tmp_path / "weights"
+    weights.write_bytes(b"weights")
+    return [model_cards.card(weights, name=name) for name in ("a", "b", "c")]
+
+
+def loaded(relations: Relations) -> LoadedCase:
+    case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
+    volume = Volume(np.zeros(SHAPE, np.int16, order="F"), GRID, "HU", "CT")
+    return LoadedCase(case, Scan(volume, GridOnlySource()), StepTimer(), EnergyMeter())
+
+
+def drawn(seed: int) -> Labels:
+    return np.asfortranarray(np.random.default_rng(seed).integers(0, 3, SHAPE, np.uint8))
+
+
+def crop(name: str, model: str, *structures: str, margin: float = 0.0) -> CropBy:
+    return CropBy(name, StructuresOf(model, structures), margin)
+
+
+def test_models_run_after_those_that_they_need() -> None:
+    relations = Relations(
+        crop_by=(crop("a", "c"),), restrict_to=(RestrictTo("b", StructuresOf("a")),)
+    )
+    predictions = predictions_of(["a", "b", "c"], relations)
+    groups = {each.name: each.name for each in predictions}
+    assert [p.name for p in running_order(predictions, relations, groups)] == ["c", "a", "b"]
+
+
+def test_models_of_a_group_run_one_after_another() -> None:
+    predictions = predictions_of(["a", "b", "c", "d"], Relations())
+    groups = {"a": 1, "b": 2, "c": 1, "d": 2}
+    order = running_order(predictions, Relations(), groups)
+    assert [p.name for p in order] == ["a", "c", "b", "d"]
+
+
+def test_a_crop_without_a_voxel_is_not_predicted(cards: list[ModelCard]) -> None:
+    rough, fine = Drawn(cards[0], np.zeros(SHAPE, np.uint8, order="F")), Drawn(cards[1], drawn(1))
+    joint = JointPrediction(loaded(Relations(crop_by=(crop("b", "a"),))), [rough, fine])
+    _, empty = joint.run()
+    assert fine.seen == []
+    assert empty.flags == (Flag.CROP_EMPTY,)
+    assert not empty.layers[0].labels.any()
+    assert empty.structures == cards[1].structures
+
+    overlapping = Drawn(replace(cards[1], decision=Threshold()), drawn(1))
+    joint = JointPrediction(loaded(Relations(crop_by=(crop("b", "a"),))), [rough, overlapping])
+    assert len(joint.run()[1].layers) == 2
+
+
+def test_equal_crops_are_made_once(cards: list[ModelCard]) -> None:
+    labels = np.zeros(SHAPE, np.uint8, order="F")
+    labels[3:5, 2:4, 1:3] = 2
+    models = [Drawn(cards[0], labels), Drawn(cards[1], drawn(1)), Drawn(cards[2], drawn(2))]
+    around = (crop("b", "a", "part-2", margin=1.5), crop("c", "a", "part-2", margin=1.5))
+    results = JointPrediction(loaded(Relations(crop_by=around)), models).run()
+    assert models[1].seen == models[2].seen == [(6, 6, 4)]
+    expected = np.zeros_like(labels)
+    expected[1:7, 0:6, 0:4] = drawn(1)[1:7, 0:6, 0:4]
+    np.testing.assert_array_equal(results[1].layers[0].labels, expected)
+
+
+def test_a_union_of_layers_numbers_its_structures_anew(cards: list[ModelCard]) -> None:
+    unite = Unite("all", (StructuresOf("b", ("part-2",)), StructuresOf("a")))
+    relations = Relations(unite=(unite,))
+    models = [Drawn(card, drawn(n)) for n, card in enumerate(cards)]
+    own, united = JointPrediction(loaded(relations), models).run()
+    assert (own.model, united.sources) == ("c", ("b", "a"))
+    assert [(s.label, s.number) for s in united.structures] == [("part-2", 1), ("part-1", 2)]
+    assert structures_of_results(cards, relations)["all"] == united.structures
+    a, b = drawn(0), drawn(1)
+    expected = np.where((b == 2) | (a == 2), 1, np.where(a == 1, 2, 0))
+    np.testing.assert_array_equal(united.layers[0].labels, expected)
+
+
+def test_ensembles_must_agree(cards: list[ModelCard]) -> None:
+    relations = Relations(ensembles=(Ensemble("mean", ("a", "b")),))
+    check_relations(cards, relations)
+    changes: dict[str, dict[str, object]] = {
+        "structures": {"structures": model_cards.structures(3)},
+        "network grid": {"grid": NetworkGrid("RAS", (1.0, 1.0, 1.0))},
+        "scores": {"activation": None},
+        "way back": {"restore": "labels"},
+    }
+    for subject, change in changes.items():
+        other = [cards[0], replace(cards[1], **change), cards[2]]  # type: ignore[arg-type]
+        with pytest.raises(ScanError) as error:
+            check_relations(other, relations)
+        assert error.value.detail == f"ensembles.mean: a and b differ in their {subject}"
+
+
+def test_memory_counts_a_shared_scan_once(cards: list[ModelCard]) -> None:
+    """All but the last of the models hold the scan on the network grid a second time."""
+    grid = model_cards.grid((120, 110, 100), (2.0, 2.0, 2.0))
+    image, here = 4 * 120 * 110 * 100, Placement()
+
+    def need(*models: ModelCard, placement: Placement | None = here) -> int:
+        estimate = estimate_case(grid, np.int16, models, placement=placement)
+        return estimate.host["network"]
+
+    labels = 120 * 110 * 100
+    other = [replace(card, grid=NetworkGrid("RAS", (2.0, 2.0, 2.5))) for card in cards]
+    assert need(cards[0], cards[1]) - need(cards[0]) == image
+    assert need(*cards) - need(cards[0]) == labels + image
+    assert need(cards[0], other[1]) - need(cards[0]) <= labels
+    assert need(*cards, placement=None) - need(cards[0]) == 2 * labels  # nothing is shared then

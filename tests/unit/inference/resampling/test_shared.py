@@ -1,0 +1,117 @@
+"""Models of one network grid share one resampling; labels are those of each model alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scanloom.cards.card import ModelCard, NetworkGrid
+from scanloom.cards.intensity import Clip, ScaleRange, Truncate
+from scanloom.core import StepTimer, Volume
+from scanloom.inference.memory_fallback import MemoryLimits
+from scanloom.inference.predictor import TorchPredictor
+from scanloom.inference.resampling import image as image_module
+from scanloom.inference.resampling.shared import SharedScan, sharing_key
+from support import model_cards
+
+STEPS = (
+    (ScaleRange(-200.0, 200.0, 0.0, 1.0, clip=True),),
+    (Clip(-150.0, 150.0), ScaleRange(-150.0, 150.0, 0.0, 1.0)),  # in place
+    (ScaleRange(-300.0, 300.0, 0.0, 1.0, clip=True),),
+)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[ModelCard]:
+    cards = []
+    for n, steps in enumerate(STEPS):
+        (folder := tmp_path / str(n)).mkdir()
+        weights = model_cards.small_weights(folder, seed=n)
+        cards.append(model_cards.card(weights, name=f"model-{n}", after=steps))
+    return cards
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each resampling."""
+    made: list[int] = []
+    to_network = image_module.to_network
+
+    def counted(*args: object, **keywords: object) -> object:
+        made.append(1)
+        return to_network(*args, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(image_module, "to_network", counted)
+    return made
+
+
+def scan() -> Volume:
+    grid = model_cards.grid((40, 36, 30), (1.5, 1.5, 2.5), "LPS", turn=4.0)
+    return Volume(model_cards.smooth_scan(grid.shape), grid, "HU", "CT")
+
+
+def predictors_of(cards: list[ModelCard]) -> list[TorchPredictor]:
+    return [TorchPredictor(card, device="cpu") for card in cards]
+
+
+def test_one_resampling_and_the_same_labels(models: list[ModelCard], calls: list[int]) -> None:
+    volume, predictors = scan(), predictors_of(models)
+    alone = [predictor.predict(volume).layers[0].labels for predictor in predictors]
+    assert len(calls) == 3
+    shared = SharedScan((card, "cpu") for card in models)
+
+    together = [p.predict(volume, shared=shared).layers[0].labels for p in predictors]
+
+    assert len(calls) == 4
+    for labels, expected in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(labels, expected)
+    assert len({labels.tobytes() for labels in alone}) == 3
+    assert not shared._kept  # freed with the last user
+
+
+def test_only_equal_images_are_shared(models: list[ModelCard], calls: list[int]) -> None:
+    first, second, third = models
+    other_grid = replace(second, grid=NetworkGrid("RAS", (3.0, 3.0, 3.0)))
+    integers = replace(third, after=(Truncate(), *third.after))
+    before = replace(first, name="before", before=(Clip(-500.0, 500.0),))
+    cards = [first, other_grid, integers, before]
+    assert len({sharing_key(card) for card in cards}) == 4
+    shared = SharedScan((card, "cpu") for card in cards)
+    for predictor in predictors_of(cards):
+        predictor.predict(scan(), shared=shared)
+    assert len(calls) == 4
+    assert not shared._kept
+
+
+def test_a_model_of_several_shares_nothing(models: list[ModelCard]) -> None:
+    parts = replace(models[0], parts=tuple(models[1:]))
+    assert sharing_key(parts) is None
+    shared = SharedScan([(parts, "cpu"), (parts, "cpu")])
+    assert not shared.is_shared(parts, "cpu")
+
+
+def test_nothing_is_kept_where_memory_is_scarce(
+    models: list[ModelCard], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sharing never costs windows at once: a scan is resampled again instead."""
+    from scanloom.inference import predictor as module
+
+    volume, predictors = scan(), predictors_of(models[:2])
+    needed: list[int] = []
+
+    def just_enough(*arguments: object) -> MemoryLimits:
+        reserved = int(arguments[2])  # type: ignore[call-overload]
+        needed.append(reserved)
+        return MemoryLimits(0 if reserved else None)
+
+    monkeypatch.setattr(module, "room", just_enough)
+    shared, clock = SharedScan((card, "cpu") for card in models[:2]), StepTimer()
+    for predictor in predictors:
+        predictor.predict(volume, clock, shared=shared)
+    assert needed[0] > 0
+    assert set(needed[1:]) == {0}
+    assert len(calls) == 2
+    assert "ladder" not in clock.notes
