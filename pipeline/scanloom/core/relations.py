@@ -117,7 +117,7 @@ class Relations:
     @property
     def united(self) -> frozenset[str]:
         """Models and ensembles whose structures are united with those of others."""
-        return frozenset(part.model for unite in self.unite for part in unite.priority)
+        return frozenset(source.model for unite in self.unite for source in unite.priority)
 
 
 NO_RELATIONS = Relations()
@@ -135,21 +135,22 @@ def relations_from_json(document: Mapping[str, Any]) -> Relations:
             for entry in document["restrict_to"]
         ),
         ensembles=tuple(
-            Ensemble(entry["name"], _words(entry["models"])) for entry in document["ensembles"]
+            Ensemble(entry["name"], _labels(entry["models"])) for entry in document["ensembles"]
         ),
         unite=tuple(
             Unite(entry["name"], tuple(map(_structures_of, entry["priority"])))
             for entry in document["unite"]
         ),
         shares=tuple(
-            Share(_words(entry["of"]), _words(entry["structures"])) for entry in document["shares"]
+            Share(_labels(entry["of"]), _labels(entry["structures"]))
+            for entry in document["shares"]
         ),
     )
 
 
 def _structures_of(document: Mapping[str, Any]) -> StructuresOf:
-    return StructuresOf(document["model"], _words(document["structures"]))
+    return StructuresOf(document["model"], _labels(document["structures"]))
 
 
-def _words(values: Sequence[str]) -> tuple[str, ...]:
+def _labels(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(values)

@@ -53,11 +53,13 @@ class Ensemble(TorchPredictor):
         shared: SharedScan | None = None,
     ) -> Segmentation:
         """Label a scan, as `TorchPredictor.predict`."""
-        found = super().predict(volume, clock, further_channels=further_channels, shared=shared)
+        segmentation = super().predict(
+            volume, clock, further_channels=further_channels, shared=shared
+        )
         if shared is not None:
             for member in self.members[1:]:
                 shared.finish(member.card, self.device_name)
-        return replace(found, sources=tuple(member.name for member in self.members))
+        return replace(segmentation, sources=tuple(member.name for member in self.members))
 
     def memory_plans(
         self,

@@ -36,8 +36,8 @@ def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
     inside = [np.zeros(n, bool) for n in labels.shape]
     for slab in iter_slabs(labels.shape):
         mask = table[labels[:, :, slab]]
-        for axis, others in enumerate(((1, 2), (0, 2))):
-            inside[axis] |= mask.any(axis=others)
+        for axis, across in enumerate(((1, 2), (0, 2))):
+            inside[axis] |= mask.any(axis=across)
         inside[2][slab] = mask.any(axis=(0, 1))
     if not inside[0].any():
         return None
@@ -46,7 +46,7 @@ def box_of_labels(labels: Labels, numbers: Iterable[int] = ()) -> Box | None:
 
 
 def union_of_boxes(boxes: Iterable[Box | None]) -> Box | None:
-    """Return the smallest box around all boxes; None if there is none."""
+    """Return the smallest box around all boxes; None without any."""
     present = [box for box in boxes if box is not None]
     if not present:
         return None

@@ -24,26 +24,26 @@ def keep_numbers(labels: Labels, numbers: Iterable[int]) -> Labels:
 
 
 def restrict_segmentation(
-    segmentation: Segmentation, other: Segmentation, structures: Iterable[str] = ()
+    segmentation: Segmentation, limits: Segmentation, structures: Iterable[str] = ()
 ) -> Segmentation:
     """Return a segmentation that is background outside structures of another one.
 
     Parameters
     ----------
-    segmentation, other : Segmentation
+    segmentation, limits : Segmentation
         On the same grid.
     structures : iterable of str
-        Labels of `other`; empty for all.
+        Labels of `limits`; empty for all.
     """
-    wanted = set(structures)
+    selected = set(structures)
     masks = [
         (layer.labels, label_table(layer.labels.dtype, numbers))
-        for layer in other.layers
-        if (numbers := [s.number for s in layer.structures if not wanted or s.label in wanted])
+        for layer in limits.layers
+        if (numbers := [s.number for s in layer.structures if not selected or s.label in selected])
     ]
     layers = [layer.labels.copy(order="F") for layer in segmentation.layers]
     for slab in iter_slabs(segmentation.grid.shape):
-        inside = np.any([table[labels[:, :, slab]] for labels, table in masks], axis=0)
+        inside = np.any([table[mask[:, :, slab]] for mask, table in masks], axis=0)
         for labels in layers:
             labels[:, :, slab][~inside] = 0
     restricted = zip(layers, segmentation.layers, strict=True)

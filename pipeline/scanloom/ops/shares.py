@@ -30,12 +30,12 @@ def resolve_shares(shares: Sequence[Share], known: Sequence[Name]) -> dict[Name,
     wholes: dict[Name, tuple[Name, ...]] = {}
     for share in shares:
         whole = tuple(_resolve(name, known) for name in share.of)
-        parts = [_resolve(name, known) for name in share.structures]
-        for part in parts or [name for name in known if name not in whole]:
-            if part in wholes:
-                detail = f"shares: {'/'.join(part)} is measured as a share twice"
+        members = [_resolve(name, known) for name in share.structures]
+        for member in members or [name for name in known if name not in whole]:
+            if member in wholes:
+                detail = f"shares: {'/'.join(member)} is measured as a share twice"
                 raise ScanError(Reason.WORKFLOW, detail)
-            wholes[part] = whole
+            wholes[member] = whole
     return wholes
 
 
@@ -54,22 +54,22 @@ def add_shares(
 
 def share_of(name: Name, whole: Sequence[Name], voxels: Mapping[Name, int]) -> float | None:
     """Return the share of a structure in a whole, from numbers of voxels on one grid."""
-    total = sum(voxels[part] for part in whole)
+    total = sum(voxels[member] for member in whole)
     return voxels[name] / total if total else None
 
 
 def describe(whole: Sequence[Name]) -> str:
     """Return a whole as text: "model/brain + model/csf"."""
-    return " + ".join("/".join(part) for part in whole)
+    return " + ".join("/".join(name) for name in whole)
 
 
 def _resolve(name: str, known: Sequence[Name]) -> Name:
     model, separator, label = name.rpartition("/")
-    found = [each for each in known if each[1] == label and (not separator or each[0] == model)]
-    if not found:
+    matches = [each for each in known if each[1] == label and (not separator or each[0] == model)]
+    if not matches:
         labels = ["/".join(each) if separator else each[1] for each in known]
         raise ScanError(Reason.WORKFLOW, f"shares: {did_you_mean(name, dict.fromkeys(labels))}")
-    if len(found) > 1:
-        expected = " or ".join("/".join(each) for each in found)
+    if len(matches) > 1:
+        expected = " or ".join("/".join(each) for each in matches)
         raise ScanError(Reason.WORKFLOW, f"shares: several results have {name}: {expected}")
-    return found[0]
+    return matches[0]

@@ -72,9 +72,9 @@ def _related(segmented: SegmentedCase) -> dict[str, Any]:
     if not relations:
         return {}
     results = [
-        {"name": made.model, "version": made.version, "models": list(made.sources)}
-        for made in segmented.segmentations
-        if made.sources
+        {"name": result.model, "version": result.version, "models": list(result.sources)}
+        for result in segmented.segmentations
+        if result.sources
     ]
     return {"relations": asdict(relations), "results": results}
 

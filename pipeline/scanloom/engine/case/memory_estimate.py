@@ -183,24 +183,24 @@ def _needs(
     ordered = running_order(predictions, relations, groups)
     first_of = {groups[p.name]: cards[p.members[0]] for p in reversed(ordered)}
     for n, prediction in enumerate(ordered):
-        first, *others = (cards[member] for member in prediction.members)
+        first, *further = (cards[member] for member in prediction.members)
         kept = {groups[p.name] for p in ordered[: n + 1]} & {
             groups[p.name] for p in ordered[n + 1 :]
         }
-        images = [first_of[group] for group in kept] + [first] * bool(others)
+        images = [first_of[group] for group in kept] + [first] * bool(further)
         shared = sum(_image_bytes(grid, card) for card in images) if placement else 0
         where = placement or Placement()
-        need = _sum([_network(grid, stored, card, where) for card in (first, *others)])
+        need = _sum([_network(grid, stored, card, where) for card in (first, *further)])
         maps = first.n_maps * math.prod(grid.shape) * first.label_bytes
         yield _with_image(need, shared), maps
 
 
 def _sum(needs: Sequence[MemoryEstimate]) -> MemoryEstimate:
     """Return the memory of models that run at the same time."""
-    first, *others = needs
-    for other in others:
-        host = {step: count + other.host[step] for step, count in first.host.items()}
-        device = {step: count + other.device[step] for step, count in first.device.items()}
+    first, *further = needs
+    for need in further:
+        host = {step: count + need.host[step] for step, count in first.host.items()}
+        device = {step: count + need.device[step] for step, count in first.device.items()}
         first = replace(first, host=host, device=device)
     return first
 

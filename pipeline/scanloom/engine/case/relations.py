@@ -40,14 +40,14 @@ class Prediction:
 def predictions_of(names: Sequence[str], relations: Relations) -> tuple[Prediction, ...]:
     """Return the models and ensembles that run, in the order of the workflow."""
     ensembles = {model: each for each in relations.ensembles for model in each.models}
-    made: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     for model in names:
         ensemble = ensembles.get(model)
         name = model if ensemble is None else ensemble.name
         models = [model] if ensemble is None else ensemble.models
         members = tuple(names.index(each) for each in models)
-        made.setdefault(name, Prediction(name, members, relations.crop_of(name)))
-    return tuple(made.values())
+        predictions.setdefault(name, Prediction(name, members, relations.crop_of(name)))
+    return tuple(predictions.values())
 
 
 def running_order(
@@ -129,8 +129,8 @@ def check_relations(cards: Sequence[ModelCard], relations: Relations) -> None:
     for name, needed in relations.references:
         _check_reference(f"{name}.model", needed, structures)
     for unite in relations.unite:
-        for part in unite.priority:
-            _check_reference(f"unite.{unite.name}", part, structures)
+        for source in unite.priority:
+            _check_reference(f"unite.{unite.name}", source, structures)
         if len(united_structures(unite, structures)) > MAX_NUMBER:
             raise ScanError(Reason.WORKFLOW, f"unite.{unite.name}: too many structures")
     predictions = predictions_of(names, relations)
@@ -161,16 +161,16 @@ def united_structures(
     unite: Unite, structures: Mapping[str, Sequence[Structure]]
 ) -> tuple[Structure, ...]:
     """Return the structures of a union, numbered from 1 in their order; equal labels are one."""
-    found: dict[str, Structure] = {}
-    for part in unite.priority:
-        for structure in chosen(part, structures[part.model]):
-            found.setdefault(structure.label, structure)
-    return tuple(_numbered(found.values()))
+    by_label: dict[str, Structure] = {}
+    for source in unite.priority:
+        for structure in chosen(source, structures[source.model]):
+            by_label.setdefault(structure.label, structure)
+    return tuple(_numbered(by_label.values()))
 
 
-def chosen(part: StructuresOf, structures: Iterable[Structure]) -> list[Structure]:
+def chosen(reference: StructuresOf, structures: Iterable[Structure]) -> list[Structure]:
     """Return the structures that are selected: all of them, or those named."""
-    return [s for s in structures if not part.structures or s.label in part.structures]
+    return [s for s in structures if not reference.structures or s.label in reference.structures]
 
 
 def _numbered(structures: Iterable[Structure]) -> Iterator[Structure]:
@@ -215,13 +215,13 @@ def _check_reference(
 def _check_ensemble(ensemble: Ensemble, cards: Sequence[ModelCard]) -> None:
     """Refuse to average scores that do not mean the same."""
     by_name = {card.name: card for card in cards}
-    first, *others = (by_name[model] for model in ensemble.models)
-    for other in others:
+    first, *further = (by_name[model] for model in ensemble.models)
+    for card in further:
         for subject, ours, theirs in zip(
-            ENSEMBLE_SUBJECTS, _comparable(first), _comparable(other), strict=True
+            ENSEMBLE_SUBJECTS, _comparable(first), _comparable(card), strict=True
         ):
             if ours != theirs:
-                detail = f"{first.name} and {other.name} differ in their {subject}"
+                detail = f"{first.name} and {card.name} differ in their {subject}"
                 raise ScanError(Reason.WORKFLOW, f"ensembles.{ensemble.name}: {detail}")
     if first.parts or first.stage:
         detail = f"{first.name} consists of several models itself"

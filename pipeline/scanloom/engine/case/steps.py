@@ -74,7 +74,7 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
         flags.append(Flag.SEG_NOT_POSSIBLE)
     joint = JointPrediction(loaded, predictors)
     segmentations = tuple(keep_structures(joint.run(), outputs))
-    flags.extend(flag for made in joint.predicted.values() for flag in made.flags)
+    flags.extend(flag for segmentation in joint.predicted.values() for flag in segmentation.flags)
     return SegmentedCase(
         loaded, tuple(predictors), segmentations, tuple(dict.fromkeys(flags)), joint.placements
     )
@@ -121,7 +121,8 @@ def keep_structures(
     requested = set(outputs.structures)
     if not requested:
         return segmentations
-    kept = [made for each in segmentations if (made := _with_only(each, requested)) is not None]
+    reduced = (_with_only(segmentation, requested) for segmentation in segmentations)
+    kept = [segmentation for segmentation in reduced if segmentation is not None]
     if not kept:
         raise ScanError(Reason.STRUCTURE_UNKNOWN, f"no model has one of {sorted(requested)}")
     return kept

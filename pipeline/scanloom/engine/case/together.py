@@ -90,9 +90,9 @@ class JointPrediction:
     @property
     def placements(self) -> tuple[tuple[str, str], ...]:
         """Device and precision of each model, in their order."""
-        made = {n: self.predicted[p.name] for p in self._predictions for n in p.members}
+        by_model = {n: self.predicted[p.name] for p in self._predictions for n in p.members}
         return tuple(
-            (made[n].device or p.device_name, made[n].precision or p.precision_name)
+            (by_model[n].device or p.device_name, by_model[n].precision or p.precision_name)
             for n, p in enumerate(self._predictors)
         )
 
@@ -120,10 +120,14 @@ class JointPrediction:
             volumes, box = crop.volumes, crop.box
         shared = self._shared.get(prediction.sees)
         predictor = members[0] if len(members) == 1 else _ensemble(prediction.name, members)
-        found = predictor.predict(
+        segmentation = predictor.predict(
             volumes[0], loaded.clock, further_channels=volumes[1:], shared=shared
         )
-        return found if box is None else paste_segmentation(found, box, loaded.scan.volume.grid)
+        return (
+            segmentation
+            if box is None
+            else paste_segmentation(segmentation, box, loaded.scan.volume.grid)
+        )
 
     def _crop(self, prediction: Prediction) -> _Crop | None:
         """Return the part of the scan that a model sees; None if it would be empty."""
@@ -151,29 +155,29 @@ class JointPrediction:
         if rule is None:
             return segmentation
         with self._loaded.clock.step("relate"):
-            other = self.predicted[rule.inside.model]
-            return restrict_segmentation(segmentation, other, rule.inside.structures)
+            limits = self.predicted[rule.inside.model]
+            return restrict_segmentation(segmentation, limits, rule.inside.structures)
 
     def _unite(self, unite: Unite) -> Segmentation:
         """Return one label map of structures of several models."""
-        known = {name: made.structures for name, made in self.predicted.items()}
+        known = {name: result.structures for name, result in self.predicted.items()}
         structures = united_structures(unite, known)
         number_of = {structure.label: structure.number for structure in structures}
-        parts = [
-            (layer.labels, {s.number: number_of[s.label] for s in chosen(part, layer.structures)})
-            for part in unite.priority
-            for layer in self.predicted[part.model].layers
+        layers = [
+            (layer.labels, {s.number: number_of[s.label] for s in chosen(source, layer.structures)})
+            for source in unite.priority
+            for layer in self.predicted[source.model].layers
         ]
-        labels = unite_layers(parts, len(structures))
-        made = [self.predicted[part.model] for part in unite.priority]
+        labels = unite_layers(layers, len(structures))
+        sources = [self.predicted[source.model] for source in unite.priority]
         return Segmentation(
             unite.name,
             (Layer(labels, structures),),
             self._loaded.scan.volume.grid,
-            version=", ".join(dict.fromkeys(f"{each.model} {each.version}" for each in made)),
-            flags=tuple(dict.fromkeys(flag for each in made for flag in each.flags)),
+            version=", ".join(dict.fromkeys(f"{each.model} {each.version}" for each in sources)),
+            flags=tuple(dict.fromkeys(flag for each in sources for flag in each.flags)),
             sources=tuple(
-                dict.fromkeys(name for each in made for name in each.sources or (each.model,))
+                dict.fromkeys(name for each in sources for name in each.sources or (each.model,))
             ),
         )
 
@@ -185,8 +189,8 @@ def _ensemble(name: str, members: Sequence[Predictor]) -> Predictor:
     return Ensemble(name, [each for each in members if isinstance(each, TorchPredictor)])
 
 
-def _numbers(part: StructuresOf, layer: Layer) -> list[int]:
-    return [structure.number for structure in chosen(part, layer.structures)]
+def _numbers(reference: StructuresOf, layer: Layer) -> list[int]:
+    return [structure.number for structure in chosen(reference, layer.structures)]
 
 
 def _empty(name: str, predictor: Predictor, volume: Volume) -> Segmentation:
@@ -203,9 +207,9 @@ def _empty(name: str, predictor: Predictor, volume: Volume) -> Segmentation:
 def _empty_layers(card: ModelCard, volume: Volume) -> Iterator[Layer]:
     """Yield the layers of a model without a voxel."""
     dtype = np.uint8 if card.label_bytes == 1 else np.uint16
-    one = Layer(np.zeros(volume.grid.shape, dtype, order="F"), card.structures)
+    layer = Layer(np.zeros(volume.grid.shape, dtype, order="F"), card.structures)
     if not isinstance(card.decision, Threshold):
-        yield one
+        yield layer
         return
     for structure in card.structures:
-        yield replace(one, structures=(structure,))
+        yield replace(layer, structures=(structure,))

@@ -105,7 +105,7 @@ def make_relations(
         ),
         ensembles=tuple(core.Ensemble(*entry) for entry in ensembles.items()),
         unite=tuple(
-            core.Unite(name, tuple(part.reference for part in union.priority))
+            core.Unite(name, tuple(source.reference for source in union.priority))
             for name, union in unite.items()
         ),
         shares=tuple(core.Share(share.of, share.structures) for share in shares),
