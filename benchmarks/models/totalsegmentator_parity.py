@@ -22,7 +22,7 @@ from nnunet_parity import LEAST_DICE, LEAST_EQUAL, worst_dice
 
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions
-from scanloom.inference.composite import make_predictor
+from scanloom.inference.combined.composite import make_predictor
 from scanloom.io.read import load_volume
 
 

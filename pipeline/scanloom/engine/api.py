@@ -31,7 +31,7 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> P
     ScanError
         If there is no such model, it can't be expressed or trusted, or the device is not there.
     """
-    from scanloom.inference.composite import make_predictor
+    from scanloom.inference.combined.composite import make_predictor
 
     settle_in()
     compute = ComputeOptions(precision=precision)  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def load_models(
     ScanError
         MODEL_CHANGED, or why a model can't be loaded.
     """
-    from scanloom.inference.composite import make_predictor
+    from scanloom.inference.combined.composite import make_predictor
     from scanloom.inference.device import set_thread_count
 
     if execution.threads != "auto":

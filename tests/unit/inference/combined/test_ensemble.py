@@ -15,7 +15,7 @@ from monai.networks.nets.unet import UNet
 from scanloom.cards.card import ModelCard, Window
 from scanloom.cards.intensity import ScaleRange
 from scanloom.core import ScanError, Volume
-from scanloom.inference.ensemble import Ensemble, mean_of_planes
+from scanloom.inference.combined.ensemble import Ensemble, mean_of_planes
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.sliding_window import ScorePlanes

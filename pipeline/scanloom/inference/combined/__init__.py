@@ -1,0 +1,1 @@
+"""Predictors that run several networks: models of parts, rough models, ensembles."""
