@@ -365,5 +365,5 @@ def test_what_is_not_there(runs: Runs, tmp_path: Path) -> None:
     for name in ("ct_tisue", str(tmp_path)):
         ended = scanloom("plan", name, runs.archive, "--out", runs.out)
         assert "WORKFLOW_UNKNOWN" in ended.err
-        assert "expected one of ct_tissue, ct_tissue_research" in ended.err
+        assert "expected one of brain, ct_tissue, ct_tissue_research" in ended.err
         assert ("did you mean ct_tissue?" in ended.err) == (name == "ct_tisue")
