@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
-from scanloom.core.relations import CropBy, Ensemble, RestrictTo, StructuresOf, Unite
+from scanloom.core.relations import CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.relations import (
     check_relations,
@@ -33,7 +34,9 @@ from scanloom.engine.case.relations import (
 from scanloom.engine.case.together import JointPrediction
 from scanloom.engine.case.types import LoadedCase
 from scanloom.engine.machine.energy import EnergyMeter
+from scanloom.engine.worker.case_file import CaseFile
 from scanloom.io.scan import GridOnlySource, Scan
+from scanloom.io.system.messages import receive, send
 from support import model_cards
 
 SHAPE = (8, 7, 6)
@@ -166,3 +169,19 @@ def test_memory_counts_a_shared_scan_once(cards: list[ModelCard]) -> None:
     assert need(*cards) - need(cards[0]) == labels + image
     assert need(cards[0], other[1]) - need(cards[0]) <= labels
     assert need(*cards, placement=None) - need(cards[0]) == 2 * labels  # nothing is shared then
+
+
+def test_relations_reach_a_worker_unchanged(tmp_path: Path) -> None:
+    relations = Relations(
+        crop_by=(crop("b", "a", "part-1", margin=2.5),),
+        restrict_to=(RestrictTo("b", StructuresOf("a")),),
+        ensembles=(Ensemble("mean", ("c", "d")),),
+        unite=(Unite("all", (StructuresOf("mean", ("part-2",)), StructuresOf("a"))),),
+        shares=(Share(("a/part-1",), ("b/part-2",)),),
+    )
+    case = Case("a" * 26, Series("nifti", ()), Outputs(), "", "", relations=relations)
+    assert CaseFile.write(tmp_path / "cases", [case]).case(case.id) == case
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send(ours, case)
+        assert receive(theirs) == case
