@@ -199,7 +199,7 @@ def balanced(network: Any, card: Any, scans: list[Path]) -> dict[str, Any]:
     cpu = torch.device("cpu")
     images = [apply_steps(to_network(v.array, plan, cpu, card.before), card.after) for v in volumes]
     image = torch.stack(images)[None]
-    size = [min(n, 64) // 32 * 32 or 32 for n in image.shape[2:]]
+    size = [64, 64, 64]  # enough for the norms of the deepest layers
     if card.grid.shape or card.window.size is None:
         size = [n // 32 * 32 or n for n in image.shape[2:]]
     if card.network.name == "UNesT":

@@ -19,6 +19,7 @@ from scanloom.cards.monai.files import is_safetensors
 from scanloom.cards.networks import NETWORKS, AllowedNetwork
 from scanloom.core import Reason, ScanError
 from scanloom.inference.device import is_out_of_memory
+from scanloom.inference.network.meta_shapes import meta_dispatch
 
 _MAX_TENSORS: Final = 20_000
 """Maximum number of weight tensors; the largest allowed networks have 1,000 as published."""
@@ -95,7 +96,7 @@ def check_network(card: ModelCard) -> None:
         As `build_network`; MODEL_DAMAGED.
     """
     check_dimensions(card)
-    with torch.device("meta"):
+    with torch.device("meta"), meta_dispatch():
         build_network(card.network)
     for weights in (card.weights, *card.folds):
         if weights.key != FLOAT32_KEY:  # plain numbers have no first bytes of their own

@@ -16,7 +16,7 @@ from scanloom.cards.card import NetworkSpec
 from scanloom.inference.device import VALUES_PER_VOXEL
 from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.final_layer import last_layer, replace_with_identity
-from scanloom.inference.network.meta_shapes import MetaShapeRules
+from scanloom.inference.network.meta_shapes import MetaShapeRules, meta_dispatch
 from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
 
 MAX_UNFOLDED_VALUES = 20_480
@@ -74,7 +74,8 @@ def _window_bytes(
     spec, channels = NetworkSpec(name, json.loads(arguments)), _channels(arguments)
     try:
         with torch.device("meta"):
-            network = build_network(spec)
+            with meta_dispatch():
+                network = build_network(spec)
             last = last_layer(spec, size) if detached else None
             if last is not None:
                 replace_with_identity(network, last[0])

@@ -49,6 +49,8 @@ def meta_dispatch() -> AbstractContextManager[object]:
 def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
     """Return the output of a common layer; None for any other operation, left to torch."""
     aten = torch.ops.aten
+    if func in (aten.item.default, aten._local_scalar_dense.default) and args[0].is_meta:
+        return 0.0  # a number that no shape depends on, such as SwinUNETR's rate of dropped paths
     ndim = args[0].ndim if isinstance(args[0], torch.Tensor) else 0
     if (func, ndim) in ((aten.conv3d.default, 5), (aten.conv2d.default, 4)):
         return _convolution(*args)

@@ -11,6 +11,7 @@ import torch
 from scanloom.cards.card import NetworkSpec, Window
 from scanloom.inference.network.architectures import build_network
 from scanloom.inference.network.final_layer import FinalLayer, detach_final_layer
+from scanloom.inference.network.meta_shapes import meta_dispatch
 from scanloom.inference.sliding_window import SlidingWindow
 
 SIZE = (16, 16, 16)
@@ -115,3 +116,14 @@ def test_where_no_window_was_run_is_background_whatever_the_head_says() -> None:
     assert slider.passed.skipped == 1
     assert (scores[16:32].argmax(dim=1) == 0).all()
     assert (scores[32:].argmax(dim=1) == 8).all()
+
+
+def test_network_that_computes_with_numbers_is_built_without_memory() -> None:
+    """SwinUNETR takes the rates of its layers from a tensor."""
+    args = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2, "feature_size": 12}
+
+    with torch.device("meta"), meta_dispatch():
+        network = build_network(NetworkSpec("SwinUNETR", args))
+
+    assert all(value.is_meta for value in network.parameters())
+    assert detach_final_layer(network, NetworkSpec("SwinUNETR", args), (64, 64, 64)) is None
