@@ -55,7 +55,7 @@ def test_models_of_nnunet_label_as_on_the_cpu(name: str, tmp_path: Path) -> None
 
 
 def test_meshnets_label_as_on_the_cpu(tmp_path: Path) -> None:
-    equal = agreement(write_safetensors(tmp_path / "mesh", random_weights()), scan("MR"))
+    equal = agreement(write_safetensors(tmp_path / "mesh", random_weights(seed=2)), scan("MR"))
 
     print(f"MeshNet: {100 * equal:.4f} % equal")
     assert equal >= 0.999
