@@ -241,6 +241,7 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.thorough
 def test_memory_of_a_two_dimensional_network_is_known_without_running_it() -> None:
     args = {**UNET, "spatial_dims": 2}
     command = [sys.executable, "-c", PLANES, json.dumps(args)]
