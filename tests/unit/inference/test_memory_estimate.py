@@ -68,7 +68,13 @@ for _ in range(3):  # each in a new process, which need not import torch again
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("float32", marks=pytest.mark.thorough),
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_network_holds_is_known_without_running_it(precision: str) -> None:
     """In bfloat16 the ends stay float32, and what they gave is kept to the end."""
     command = [sys.executable, "-c", FORWARD, json.dumps(UNET), precision]
