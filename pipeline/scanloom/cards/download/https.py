@@ -147,6 +147,7 @@ class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             detail = f"{req.host} redirects to an address that is refused: {exc.detail}"
             raise ScanError(Reason.DOWNLOAD, detail) from exc
+        # typeshed narrows the type of the response that urllib passes on
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 

@@ -146,6 +146,7 @@ class Policy(Section, ReadOptions, frozen=True):
 class Results(Section, Outputs, frozen=True):
     """Files that are written for each case."""
 
+    # mypy cannot evaluate a literal of the names of a table
     also: Annotated[tuple[Literal[*EXTRAS], ...], BeforeValidator(listed)] = ()  # type: ignore[valid-type]
     structures: WordList = ()
 

@@ -118,6 +118,7 @@ class _LiveMemory(MetaShapeRules):
         self.live -= self._seen.pop(key)
 
 
+# torch's class has no types
 class _LiveMemoryMode(_LiveMemory, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of all operations of torch in the block."""
 

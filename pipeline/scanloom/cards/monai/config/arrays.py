@@ -99,6 +99,7 @@ class _Array(Stateful):
         if not isinstance(kind, _Type) or math.prod(shape) > MAX_VALUES:
             raise ValueError("not a small array of numbers")
         order = "F" if fortran else "C"
+        # `order` is "C" or "F"; NumPy types it as a literal
         self._array = np.frombuffer(raw, kind.dtype).reshape(shape, order=order)  # type: ignore[call-overload]
 
     def values(self) -> Any:
