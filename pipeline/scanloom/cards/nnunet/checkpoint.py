@@ -13,7 +13,15 @@ from typing import IO, Any, Final
 import numpy as np
 
 from scanloom.cards.monai.files import check_archive
-from scanloom.cards.nnunet.inert_pickle import MAX_BYTES, Known, Name, read_pickle
+from scanloom.cards.nnunet.inert_pickle import (
+    MAX_BYTES,
+    Known,
+    Name,
+    encode_bytes,
+    ordered_dict,
+    read_pickle,
+    small_shape,
+)
 from scanloom.core import Reason, ScanError, format_bytes
 
 WEIGHTS_KEY: Final = "network_weights"
@@ -56,9 +64,8 @@ class StoredTensor:
     stride: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        values = (self.offset, *self.shape, *self.stride)
-        if not all(type(n) is int and n >= 0 for n in values):
-            raise ValueError("offset, shape and stride must be whole numbers")
+        if type(self.offset) is not int or self.offset < 0:
+            raise ValueError("the offset must be a whole number")
         if len(self.shape) != len(self.stride):
             raise ValueError("shape and stride must have the same length")
         last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
@@ -106,9 +113,18 @@ def read_checkpoint(stream: IO[bytes]) -> Checkpoint:
     if not isinstance(trainer, str) or not isinstance(configuration, str):
         detail = "the checkpoint does not name its trainer and configuration"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
-    if not isinstance(mirror, tuple | list) or not {0, 1, 2}.issuperset(mirror):
+    return Checkpoint(trainer, configuration, _axes(mirror), _state(tensors))
+
+
+def _axes(mirror: Any) -> tuple[int, ...]:
+    """Return mirrored axes after a check."""
+    try:
+        axes = small_shape(mirror)
+    except TypeError:
+        axes = (-1,)
+    if len(set(axes)) != len(axes) or not {0, 1, 2}.issuperset(axes):
         raise ScanError(Reason.MODEL_DAMAGED, "the checkpoint's mirrored axes are not axes")
-    return Checkpoint(trainer, configuration, tuple(mirror), _state(tensors))
+    return axes
 
 
 def read_state(stream: IO[bytes]) -> tuple[Mapping[str, StoredTensor], Mapping[str, bytearray]]:
@@ -180,8 +196,10 @@ def _state(tensors: Any) -> Mapping[str, StoredTensor]:
 def _storage(key: Any, root: str) -> Storage:
     """Return the storage of a persistent id: ("storage", type, name, device, count)."""
     kind, type_, name, _, count = key
-    if kind != "storage" or not isinstance(type_, Name) or not isinstance(count, int):
+    if kind != "storage" or not isinstance(type_, Name):
         raise ValueError("not a storage")
+    if type(name) is not str or type(count) is not int or count < 0:
+        raise ValueError("a storage without name or size")
     return Storage(f"{root}/data/{name}", STORAGES[type_.text], count)
 
 
@@ -196,7 +214,7 @@ def _block(archive: zipfile.ZipFile, storage: Storage) -> bytearray:
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> StoredTensor:
     if not isinstance(storage, Storage):
         raise TypeError("not a storage")
-    return StoredTensor(storage, offset, tuple(shape), tuple(stride))
+    return StoredTensor(storage, offset, small_shape(shape), small_shape(stride))
 
 
 def _number_type(code: Any, *_: Any) -> str:
@@ -209,29 +227,23 @@ def _scalar(code: Any, raw: Any = b"") -> Any:
     return np.frombuffer(raw, _number_type(code))[0].item()
 
 
-def _encode(text: Any, encoding: Any) -> bytes:
-    if encoding != "latin1":
-        raise ValueError("not bytes")
-    return str(text).encode("latin1")
-
-
 def _never(*_: Any) -> Any:
     raise ScanError(Reason.MODEL_UNSAFE, "the checkpoint makes a storage of its own")
 
 
 NUMBERS: Final[Known] = {
-    "_codecs.encode": _encode,
+    "_codecs.encode": encode_bytes,
     "numpy.dtype": _number_type,
     **dict.fromkeys(_SCALARS, _scalar),
 }
 """Names with which NumPy's numbers are pickled."""
 KNOWN: Final[Known] = {
     **NUMBERS,
-    "collections.OrderedDict": lambda *items: dict(*items),
+    "collections.OrderedDict": ordered_dict,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch.device": lambda *_: None,
-    "torch.Size": tuple,
+    "torch.Size": small_shape,
     **dict.fromkeys(STORAGES, _never),
 }
 """Names that a checkpoint may refer to: tensors, containers and numbers."""

@@ -11,6 +11,7 @@ them). PyTorch writes protocol 2.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,20 @@ from scanloom.core import Reason, ScanError, format_bytes
 
 MAX_BYTES: Final = 64 << 20
 """Largest pickle that is read. nnU-Net's holds Dice values of each class and epoch: some MB."""
+
+MAX_INSTRUCTIONS: Final = 12_000_000
+"""Most instructions that are run, in about two seconds. A real pickle with the Dice values of 117
+classes in 4,000 epochs has 7 million."""
+MAX_DEPTH: Final = 100_000
+"""Most values, and most marks, that wait on the stack. Python's pickler appends 1,000 at a time."""
+MAX_COPIED_BYTES: Final = 8 * MAX_BYTES
+"""Most memory that calls may copy, at 8 bytes a value or character."""
+MAX_INTEGER_BYTES: Final = 9
+"""Longest integer: 64 bits without a sign."""
+
+_MAX_AXES: Final = 8
+_SIZED: Final = (str, bytes, tuple, list, dict, set, frozenset)
+_ATOMS: Final = frozenset({str, bytes, int, float, bool, type(None)})
 
 Known = Mapping[str, Callable[..., Any]]
 """Functions of this program by the names in a file, such as "collections.OrderedDict"."""
@@ -52,7 +67,9 @@ def read_pickle(
     ------
     ScanError
         MODEL_UNSAFE if the pickle names anything else, or uses a rare instruction; MODEL_DAMAGED if
-        it is not a pickle, or larger than `MAX_BYTES`.
+        it is not a pickle, or exceeds a limit of this module. Keys of dictionaries and elements of
+        sets are texts, numbers or flat tuples of them: to hash nested tuples takes exponential
+        time.
     """
     if len(data) > MAX_BYTES:
         detail = f"{name} describes its weights in more than {format_bytes(MAX_BYTES)}"
@@ -66,12 +83,45 @@ def read_pickle(
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 
 
-class Stateful:
+class Stateful(ABC):
     """A value that takes the state which the pickle has for it, such as an array its numbers."""
 
+    @abstractmethod
     def set_state(self, state: Any) -> None:
         """Take the state as the pickle has it."""
-        raise NotImplementedError
+
+
+def small_shape(value: Any) -> tuple[int, ...]:
+    """Return the shape, or the strides, of an array: at most eight numbers of 0 or more.
+
+    Raises
+    ------
+    TypeError
+        If the value is anything else.
+    """
+    if not isinstance(value, tuple | list) or len(value) > _MAX_AXES:
+        raise TypeError("not a shape")
+    if not all(type(n) is int and n >= 0 for n in value):
+        raise TypeError("a shape consists of whole numbers")
+    return tuple(value)
+
+
+def encode_bytes(text: Any, encoding: Any) -> bytes:
+    """Return bytes that protocol 2 stores as text, with a call of `_codecs.encode`.
+
+    Raises
+    ------
+    ValueError
+        If the encoding is not Latin-1.
+    """
+    if type(text) is not str or encoding != "latin1":
+        raise ValueError("not bytes")
+    return text.encode("latin1")
+
+
+def ordered_dict() -> dict[Any, Any]:
+    """Return an empty dictionary; a pickle adds its items afterwards."""
+    return {}
 
 
 @dataclass
@@ -86,10 +136,11 @@ class _Reader:
     stack: list[Any] = field(default_factory=list)
     outer: list[list[Any]] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
+    copied: int = 0
 
     def read(self) -> Any:
         """Return the value at the end of the pickle."""
-        while True:
+        for _ in range(MAX_INSTRUCTIONS):
             code = self.data[self.at]
             self.at += 1
             if code == _STOP:
@@ -100,6 +151,14 @@ class _Reader:
                 detail = f"{self.file} has the pickle instruction {chr(code)!r}"
                 raise ScanError(Reason.MODEL_UNSAFE, detail) from None
             run(self)
+            if len(self.stack) > MAX_DEPTH:
+                raise self.too_large()
+        raise self.too_large()
+
+    def too_large(self) -> ScanError:
+        """Return the error for a pickle that exceeds a limit."""
+        detail = f"{self.file} describes far more values than a model has"
+        return ScanError(Reason.MODEL_DAMAGED, detail)
 
     def number(self, layout: struct.Struct) -> Any:
         """Return the number at the current position."""
@@ -155,13 +214,19 @@ def _name(reader: _Reader) -> None:
 
 def _stack_name(reader: _Reader) -> None:
     name, module = reader.stack.pop(), reader.stack.pop()
-    reader.refer(str(module), str(name))
+    if type(module) is not str or type(name) is not str:
+        raise TypeError("a name is not a text")
+    reader.refer(module, name)
 
 
 def _call(reader: _Reader) -> None:
     arguments, function = reader.stack.pop(), reader.stack.pop()
     if type(function) is not Name or type(arguments) is not tuple:
         raise ScanError(Reason.MODEL_UNSAFE, f"{reader.file} calls a value that is not a name")
+    # a function may copy its arguments, which the pickle can repeat from the memo in two bytes
+    reader.copied += sum(8 * len(a) for a in arguments if isinstance(a, _SIZED))
+    if reader.copied > MAX_COPIED_BYTES:
+        raise reader.too_large()
     reader.stack.append(reader.known[function.text](*arguments))
 
 
@@ -181,6 +246,8 @@ def _refer_outside(reader: _Reader) -> None:
 def _mark(reader: _Reader) -> None:
     reader.outer.append(reader.stack)
     reader.stack = []
+    if len(reader.outer) > MAX_DEPTH:
+        raise reader.too_large()
 
 
 def _tuple(count: int) -> Callable[[_Reader], None]:
@@ -202,8 +269,17 @@ def _grouped(kind: Callable[[list[Any]], Any]) -> Callable[[_Reader], None]:
     return run
 
 
+def _keys(values: list[Any]) -> list[Any]:
+    """Return values after a check that each can be hashed in no time."""
+    for value in values:
+        atoms = value if type(value) is tuple and len(value) <= _MAX_AXES else (value,)
+        if not all(type(atom) in _ATOMS for atom in atoms):
+            raise TypeError("not a key")
+    return values
+
+
 def _pairs(values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(values[::2], values[1::2], strict=True))
+    return dict(zip(_keys(values[::2]), values[1::2], strict=True))
 
 
 def _append(reader: _Reader) -> None:
@@ -213,7 +289,7 @@ def _append(reader: _Reader) -> None:
 
 def _set_item(reader: _Reader) -> None:
     value, key = reader.stack.pop(), reader.stack.pop()
-    reader.last(dict)[key] = value
+    reader.last(dict).update(_pairs([key, value]))
 
 
 def _add(kind: type, values: Callable[[list[Any]], Any]) -> Callable[[_Reader], None]:
@@ -256,9 +332,13 @@ def _bytes(size: struct.Struct) -> Callable[[_Reader], None]:
 
 
 def _long(size: struct.Struct) -> Callable[[_Reader], None]:
-    return lambda reader: reader.stack.append(
-        int.from_bytes(reader.take(size), "little", signed=True)
-    )
+    def run(reader: _Reader) -> None:
+        digits = reader.take(size)
+        if len(digits) > MAX_INTEGER_BYTES:
+            raise reader.too_large()
+        reader.stack.append(int.from_bytes(digits, "little", signed=True))
+
+    return run
 
 
 _U1, _U2, _U4, _U8 = (struct.Struct(f"<{code}") for code in "BHIQ")
@@ -309,6 +389,6 @@ _INSTRUCTIONS: Final[Mapping[int, Callable[[_Reader], object]]] = {
     ord("s"): _set_item,
     ord("u"): _add(dict, _pairs),
     0x8F: lambda reader: _push(reader, set()),
-    0x90: _add(set, list),
-    0x91: _grouped(frozenset),
+    0x90: _add(set, _keys),
+    0x91: _grouped(lambda values: frozenset(_keys(values))),
 }

@@ -57,14 +57,14 @@ def _rule(function: Any, arguments: Any) -> KeepLargest:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: another background than 0")
     chosen = arguments.get("labels_or_regions", ())
     regions = chosen if isinstance(chosen, list) else [chosen]
-    numbers = {
+    numbers = [
         number
         for region in regions
         for number in (region if isinstance(region, tuple | list) else (region,))
-    }
+    ]
     if not numbers or not all(type(n) is int and 0 < n <= 65535 for n in numbers):
         raise ValueError("not labels")
-    return KeepLargest(tuple(sorted(numbers)), together=True, connectivity=26)
+    return KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26)
 
 
 def _never(*_: Any) -> Any:

@@ -12,7 +12,14 @@ import numpy as np
 
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import MAX_BYTES, check_archive, find_file
-from scanloom.cards.nnunet.inert_pickle import Known, Stateful, read_pickle
+from scanloom.cards.nnunet.inert_pickle import (
+    Known,
+    Stateful,
+    encode_bytes,
+    ordered_dict,
+    read_pickle,
+    small_shape,
+)
 from scanloom.core import Reason, ScanError, format_bytes
 
 MAX_VALUES: Final = 10_000
@@ -96,21 +103,15 @@ class _Array(Stateful):
     def set_state(self, state: Any) -> None:
         """Take shape, data type, order and numbers."""
         _, shape, kind, fortran, raw = state
-        if not isinstance(kind, _Type) or math.prod(shape) > MAX_VALUES:
+        if not isinstance(kind, _Type) or math.prod(small_shape(shape)) > MAX_VALUES:
             raise ValueError("not a small array of numbers")
         order = "F" if fortran else "C"
         # `order` is "C" or "F"; NumPy types it as a literal
-        self._array = np.frombuffer(raw, kind.dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+        self._array = np.frombuffer(raw, kind.dtype).reshape(small_shape(shape), order=order)  # type: ignore[call-overload]
 
     def values(self) -> Any:
         """Return the numbers as nested lists."""
         return self._array.tolist()
-
-
-def _encode(text: Any, encoding: Any) -> bytes:
-    if encoding != "latin1":
-        raise ValueError("not bytes")
-    return str(text).encode("latin1")
 
 
 def _scalar(kind: Any, raw: Any = b"") -> Any:
@@ -120,8 +121,8 @@ def _scalar(kind: Any, raw: Any = b"") -> Any:
 _MODULES: Final = ("numpy.core.multiarray", "numpy._core.multiarray")
 """Module of an array's functions before and since NumPy 2."""
 _KNOWN: Final[Known] = {
-    "_codecs.encode": _encode,
-    "collections.OrderedDict": lambda *items: dict(*items),
+    "_codecs.encode": encode_bytes,
+    "collections.OrderedDict": ordered_dict,
     "numpy.dtype": _Type,
     "numpy.ndarray": _Array,
     **{f"{module}._reconstruct": lambda *_: _Array() for module in _MODULES},
