@@ -6,9 +6,10 @@ is ``n[x] = scale[x] * s[follows[x]] + shift[x] + lean[x] * s[lead]`` for the so
 
 With alignment "first", shape and position of the grid are those of MONAI's Orientationd and
 Spacingd, including rounding: a network that was trained with them must see the same voxels. One
-exception: a sheared stack always gets the grid of its in-plane axes and their normal. MONAI
-(Gram-Schmidt in the order of the axes) gives the same grid if the sheared axis comes last;
-otherwise its grid is not parallel to the source's planes.
+exception: a sheared stack that is resampled gets the grid of its in-plane axes and their normal.
+MONAI (Gram-Schmidt in the order of the axes) gives the same grid if the sheared axis comes last;
+otherwise its grid is not parallel to the source's planes. Without a requested spacing the network
+sees the voxels as they are stored.
 
 With the other alignments the grid divides the source's axes anew, sheared ones too: the programs
 that align in these ways (nnU-Net, TotalSegmentator) scale arrays and know no directions. Their

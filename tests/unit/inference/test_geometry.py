@@ -67,6 +67,40 @@ def test_a_tilted_stack_of_axial_slices_is_seen_as_monai_sees_it(codes: str, til
     np.testing.assert_allclose(ours.numpy(), theirs[0].numpy(), atol=1e-3)
 
 
+@pytest.mark.parametrize("codes", ["RAS", "LPS", "ALS"])
+def test_without_spacing_a_tilted_stack_is_seen_as_it_is_stored(codes: str) -> None:
+    grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=12.0)
+    array = model_cards.smooth_scan(grid.shape)
+    wanted = NetworkGrid("RAS", None)
+
+    ours = to_network(array, plan_grid(grid, wanted), CPU)
+
+    assert grid.sheared
+    np.testing.assert_array_equal(ours.numpy(), monai_sees(array, grid, wanted)[0].numpy())
+
+
+@pytest.mark.parametrize(
+    ("spacing", "target", "slices", "resampled"),
+    [
+        (3.1, 2.0, 10, 15),  # float32(3.1) is smaller: 15.4999995
+        (5.0, 2.0, 21, 52),  # 52.5 is a tie: the even number
+        (0.9765625, 1.5, 96, 62),  # a 250 mm field of view with 256 voxels: 62.5
+        (3.0, 2.0, 9, 14),
+    ],
+)
+@pytest.mark.parametrize("turn", [0, 4, 6, 11, 30])
+def test_half_voxels_are_rounded_by_the_spacing_in_the_header(
+    spacing: float, target: float, slices: int, resampled: int, turn: float
+) -> None:
+    grid = model_cards.grid((20, 22, slices), (1.5, 1.5, spacing), "LPS", turn=turn)
+    stored = Grid(grid.shape, grid.affine.astype(np.float32))
+
+    for alignment in ("edges", "ends"):
+        plan = plan_grid(stored, NetworkGrid("RAS", (2.0, 2.0, target), alignment=alignment))
+
+        assert plan.network.shape[2] == resampled
+
+
 @pytest.mark.parametrize("shape", [(40, 44, 20), (41, 43, 21)])
 @pytest.mark.parametrize("spacing", [(0.75, 0.75, 5.0), (1.4995, 1.5005, 2.0), (1.5, 1.5, 2.0)])
 @pytest.mark.parametrize("turn", [0.0, 5.0])

@@ -248,11 +248,14 @@ def _clean(args: Arguments, state: _State, context: _Context) -> None:
         raise args.refused("connectivity", hops)
     many = isinstance(state.decision, Threshold) and context.outputs > 1
     args.only("is_onehot", None, many)
+    together = not args.flag("independent", True)
+    if together and many:
+        raise args.refused("independent", False)
     count = args.whole_or_none("num_components")
     state.cleaning.append(
         KeepLargest(
             numbers=_numbers(args, many, context.outputs),
-            together=not args.flag("independent", True),
+            together=together,
             parts=1 if count is None else count,
             connectivity=_CONNECTIVITY[hops],
             when="before" if state.inverted is None else "after",

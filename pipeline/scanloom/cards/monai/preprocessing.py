@@ -274,12 +274,12 @@ def _axcodes(args: Arguments) -> str:
 
 
 def _pixdim(args: Arguments) -> tuple[float, float, float]:
-    """Return three spacings; like MONAI, missing ones are 1 mm."""
+    """Return three spacings; like MONAI, missing ones are equal to the last."""
     value = args.take("pixdim")
     values = value if isinstance(value, list) else [value]
     if not values or not all(is_number(v) and v > 0 for v in values[:3]):
         raise args.refused("pixdim", value)
-    i, j, k = [float(v) for v in values[:3]] + [1.0] * (3 - len(values[:3]))
+    i, j, k = (float(v) for v in (values + values[-1:] * 2)[:3])
     return i, j, k
 
 

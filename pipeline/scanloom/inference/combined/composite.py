@@ -25,6 +25,7 @@ from scanloom.inference.device import choose_device, deterministic, is_out_of_me
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import SLAB_BYTES
+from scanloom.inference.resampling.alignment import nifti_spacing
 from scanloom.inference.resampling.image import Scan, network_image
 from scanloom.inference.resampling.parts import part_grid, steps_after
 from scanloom.inference.resampling.shared import SharedScan
@@ -211,8 +212,7 @@ def box_of_stage(rough: Segmentation, stage: Stage) -> Box | None:
     box = union_of_boxes(boxes)
     if box is None:
         return None
-    spacing = np.array(rough.grid.spacing, dtype=np.float32)
-    x, y, z = (int(n) for n in np.full(3, stage.margin) / spacing.astype(np.float64))
+    x, y, z = (int(n) for n in stage.margin / nifti_spacing(rough.grid))
     return enlarge_box(box, (x, y, z), rough.grid.shape)
 
 

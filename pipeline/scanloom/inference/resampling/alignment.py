@@ -19,6 +19,9 @@ from scanloom.core import Grid
 SAME_AFFINE = 1e-3
 """Differences of spacing (mm) and affine below it are ignored (MONAI's AFFINE_TOL)."""
 
+_FLOAT32_LENGTH = 3e-7
+"""Largest relative error of a length whose three components are float32."""
+
 Alignment = Literal["first", "edges", "ends", "centre"]
 Float64 = NDArray[np.float64]
 
@@ -75,9 +78,8 @@ def scale_axes(
 
     `flipped` are the axes of `oriented` whose direction in the scan is the opposite.
     """
-    own = np.array(oriented.spacing)
-    if requested.alignment == "ends":  # TotalSegmentator reads spacing from NIfTI's header
-        own = own.astype(np.float32).astype(np.float64)
+    # nnU-Net and TotalSegmentator read the spacing of NIfTI's header
+    own = np.array(oriented.spacing) if requested.alignment == "centre" else nifti_spacing(oriented)
     wanted = wanted_spacing(requested, own)
     before = np.array(oriented.shape)
     ratio = own / wanted * before
@@ -103,6 +105,24 @@ def scale_axes(
         return ScaledGrid(oriented, np.ones(3), np.zeros(3), np.eye(4), nearest)
     x, y, z = (int(n) for n in after)
     return ScaledGrid(Grid((x, y, z), oriented.affine @ step), scale, shift, step, nearest)
+
+
+def nifti_spacing(grid: Grid) -> Float64:
+    """Return the spacing (3,) in mm that a NIfTI header states for a grid, which is in float32.
+
+    The length of a direction that was rounded to float32 differs in the last digit, which decides
+    half a voxel: 10 slices of 3.1 mm are 15.5 slices of 2 mm. So the value is a decimal of six
+    digits or a 4096th of a millimetre (matrix sizes), if such a value lies within the rounding.
+    """
+    return np.array([_stated(length) for length in grid.spacing])
+
+
+def _stated(length: float) -> float:
+    """Return the float32 value that a header states for a length, as float64."""
+    for value in (float(f"{length:.6g}"), round(length * 4096.0) / 4096.0):
+        if abs(value - length) <= _FLOAT32_LENGTH * length:
+            return float(np.float32(value))
+    return float(np.float32(length))
 
 
 def wanted_spacing(requested: NetworkGrid, own: Float64) -> Float64:

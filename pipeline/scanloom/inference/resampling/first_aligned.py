@@ -19,13 +19,14 @@ def first_aligned_grid(
 ) -> tuple[Grid, Affine]:
     """Return the grid of the requested spacing (MONAI Spacing, sp_resample), else `oriented`.
 
-    Also returns the affine from an index of that grid to an index of `oriented`.
+    Also returns the affine from an index of that grid to an index of `oriented`. Without a
+    requested spacing the voxels are seen as they are stored, sheared ones too (MONAI).
     """
-    if requested.spacing is None and sheared is None:
+    if requested.spacing is None:
         return oriented, np.eye(4)
     directions = _directions(oriented, sheared)
     affine = np.eye(4)
-    affine[:3, :3] = directions * _spacing(oriented, requested, directions)
+    affine[:3, :3] = directions * _spacing(oriented, requested)
     ends = ((0.0, n - 1.0) for n in oriented.shape)
     corners = np.array([(*corner, 1.0) for corner in itertools.product(*ends)]).T
     corners = (np.linalg.solve(affine, oriented.affine) @ corners)[:3]
@@ -56,11 +57,9 @@ def _directions(oriented: Grid, sheared: int | None) -> Affine:
     return np.asarray(directions)
 
 
-def _spacing(oriented: Grid, requested: NetworkGrid, directions: Affine) -> NDArray[np.float64]:
+def _spacing(oriented: Grid, requested: NetworkGrid) -> NDArray[np.float64]:
     """Return the network's spacing: the requested one, or the scan's own if it is as good."""
     own = np.array(oriented.spacing)
-    if requested.spacing is None:
-        return np.asarray(np.abs(np.sum(directions * oriented.affine[:3, :3], axis=0)))
     target = wanted_spacing(requested, own)
     return np.where((target - SAME_AFFINE <= own) & (own <= target + SAME_AFFINE), own, target)
 

@@ -8,7 +8,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.intensity import IntensityStep
 from scanloom.core import Grid
 from scanloom.inference.geometry import NetworkPlan, plan_grid
-from scanloom.inference.resampling.alignment import wanted_spacing
+from scanloom.inference.resampling.alignment import nifti_spacing, wanted_spacing
 
 
 def part_grid(plan: NetworkPlan, card: ModelCard) -> Grid:
@@ -17,14 +17,13 @@ def part_grid(plan: NetworkPlan, card: ModelCard) -> Grid:
     TotalSegmentator hands it on as a NIfTI file: its spacing is the requested one, although the
     voxels at the ends coincide, and has the precision of the file's header.
     """
-    own = np.array(plan.oriented.spacing)
-    spacing = wanted_spacing(card.grid, own).astype(np.float32)
+    spacing = wanted_spacing(card.grid, nifti_spacing(plan.oriented)).astype(np.float32)
     return Grid(plan.network.shape, np.diag([*spacing.astype(np.float64), 1.0]))
 
 
 def steps_after(plan: NetworkPlan, card: ModelCard) -> tuple[IntensityStep, ...]:
     """Return the steps after resampling: none for a scan that has exactly the card's spacing."""
-    own = np.array(plan.oriented.spacing, dtype=np.float32)
+    own = nifti_spacing(plan.oriented)
     wanted = np.array(card.grid.spacing or (), dtype=np.float64)
     return () if np.array_equal(own, wanted) else card.after
 

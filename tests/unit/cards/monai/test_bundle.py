@@ -196,6 +196,12 @@ def test_threshold_makes_each_channel_a_structure(tmp_path: Path) -> None:
     assert card.cleaning == (KeepLargest((2,), when="after"),)
     assert card.n_outputs == 2
 
+    post(config)[-1]["independent"] = False  # the largest component of all channels united
+    united = write_bundle(tmp_path / "united", config, metadata)
+
+    with pytest.raises(ScanError, match="independent"):
+        read_bundle(united)
+
 
 def test_background_channel_of_a_threshold_is_no_structure(tmp_path: Path) -> None:
     config, metadata = spleen_config(), spleen_metadata()
@@ -392,6 +398,21 @@ def swap(first: int, second: int) -> Change:
 
 def set_inferer(**args: Any) -> Change:
     return lambda c: c["inferer"].update(args)
+
+
+@pytest.mark.parametrize(
+    ("pixdim", "spacing"),
+    [(1.5, (1.5, 1.5, 1.5)), ([1.5], (1.5, 1.5, 1.5)), ([1.5, 2.0], (1.5, 2.0, 2.0))],
+)
+def test_missing_spacings_are_equal_to_the_last(
+    tmp_path: Path, pixdim: Any, spacing: tuple[float, float, float]
+) -> None:
+    config = spleen_config()
+    set_in("Spacingd", pixdim=pixdim)(config)
+
+    card = read_bundle(write_bundle(tmp_path / "bundle", config))
+
+    assert card.grid.spacing == spacing
 
 
 UNSUPPORTED: list[tuple[Change, str]] = [
