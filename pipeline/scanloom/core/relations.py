@@ -114,6 +114,14 @@ class Relations:
             *((rule.name, rule.inside) for rule in self.restrict_to),
         )
 
+    def labels_to_compute(self, requested: Sequence[str]) -> tuple[str, ...]:
+        """Return the labels that models must find for requested ones; empty for all.
+
+        Other results depend on structures that are not requested themselves: then all are found.
+        """
+        depends = self.references or self.unite or self.shares
+        return () if depends else tuple(requested)
+
     @property
     def united(self) -> frozenset[str]:
         """Models and ensembles whose structures are united with those of others."""

@@ -270,7 +270,7 @@ class _Session:
         digests = [card_digest(card) for card in self.cards]
         try:
             self._predictors = load_models(
-                self.workflow.models, digests, execution, self.options.outputs.structures
+                self.workflow.models, digests, execution, self.workflow.computed_labels
             )
         except Exception as error:
             self._fault = blame(error)

@@ -205,10 +205,9 @@ def plan_grid(source: Grid, requested: NetworkGrid) -> NetworkPlan:
     target = _in_network_order(requested)
     if requested.alignment != "first":
         return _plan_scaled(source, oriented, target, (follows, flipped))
-    # From the source: of two axes that are not orthogonal, the later one counts as sheared
-    sheared = None if source.shear_axis is None else follows.index(source.shear_axis)
+    sheared = oriented.shear_axis  # in MONAI's order: of two oblique axes the later one
     network, step = first_aligned_grid(oriented, target, sheared)
-    lead = 2 if source.shear_axis is None else source.shear_axis
+    lead = 2 if sheared is None else follows[sheared]
     scale, shift, lean = _maps(oriented, network, flipped, sheared)
     return NetworkPlan(
         *(source, oriented, network, follows, flipped, lead, scale, shift, lean, step),

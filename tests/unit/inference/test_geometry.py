@@ -67,6 +67,21 @@ def test_a_tilted_stack_of_axial_slices_is_seen_as_monai_sees_it(codes: str, til
     np.testing.assert_allclose(ours.numpy(), theirs[0].numpy(), atol=1e-3)
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1), (2, 1, 0)])
+def test_a_tilted_stack_may_be_stored_slice_axis_first(order: tuple[int, int, int]) -> None:
+    grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), "LPS", turn=8, tilt=12.0)
+    turn = np.eye(4)[:, [*order, 3]]
+    i, j, k = (grid.shape[axis] for axis in order)
+    stored = Grid((i, j, k), grid.affine @ turn)
+    array = model_cards.smooth_scan(grid.shape).transpose(order)
+    wanted = NetworkGrid("RAS", (1.5, 1.5, 2.0))
+
+    ours = to_network(array, plan_grid(stored, wanted), CPU)
+
+    theirs = monai_sees(np.ascontiguousarray(array), stored, wanted)[0].numpy()
+    np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-3)
+
+
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "ALS"])
 def test_without_spacing_a_tilted_stack_is_seen_as_it_is_stored(codes: str) -> None:
     grid = model_cards.grid((19, 23, 14), (1.1, 0.9, 2.5), codes, turn=8, tilt=12.0)

@@ -177,6 +177,8 @@ def _check(configuration: Configuration) -> None:
     if len(set(functions)) > 1:
         detail = "resampling of scans but not of scores, or the reverse"
         raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
+    if configuration.resampling_fn_data == _NO_RESAMPLING:
+        return  # its arguments are ignored
     data = configuration.resampling_fn_data_kwargs
     scores = configuration.resampling_fn_probabilities_kwargs
     if data.order not in (1, 3) or scores.order != 1:

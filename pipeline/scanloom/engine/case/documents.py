@@ -117,7 +117,8 @@ def _window_values(segmented: SegmentedCase) -> int:
     from scanloom.inference.workload import window_values
 
     grid = segmented.loaded.scan.volume.grid
-    structures = segmented.loaded.case.outputs.structures
+    case = segmented.loaded.case
+    structures = case.relations.labels_to_compute(case.outputs.structures)
     cards = [needed_parts(predictor.card, structures) for predictor in segmented.predictors]
     return sum(window_values(card, grid) for card in cards)
 

@@ -112,7 +112,8 @@ def estimate_case(
     raw = 2 * voxels if np.dtype(dtype).kind == "f" else 0  # before rescale
     host, device = {"load": scan + raw + DECODER_BYTES}, dict[str, int]()
     held = 0  # label maps of the previous models
-    parts = [needed_parts(card, (outputs or Outputs()).structures) for card in cards]
+    labels = relations.labels_to_compute((outputs or Outputs()).structures)
+    parts = [needed_parts(card, labels) for card in cards]
     for need, maps in _needs(grid, stored, parts, placement, relations):
         for step, count in need.host.items():
             host[step] = max(host.get(step, 0), scan + held + count)

@@ -287,7 +287,8 @@ def _estimated(
         smallest = estimate_case(grid, dtype, cards, case.outputs, None, case.relations)
         check_memory(smallest, workflow.execution.memory_limit)
         estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement, case.relations)
-        requested = [needed_parts(card, case.outputs.structures) for card in cards]
+        labels = case.relations.labels_to_compute(case.outputs.structures)
+        requested = [needed_parts(card, labels) for card in cards]
         values = sum(window_values(card, grid) for card in requested)
     except ScanError as error:
         return PlannedCase(case.id, reason=error.code, detail=error.detail)

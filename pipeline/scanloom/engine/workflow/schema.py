@@ -265,6 +265,11 @@ class Workflow(Section, frozen=True):
         return make_relations(*parts)
 
     @property
+    def computed_labels(self) -> tuple[str, ...]:
+        """Labels that the models must find; empty for all."""
+        return self.relations.labels_to_compute(self.outputs.structures)
+
+    @property
     def compute_options(self) -> ComputeOptions:
         """Options for running networks."""
         return self.execution.options(ComputeOptions)

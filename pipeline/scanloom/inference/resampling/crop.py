@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from scanloom.cards.card import Crop
-from scanloom.core import Grid, Volume
+from scanloom.core import Grid, Reason, ScanError, Volume
 from scanloom.inference.geometry import NetworkPlan, Shape
 from scanloom.inference.sliding_window import ScorePlanes
 
@@ -73,11 +73,19 @@ def bounding_box(along: Sequence[NDArray[np.bool_]], crop: Crop) -> Box | None:
     """Return the smallest box around the foreground, with the crop's margin.
 
     `along` says of each index along an axis whether any voxel there is foreground. None if the box
-    is the whole grid, or if there is no foreground.
+    is the whole grid, or if no voxel differs from 0 (nnU-Net).
+
+    Raises
+    ------
+    ScanError
+        IMPLAUSIBLE if no voxel is positive, and the model sees positive ones only (MONAI).
     """
     ends = []
     for found in along:
         index = np.flatnonzero(found)
+        if len(index) == 0 and crop.foreground == "positive":
+            detail = "no voxel is as bright as the foreground to which the model crops a scan"
+            raise ScanError(Reason.IMPLAUSIBLE, detail)
         if len(index) == 0:
             return None
         low, high = int(index[0]) - crop.margin, int(index[-1]) + 1 + crop.margin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from scanloom.cards.card import Channel, Crop, ModelCard, NetworkGrid, Paint
 from scanloom.cards.intensity import Clip, Normalize, ScaleRange
-from scanloom.core import ComputeOptions, Volume
+from scanloom.core import ComputeOptions, ScanError, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.crop import crop_volume, fill_holes, source_box
@@ -207,3 +207,15 @@ def test_painted_regions_make_one_layer(tmp_path: Path) -> None:
 
     assert len(segmentation.layers) == 1
     assert set(np.unique(segmentation.layers[0].labels)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("grid", ["source", "network"])
+def test_a_scan_without_foreground_is_refused(
+    tmp_path: Path, grid: Literal["source", "network"]
+) -> None:
+    crop = Crop("positive", grid)
+    card = mr_card(tmp_path, grid=NetworkGrid("RAS", (2.0, 2.0, 2.0), crop=crop))
+    air = volume(np.full(SHAPE, -1000, np.int16, order="F"))
+
+    with pytest.raises(ScanError, match="IMPLAUSIBLE"):
+        predict(card, air)

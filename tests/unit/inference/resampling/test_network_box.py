@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from scanloom.cards.card import Crop, NetworkGrid
+from scanloom.core import ScanError
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.resampling.crop import largest_box, network_box
 from support.model_cards import grid
@@ -36,8 +38,11 @@ def test_margin_ends_at_the_grid() -> None:
     assert network_box(image(), crop) == np.s_[0:8, 2:9, 3:11]
 
 
-def test_no_foreground_is_the_whole_grid() -> None:
-    assert network_box(torch.zeros(1, *SHAPE), Crop("positive", "network")) is None
+def test_without_foreground_there_is_no_box() -> None:
+    """nnU-Net then sees the whole scan, MONAI nothing: that is refused."""
+    assert network_box(torch.zeros(1, *SHAPE), Crop("nonzero", "network")) is None
+    with pytest.raises(ScanError, match="IMPLAUSIBLE"):
+        network_box(torch.zeros(1, *SHAPE), Crop("positive", "network"))
 
 
 def test_the_largest_box_is_that_of_the_scan_on_the_grid() -> None:
