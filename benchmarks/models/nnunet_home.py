@@ -164,32 +164,41 @@ def configuration(model: Model) -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path, model: Model, seed: int = 0) -> Path:
-    """Write a model folder; return it."""
+def plans_of(*models: Model) -> dict[str, Any]:
+    """Return plans with the configurations of models that share all else."""
     density = {"mean": 40.0, "std": 180.0, "percentile_00_5": -500.0, "percentile_99_5": 600.0}
-    backward = [model.transpose.index(n) for n in range(3)]
-    plans = {
+    model = models[0]
+    return {
         "dataset_name": "Dataset021_Random",
         "plans_name": "nnUNetPlans",
         "image_reader_writer": model.reader,
         "transpose_forward": list(model.transpose),
-        "transpose_backward": backward,
+        "transpose_backward": [model.transpose.index(n) for n in range(3)],
         "label_manager": "LabelManager",
         "experiment_planner_used": "ExperimentPlanner",
         "foreground_intensity_properties_per_channel": {
             str(n): density for n in range(len(model.channels))
         },
-        "configurations": {model.configuration: configuration(model)},
+        "configurations": {each.configuration: configuration(each) for each in models},
     }
-    labels = model.labels or FOUR
+
+
+def dataset_of(model: Model) -> dict[str, Any]:
+    """Return what stands in `dataset.json`."""
     dataset = {
         "channel_names": {str(n): name for n, name in enumerate(model.channels)},
-        "labels": labels,
+        "labels": model.labels or FOUR,
         "file_ending": ".nii.gz",
         "numTraining": 0,
     }
-    if labels is REGIONS:
+    if model.labels is REGIONS:
         dataset["regions_class_order"] = [1, 2, 3]
+    return dataset
+
+
+def write_model(folder: Path, model: Model, seed: int = 0) -> Path:
+    """Write a model folder; return it."""
+    plans, dataset = plans_of(model), dataset_of(model)
     place = folder / f"nnUNetTrainer__nnUNetPlans__{model.configuration}"
     place.mkdir(parents=True, exist_ok=True)
     (place / "plans.json").write_text(json.dumps(plans))
@@ -314,6 +323,16 @@ def predict(model: Path, scans: Path, out: Path, mirror: bool, previous: Path | 
     )
 
 
+def predict_all(folder: Path, place: Path, first: Path | None) -> None:
+    """Label the scans of a model's folder with and without mirroring; `first` as first stage."""
+    for name, mirror in (("mirror", True), ("plain", False)):
+        previous = None
+        if first is not None:
+            previous = folder / f"previous-{name}"
+            predict(first, folder / "scans", previous, mirror, None)
+        predict(place, folder / "scans", folder / "labels" / name, mirror, previous)
+
+
 def make(folder: Path, model: Model) -> None:
     """Make one model, its scans, and labels with and without mirroring."""
     place = write_model(folder, model, seed=3)
@@ -322,12 +341,7 @@ def make(folder: Path, model: Model) -> None:
     if model.previous:
         labels = {"scans": model.scans, "channels": model.channels}
         first = write_model(folder, replace(LOW, **labels), seed=7)
-    for name, mirror in (("mirror", True), ("plain", False)):
-        previous = None
-        if first is not None:
-            previous = folder / f"previous-{name}"
-            predict(first, folder / "scans", previous, mirror, None)
-        predict(place, folder / "scans", folder / "labels" / name, mirror, previous)
+    predict_all(folder, place, first)
     print(folder.name, len(names), "scans", flush=True)
 
 

@@ -9,16 +9,13 @@ than 99.95 % of voxels are equal, or a class of 1,000 voxels has a Dice below 0.
 
 from __future__ import annotations
 
-import argparse
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import nibabel
 import numpy as np
-import torch
-from nnunet_parity import LEAST_DICE, LEAST_EQUAL, worst_dice
+from agreement import agreement, compare_all
 
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions
@@ -37,34 +34,17 @@ def compare(folder: Path, task: str) -> bool:
         start = time.process_time()
         (layer,) = predictor.predict(volume).layers
         ours = np.asarray(layer.labels)
-        equal, dice = float((ours == theirs).mean()), worst_dice(ours, theirs)
-        found = len(np.unique(theirs)) - 1
+        found, present = agreement(ours, theirs), len(np.unique(theirs)) - 1
         print(
-            f"{task:16} {file.name[:9]:10} {equal:9.4%}  Dice {dice:.4f}  {found:3} of "
+            f"{task:16} {file.name[:9]:10} {found}  {present:3} of "
             f"{len(card.structures):3} classes in {float((theirs > 0).mean()):4.0%} of the scan  "
             f"{time.process_time() - start:5.1f} CPU s",
             flush=True,
         )
-        agreed &= equal >= LEAST_EQUAL and dice >= LEAST_DICE
+        agreed &= found.enough
     return agreed
 
 
-def main() -> int:
-    """Compare the requested tasks."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("tasks", nargs="*")
-    parser.add_argument("--env", help="Python of TotalSegmentator's environment")
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.env:
-        home = Path(__file__).with_name("totalsegmentator_home.py")
-        subprocess.run([given.env, str(home), str(given.folder), *given.tasks], check=True)
-    tasks = given.tasks or sorted(entry.name for entry in (given.folder / "labels").iterdir())
-    agreed = [compare(given.folder, task) for task in tasks]
-    return 0 if all(agreed) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    home = Path(__file__).with_name("totalsegmentator_home.py")
+    sys.exit(compare_all(compare, {"stand-in": home}, root="labels"))

@@ -18,90 +18,16 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
+from agreement import agreement
 from numpy.typing import NDArray
+from zoo_bundles import BUNDLES, CPU
 
-MIN_EQUAL, MIN_DICE, MIN_VOXELS = 0.9995, 0.999, 1000
 SEED = 7
-CPU = "$torch.device('cpu')"
-
-
-@dataclass(frozen=True)
-class Home:
-    """How MONAI's runner takes a bundle.
-
-    Parameters
-    ----------
-    data : str
-        Entry of the config that lists the scans.
-    form : "paths", "images", "list", "clicks", "phases" or "prompts"
-        What the entry holds.
-    run : str
-        Entry that is run.
-    overrides : mapping
-        Further entries to replace.
-    edits : mapping
-        Entries of the bundle's config that are changed for both programs.
-    dropped : tuple of str
-        Arguments of the network that MONAI 1.6.1 does not know any more.
-    scans : int
-        Number of channels.
-    options : mapping
-        Options of the model in scanloom.
-    same : bool
-        Whether labels must be equal.
-    """
-
-    data: str = "datalist"
-    form: str = "paths"
-    run: str = "run"
-    overrides: dict[str, Any] = field(default_factory=dict)
-    edits: dict[str, Any] = field(default_factory=dict)
-    dropped: tuple[str, ...] = ()
-    scans: int = 1
-    options: dict[str, str] = field(default_factory=dict)
-    same: bool = True
-
-
-_DINTS = Home(
-    form="images",
-    overrides={
-        "arch_ckpt": "$torch.load(@arch_ckpt_path, map_location='cpu', weights_only=False)",
-        "dints_space#device": CPU,
-    },
-    edits={"inferer#roi_size": [64, 64, 64]},
-)
-BUNDLES = {
-    "spleen_ct_segmentation": Home(),
-    "swin_unetr_btcv_segmentation": Home(dropped=("img_size",)),
-    "wholeBody_ct_segmentation": Home(),
-    "segmentation_template": Home("data_list"),
-    "ventricular_short_axis_3label": Home(run="evaluating"),
-    "prostate_mri_anatomy": Home(  # MONAI mixes its labels, scanloom flags it
-        edits={"inferer#roi_size": [64, 64, 64]}, same=False
-    ),
-    "brats_mri_segmentation": Home(
-        "test_datalist", "list", scans=4, edits={"inferer#roi_size": [64, 64, 48]}
-    ),
-    "pediatric_abdominal_ct_segmentation": Home(form="images"),
-    "multi_organ_segmentation": _DINTS,
-    "pancreas_ct_dints_segmentation": _DINTS,
-    "renalStructures_CECT_segmentation": Home("dataset#data", "phases", run="inference", scans=3),
-    "spleen_deepedit_annotation": Home("dataset#data", "clicks"),
-    "vista3d": Home(
-        "input_dict",
-        "prompts",
-        overrides={"evaluator#amp": False},
-        options={"structures": "liver+spleen+aorta"},
-    ),
-    "renalStructures_UNEST_segmentation": Home(run="evaluating"),
-    "wholeBrainSeg_Large_UNEST_segmentation": Home(run="evaluating"),
-}
 
 
 def entry(form: str, scans: list[str]) -> Any:
@@ -336,23 +262,6 @@ def segment(bundle: Path, name: str, out: Path, scans: list[Path]) -> None:
     print(json.dumps({"cpu_s": used.ru_utime + used.ru_stime, "peak_bytes": used.ru_maxrss * 1024}))
 
 
-def compare(ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, Any]:
-    """Return the share of equal voxels, and the lowest Dice of a class of 1,000 voxels."""
-    theirs = np.rint(theirs.astype(np.float64)).astype(np.int64)
-    if theirs.shape != ours.shape:
-        raise RuntimeError(f"shapes {ours.shape} and {theirs.shape}")
-    dice = {}
-    for n in np.unique(theirs):
-        a, b = ours == n, theirs == n
-        if b.sum() >= MIN_VOXELS:
-            dice[int(n)] = float(2 * (a & b).sum() / (a.sum() + b.sum()))
-    return {
-        "equal": float(np.mean(ours == theirs)),
-        "dice": min(dice.values()),
-        "classes": len(dice),
-    }
-
-
 def main() -> None:
     """Compare all bundles, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -370,9 +279,8 @@ def main() -> None:
             try:
                 row = measure(args.zoo, args.scan, args.home, name, case, work)
             except Exception as exc:  # noqa: BLE001 the next bundle still counts
-                row = {"error": f"{type(exc).__name__}: {exc}", "equal": 0.0, "dice": 0.0}
-            different = row["equal"] < MIN_EQUAL or row["dice"] < MIN_DICE
-            failed |= "error" in row or (different and BUNDLES[name].same)
+                row = {"error": f"{type(exc).__name__}: {exc}", "enough": False}
+            failed |= "error" in row or (BUNDLES[name].same and not row["enough"])
             print(json.dumps({"bundle": name, "case": case, **row}), flush=True)
     sys.exit(failed)
 
@@ -386,8 +294,16 @@ def measure(zoo: Path, scan: Path, python: str, name: str, case: str, work: Path
     call("--weights", bundle, name, *scans)  # a process of its own, for its memory
     ours = run_ours(bundle, name, scans, work / "ours.npy")
     theirs = run_home(python, bundle, name, scans, work / "home")
-    result = compare(ours.pop("labels"), theirs.pop("labels"))
-    return {**result, "ours": ours, "home": theirs}
+    whole = np.rint(theirs.pop("labels").astype(np.float64)).astype(np.int64)
+    found = agreement(ours.pop("labels"), whole)
+    return {
+        "enough": found.enough,
+        "equal": found.equal,
+        "dice": found.worst_dice,
+        "classes": len(found.dice),
+        "ours": ours,
+        "home": theirs,
+    }
 
 
 def spacing_of(bundle: Path, name: str) -> tuple[float, ...] | None:

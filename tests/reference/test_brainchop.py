@@ -15,6 +15,7 @@ import scanloom
 from scanloom.cards.card import ANY_MODALITY, Crop, ModelCard
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions, Volume
+from scanloom.core.options import Precision
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.predictor import TorchPredictor
 from support.brainchop import brainchop
@@ -39,13 +40,13 @@ def t1() -> Volume:
 
 def stored(name: str) -> NDArray[Any]:
     """Return a stored label map of the sample."""
-    image = nib.load(brainchop(f"reference/t1_crop_{name}.nii.gz"))  # type: ignore[attr-defined]
+    image = nib.load(brainchop(f"reference/t1_crop_{name}.nii.gz"))
     return np.asanyarray(image.dataobj)
 
 
-def predict(card: ModelCard, volume: Volume, precision: str = "float32") -> NDArray[Any]:
+def predict(card: ModelCard, volume: Volume, precision: Precision = "float32") -> NDArray[Any]:
     """Return the label map of a scan."""
-    options = ComputeOptions(precision=precision)  # type: ignore[arg-type]
+    options = ComputeOptions(precision=precision)
     segmentation = TorchPredictor(card, options, device="cpu").predict(volume)
     return segmentation.layers[0].labels
 
@@ -94,18 +95,18 @@ def test_brain_mask_equals_the_stored_one() -> None:
 def test_labels_do_not_depend_on_the_order_of_axes(turn: str) -> None:
     """A head whose axes are flipped and permuted gets the same labels at the same places."""
     card, volume = read_model(brainchop("model5_gw_ae")), t1()
-    image = nib.Nifti1Image(volume.array, volume.grid.affine)  # type: ignore[attr-defined]
-    codes = nib.orientations.axcodes2ornt(tuple(turn))  # type: ignore[attr-defined]
-    own = nib.orientations.io_orientation(volume.grid.affine)  # type: ignore[attr-defined]
-    there = nib.orientations.ornt_transform(own, codes)  # type: ignore[attr-defined]
+    image = nib.Nifti1Image(volume.array, volume.grid.affine)
+    codes = nib.orientations.axcodes2ornt(tuple(turn))
+    own = nib.orientations.io_orientation(volume.grid.affine)
+    there = nib.orientations.ornt_transform(own, codes)
     turned = image.as_reoriented(there)
     array = np.asfortranarray(np.asanyarray(turned.dataobj))
     grid = replace(volume.grid, shape=array.shape, affine=turned.affine)
 
     labels = predict(card, replace(volume, array=array, grid=grid))
 
-    back = nib.orientations.ornt_transform(codes, own)  # type: ignore[attr-defined]
-    labels = nib.orientations.apply_orientation(labels, back)  # type: ignore[attr-defined]
+    back = nib.orientations.ornt_transform(codes, own)
+    labels = nib.orientations.apply_orientation(labels, back)
     assert np.mean(labels == predict(card, volume)) >= 0.999
 
 
