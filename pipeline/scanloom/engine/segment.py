@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scanloom.cards.check import check_modalities
 from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
@@ -45,7 +46,7 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import ResultState, result_state, store_source_stamp
 from scanloom.io.output.work_folder import open_output
-from scanloom.io.probe import probe
+from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
 
 logger = logging.getLogger(__name__)
@@ -238,18 +239,19 @@ class _Session:
             store_source_stamp(out / "cases" / folder, case.stamp)
             return _recall(case, out / "cases" / folder)
         check_writable(out)
-        self._check_fits(case)
+        self._check_headers(case)
         source = source_from_series(case.series, case.id)
         with self._networks() as predictors:
             return run_case(case, predictors, self.target, clock, folder=folder, source=source)
 
-    def _check_fits(self, case: Case) -> None:
-        """Refuse a scan that cannot fit into memory, before its voxels are read."""
-        if self.options.memory_limit is None:
-            return
-        outline = probe(case.series, case.phase, case.read.orientation, case.read.gaps)
-        need = estimate_case(*outline, self.cards, self.options.outputs)
-        check_memory(need, self.options.memory_limit)
+    def _check_headers(self, case: Case) -> None:
+        """Refuse a scan by its headers, before torch is imported and voxels are read."""
+        for card in self.cards:
+            check_modalities([case.series.modality or case.read.modality], card)
+        outline = read_outline(case.series, case.read, phase=case.phase)
+        if self.options.memory_limit is not None:
+            need = estimate_case(*outline, self.cards, self.options.outputs)
+            check_memory(need, self.options.memory_limit)
 
     @contextmanager
     def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:
