@@ -100,4 +100,4 @@ def _name_source(error: Any) -> None:
         "DEFAULT_MAP": ctx.meta.get(SOURCES, {}).get(parameter.name),
     }
     if place := hints.get(getattr(source, "name", "")):
-        error.param_hint = clean(f"{parameter.get_error_hint(ctx)} (from {place})")
+        error.param_hint = clean(f"{parameter.get_error_hint()} (from {place})")

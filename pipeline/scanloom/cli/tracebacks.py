@@ -40,7 +40,7 @@ class Log:
     level : int or None
         Lowest level of messages on stderr; None for none. With DEBUG, other libraries are heard.
     file : Path or None
-        A file to which messages of all levels are appended, with the time.
+        A file to which messages are appended with their time: of INFO, or `level` if that is lower.
     """
 
     level: int | None
@@ -65,6 +65,7 @@ class Log:
             except OSError as exc:
                 problem = f"{self.file} can't be written ({type(exc).__name__})"
                 raise typer.BadParameter(problem, param_hint="'--log'") from exc
+            made[-1].setLevel(min(logging.INFO, self.level or logging.INFO))
             made[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
         return made
 

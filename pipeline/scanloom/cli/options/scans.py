@@ -87,7 +87,7 @@ class WorkflowOptions:
     input: InputOption = None
     archives: ArchivesOption = False
     shard: Annotated[
-        tuple[int, int] | None,
+        values.Shard | None,
         typer.Option(
             parser=values.shard, metavar="K/N", help="Process only part K of N, for job arrays."
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import typer
 
@@ -44,9 +45,16 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(exc)) from exc
 
 
-def shard(text: str) -> tuple[int, int]:
+class Shard(NamedTuple):
+    """Part `number` of `count` parts of an archive, from 1."""
+
+    number: int
+    count: int
+
+
+def shard(text: str) -> Shard:
     """Return K and N of "K/N"; refuse any other text."""
     match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise typer.BadParameter(f"expected K/N with 1 <= K <= N, such as 1/4, not {text}")
-    return int(match[1]), int(match[2])
+    return Shard(int(match[1]), int(match[2]))
