@@ -134,7 +134,7 @@ def test_paths_are_left_to_the_shell(shell: str, environment: dict[str, str]) ->
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     home = Path(environment["HOME"])
-    (home / "study_of_today").mkdir()
+    (home / "study_of_today").mkdir(exist_ok=True)
     line = f"scanloom segment {home}/study_of"
     found = {"bash": bash, "fish": fish}[shell](line, environment)
     # bash's `complete -o default` completes files itself when a function returns nothing

@@ -92,9 +92,9 @@ def test_a_log_file_has_our_messages_with_their_time(
 
     lines = file.read_text().splitlines()
     assert [line.partition("INFO ")[2] for line in lines] == ["case abc: done"] * 2
-    with pytest.raises(typer.BadParameter, match="can't be written"):
-        with error_boundary(OutputMode(log=tmp_path)):
-            pass
+    refused = pytest.raises(typer.BadParameter, match="can't be written")
+    with refused, error_boundary(OutputMode(log=tmp_path)):
+        pass
 
 
 def test_debug_tells_the_whole_chain_without_foreign_words(

@@ -46,10 +46,10 @@ def byte_count(text: str) -> int:
 
 
 class Shard(NamedTuple):
-    """Part `number` of `count` parts of an archive, from 1."""
+    """Part k of n parts of an archive, from 1."""
 
-    number: int
-    count: int
+    k: int
+    n: int
 
 
 def shard(text: str) -> Shard:
