@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 DOING = {
     "find": "looking for scans",
     "load": "reading",
+    "models": "loading the model",
     "resample": "resampling",
     "network": "running the network",
     "restore": "restoring labels to the scan's grid",
     "clean": "cleaning",
+    "relate": "combining the models",
     "measure": "measuring",
     "write": "writing",
     "readback": "reading back and comparing",

@@ -60,6 +60,11 @@ class StepTimer:
         if text not in notes:
             notes.append(text)
 
+    def announce(self, name: str) -> None:
+        """Report a step that is not timed."""
+        if self.on_step is not None:
+            self.on_step(name)
+
     def window_reporter(
         self, model: str, device: str, precision: str
     ) -> Callable[[int, int], None] | None:

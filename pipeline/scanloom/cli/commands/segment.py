@@ -151,7 +151,8 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
             say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
         elif not quiet:
             show_case(path, record)
-    if not quiet:
+    told = len(records) == 1 and records[0][1].reason is not None
+    if not quiet and not told:
         console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
 
 
