@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:
     """Print what would be done with each scan, and return the exit code."""
     from scanloom.engine.dry_run import plan_scans
+    from scanloom.engine.machine.lean_imports import without_optional_imports
 
-    planned = list(plan_scans(paths, options))
+    with without_optional_imports():
+        planned = list(plan_scans(paths, options))
     plain = {"schema": 1, "planned": [_plain(scan, options) for scan in planned]}
     print_result(mode, lambda: plain, lambda: _show(planned, options))
     errors = [scan.error for scan in planned if scan.error is not None]

@@ -262,7 +262,7 @@ class _Run:
         all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
         cases = self.cases.of_this_shard(all_cases)
         unique, ambiguous = unique_cases(cases, self.key)
-        self.selected = len(unique)
+        self.selected = len(unique) + len(ambiguous)
         self.refused = sum(
             left.reason.outcome == "failed" and scope.holds(left.series.id) for left in left_out
         )

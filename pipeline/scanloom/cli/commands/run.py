@@ -128,11 +128,10 @@ def explain_nothing_selected(files: Mapping[str, Mapping[str, int]]) -> None:
         {reason: n for reasons in files.values() for reason, n in reasons.items() if reason}
     )
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
-    say(
-        f"scanloom: files were found, but no case was selected ({reasons or 'no reason'}). Check "
-        "`select` and `policy` of the workflow; `scanloom index` lists the series.",
-        err=True,
-    )
+    advice = "`scanloom index` lists the series"
+    if "NOT_SELECTED" in counts:
+        advice = f"Check `select` and `policy` of the workflow; {advice}"
+    say(f"scanloom: files were found, but no case ({reasons}). {advice}.", err=True)
 
 
 def document(result: RunResult) -> dict[str, Any]:
