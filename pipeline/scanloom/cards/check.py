@@ -39,17 +39,7 @@ def check_scan(
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
         another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan.
     """
-    volumes = (volume, *further_channels)
-    if len(card.channels) != len(volumes):
-        detail = f"{card.name} takes {len(card.channels)} input channels, got {len(volumes)}"
-        raise ScanError(Reason.CHANNELS, detail)
-    flags = []
-    for channel_volume, channel in zip(volumes, card.channels, strict=True):
-        if channel_volume.modality is None or channel.modality == ANY_MODALITY:
-            flags.append(Flag.MODALITY_UNKNOWN)
-        elif channel_volume.modality != channel.modality:
-            detail = f"{card.name} is for {channel.modality}, the scan is {channel_volume.modality}"
-            raise ScanError(Reason.MODALITY, detail)
+    flags = list(check_modalities([v.modality for v in (volume, *further_channels)], card))
     checks = card.checks
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
@@ -62,6 +52,32 @@ def check_scan(
             raise ScanError(Reason.IMPLAUSIBLE, f"{name}: {problem}")
         flags.append(flag)
     return tuple(dict.fromkeys(flags))
+
+
+def check_modalities(modalities: Sequence[str | None], card: ModelCard) -> tuple[Flag, ...]:
+    """Check the modalities of the inputs of a model, one for each channel; None if unknown.
+
+    Returns
+    -------
+    tuple of Flag
+        MODALITY_UNKNOWN if a modality is unknown, or the model takes any.
+
+    Raises
+    ------
+    ScanError
+        CHANNELS if the number of inputs differs from the model's; MODALITY.
+    """
+    if len(card.channels) != len(modalities):
+        detail = f"{card.name} takes {len(card.channels)} input channels, got {len(modalities)}"
+        raise ScanError(Reason.CHANNELS, detail)
+    unknown = False
+    for modality, channel in zip(modalities, card.channels, strict=True):
+        if modality is None or channel.modality == ANY_MODALITY:
+            unknown = True
+        elif modality != channel.modality:
+            detail = f"{card.name} is for {channel.modality}, the scan is {modality}"
+            raise ScanError(Reason.MODALITY, detail)
+    return (Flag.MODALITY_UNKNOWN,) if unknown else ()
 
 
 def percentiles(volume: Volume) -> tuple[float, float] | None:

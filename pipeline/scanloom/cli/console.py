@@ -8,16 +8,16 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from scanloom.cli.exit_codes import Exit, exit_of_reason
 from scanloom.cli.streams import stdout_lost
-from scanloom.cli.tracebacks import libraries_withheld, told_traceback
+from scanloom.cli.tracebacks import Log, logged, told_traceback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,11 +32,6 @@ _BEYOND_ASCII = re.compile(r"[^\n -~]")
 WIDTH = 110
 """Columns of a table that is written to a file or a pipe."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a single JSON document on stdout.")]
-DebugOption = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks, without text from other libraries.")
-]
-
 
 @dataclass(frozen=True)
 class OutputMode:
@@ -44,6 +39,9 @@ class OutputMode:
 
     json: bool = False
     debug: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    log: Path | None = None
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -102,6 +100,16 @@ def _escaped(match: re.Match[str]) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
+def print_result(
+    mode: OutputMode, document: Callable[[], Mapping[str, Any]], show: Callable[[], None]
+) -> None:
+    """Print a result as `mode` says: as a JSON document, as text, or not at all."""
+    if mode.json:
+        print_json(document())
+    elif not mode.quiet:
+        show()
+
+
 def error_document(reason: Reason, detail: str) -> dict[str, Any]:
     """Return the JSON object of an error."""
     return {
@@ -140,7 +148,7 @@ def error_boundary(manner: OutputMode) -> Iterator[None]:
     keep_memory_private()
     settle_in()
     try:
-        with libraries_withheld() if manner.debug else _libraries_silent():
+        with _libraries_heard(manner):
             yield
     except ScanError as error:
         _fail(manner, error, error.reason, error.detail)
@@ -169,6 +177,14 @@ def _fail(manner: OutputMode, error: Exception, reason: Reason, detail: str) -> 
         print_json({"schema": 1, "error": error_document(reason, detail)})
     else:
         say(f"scanloom: {format_error(reason, detail)}", err=True)
+
+
+def _libraries_heard(manner: OutputMode) -> AbstractContextManager[None]:
+    """Return the context of a command: with its log if there is one, else without any."""
+    if not (manner.debug or manner.verbose or manner.log):
+        return _libraries_silent()
+    level = logging.DEBUG if manner.debug else logging.INFO if manner.verbose else None
+    return logged(Log(level, manner.log))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord, Reason
+    from scanloom.engine.run import RunResult
 
 
 class Exit(IntEnum):
@@ -16,7 +17,7 @@ class Exit(IntEnum):
     OK = 0
     SOME_FAILED = 1  # also: a problem found by `doctor`, an internal error
     USAGE = 2
-    UNUSABLE = 65  # EX_DATAERR: the requested scan, or a model, can't be used
+    UNUSABLE = 65  # EX_DATAERR: the requested scan, or a model, can't be used; nothing selected
     INPUT_OUTPUT = 74  # EX_IOERR: the disk is full, or OUT is not writable
     INTERRUPTED = 130  # 128 + SIGINT
 
@@ -31,11 +32,11 @@ def exit_of_reason(reason: Reason) -> Exit:
     return Exit.SOME_FAILED if internal else Exit.UNUSABLE
 
 
-def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
+def exit_of_records(records: Sequence[CaseRecord], *, strict: bool = False) -> Exit:
     """Return the exit code for the records of one or several scans.
 
-    Among several scans, skipped ones do not count if any other scan has a result. Ambiguous ones
-    count as failed: they were requested and have no result.
+    Among several scans, skipped ones do not count if any other scan has a result, unless `strict`.
+    Ambiguous ones count as failed: they were requested and have no result.
     """
     from scanloom.core import Reason
 
@@ -46,5 +47,23 @@ def exit_of_records(records: Sequence[CaseRecord]) -> Exit:
         return exit_of_reason(reasons[0])
     if any(reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE) for reason in reasons):
         return Exit.INPUT_OUTPUT
-    failed = any(reason.expects_result for reason in reasons)
+    failed = strict or any(reason.expects_result for reason in reasons)
     return Exit.SOME_FAILED if failed or len(reasons) == len(records) else Exit.OK
+
+
+NO_SERIES = frozenset({"NOT_AN_IMAGE", "DUPLICATE_LINK", "LEFT_OUT", "NESTED_ARCHIVE"})
+"""Codes of skipped files that are no series of their own."""
+
+
+def exit_of_run(result: RunResult, *, strict: bool = False) -> Exit:
+    """Return the exit code of a run: 0 if every selected case is done.
+
+    With `strict`, a series also counts that failed, waits for a choice, or was skipped for another
+    reason than the workflow's selection.
+    """
+    if result.failed_cases or result.damaged:
+        return Exit.SOME_FAILED
+    files = result.totals["files"]
+    skipped = set(files.get("skipped", ())) - NO_SERIES - {"NOT_SELECTED"}
+    incomplete = bool(files.get("failed") or files.get("ambiguous") or skipped)
+    return Exit.SOME_FAILED if strict and incomplete else Exit.OK

@@ -6,13 +6,12 @@ import atexit
 import gc
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
-import typer.core
 
+from scanloom.cli.command import HELP, Command, Group
 from scanloom.cli.commands import (
     demo,
     doctor,
@@ -27,42 +26,18 @@ from scanloom.cli.commands import (
     verify,
     where,
 )
-from scanloom.cli.console import clean
 from scanloom.cli.streams import steady_streams
 from scanloom.own_python import safe_path
 
-
-class _Commands(typer.core.TyperGroup):
-    """The commands; usage errors are escaped like all foreign text."""
-
-    def make_context(self, *arguments: Any, **keywords: Any) -> Any:
-        with _shown_clean():
-            return super().make_context(*arguments, **keywords)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _shown_clean():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _shown_clean() -> Iterator[None]:
-    """Escape the text of usage errors, which quote file names."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
-            error.message = clean(error.message)  # type: ignore[attr-defined]
-        raise
-
-
 app = typer.Typer(
     name="scanloom",
-    cls=_Commands,
+    cls=Group,
+    context_settings=HELP,
     help="Segment medical scans, and write results that lie exactly on them.\n\n"
     "Research software: not a medical device.",
+    epilog="Every option has a variable (SCANLOOM_DEVICE) and may stand in a file (--config).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -85,7 +60,7 @@ for _command in (
     where.where,
     join.join,
 ):
-    app.command(_command.__name__, help=_flowing(_command.__doc__))(_command)
+    app.command(_command.__name__, cls=Command, help=_flowing(_command.__doc__))(_command)
 app.add_typer(models.app, name="models")
 
 
@@ -101,7 +76,14 @@ def _show_version(requested: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            "-V",
+            metavar="",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version.",
+        ),
     ] = False,
 ) -> None:
     """Define the program's own options."""

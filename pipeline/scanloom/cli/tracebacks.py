@@ -1,4 +1,4 @@
-"""Tracebacks and logs for `--debug`, without text from other libraries.
+"""Tracebacks and logs for `--debug`, `--verbose` and `--log`, without text from other libraries.
 
 Exceptions, warnings and log lines of other libraries quote paths and headers, which name patients.
 Only their type and location in the code are shown; scanloom's own text is shown in full.
@@ -11,8 +11,12 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
+
+import typer
 
 OURS = "scanloom"
 WITHHELD = "(text withheld)"
@@ -27,15 +31,54 @@ def told_traceback(error: BaseException) -> str:
     return "\nwhich led to\n\n".join(reversed(sections))
 
 
+@dataclass(frozen=True)
+class Log:
+    """Where log messages go.
+
+    Parameters
+    ----------
+    level : int or None
+        Lowest level of messages on stderr; None for none. With DEBUG, other libraries are heard.
+    file : Path or None
+        A file to which messages are appended with their time: of INFO, or `level` if that is lower.
+    """
+
+    level: int | None
+    file: Path | None = None
+
+    def handlers(self) -> list[logging.Handler]:
+        """Return the handlers of scanloom's messages.
+
+        Raises
+        ------
+        BadParameter
+            If the file can't be written.
+        """
+        made: list[logging.Handler] = []
+        if self.level is not None:
+            made.append(logging.StreamHandler())
+            made[0].setFormatter(_Formatter())
+            made[0].setLevel(self.level)
+        if self.file is not None:
+            try:
+                made.append(logging.FileHandler(self.file, encoding="utf-8"))
+            except OSError as exc:
+                problem = f"{self.file} can't be written ({type(exc).__name__})"
+                raise typer.BadParameter(problem, param_hint="'--log'") from exc
+            made[-1].setLevel(min(logging.INFO, self.level or logging.INFO))
+            made[-1].setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+        return made
+
+
 @contextmanager
-def libraries_withheld() -> Iterator[None]:
-    """Log scanloom's messages to stderr (DEBUG), and only the location of other libraries'.
+def logged(log: Log) -> Iterator[None]:
+    """Log scanloom's messages, and only the location of other libraries'.
 
     The record factory is replaced, since some libraries install their own handlers.
     """
-    logger, handler = logging.getLogger(OURS), logging.StreamHandler()
-    handler.setFormatter(_Formatter())
+    logger, handlers = logging.getLogger(OURS), log.handlers()
     level, factory = logger.level, logging.getLogRecordFactory()
+    silence = None if log.level == logging.DEBUG else logging.NullHandler()
 
     def make_record(*values: object, **keywords: object) -> logging.LogRecord:
         record: logging.LogRecord = factory(*values, **keywords)
@@ -46,14 +89,21 @@ def libraries_withheld() -> Iterator[None]:
         return record
 
     logging.setLogRecordFactory(make_record)
-    logger.addHandler(handler)
+    if silence is not None:  # otherwise logging prints the warnings of other libraries
+        logging.root.addHandler(silence)
+    for handler in handlers:
+        logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
     finally:
-        logger.removeHandler(handler)
+        if silence is not None:
+            logging.root.removeHandler(silence)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
         logger.setLevel(level)
         logging.setLogRecordFactory(factory)
 

@@ -4,7 +4,7 @@ Each option is defined here once: name, type, default, and a description with ot
 pydantic's Field. `scanloom.engine.workflow.schema` and
 `scanloom.engine.segment` embed these objects, cases and recipes carry them. A new option must keep
 results as they are by its default: see `scanloom.engine.case.recipe`. Its command line parameter
-has the same name and is defined in `scanloom.cli.commands.segment`.
+has the same name and is defined in `scanloom.cli.options.segmentation`.
 """
 
 from __future__ import annotations

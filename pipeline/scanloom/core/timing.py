@@ -19,15 +19,38 @@ class CpuWall:
         return CpuWall(self.wall + other.wall, self.cpu + other.cpu)
 
 
+@dataclass(frozen=True)
+class WindowCount:
+    """Progress of a network on its windows.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model.
+    done, total : int
+        Windows of the scan, each counted once for each of the model's networks.
+    device, precision : str
+        Such as "cuda:0" and "float16".
+    """
+
+    model: str
+    done: int
+    total: int
+    device: str
+    precision: str
+
+
 @dataclass
 class StepTimer:
     """Wall and processor time of each step.
 
-    `on_step` is called with the name of each step as it begins (progress). `notes` records, by
-    subject and without repeats, measures such as out-of-memory fallbacks.
+    `on_step` is called with the name of each step as it begins, `on_windows` after each batch of
+    windows (progress). `notes` records, by subject and without repeats, measures such as
+    out-of-memory fallbacks.
     """
 
     on_step: Callable[[str], None] | None = None
+    on_windows: Callable[[WindowCount], None] | None = None
     steps: dict[str, CpuWall] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -36,6 +59,20 @@ class StepTimer:
         notes = self.notes.setdefault(subject, [])
         if text not in notes:
             notes.append(text)
+
+    def announce(self, name: str) -> None:
+        """Report a step that is not timed."""
+        if self.on_step is not None:
+            self.on_step(name)
+
+    def window_reporter(
+        self, model: str, device: str, precision: str
+    ) -> Callable[[int, int], None] | None:
+        """Return a function of the windows done and of all that reports; None without listener."""
+        listen = self.on_windows
+        if listen is None:
+            return None
+        return lambda done, total: listen(WindowCount(model, done, total, device, precision))
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

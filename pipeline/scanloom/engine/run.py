@@ -122,6 +122,10 @@ class RunResult:
         it.
     damaged : tuple of str
         Published cases that can't be read; tables and report omit them.
+    selected : int
+        Number of cases that the workflow selected, those from before included.
+    refused : int
+        Number of series that failed by their headers, so that they are no cases.
     """
 
     run: str
@@ -131,14 +135,13 @@ class RunResult:
     totals: dict[str, Any]
     compared: dict[str, Any] | None = None
     damaged: tuple[str, ...] = ()
+    selected: int = 0
+    refused: int = 0
 
     @property
-    def any_failed(self) -> bool:
-        """Whether a file, a series or a case failed, or a published case is damaged.
-
-        A series that waits for the choice of a volume has not failed.
-        """
-        return bool(self.status.failed or self.files["failed"] or self.damaged)
+    def failed_cases(self) -> int:
+        """Number of selected cases that failed."""
+        return self.status.failed - self.refused
 
 
 def run(
@@ -194,7 +197,10 @@ def run(
             write_report(options.out, current.damaged)
             board.state(state)
         damaged = tuple(sorted(current.damaged))
-        return RunResult(name, status, files, complete, totals, current.compared, damaged)
+        return RunResult(
+            *(name, status, files, complete, totals, current.compared, damaged),
+            *(current.selected, current.refused),
+        )
 
 
 def _check(workflow: Workflow, paths: Sequence[Path], options: RunOptions) -> tuple[ModelCard, ...]:
@@ -245,6 +251,7 @@ class _Run:
         self.course = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
+        self.selected = self.refused = 0
 
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:
@@ -255,6 +262,10 @@ class _Run:
         all_cases = make_cases(index, chosen, self.workflow, self.cards, self.key, left_out)
         cases = self.cases.of_this_shard(all_cases)
         unique, ambiguous = unique_cases(cases, self.key)
+        self.selected = len(unique) + len(ambiguous)
+        self.refused = sum(
+            left.reason.outcome == "failed" and scope.holds(left.series.id) for left in left_out
+        )
         left_out += id_conflicts(ambiguous, index.series)
         earlier = self.cases.earlier_outcomes(unique)
         pending = earlier.pending

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scanloom.cards.check import check_modalities
 from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
@@ -26,6 +28,7 @@ from scanloom.core import (
 )
 from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
+from scanloom.core.timing import WindowCount
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, import_heavy, load_models, unique_cards
@@ -45,13 +48,14 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import ResultState, result_state, store_source_stamp
 from scanloom.io.output.work_folder import open_output
-from scanloom.io.probe import probe
+from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
 
 logger = logging.getLogger(__name__)
-"""Logs at DEBUG only: tracebacks may hold foreign text."""
+"""Tracebacks are logged at DEBUG only: they may hold foreign text."""
 
 OnStep = Callable[[Path, str], None]
+OnWindows = Callable[[Path, WindowCount], None]
 
 
 @dataclass(frozen=True)
@@ -164,14 +168,32 @@ def segment_paths(
 
 
 def iter_segment(
-    paths: Sequence[Path], options: SegmentOptions, on_step: OnStep | None = None
+    paths: Sequence[Path],
+    options: SegmentOptions,
+    on_step: OnStep | None = None,
+    on_windows: OnWindows | None = None,
 ) -> Iterator[tuple[Path, CaseRecord]]:
     """Yield each path with the record of its scan: see `segment_paths`."""
     session = _Session(options)
     with closing(session.read_session):
         for path in paths:
-            for record in session.run(path, on_step):
+            clock = StepTimer(
+                partial(on_step, path) if on_step else None,
+                partial(on_windows, path) if on_windows else None,
+            )
+            for record in session.run(path, clock):
+                _log(record)
                 yield path, record
+
+
+def _log(record: CaseRecord) -> None:
+    """Log the outcome of a case, without its path."""
+    if record.reason is not None:
+        logger.info("case %s: %s", record.id or "unknown", record.reason.code)
+    elif record.reused:
+        logger.info("case %s: from before", record.id)
+    else:
+        logger.info("case %s: done in %.1f s", record.id, record.seconds)
 
 
 class _Session:
@@ -192,8 +214,7 @@ class _Session:
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None
 
-    def run(self, path: Path, on_step: OnStep | None) -> Iterator[CaseRecord]:
-        clock = StepTimer((lambda step: on_step(path, step)) if on_step else None)
+    def run(self, path: Path, clock: StepTimer) -> Iterator[CaseRecord]:
         try:
             with clock.step("find"), self.read_session.active():
                 selected = self._selected(path)
@@ -205,7 +226,7 @@ class _Session:
             with self.read_session.active():
                 record = self._run(series, clock)
             yield record
-            clock = StepTimer(clock.on_step)
+            clock = StepTimer(clock.on_step, clock.on_windows)
 
     def _selected(self, path: Path) -> tuple[Series, ...]:
         options = self.options
@@ -238,18 +259,19 @@ class _Session:
             store_source_stamp(out / "cases" / folder, case.stamp)
             return _recall(case, out / "cases" / folder)
         check_writable(out)
-        self._check_fits(case)
+        self._check_headers(case)
         source = source_from_series(case.series, case.id)
         with self._networks() as predictors:
             return run_case(case, predictors, self.target, clock, folder=folder, source=source)
 
-    def _check_fits(self, case: Case) -> None:
-        """Refuse a scan that cannot fit into memory, before its voxels are read."""
-        if self.options.memory_limit is None:
-            return
-        outline = probe(case.series, case.phase, case.read.orientation, case.read.gaps)
-        need = estimate_case(*outline, self.cards, self.options.outputs)
-        check_memory(need, self.options.memory_limit)
+    def _check_headers(self, case: Case) -> None:
+        """Refuse a scan by its headers, before torch is imported and voxels are read."""
+        for card in self.cards:
+            check_modalities([case.series.modality or case.read.modality], card)
+        outline = read_outline(case.series, case.read, phase=case.phase)
+        if self.options.memory_limit is not None:
+            need = estimate_case(*outline, self.cards, self.options.outputs)
+            check_memory(need, self.options.memory_limit)
 
     @contextmanager
     def _networks(self) -> Iterator[Callable[[], Sequence[Predictor]]]:

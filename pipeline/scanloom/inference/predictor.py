@@ -323,6 +323,7 @@ class TorchPredictor:
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
         first, *folds = self._folds_on(loaded, memory_plan.device)
+        precision = PrecisionChoice(memory_plan.dtype, "").name
         sliding_window = SlidingWindow(
             network=first.network,
             window=self.card.window,
@@ -333,6 +334,7 @@ class TorchPredictor:
             sums=torch.device("cpu") if budget.scores == "host" else None,
             head=first.head,
             folds=folds,
+            on_windows=clock.window_reporter(self.name, str(memory_plan.device), precision),
         )
         axis = plan.network_axis(plan.lead)
         planes = sliding_window.slide(image.image, axis, image.seen)

@@ -123,6 +123,8 @@ class SlidingWindow:
         The network's final layer, if detached: then features are summed. On the image's device.
     folds : sequence of Fold
         Further networks, with whose scores those of `network` are averaged.
+    on_windows : callable or None
+        Called with the number of windows that are done, and of all, of all networks together.
     """
 
     network: Network
@@ -135,6 +137,7 @@ class SlidingWindow:
     passed: SkippedWindows = field(default_factory=lambda: SkippedWindows())
     head: FinalLayer | None = None
     folds: Sequence[Fold] = ()
+    on_windows: Callable[[int, int], None] | None = None
 
     def slide(
         self, image: torch.Tensor, axis: int, seen: torch.Tensor | None = None
@@ -168,12 +171,17 @@ class SlidingWindow:
         crop = [slice(low[x], low[x] + shape[x]) for x in range(3) if x != axis]
         folds = [Fold(self.network, self.head), *self.folds]
         sums = [ScoreAccumulator(layout, weight) for _ in folds]
+        done, total = 0, layout.count * len(folds)
         for row in layout.rows():
             corners = self._windows_to_run(row.corners, layout.size, seen, low)
+            done += (len(row.corners) - len(corners)) * len(folds)
             for fold, fold_sums in zip(folds, sums, strict=True):
                 for corner, scores in self._run(fold.network, padded, corners, layout.size):
                     fold_sums.add(scores, corner)
                     del scores  # the next windows need the memory
+                    done += 1
+                    if self.on_windows is not None:
+                        self.on_windows(done, total)
             along = (low[axis], shape[axis])
             yield from self._finish(sums, row.following, crop, along, image.device)
 

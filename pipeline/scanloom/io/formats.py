@@ -32,9 +32,12 @@ class ProbeFunction(Protocol):
         phase: int | None = None,
         orientation: str | None = None,
         gaps: Gaps = "refuse",
-        limit: int = VOXEL_LIMIT_BYTES,
+        limit: int | None = None,
     ) -> tuple[Grid, np.dtype[Any]]:
-        """Return grid and voxel type after rescale; parameters are those of `ReadFunction`."""
+        """Return grid and voxel type after rescale; parameters are those of `ReadFunction`.
+
+        Without `limit`, the largest size is that of each format's own.
+        """
 
 
 class ReadFunction(Protocol):
@@ -118,10 +121,11 @@ def raw_format(
         *,
         phase: int | None = None,
         orientation: str | None = None,
-        limit: int = VOXEL_LIMIT_BYTES,
+        limit: int | None = None,
         **_: object,
     ) -> tuple[Grid, np.dtype[Any]]:
-        return parse(files, phase, orientation, limit).outline
+        largest = VOXEL_LIMIT_BYTES if limit is None else limit
+        return parse(files, phase, orientation, largest).outline
 
     def read(
         files: Sequence[Path],
@@ -143,11 +147,12 @@ def _probe_dicom(
     *,
     phase: int | None = None,
     gaps: Gaps = "refuse",
+    limit: int | None = None,
     **_: object,
 ) -> tuple[Grid, np.dtype[Any]]:
     from scanloom.io.dicom.series import dicom_outline
 
-    return dicom_outline(files, phase, gaps)
+    return dicom_outline(files, phase, gaps, limit)
 
 
 def _read_dicom(

@@ -37,6 +37,7 @@ def probe(
     phase: int | None = None,
     orientation: str | None = None,
     gaps: Gaps = "refuse",
+    limit: int | None = None,
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid of a series and the type of its voxels after rescale.
 
@@ -45,6 +46,8 @@ def probe(
     series : Series
     phase, orientation, gaps
         As in `scanloom.load_volume`.
+    limit : int or None
+        Largest size of the decoded voxels in bytes.
 
     Returns
     -------
@@ -56,4 +59,4 @@ def probe(
         As reading the scan would raise for its headers.
     """
     probe = FORMATS[series.kind].probe
-    return probe(series.files, phase=phase, orientation=orientation, gaps=gaps)
+    return probe(series.files, phase=phase, orientation=orientation, gaps=gaps, limit=limit)

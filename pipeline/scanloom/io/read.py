@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from scanloom.core import Flag, Gaps, Nan, ReadOptions, ScanError, Series, Volume
+import numpy as np
+
+from scanloom.core import Flag, Gaps, Grid, Nan, ReadOptions, ScanError, Series, Volume
 from scanloom.core.options import check_choices
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
+from scanloom.io.probe import probe
 from scanloom.io.scan import Scan
 from scanloom.io.voxel_values import rounding_flags
 
@@ -105,7 +111,7 @@ def read_scan(
         If an option has an unknown value.
     """
     check_choices(options)
-    try:
+    with _unreadable_neighbours(series):
         scan = FORMATS[series.kind].read(
             series.files,
             phase=phase,
@@ -113,16 +119,39 @@ def read_scan(
             modality=options.modality,
             gaps=options.gaps,
             nan=options.nan,
-            limit=VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size,
+            limit=_limit(options),
         )
+    if series.unreadable:
+        scan = _with_flags(scan, (Flag.FILES_LOST,))
+    return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
+
+
+def read_outline(
+    series: Series, options: ReadOptions = ReadOptions(), *, phase: int | None = None
+) -> tuple[Grid, np.dtype[Any]]:
+    """Return the grid of the volume that `read_scan` would return, and the type of its voxels.
+
+    Parameters and errors are those of `read_scan`, for the faults that headers show.
+    """
+    check_choices(options)
+    with _unreadable_neighbours(series):
+        return probe(series, phase, options.orientation, options.gaps, _limit(options))
+
+
+def _limit(options: ReadOptions) -> int:
+    return VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size
+
+
+@contextmanager
+def _unreadable_neighbours(series: Series) -> Iterator[None]:
+    """Add to the detail of an error that files next to the slices of a series cannot be read."""
+    try:
+        yield
     except ScanError as error:
         if not series.unreadable:
             raise
         detail = f"{error.detail}; {series.unreadable} files next to its slices cannot be read"
         raise ScanError(error.reason, detail) from error
-    if series.unreadable:
-        scan = _with_flags(scan, (Flag.FILES_LOST,))
-    return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
 
 
 def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:

@@ -12,11 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import cc3d
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.ops.run_length import Labels, find_runs, iter_slabs
@@ -210,6 +207,8 @@ def _label_slab(
     The preceding slice is included so that two slabs can be merged: its voxels have a piece in
     either slab, and the two pieces are connected. Pieces are numbered from 1.
     """
+    import cc3d  # here, since a scan that is refused needs no components
+
     mapped = _mapped(labels[:, :, slab.start - _lead_in(slab) : slab.stop], table)
     writable = np.array(mapped, order="F")  # cc3d requires a writable array
     pieces, count = cc3d.connected_components(writable, connectivity=connectivity, return_N=True)
@@ -237,6 +236,9 @@ def _overlaps(above: NDArray[Any], below: NDArray[Any]) -> _IntArray:
 
 def _merge(piece_count: int, links: list[_IntArray]) -> _IntArray:
     """Return the component of each piece (piece_count,); piece 0, the background, is 0."""
+    from scipy.sparse import coo_array  # here, as cc3d
+    from scipy.sparse.csgraph import connected_components
+
     pairs = np.concatenate([np.zeros((0, 2), np.int64), *links])
     graph = coo_array(
         (np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(piece_count, piece_count)

@@ -36,6 +36,7 @@ SHOWN_BY_FILE = {
     "cli/checks/devices.py": ("doctor",),
     "cli/checks/storage.py": ("doctor",),
     "engine/clusters/connect.py": ("run",),
+    "engine/default_model.py": ("segment",),
     "engine/planning/plan.py": ("plan", "run"),
     "engine/run.py": ("run",),
     "engine/run_lock.py": ("run",),

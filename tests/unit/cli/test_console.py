@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import typer
@@ -76,6 +77,24 @@ def test_debug_shows_the_cause_of_a_case_that_failed(capsys: pytest.CaptureFixtu
         logging.getLogger("scanloom.engine.segment").debug("the cause")
 
     assert "the cause" in capsys.readouterr().err
+
+
+def test_a_log_file_has_our_messages_with_their_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "log.txt"
+    for verbose in (False, True):
+        with error_boundary(OutputMode(log=file, verbose=verbose)):
+            logging.getLogger("scanloom.engine.segment").info("case abc: done")
+            logging.getLogger("scanloom.engine.segment").debug("the cause")
+            logging.getLogger("foreign").error(SECRET)
+        assert ("case abc: done" in capsys.readouterr().err) == verbose
+
+    lines = file.read_text().splitlines()
+    assert [line.partition("INFO ")[2] for line in lines] == ["case abc: done"] * 2
+    refused = pytest.raises(typer.BadParameter, match="can't be written")
+    with refused, error_boundary(OutputMode(log=tmp_path)):
+        pass
 
 
 def test_debug_tells_the_whole_chain_without_foreign_words(

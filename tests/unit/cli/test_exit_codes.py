@@ -32,6 +32,12 @@ def test_code_of_records(reasons: tuple[Reason | None, ...], code: int) -> None:
     assert exit_of_records(records(*reasons)) == code
 
 
+def test_strictly_no_scan_may_lack_a_result() -> None:
+    assert exit_of_records(records(None, Reason.MODALITY), strict=True) == 1
+    assert exit_of_records(records(None, None), strict=True) == 0
+    assert exit_of_records(records(Reason.MODALITY), strict=True) == 65
+
+
 @pytest.mark.parametrize("reason", list(Reason))
 def test_no_reason_ends_well(reason: Reason) -> None:
     assert exit_of_reason(reason) in (Exit.SOME_FAILED, Exit.UNUSABLE, Exit.INPUT_OUTPUT)

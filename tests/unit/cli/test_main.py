@@ -8,6 +8,7 @@ import sys
 import time
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -77,7 +78,9 @@ def test_python_m_scanloom_is_the_same() -> None:
     [
         (["segmant"], "segment"),
         (["segment", "x", "--modle", "ct_tissue"], "--model"),
-        (["segment", "x"], "--model"),
+        (["segment"], "PATH"),
+        (["run", "ct_tissue", "x", "--shard", "5/4"], "--shard"),
+        (["run", "ct_tissue", "x", "--shard", "5/4"], "such as 1/4"),
         (["segment", "--model", "ct_tissue"], "PATH"),
         (["segment", "x", "--model", "m", "--orientation", "RAP"], "RAS"),
         (["segment", "x", "--model", "m", "--orientation", "RRS"], "RAS"),
@@ -94,3 +97,51 @@ def test_wrong_usage_says_what_was_meant(arguments: list[str], hint: str) -> Non
     assert ended.code == 2
     assert hint.lower() in ended.err.lower()
     assert ended.out == ""
+
+
+COMMANDS = (
+    *("segment", "index", "plan", "run", "status", "report", "verify", "doctor", "demo"),
+    *("where", "join", "models", "models add", "models show", "models verify", ""),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_shows_no_types(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = scanloom(*command.split(), "-h").out.splitlines()
+
+    assert 10 <= len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    for trace in ("<bool>", "list[", "}...", "env var"):
+        assert trace not in text
+    assert text == "\n".join(scanloom(*command.split(), "--help").out.splitlines())
+
+
+def test_help_of_segment_is_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = scanloom("segment", "--help").out
+
+    titles = re.findall(r"\u256d\u2500 (\w+) \u2500", text)
+    assert titles == ["Arguments", "Input", "Model", "Output", "Device", "Expert", "General"]
+
+
+@pytest.mark.parametrize("group", [[], ["models"]])
+def test_a_group_alone_prints_its_help(group: list[str]) -> None:
+    ended = scanloom(*group)
+    assert "Usage: scanloom" in ended.out + ended.err
+    assert "Commands" in ended.out + ended.err
+
+
+def test_short_version() -> None:
+    assert scanloom("-V").out == scanloom("--version").out
+
+
+def test_swapped_words_of_a_run_are_noticed(tmp_path: Path) -> None:
+    ended = scanloom("run", tmp_path, "ct_tissue", "-o", tmp_path / "out")
+
+    assert ended.code == 65
+    assert "'ct_tissue' is: swap them" in ended.err
+    assert not (tmp_path / "out").exists()

@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-    say,
-)
+from scanloom.cli.console import console, error_boundary, print_result, say
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -28,16 +22,18 @@ JUDGED = ("lung", "fat", "soft_tissue", "bone")
 """Structures that are checked. Gas is only shown: its pockets are thin and blurred in the scan."""
 
 
+@takes_panels
 def demo(
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("scanloom-demo"),
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    general: Reporting,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder.")] = Path(
+        "scanloom-demo"
+    ),
 ) -> None:
     """Segment the sample study and compare the volumes with the known ones.
 
     The study is a synthetic torso, without data of any patient.
     """
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.cli.commands.segment import run
         from scanloom.core import ScanError
         from scanloom.core.resources import shipped
@@ -45,14 +41,12 @@ def demo(
 
         study = shipped("data") / "torso_ct"
         options = SegmentOptions(models=(MODEL,), out=out, replace=True)
-        [(_, record)] = run([study], options)
+        [(_, record)] = run([study], options, quiet=general.quiet)
         if record.reason is not None:
             raise ScanError(record.reason, record.detail)
         rows = compare(record, known_volumes(study.with_name("torso_truth.json")))
-        if json:
-            print_json({"schema": 1, "folder": str(record.folder), "volumes": rows})
-        else:
-            _show(record, rows)
+        plain = {"schema": 1, "folder": str(record.folder), "volumes": rows}
+        print_result(general.mode, lambda: plain, lambda: _show(record, rows))
         deviating = [row["structure"] for row in rows if row["judged"] and not row["within"]]
         if deviating:
             names = ", ".join(deviating)

@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-)
+from scanloom.cli.console import console, error_boundary, print_json
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import DEFAULT_OUT, Reporting
+from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
     from scanloom.cli.checks.finding import Finding
@@ -24,16 +19,19 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
+@takes_panels
 def doctor(
-    out: Annotated[Path, typer.Option(help="Output folder to check.")] = Path("scanloom-out"),
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    general: Reporting,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder to check.")
+    ] = DEFAULT_OUT,
 ) -> None:
     """Check libraries, decoders, devices, disk, key and models; exit with 1 on a problem."""
-    with error_boundary(OutputMode(json, debug)):
-        if json:
+    with error_boundary(general.mode):
+        if general.json or general.quiet:
             findings = list(examine(out))
-            print_json({"schema": 1, "findings": [vars(finding) for finding in findings]})
+            if general.json:
+                print_json({"schema": 1, "findings": [vars(finding) for finding in findings]})
         else:
             findings = []
             for finding in examine(out):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-)
+from scanloom.cli.console import console, error_boundary, print_result
 from scanloom.cli.exit_codes import Exit
-from scanloom.cli.shared_options import ArchivesOption, report_new_key
+from scanloom.cli.new_key import report_new_key
+from scanloom.cli.options.general import KeyOption, Reporting
+from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options.scans import ArchiveOptions, StrictOption
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
@@ -28,41 +25,44 @@ STUDY_LETTERS = 6
 NUMBERS = ("#", "files", "shape", "spacing mm")
 
 
-def index(
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...",
-            help="Folders, files, zip and tar archives, DICOMDIRs, BIDS datasets, glob patterns.",
-        ),
-    ],
+@dataclass(frozen=True)
+class IndexOptions:
+    """Where the index is kept."""
+
+    panel: ClassVar[str] = "Output"
+
     out: Annotated[
         Path | None,
-        typer.Option(help="Keep the index in OUT/private; by default, in the user's cache folder."),
-    ] = None,
-    archives: ArchivesOption = False,
-    key: Annotated[Path | None, typer.Option(help="Key file for the ids.")] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Keep the index in DIR/private; by default, in the user's cache folder.",
+        ),
+    ] = None
+    key: KeyOption = None
+    strict: StrictOption = False
+
+
+@takes_panels
+def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> None:
     """List the studies and series of an archive, and account for every file.
 
     Only headers are read. Files that have not changed since the last time are not opened.
 
-    For example: scanloom index archive/ --out results
+    For example: scanloom index archive/ -o results
     """
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.io.identity import load_key
         from scanloom.io.index.build import build_index
         from scanloom.io.session import read_session
 
-        with report_new_key(key), read_session():
-            listed = build_index(paths, load_key(key), out, archives=archives)
-        if json:
-            print_json(document(listed))
-        else:
-            show(listed)
-        raise typer.Exit(exit_of(listed))
+        paths = [str(path) for path in scans.given]
+        with report_new_key(output.key), read_session():
+            key = load_key(output.key)
+            listed = build_index(paths, key, output.out, archives=scans.archives)
+        print_result(general.mode, lambda: document(listed), lambda: show(listed))
+        raise typer.Exit(exit_of(listed, strict=output.strict))
 
 
 def document(listed: Index) -> dict[str, Any]:
@@ -142,9 +142,10 @@ def _row(number: int, series: IndexedSeries) -> list[str]:
     ]
 
 
-def exit_of(listed: Index) -> Exit:
-    """Return 0 if no file failed, 1 if some did, 65 if no file can be used or chosen."""
+def exit_of(listed: Index, *, strict: bool = False) -> Exit:
+    """Return 65 if no file can be used or chosen; 1 if `strict` and a series has no volume."""
     counts = listed.counts()
     if not counts["used"] and not counts["ambiguous"]:
         return Exit.UNUSABLE
-    return Exit.SOME_FAILED if counts["failed"] else Exit.OK
+    incomplete = counts["failed"] or any(series.info.reason for series in listed.series)
+    return Exit.SOME_FAILED if strict and incomplete else Exit.OK

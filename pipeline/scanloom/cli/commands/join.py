@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.commands.where import KeyOption, OutOption, check_holder
-from scanloom.cli.console import DebugOption, OutputMode, error_boundary, say
+from scanloom.cli.commands.where import CrosswalkOptions, check_holder
+from scanloom.cli.console import error_boundary, say
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import General
+from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,28 +22,41 @@ if TYPE_CHECKING:
     from scanloom.io.output.crosswalk import SourceRecord
 
 
+@dataclass(frozen=True)
+class JoinOptions:
+    """The joined table."""
+
+    panel: ClassVar[str] = "Output"
+
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File for the joined table: .csv or .parquet; default stdout."
+        ),
+    ] = None
+    column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Column of the ids, if not case, case_id or id."),
+    ] = None
+
+
+@takes_panels
 def join(
     table: Annotated[
         Path,
         typer.Argument(metavar="TABLE", help="CSV or Parquet with a column of case ids."),
     ],
-    out: OutOption = Path("scanloom-out"),
-    to: Annotated[
-        Path | None,
-        typer.Option(help="File for the joined table: .csv or .parquet; by default stdout."),
-    ] = None,
-    column: Annotated[
-        str | None, typer.Option(help="Column of the ids, if not case, case_id or id.")
-    ] = None,
-    key: KeyOption = None,
-    debug: DebugOption = False,
+    crosswalk: CrosswalkOptions,
+    joined: JoinOptions,
+    general: General,
 ) -> None:
     """Add patient, UIDs and path to a table of case ids.
 
     Requires the key and read access to OUT/private. The output identifies patients: the file is
     readable by you only (mode 0600) and must lie outside OUT.
     """
-    with error_boundary(OutputMode(debug=debug)):
+    out, to, column = crosswalk.out, joined.to, joined.column
+    with error_boundary(general.mode):
         from scanloom.io.output.crosswalk import find_sources, latest_by_id
         from scanloom.io.output.join_sources import join_csv, read_ids
         from scanloom.io.system.atomic_write import check_replaceable
@@ -48,7 +64,7 @@ def join(
         _check_target(out, to)
         if to is not None:
             check_replaceable(to, "the joined table")
-        check_holder(out, key)
+        check_holder(out, crosswalk.key)
         sources = latest_by_id(find_sources(out, sorted(read_ids(table, column))))
         if to is None:
             text = io.StringIO()

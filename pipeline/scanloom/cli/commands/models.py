@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scanloom.cli.command import Command, Group
 from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
     error_boundary,
     error_document,
     format_error,
     print_json,
+    print_result,
     say,
 )
 from scanloom.cli.exit_codes import Exit
 from scanloom.cli.model_tables import plain_card, plain_entry, print_entry, print_list
+from scanloom.cli.options import complete
+from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -27,21 +29,32 @@ if TYPE_CHECKING:
     from scanloom.cards.download.sources import Progress
 
 app = typer.Typer(
+    cls=Group,
     help="Add models; list, show, verify and remove them.",
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[str, typer.Argument(help="Name of a model, or path of a model folder.")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=complete.models,
+        help="Name of a model, or path of a model folder.",
+    ),
+]
 _SHOWN_LICENCE_LINES = 40
 
 
-@app.command()
+@app.command(cls=Command)
+@takes_panels
 def add(
+    general: Reporting,
     source: Annotated[
         str,
         typer.Argument(
+            metavar="SOURCE",
             help="Folder, zip file, https address, name in MONAI's model zoo, brainchop/NAME or "
-            "totalsegmentator/TASK."
+            "totalsegmentator/TASK.",
         ),
     ],
     name: Annotated[
@@ -53,15 +66,13 @@ def add(
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not use the network; also SCANLOOM_OFFLINE=1.")
     ] = False,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Copy or download a model into your store.
 
     No code in it is run. Its files are hashed, and compared with these hashes whenever it is used.
     An interrupted download continues with the next attempt.
     """
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.cards.download.add import AddOptions, add_model
         from scanloom.cards.store import describe_model
 
@@ -77,50 +88,52 @@ def add(
         finally:
             downloads.stop()
         entry = describe_model(added.name)
-        if json:
-            print_json({"schema": 1, "already": added.already, "model": plain_card(entry)})
-        elif added.already:
-            say(f"{added.name} is in the store already, unchanged.")
-        else:
-            say(f"Added {added.name} ({entry.format}). Use it with --model {added.name}.")
+        plain = {"schema": 1, "already": added.already, "model": plain_card(entry)}
+        text = f"Added {added.name} ({entry.format}). Use it with --model {added.name}."
+        if added.already:
+            text = f"{added.name} is in the store already, unchanged."
+        print_result(general.mode, lambda: plain, lambda: say(text))
 
 
-@app.command("list")
-def list_all(json: JsonOption = False, debug: DebugOption = False) -> None:
+@app.command("list", cls=Command)
+@takes_panels
+def list_all(general: Reporting) -> None:
     """List models that ship, shared models and your own."""
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.cards.store import list_models
 
         entries = list_models()
-        if json:
-            print_json({"schema": 1, "models": [plain_entry(entry) for entry in entries]})
-        else:
-            print_list(entries)
+        plain = {"schema": 1, "models": [plain_entry(entry) for entry in entries]}
+        print_result(general.mode, lambda: plain, lambda: print_list(entries))
 
 
-@app.command()
-def show(name: NameArgument, json: JsonOption = False, debug: DebugOption = False) -> None:
+@app.command(cls=Command)
+@takes_panels
+def show(name: NameArgument, general: Reporting) -> None:
     """Show a model's intended use, inputs, structures, licence and source."""
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.cards.store import describe_model
 
         entry = describe_model(name)
-        if json:
-            print_json({"schema": 1, "model": plain_card(entry)})
-        else:
-            print_entry(entry)
+        plain = {"schema": 1, "model": plain_card(entry)}
+        print_result(general.mode, lambda: plain, lambda: print_entry(entry))
 
 
-@app.command()
+@app.command(cls=Command)
+@takes_panels
 def verify(
+    general: Reporting,
     name: Annotated[
-        str | None, typer.Argument(help="Name of a model, or path of its folder; all if omitted.")
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=complete.models,
+            help="Name of a model, or path of its folder; all if omitted.",
+        ),
     ] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Compare all files of a model, or of all, with the hashes from when it was added."""
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.cards.provenance import PROVENANCE_FILE
         from scanloom.cards.store import list_models, locate_model, verify_model
         from scanloom.core import ScanError
@@ -135,29 +148,32 @@ def verify(
                 state = format_error(exc.reason, exc.detail)
                 error = error_document(exc.reason, exc.detail)
             results.append({"name": entry.name, "recorded": recorded, "error": error})
-            if not json:
+            if not (general.json or general.quiet):
                 say(f"{entry.name}: {state}")
-        if json:
+        if general.json:
             print_json({"schema": 1, "models": results})
         if any(result["error"] for result in results):
             raise typer.Exit(Exit.UNUSABLE if name is not None else Exit.SOME_FAILED)
 
 
-@app.command()
+@app.command(cls=Command)
+@takes_panels
 def remove(
-    name: Annotated[str, typer.Argument(help="Name of one of your own models.")],
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", autocompletion=complete.models, help="Name of one of your own models."
+        ),
+    ],
+    general: Reporting,
 ) -> None:
     """Remove a model from your store; models that ship or are shared stay."""
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.cards.download.add import remove_model
 
         remove_model(name)
-        if json:
-            print_json({"schema": 1, "removed": name})
-        else:
-            say(f"Removed {name}.")
+        plain = {"schema": 1, "removed": name}
+        print_result(general.mode, lambda: plain, lambda: say(f"Removed {name}."))
 
 
 def _ask(model: str, licence: Licence) -> bool:

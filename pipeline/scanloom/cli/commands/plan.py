@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-)
-from scanloom.cli.shared_options import (
-    ArchivesOption,
-    ReplaceOption,
-    RetryOption,
-    RunKeyOption,
-    ShardOption,
-    SourcesArgument,
-    WorkflowArgument,
-    find_workflow,
-    parse_shard,
-    report_new_key,
-)
+from scanloom.cli.console import console, error_boundary, print_result
+from scanloom.cli.exit_codes import Exit
+from scanloom.cli.new_key import report_new_key
+from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options.scans import RunOutputOptions, WorkflowOptions
+from scanloom.cli.workflows import find_workflow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,36 +21,29 @@ if TYPE_CHECKING:
     from scanloom.engine.planning.model import Plan
 
 
-def plan(
-    workflow: WorkflowArgument,
-    paths: SourcesArgument,
-    out: Annotated[Path, typer.Option(metavar="OUT", help="Output folder of the run.")],
-    archives: ArchivesOption = False,
-    shard: ShardOption = None,
-    key: RunKeyOption = None,
-    replace: ReplaceOption = False,
-    retry_failed: RetryOption = False,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@takes_panels
+def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -> None:
     """Predict a run: cases, exclusions and their reasons, time, memory and disk space.
 
     Only headers are read. If this machine has not run the models before, a few cases are segmented
     to measure the time; their results are discarded.
+
+    For example: scanloom plan ct_tissue archive/ -o results
     """
-    with error_boundary(OutputMode(as_json, debug)):
+    with error_boundary(general.mode):
         from scanloom.engine.planning.plan import make_plan, save_plan
         from scanloom.engine.workflow.scope import Scope
 
-        scope = Scope(replace, retry_failed, parse_shard(shard))
+        paths, out, key = scans.given, output.out, output.key
+        scope = Scope(output.replace, output.retry_failed, scans.shard)
         with report_new_key(key):
-            selected_workflow = find_workflow(workflow)
-            planned_run = make_plan(selected_workflow, paths, out, key, scope, archives=archives)
-        save_plan(planned_run, out)
-        if as_json:
-            print_json({"schema": 1, "plan": document(planned_run)})
-        else:
-            console().print(table(planned_run))
+            workflow = find_workflow(scans.workflow, paths)
+            planned = make_plan(workflow, paths, out, key, scope, archives=scans.archives)
+        save_plan(planned, out)
+        plain = {"schema": 1, "plan": document(planned)}
+        print_result(general.mode, lambda: plain, lambda: console().print(table(planned)))
+    nothing = scans.shard is None and not planned.cases and not planned.before
+    raise typer.Exit(Exit.UNUSABLE if nothing and planned.files["found"] else Exit.OK)
 
 
 def document(planned: Plan) -> dict[str, Any]:

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from scanloom.cli.commands.where import KeyOption
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-    warn_of_damaged,
-)
+from scanloom.cli.console import console, error_boundary, print_result, warn_of_damaged
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
+from scanloom.cli.options.panels import takes_panels
 
 BEHIND = "the manifest lacks the latest run: give the key, or repeat the run"
 
 
-def report(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The output folder.")],
-    as_json: JsonOption = False,
-    key: KeyOption = None,
-    debug: DebugOption = False,
-) -> None:
+@takes_panels
+def report(results: ResultsOptions, key: KeyOptions, general: Reporting) -> None:
     """Write the report page: all results, doubtful cases first.
 
     Tables of shards are merged first. Tables that an interrupted run did not write are rebuilt
     from its results; the manifest requires the key. An existing BIDS derivative is rewritten.
     Damaged cases are listed and excluded.
     """
-    with error_boundary(OutputMode(as_json, debug)):
+    out = results.path
+    with error_boundary(general.mode):
         from importlib import metadata
 
         from scanloom.core import Reason, ScanError
@@ -51,16 +40,14 @@ def report(
         behind = lacks_tables(out)
         try:
             if not merge_shard_tables(out, damaged) and behind:
-                behind = not rewrite_tables(out, _key_of(out, key), damaged)
+                behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
             if has_bids(out):
                 write_bids(out, metadata.version("scanloom"), damaged)
             page = write_report(out, damaged)
         except OSError as exc:
             raise output_error(exc) from exc
-        if as_json:
-            print_json({"schema": 1, "report": str(page), "damaged": sorted(damaged)})
-        else:
-            console().print(f"Report: {page}")
+        plain = {"schema": 1, "report": str(page), "damaged": sorted(damaged)}
+        print_result(general.mode, lambda: plain, lambda: console().print(f"Report: {page}"))
         if behind:
             typer.echo(f"scanloom: {BEHIND}.", err=True)
         warn_of_damaged(out, sorted(damaged))

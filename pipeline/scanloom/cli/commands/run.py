@@ -5,117 +5,133 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from scanloom.cli.commands.plan import compared_rows
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-    warn_of_damaged,
-)
-from scanloom.cli.exit_codes import Exit
-from scanloom.cli.shared_options import (
-    ArchivesOption,
-    ReplaceOption,
-    RetryOption,
-    RunKeyOption,
-    ShardOption,
-    SourcesArgument,
-    WorkflowArgument,
-    find_workflow,
-    parse_shard,
-    report_new_key,
-)
+from scanloom.cli.console import console, error_boundary, print_result, say, warn_of_damaged
+from scanloom.cli.exit_codes import Exit, exit_of_run
+from scanloom.cli.new_key import report_new_key
+from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options.scans import RunOutputOptions, StrictOption, WorkflowOptions
+from scanloom.cli.run_tables import status_table, totals_table
+from scanloom.cli.workflows import find_workflow
 from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from scanloom.engine.monitor.board import StatusWriter
-    from scanloom.engine.monitor.status import Status
-    from scanloom.engine.run import RunResult
+    from scanloom.engine.run import RunOptions, RunResult
 
 IN_ORDER, AT_ONCE = 9.0, 2.0
 """Seconds until the process exits after the first and the second Ctrl-C."""
 
 
-def run(
-    workflow: WorkflowArgument,
-    paths: SourcesArgument,
-    out: Annotated[Path, typer.Option(metavar="OUT", help="Output folder.")],
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Where a run is executed, and what it reports."""
+
+    panel: ClassVar[str] = "Device"
+
     cluster: Annotated[
         str,
         typer.Option(
             metavar="WHICH",
             help=f"local, none (no Dask), {', '.join(cluster_names())}, an address or its file.",
         ),
-    ] = "local",
-    archives: ArchivesOption = False,
-    shard: ShardOption = None,
-    key: RunKeyOption = None,
-    replace: ReplaceOption = False,
-    retry_failed: RetryOption = False,
-    take_over: Annotated[
-        bool,
-        typer.Option("--take-over", help="Take over the lock of a dead run on another host."),
-    ] = False,
-    bids: Annotated[
-        bool, typer.Option("--bids", help="Also OUT/bids, a BIDS derivative of label maps.")
-    ] = False,
+    ] = "local"
     metrics: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write metrics to FILE for Prometheus (textfile)."),
-    ] = None,
+    ] = None
     price_per_hour: Annotated[
         float | None,
         typer.Option(
             min=0.0, metavar="AMOUNT", help="Price of an hour of a worker with its device."
         ),
-    ] = None,
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
+    ] = None
+
+
+@dataclass(frozen=True)
+class ResultOptions(RunOutputOptions):
+    """Where the results of a run are written, and which."""
+
+    bids: Annotated[
+        bool, typer.Option("--bids", help="Also OUT/bids, a BIDS derivative of label maps.")
+    ] = False
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Take over the lock of a dead run on another host."),
+    ] = False
+    strict: StrictOption = False
+
+
+@takes_panels
+def run(
+    scans: WorkflowOptions,
+    output: ResultOptions,
+    execution: ExecutionOptions,
+    general: Reporting,
 ) -> None:
     """Segment every scan in an archive that a workflow selects.
 
     Run the same command again to resume. Ctrl-C stops after the current writes; a second Ctrl-C
     stops immediately.
-    """
-    with error_boundary(OutputMode(as_json, debug)):
-        from scanloom.engine.run import RunOptions
-        from scanloom.engine.run import run as run_workflow
-        from scanloom.engine.workflow.scope import Scope
 
-        options = RunOptions(
-            out=out,
-            key=key,
-            cluster=cluster,
-            scope=Scope(replace, retry_failed, parse_shard(shard)),
-            take_over=take_over,
-            metrics=metrics,
-            price=price_per_hour,
-            bids=bids,
-            archives=archives,
-        )
-        selected = find_workflow(workflow)
-        with report_new_key(key), _interruptible() as stop:
-            shown = _silent if as_json else _shown
+    For example: scanloom run ct_tissue archive/ -o results
+    """
+    with error_boundary(general.mode):
+        from scanloom.engine.run import run as run_workflow
+
+        paths = scans.given
+        selected = find_workflow(scans.workflow, paths)
+        options = _run_options(scans, output, execution)
+        with report_new_key(output.key), _interruptible() as stop:
+            shown = _silent if general.json or general.quiet else _shown
             result = run_workflow(selected, paths, options, stop=stop, on_board=shown)
-        if as_json:
-            print_json(document(result))
-        else:
-            _print_end(result, out)
-        warn_of_damaged(out, result.damaged)
-    raise typer.Exit(_exit(result, stop))
+        print_result(general.mode, lambda: document(result), lambda: _print_end(result, output.out))
+        warn_of_damaged(output.out, result.damaged)
+        nothing = scans.shard is None and not result.selected and result.files["found"] > 0
+        if nothing:
+            explain_nothing_selected(result.totals["files"])
+    raise typer.Exit(_exit(result, stop, strict=output.strict, nothing=nothing))
+
+
+def _run_options(
+    scans: WorkflowOptions, output: ResultOptions, execution: ExecutionOptions
+) -> RunOptions:
+    from scanloom.engine.run import RunOptions
+    from scanloom.engine.workflow.scope import Scope
+
+    return RunOptions(
+        out=output.out,
+        key=output.key,
+        cluster=execution.cluster,
+        scope=Scope(output.replace, output.retry_failed, scans.shard),
+        take_over=output.take_over,
+        metrics=execution.metrics,
+        price=execution.price_per_hour,
+        bids=output.bids,
+        archives=scans.archives,
+    )
+
+
+def explain_nothing_selected(files: Mapping[str, Mapping[str, int]]) -> None:
+    """Report on stderr why no file of an archive became part of a case."""
+    counts = Counter(
+        {reason: n for reasons in files.values() for reason, n in reasons.items() if reason}
+    )
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+    advice = "`scanloom index` lists the series"
+    if "NOT_SELECTED" in counts:
+        advice = f"Check `select` and `policy` of the workflow; {advice}"
+    say(f"scanloom: files were found, but no case ({reasons}). {advice}.", err=True)
 
 
 def document(result: RunResult) -> dict[str, Any]:
@@ -132,77 +148,6 @@ def document(result: RunResult) -> dict[str, Any]:
         "plan": result.compared,
         "damaged": list(result.damaged),
     }
-
-
-def status_table(status: Status) -> RenderableType:
-    """Return the status of a run as a table."""
-    from rich.table import Table
-
-    from scanloom.core import format_bytes
-
-    table = Table.grid(padding=(0, 2))
-    cause = f" ({status.reason})" if status.reason else ""
-    table.add_row("run", f"{status.run}: {status.state}{cause}")
-    table.add_row(
-        "cases",
-        f"{status.ended} of {status.cases}: {status.done} done, {status.skipped} skipped, "
-        f"{status.ambiguous} ambiguous, {status.failed} failed, {status.before} from before",
-    )
-    if status.remade:
-        table.add_row("replaced", f"{status.remade}, because their scans had changed")
-    for problem, count in status.sent_away.items():
-        table.add_row("rejected", f"{count} worker{'s' if count > 1 else ''}: {problem}")
-    if status.per_hour:
-        remaining = f", {_clock(status.left_s)} left" if status.left_s else ""
-        table.add_row("rate", f"{status.per_hour:.0f} scans an hour{remaining}")
-    table.add_row("time", _clock(status.elapsed_s))
-    if status.state == "died":
-        heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))
-        table.add_row("last heartbeat", f"{heard}; resume with the same command")
-    for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
-        table.add_row("", f"{case}  {seconds:.0f} s")
-    for device in status.devices:
-        used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
-        readings = [
-            f"{device['busy_percent']} % busy",
-            f"{used} of {total}",
-            f"{device['celsius']} °C",
-        ]
-        table.add_row(f"GPU {device['device']}", ", ".join([*readings, f"{device['watts']} W"]))
-    for reason, count in status.reasons.items():
-        table.add_row(reason, str(count))
-    return table
-
-
-def totals_table(totals: dict[str, Any]) -> RenderableType:
-    """Return the totals of a run as a table."""
-    from rich.table import Table
-
-    from scanloom.core import OUTCOMES
-
-    table = Table.grid(padding=(0, 2))
-    for outcome in OUTCOMES:
-        for reason, count in totals["files"].get(outcome, {}).items():
-            table.add_row(outcome, f"{count} files: {reason}")
-    if totals["steps"]:
-        steps = (f"{name} {step['wall_s']:.1f}" for name, step in totals["steps"].items())
-        table.add_row("seconds", ", ".join(steps))
-    if totals["device"]:
-        busy, workers = totals["device"]["busy_share"], totals["device"]["workers"]
-        table.add_row("device", f"{busy:.1%} busy, {workers} worker{'s' if workers > 1 else ''}")
-    if totals["joules_a_scan"] is not None:
-        table.add_row("energy", f"{totals['joules_a_scan']:.0f} J a scan, of the whole machine")
-    if totals["cost"]:
-        cost = totals["cost"]
-        table.add_row("cost", f"{cost['amount']:.2f} for {cost['worker_hours']:.2f} worker hours")
-    for slow in totals["slowest"]:
-        table.add_row("slowest", f"{slow['case']}  {slow['seconds']:.1f} s")
-    return table
-
-
-def _clock(seconds: float | None) -> str:
-    whole = int(seconds or 0)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 @contextmanager
@@ -313,7 +258,7 @@ def _print_end(result: RunResult, out: Path) -> None:
     screen.print(f"Report: {out / 'report' / 'index.html'}")
 
 
-def _exit(result: RunResult, stop: threading.Event) -> Exit:
+def _exit(result: RunResult, stop: threading.Event, *, strict: bool, nothing: bool) -> Exit:
     if stop.is_set():
         return Exit.INTERRUPTED
-    return Exit.SOME_FAILED if result.any_failed else Exit.OK
+    return Exit.UNUSABLE if nothing else exit_of_run(result, strict=strict)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
     OutputMode,
     console,
     error_boundary,
@@ -21,9 +22,19 @@ from scanloom.cli.console import (
     say,
 )
 from scanloom.cli.exit_codes import exit_of_records
-from scanloom.cli.progress import progress, silence
-from scanloom.cli.shared_options import ArchivesOption, report_new_key
-from scanloom.extras import EXTRAS, describe_extras
+from scanloom.cli.new_key import report_new_key
+from scanloom.cli.options.general import Reporting
+from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options.scans import StrictOption
+from scanloom.cli.options.segmentation import (
+    DeviceOptions,
+    ExpertOptions,
+    ModelOptions,
+    OutputOptions,
+    ScanOptions,
+)
+from scanloom.cli.planned_scans import show_dry_run
+from scanloom.cli.progress import Silence, progress
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
@@ -33,179 +44,69 @@ if TYPE_CHECKING:
     """Each path with the record of a case."""
 
 
-def axis_codes(text: str) -> str:
-    """Return axis codes such as RAS in capitals; refuse any other text."""
-    codes = text.strip().upper()
-    if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
-        raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
-    return codes
+_OF_COMMAND = ("paths", "input", "model", "dry_run", "strict")
+"""Fields of the panels that are not options of a segmentation."""
 
 
-def device_name(text: str) -> str:
-    """Return the name of a device; refuse any other text."""
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
-        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
-    return text
+@dataclass(frozen=True)
+class SegmentOutputOptions(OutputOptions):
+    """Where results are written, and which scans must have one."""
+
+    strict: StrictOption = False
 
 
-def extra_name(text: str) -> str:
-    """Return the name of an optional writer; refuse any other text."""
-    from scanloom.core import did_you_mean
-
-    name = text.strip().lower()
-    if name not in EXTRAS:
-        raise typer.BadParameter(did_you_mean(name, EXTRAS))
-    return name
-
-
-def byte_count(text: str) -> int:
-    """Return the number of bytes of a size such as 8GB or 7.5GiB; refuse any other text."""
-    from scanloom.core import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
-
-
-_OF_COMMAND = ("paths", "model", "quiet", "json", "debug")
-"""Parameters of the command that are not options of a segmentation."""
-
-
+@takes_panels
 def segment(
-    context: typer.Context,
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PATH...", help="DICOM folders, or .nii, .nii.gz, .nrrd, .mha ... files."
-        ),
-    ],
-    model: Annotated[
-        list[str],
-        typer.Option(help="A model's name, or a bundle's folder. May be given several times."),
-    ],
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("scanloom-out"),
-    archives: ArchivesOption = False,
-    series: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHICH",
-            help="Series to segment if there are several: best, all, its number or UID.",
-        ),
-    ] = None,
-    phase: Annotated[
-        int | None, typer.Option(min=0, help="Volume to segment if a scan has several, from 0.")
-    ] = None,
-    gaps: Annotated[
-        Literal["refuse", "interpolate"], typer.Option(help="Handling of missing slices.")
-    ] = "refuse",
-    nan: Annotated[
-        Literal["refuse", "padding"],
-        typer.Option(help="Handling of voxels that are not numbers (NaN)."),
-    ] = "refuse",
-    orientation: Annotated[
-        str | None,
-        typer.Option(
-            parser=axis_codes,
-            metavar="CODES",
-            help="Axes of a file that does not state them: RAS, LPS.",
-        ),
-    ] = None,
-    modality: Annotated[
-        Literal["CT", "MR", "PT", "NM"] | None,
-        typer.Option(case_sensitive=False, help="Modality of a file that does not state it."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(parser=device_name, metavar="NAME", help="auto, cpu, cuda:0 ...")
-    ] = "auto",
-    precision: Annotated[
-        Literal["auto", "float32", "half"], typer.Option(help="Numeric precision of the network.")
-    ] = "auto",
-    seg: Annotated[
-        Literal["binary", "labelmap"], typer.Option(help="Kind of DICOM SEG.")
-    ] = "binary",
-    dates: Annotated[
-        Literal["source", "now"], typer.Option(help="Dates in the DICOM SEG; now for a PACS.")
-    ] = "source",
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            parser=extra_name,
-            metavar="|".join(EXTRAS),
-            help=f"Also write {describe_extras()}.",
-        ),
-    ] = None,
-    structures: Annotated[
-        str, typer.Option(metavar="A,B", help="Structures to keep; default all.")
-    ] = "",
-    key: Annotated[Path | None, typer.Option(help="File with the key of the case ids.")] = None,
-    names: Annotated[
-        Literal["id", "source"],
-        typer.Option(
-            help="Names of case folders. source: PatientID and series number, or the file's name; "
-            "such names identify the patient."
-        ),
-    ] = "id",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Replace results made with other models or options.")
-    ] = False,
-    memory_limit: Annotated[
-        int | None,
-        typer.Option(
-            parser=byte_count,
-            metavar="SIZE",
-            help="Most memory that scanloom may use: 8GB, 7.5GiB.",
-        ),
-    ] = None,
-    max_size: Annotated[
-        int | None,
-        typer.Option(
-            parser=byte_count, metavar="SIZE", help="Largest size of a scan's voxels; default 4GiB."
-        ),
-    ] = None,
-    skip_air: Annotated[
-        bool, typer.Option(help="Skip windows of air, if the model defines air.")
-    ] = True,
-    compiled_restore: Annotated[
-        bool,
-        typer.Option(
-            help="Map labels back to the scan's grid with compiled kernels, or plain PyTorch."
-        ),
-    ] = True,
-    mirror: Annotated[
-        Literal["auto", "no"],
-        typer.Option(help="Run the network on mirrored scans too: as the model says, or not."),
-    ] = "auto",
-    remove_small: Annotated[
-        float,
-        typer.Option(min=0.0, help="Remove components of a structure up to this volume, in mm3."),
-    ] = 0.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    scans: ScanOptions,
+    model: ModelOptions,
+    output: SegmentOutputOptions,
+    device: DeviceOptions,
+    expert: ExpertOptions,
+    general: Reporting,
 ) -> None:
     """Segment scans; each result is a folder in OUT/cases.
 
-    For example: scanloom segment study/ --model ct_tissue --out results
+    For example: scanloom segment study/ -o results
     """
-    with error_boundary(OutputMode(json, debug)):
-        from scanloom.engine.segment import segment_options
-
-        values = {name: value for name, value in context.params.items() if name not in _OF_COMMAND}
-        options = segment_options(
-            **values
-            | {
-                "models": tuple(model),
-                "also": tuple(also or ()),
-                "structures": tuple(s.strip() for s in structures.split(",") if s.strip()),
-            }
-        )
-        records = run(paths, options, quiet=quiet)
-        if json:
+    with error_boundary(general.mode):
+        paths = scans.given
+        models = tuple(model.model or ()) or (_default_model(scans, general.mode),)
+        options = _options_of(models, scans, model, output, device, expert)
+        if output.dry_run:
+            raise typer.Exit(show_dry_run(paths, options, general.mode))
+        started = time.monotonic()
+        records = run(paths, options, quiet=general.quiet)
+        seconds = time.monotonic() - started
+        if general.json:
             print_json(document(records))
         else:
-            show(records, quiet=quiet)
-        raise typer.Exit(exit_of_records([record for _, record in records]))
+            show(records, seconds, quiet=general.quiet)
+        code = exit_of_records([record for _, record in records], strict=output.strict)
+        raise typer.Exit(code)
+
+
+def _options_of(models: tuple[str, ...], *panels: Any) -> SegmentOptions:
+    """Return the options of a segmentation from the panels, whose fields have the same names."""
+    from scanloom.engine.segment import segment_options
+
+    values = {name: value for panel in panels for name, value in vars(panel).items()}
+    labels = tuple(s.strip() for s in values["structures"].split(",") if s.strip())
+    given = {name: value for name, value in values.items() if name not in _OF_COMMAND}
+    return segment_options(
+        **given | {"models": models, "also": tuple(values["also"] or ()), "structures": labels}
+    )
+
+
+def _default_model(scans: ScanOptions, mode: OutputMode) -> str:
+    """Return the only model of the store that fits the scans, and say which it is."""
+    from scanloom.engine.default_model import default_model
+    from scanloom.io.session import read_session
+
+    with read_session():
+        name = default_model(scans.given, scans.modality, archives=scans.archives)
+    if not (mode.quiet or mode.json):
+        say(f"Model: {name}, the only one for such scans. Name another with --model.", err=True)
+    return name
 
 
 def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Records:
@@ -213,11 +114,9 @@ def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) 
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import iter_segment
 
-    with without_optional_imports(), report_new_key(options.key):
-        if quiet:
-            return list(iter_segment(paths, options, silence))
-        with progress(paths) as on_step:
-            return list(iter_segment(paths, options, on_step))
+    shown = nullcontext(Silence()) if quiet else progress(paths)
+    with without_optional_imports(), report_new_key(options.key), shown as observer:
+        return list(iter_segment(paths, options, observer.on_step, observer.on_windows))
 
 
 def document(records: Records) -> dict[str, Any]:
@@ -243,8 +142,8 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
     }
 
 
-def show(records: Records, *, quiet: bool = False) -> None:
-    """Print tables on stdout and errors on stderr."""
+def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
+    """Print tables and a summary on stdout, and errors on stderr."""
     from scanloom.core import printable
 
     for path, record in records:
@@ -252,6 +151,36 @@ def show(records: Records, *, quiet: bool = False) -> None:
             say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
         elif not quiet:
             show_case(path, record)
+    told = len(records) == 1 and records[0][1].reason is not None
+    if not quiet and not told:
+        console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
+
+
+def summary(records: Records, seconds: float) -> str:
+    """Return a line that counts the scans by outcome, with the time and the device."""
+    from scanloom.core import format_duration
+
+    outcomes = Counter(
+        record.reason.outcome if record.reason else "from before" if record.reused else "done"
+        for _, record in records
+    )
+    named = ("done", "from before", "skipped", "ambiguous", "failed")
+    always = ("done", "failed")
+    counts = ", ".join(f"{outcomes[n]} {n}" for n in named if outcomes[n] or n in always)
+    scans = "1 scan" if len(records) == 1 else f"{len(records)} scans"
+    devices = dict.fromkeys(d for _, record in records for d in _devices_of(record))
+    where = f" on {' and '.join(devices)}" if devices else ""
+    return f"{scans}: {counts}; {format_duration(seconds)}{where}"
+
+
+def _devices_of(record: CaseRecord) -> list[str]:
+    """Return device and precision of each model of a case that was segmented now."""
+    from scanloom.io.output.file_names import CASE
+    from scanloom.io.output.json_file import read_json
+
+    if record.folder is None or record.reused:
+        return []
+    return [f"{m['device']} ({m['precision']})" for m in read_json(record.folder / CASE)["models"]]
 
 
 def show_case(path: Path, record: CaseRecord) -> None:

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-)
+from scanloom.cli.console import OutputMode, console, error_boundary, print_result
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import Reporting, ResultsOptions
+from scanloom.cli.options.panels import takes_panels
+
+if TYPE_CHECKING:
+    from scanloom.engine.monitor.status import Status
 
 
-def status(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@takes_panels
+def status(results: ResultsOptions, general: Reporting) -> None:
     """Show the status of the latest run in an output folder; exit with 1 if it failed or died."""
-    with error_boundary(OutputMode(as_json, debug)):
-        from scanloom.cli.commands.run import status_table
+    with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
         from scanloom.engine.monitor.status import Status
         from scanloom.engine.run_folder import RUNS
         from scanloom.io.system.liveness import DIED
 
+        out = results.path
         folders = sorted((out / RUNS).glob("*/")) if (out / RUNS).is_dir() else []
         damaged = []
         for folder in reversed(folders):
@@ -44,16 +38,20 @@ def status(
                 continue
             for name in damaged:
                 typer.echo(f"scanloom: {_damage(name)}.", err=True)
-            if as_json:
-                print_json({"schema": 1, "status": asdict(now)})
-            else:
-                console().print(status_table(now))
+            _print(now, general.mode)
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
         segmented = (out / "cases").is_dir()
         hint = "; its results were written by `scanloom segment`" if segmented else ""
         raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}")
+
+
+def _print(now: Status, mode: OutputMode) -> None:
+    from scanloom.cli.run_tables import status_table
+
+    plain = {"schema": 1, "status": asdict(now)}
+    print_result(mode, lambda: plain, lambda: console().print(status_table(now)))
 
 
 def _damage(run: str) -> str:

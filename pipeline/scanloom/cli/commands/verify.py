@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-)
+from scanloom.cli.console import console, error_boundary, print_result
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import Reporting, ResultsOptions
+from scanloom.cli.options.panels import takes_panels
+
+if TYPE_CHECKING:
+    from scanloom.engine.results.verify import Discrepancy
 
 
-def verify(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
-    as_json: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@takes_panels
+def verify(results: ResultsOptions, general: Reporting) -> None:
     """List published files that were changed, removed or added.
 
     Also compares tables with cases, and CSV with Parquet.
     """
-    with error_boundary(OutputMode(as_json, debug)):
+    with error_boundary(general.mode):
         from scanloom.engine.results.verify import verify as find_faults
 
-        findings = list(find_faults(out))
-        if as_json:
-            print_json({"schema": 1, "findings": [asdict(finding) for finding in findings]})
-        else:
-            for finding in findings:
-                console().print(f"{finding.fault}: {finding.file}")
-            if not findings:
-                console().print("All files are as published.")
+        findings = list(find_faults(results.path))
+        plain = {"schema": 1, "findings": [asdict(finding) for finding in findings]}
+        print_result(general.mode, lambda: plain, lambda: _show(findings))
     raise typer.Exit(Exit.SOME_FAILED if findings else Exit.OK)
+
+
+def _show(findings: Sequence[Discrepancy]) -> None:
+    for finding in findings:
+        console().print(f"{finding.fault}: {finding.file}")
+    if not findings:
+        console().print("All files are as published.")

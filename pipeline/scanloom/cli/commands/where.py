@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from scanloom.cli.console import (
-    DebugOption,
-    JsonOption,
-    OutputMode,
-    console,
-    error_boundary,
-    print_json,
-    say,
-)
+from scanloom.cli.console import console, error_boundary, print_result, say
 from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import DEFAULT_OUT, KeyOption, Reporting
+from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scanloom.io.output.crosswalk import SourceRecord
-
-OutOption = Annotated[Path, typer.Option(help="Output folder of the ids.")]
-KeyOption = Annotated[Path | None, typer.Option(help="Key file that the ids were made with.")]
 
 SHOWN = (
     ("path", "path"),
@@ -41,35 +32,48 @@ SHOWN = (
 )
 
 
+@dataclass(frozen=True)
+class CrosswalkOptions:
+    """The output folder that leads ids back to their sources, and its key."""
+
+    panel: ClassVar[str] = "Input"
+
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Output folder of the ids.")
+    ] = DEFAULT_OUT
+    key: KeyOption = None
+
+
+@takes_panels
 def where(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Case ids.")],
-    out: OutOption = Path("scanloom-out"),
-    key: KeyOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Case ids.")],
+    crosswalk: CrosswalkOptions,
+    general: Reporting,
 ) -> None:
     """Show the source of cases: path, UIDs, patient.
 
     Requires the key and read access to OUT/private. The output identifies patients.
     """
-    with error_boundary(OutputMode(json, debug)):
+    with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
         from scanloom.io.output.crosswalk import find_sources
 
-        check_holder(out, key)
+        check_holder(crosswalk.out, crosswalk.key)
         requested = list(dict.fromkeys(text.strip().lower() for text in ids))
-        sources = find_sources(out, requested)
+        sources = find_sources(crosswalk.out, requested)
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, "the crosswalk has none of these ids")
-        if json:
-            rows = [asdict(source) for source in sources]
-            print_json({"schema": 1, "sources": rows, "unknown": unknown})
-        else:
-            _show(sources)
+        print_result(general.mode, lambda: document(sources, unknown), lambda: _show(sources))
         if unknown:
             say(f"scanloom: not in the crosswalk: {', '.join(unknown)}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
+
+
+def document(sources: Sequence[SourceRecord], unknown: Sequence[str]) -> dict[str, Any]:
+    """Return the document for `--json`."""
+    rows = [asdict(source) for source in sources]
+    return {"schema": 1, "sources": rows, "unknown": list(unknown)}
 
 
 def check_holder(out: Path, key: Path | None) -> None:

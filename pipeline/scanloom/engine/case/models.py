@@ -80,6 +80,8 @@ def check_structures(
 
 
 DEFERRED_MODULES = (
+    "cc3d",
+    "scipy.sparse.csgraph",
     "highdicom",
     "nibabel",
     "PIL.Image",

@@ -93,6 +93,7 @@ def run_case(
             return CaseRecord(case.id, None, "", (), published, reused=True)
         loaded = steps.load(case, clock)
         _check_unchanged(case, states)
+        clock.announce("models")
         models = make_predictors()
         with door():
             segmented = steps.segment(loaded, models)

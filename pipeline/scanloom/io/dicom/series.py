@@ -27,7 +27,7 @@ from scanloom.io.dicom.header.elements import CONTRADICTING_ELEMENT, FLOAT_PIXEL
 from scanloom.io.dicom.header.header import Header, HeaderCache, read_headers
 from scanloom.io.dicom.header.parser import read_first_bytes
 from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
-from scanloom.io.dicom.pixels.voxels import check_decodable, read_values, same_pixels
+from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
 from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
@@ -98,15 +98,23 @@ def read_dicom(
 
 
 def dicom_outline(
-    files: Sequence[Path], phase: int | None = None, gaps: Gaps = "refuse"
+    files: Sequence[Path],
+    phase: int | None = None,
+    gaps: Gaps = "refuse",
+    limit: int | None = None,
 ) -> tuple[Grid, np.dtype[Any]]:
     """Return the grid and dtype of the volume that `read_dicom` would return; same errors.
 
     Pixels are read only if slices that look like several volumes may be one volume sent twice.
+    Without `limit`, the size of the voxels is not checked.
     """
     headers = _usable_headers(files)
     current_session().cache(HeaderCache).put(headers)  # `read_dicom` usually follows
-    return _outline(_stack_volume(_split_slices(headers), phase, gaps))
+    stack = _stack_volume(_split_slices(headers), phase, gaps)
+    outline = _outline(stack)
+    if limit is not None:
+        check_size(stack.slices, limit)
+    return outline
 
 
 def probe_headers(

@@ -77,8 +77,8 @@ def read_values(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) 
         OUT_OF_MEMORY.
     """
     check_decodable([s for s in slices if s])
+    check_size(slices, limit)
     frames = [slice_frame_ref(s) if s else None for s in slices]
-    _check_size([f for f in frames if f], limit, len(frames))
     are_integers = all(f.slope.is_integer() and f.intercept.is_integer() for f in frames if f)
     dtypes: tuple[type, ...] = (np.int16, np.int32, np.float32) if are_integers else (np.float32,)
     for dtype in dtypes:
@@ -110,6 +110,11 @@ def check_decodable(slices: Sequence[Slice]) -> None:
         stored_dtype(pixel_format)
     if any(s.rows * s.columns < 1 for s in slices):
         raise ScanError(Reason.DAMAGED, "a slice has no rows or no columns")
+
+
+def check_size(slices: Sequence[Slice | None], limit: int = VOXEL_LIMIT_BYTES) -> None:
+    """Refuse a volume whose values exceed the limit in bytes, as `read_values` does."""
+    _check_size([slice_frame_ref(s) for s in slices if s], limit, len(slices))
 
 
 def _check_size(frames: Sequence[FrameRef], limit: int = VOXEL_LIMIT_BYTES, count: int = 0) -> None:

@@ -1,0 +1,60 @@
+"""Values of options that are given as text; wrong ones are refused with what is expected."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import typer
+
+from scanloom.extras import EXTRAS
+
+
+def axis_codes(text: str) -> str:
+    """Return axis codes such as RAS in capitals; refuse any other text."""
+    codes = text.strip().upper()
+    if sorted("LR PA IS".find(c) // 3 for c in codes) != [0, 1, 2] or " " in codes:
+        raise typer.BadParameter("three letters, one each of R or L, A or P, S or I: RAS, LPS ...")
+    return codes
+
+
+def device_name(text: str) -> str:
+    """Return the name of a device; refuse any other text."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise typer.BadParameter('"auto", "cpu", "cuda" or "cuda:0", "cuda:1" ...')
+    return text
+
+
+def extra_name(text: str) -> str:
+    """Return the name of an optional writer; refuse any other text."""
+    from scanloom.core import did_you_mean
+
+    name = text.strip().lower()
+    if name not in EXTRAS:
+        raise typer.BadParameter(did_you_mean(name, EXTRAS))
+    return name
+
+
+def byte_count(text: str) -> int:
+    """Return the number of bytes of a size such as 8GB or 7.5GiB; refuse any other text."""
+    from scanloom.core import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+class Shard(NamedTuple):
+    """Part k of n parts of an archive, from 1."""
+
+    k: int
+    n: int
+
+
+def shard(text: str) -> Shard:
+    """Return K and N of "K/N"; refuse any other text."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter(f"expected K/N with 1 <= K <= N, such as 1/4, not {text}")
+    return Shard(int(match[1]), int(match[2]))

@@ -1,0 +1,107 @@
+"""What `segment --dry-run` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.cli.console import (
+    OutputMode,
+    console,
+    error_document,
+    format_error,
+    print_result,
+    say,
+)
+from scanloom.cli.exit_codes import Exit, exit_of_reason
+
+if TYPE_CHECKING:
+    from scanloom.engine.dry_run import PlannedScan
+    from scanloom.engine.segment import SegmentOptions
+
+
+def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMode) -> Exit:
+    """Print what would be done with each scan, and return the exit code."""
+    from scanloom.engine.dry_run import plan_scans
+    from scanloom.engine.machine.lean_imports import without_optional_imports
+
+    with without_optional_imports():
+        planned = list(plan_scans(paths, options))
+    plain = {"schema": 1, "planned": [_plain(scan, options) for scan in planned]}
+    print_result(mode, lambda: plain, lambda: _show(planned, options))
+    errors = [scan.error for scan in planned if scan.error is not None]
+    if not mode.json:
+        for scan in planned:
+            if scan.error is not None:
+                say(f"{scan.path}: {format_error(scan.error.reason, scan.error.detail)}", err=True)
+    if not errors:
+        return Exit.OK
+    return exit_of_reason(errors[0].reason) if len(planned) == 1 else Exit.SOME_FAILED
+
+
+def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
+    from rich.table import Table
+
+    from scanloom.core import printable
+
+    screen = console()
+    for scan in planned:
+        if scan.error is not None:
+            continue
+        table = Table.grid(padding=(0, 2))
+        for name, text in _rows(scan, options):
+            table.add_row("", name, printable(text))
+        screen.print(printable(str(scan.path)))
+        screen.print(table)
+    fitting = sum(scan.error is None for scan in planned)
+    scans = "1 scan" if len(planned) == 1 else f"{len(planned)} scans"
+    screen.print(f"{scans}: {fitting} would be segmented. Nothing was written.")
+
+
+def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str]]:
+    from scanloom.core import format_bytes
+
+    series, grid = scan.series, scan.grid
+    if series is None or grid is None:
+        return
+    number = "" if len(series.files) == 1 else "s"
+    yield "series", f"{series.modality or series.kind}, {len(series.files)} file{number}"
+    yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
+    yield "model", ", ".join(options.models)
+    yield "memory", f"{format_bytes(scan.memory or 0)}, estimated for a CPU"
+    yield "result", _result(scan, options)
+
+
+def _result(scan: PlannedScan, options: SegmentOptions) -> str:
+    from scanloom.io.output.published import ResultState
+
+    if options.names != "id" or not scan.case:
+        return str(options.out / "cases")
+    existing = {
+        ResultState.CURRENT: " (exists already: nothing would be done)",
+        ResultState.CHANGED: " (would be replaced: the scan has changed)",
+        ResultState.REPLACEABLE: " (would be replaced)",
+    }
+    folder = options.out / "cases" / scan.case
+    return f"{folder}{existing.get(scan.state, '') if scan.state else ''}"
+
+
+def _times(numbers: Any) -> str:
+    return " x ".join(f"{number:g}" for number in numbers)
+
+
+def _plain(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
+    """Return the JSON object of a planned scan."""
+    return {
+        "path": str(scan.path),
+        "case": scan.case or None,
+        "modality": scan.series.modality if scan.series else None,
+        "files": len(scan.series.files) if scan.series else None,
+        "shape": list(scan.grid.shape) if scan.grid else None,
+        "spacing": [round(float(mm), 6) for mm in scan.grid.spacing] if scan.grid else None,
+        "models": list(options.models),
+        "memory": scan.memory,
+        "result": None if scan.error else _result(scan, options),
+        "reason": error_document(scan.error.reason, scan.error.detail) if scan.error else None,
+    }

@@ -1,0 +1,50 @@
+"""Workflows by name or file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scanloom.engine.workflow.schema import Workflow
+
+
+def shipped_workflows() -> dict[str, Path]:
+    """Return the files of the shipped workflows by name."""
+    from scanloom.core.resources import shipped
+
+    return {path.stem: path for path in sorted(shipped("workflows").glob("*.yaml"))}
+
+
+def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
+    """Return the workflow in a file, or a shipped workflow by its name.
+
+    Parameters
+    ----------
+    name : str
+        Path of a file, or name of a shipped workflow.
+    paths : sequence of Path
+        The scans of the command, to notice that both were swapped.
+
+    Raises
+    ------
+    ScanError
+        WORKFLOW_UNKNOWN, with the shipped names, if it is neither; WORKFLOW if it has errors.
+    """
+    from scanloom.core import Reason, ScanError, did_you_mean
+    from scanloom.engine.workflow.schema import read_workflow
+
+    known = shipped_workflows()
+    is_folder = os.path.isdir(name)  # noqa: PTH112 False where Path.is_dir() raises
+    if not is_folder and os.path.exists(name):  # noqa: PTH110
+        return read_workflow(Path(name))
+    if name in known:
+        return read_workflow(known[name])
+    swapped = [str(path) for path in paths if str(path) in known or path.suffix == ".yaml"]
+    if swapped:
+        detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
+        raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
+    problem = "a folder is not a workflow" if is_folder else f"there is no workflow {name!r}"
+    raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{problem}; {did_you_mean(name, known)}")

@@ -1,0 +1,66 @@
+"""The model of a scan for which none was named: the only one of the store that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scanloom.cards.card import ANY_MODALITY, ModelCard
+from scanloom.cards.store import list_models
+from scanloom.core import Reason, ScanError
+from scanloom.io.index.series import find_series
+
+HINT = "name one with --model"
+
+
+def default_model(
+    paths: Sequence[Path], modality: str | None = None, *, archives: bool = False
+) -> str:
+    """Return the name of the only model that fits the scans at some paths.
+
+    Headers are read only if the store has several models.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        The scans.
+    modality : str or None
+        Modality of scans that do not state theirs.
+    archives : bool
+        Whether archives in a folder are looked into.
+
+    Raises
+    ------
+    ScanError
+        MODEL_UNKNOWN if no model fits, or several do.
+    """
+    cards = [entry.card for entry in list_models() if entry.card is not None]
+    single = [card for card in cards if len(card.channels) == 1]
+    if len(single) == 1:
+        return single[0].name
+    wanted = _modalities(paths, modality, archives=archives)
+    fitting = [card.name for card in single if _fits(card, wanted)]
+    if len(fitting) == 1:
+        return fitting[0]
+    scans = " and ".join(sorted(m for m in wanted if m)) or "scans of unknown modality"
+    problem = f"{len(fitting)} models fit" if fitting else "no model of the store is for"
+    names = ": " + ", ".join(fitting) if fitting else ""
+    raise ScanError(Reason.MODEL_UNKNOWN, f"{problem} {scans}{names}; {HINT}")
+
+
+def _fits(card: ModelCard, modalities: set[str | None]) -> bool:
+    """Return whether a model is for a scan of one of some modalities; None may be any."""
+    return None in modalities or card.channels[0].modality in {ANY_MODALITY, *modalities}
+
+
+def _modalities(paths: Sequence[Path], modality: str | None, *, archives: bool) -> set[str | None]:
+    """Return the modalities of the scans at some paths; of a path without scans, none."""
+    found = set[str | None]()
+    for path in paths:
+        try:
+            listed = find_series(path, archives=archives)
+        except ScanError:  # told when the path is segmented
+            continue
+        original = [series for series in listed if not series.derived] or listed
+        found.update(series.modality or modality for series in original)
+    return found or {modality}

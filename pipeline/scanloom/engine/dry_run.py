@@ -1,0 +1,131 @@
+"""What `segment` would do with some scans, from headers and cards; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scanloom.cards.card import ModelCard
+from scanloom.cards.check import check_modalities
+from scanloom.cards.store import find_model
+from scanloom.core import Grid, Reason, ScanError, Series
+from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
+from scanloom.engine.case.memory_estimate import check_memory, estimate_case
+from scanloom.engine.case.models import check_structures, unique_cards
+from scanloom.engine.segment import SegmentOptions
+from scanloom.io.identity import case_id, read_key
+from scanloom.io.index.ranking import RankingOptions, preference_of, select_series
+from scanloom.io.index.series import find_series
+from scanloom.io.output.published import ResultState, result_state
+from scanloom.io.read import read_outline
+from scanloom.io.session import ReadSession
+
+
+@dataclass(frozen=True)
+class PlannedScan:
+    """A scan that would be segmented, or the reason for which it would not be.
+
+    Parameters
+    ----------
+    path : Path
+        As it was given.
+    series : Series or None
+        The series that is selected.
+    grid : Grid or None
+        Grid of the scan.
+    memory : int or None
+        Estimated peak memory of the process, in bytes, with a CPU as the device.
+    case : str
+        The case id; empty if there is no key yet.
+    state : ResultState or None
+        Of an existing result; None if the case id is not known.
+    error : ScanError or None
+        Why the scan would not be segmented.
+    """
+
+    path: Path
+    series: Series | None = None
+    grid: Grid | None = None
+    memory: int | None = None
+    case: str = ""
+    state: ResultState | None = None
+    error: ScanError | None = None
+
+
+def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[PlannedScan]:
+    """Yield what `iter_segment` would do with each scan.
+
+    Raises
+    ------
+    ScanError
+        If the models or the key cannot be used.
+    """
+    cards = unique_cards([find_model(name) for name in options.models])
+    check_structures(cards, options.outputs)
+    key = _existing_key(options.key)
+    session = ReadSession()
+    with closing(session):
+        for path in paths:
+            with session.active():
+                planned = list(_plan_path(path, options, cards, key))
+            yield from planned
+
+
+def _existing_key(file: Path | None) -> bytes | None:
+    """Return the key; None if it would be created."""
+    try:
+        return read_key(file)
+    except ScanError as error:
+        if error.reason is Reason.KEY_MISMATCH:
+            return None
+        raise
+
+
+def _plan_path(
+    path: Path, options: SegmentOptions, cards: Sequence[ModelCard], key: bytes | None
+) -> Iterator[PlannedScan]:
+    reading = RankingOptions(options.phase, options.read.gaps, options.read.orientation)
+    try:
+        listed = find_series(path, options.out, archives=options.archives)
+        selected = select_series(listed, options.series, preference_of(cards), reading)
+    except ScanError as error:
+        yield PlannedScan(path, error=error)
+        return
+    for series in selected:
+        try:
+            yield replace(_plan_series(series, options, cards, key), path=path)
+        except ScanError as error:
+            yield PlannedScan(path, series, error=error)
+
+
+def _plan_series(
+    series: Series,
+    options: SegmentOptions,
+    cards: Sequence[ModelCard],
+    key: bytes | None,
+) -> PlannedScan:
+    """Return the plan of a series.
+
+    Raises
+    ------
+    ScanError
+        As the segmentation would raise for the scan's headers, the memory limit and OUT.
+    """
+    for card in cards:
+        check_modalities([series.modality or options.read.modality], card)
+    grid, dtype = read_outline(series, options.read, phase=options.phase)
+    number, state = "", None
+    if key is not None:
+        workflow = options.workflow()
+        number = case_id(series, key, options.phase)
+        recipe = workflow_recipe(workflow, cards)
+        case = make_case(number, series, workflow, recipe, phase=options.phase)
+        if options.names == "id":
+            state = result_state(
+                options.out, number, with_source_hash(case, key), replace=options.replace
+            )
+    estimate = estimate_case(grid, dtype, cards, options.outputs)
+    check_memory(estimate, options.memory_limit)
+    return PlannedScan(Path(), series, grid, estimate.peak, number, state)

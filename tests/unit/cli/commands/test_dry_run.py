@@ -1,0 +1,97 @@
+"""`segment --dry-run`, and the model of a command that names none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.commands import scanloom, write_tiny_bundle
+from support.write_dicom import Words, noise, write_series
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    write_series(tmp_path / "study", noise())
+    return tmp_path / "study"
+
+
+@pytest.fixture
+def mr(tmp_path: Path) -> Path:
+    write_series(tmp_path / "mr", noise(), words=Words(modality="MR", name="mr"))
+    return tmp_path / "mr"
+
+
+def test_a_dry_run_writes_nothing(
+    study: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "no-key-yet"))
+    out = tmp_path / "out"
+    ended = scanloom("segment", study, "-m", tiny_model, "-o", out, "-n")
+
+    assert ended.code == 0, ended.err
+    for words in (
+        "CT, 6 files",
+        "24 x 20 x 6 at 0.7 x 0.8 x 2.5 mm",
+        "iB, estimated",
+        str(out / "cases"),
+    ):
+        assert words in ended.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study"]
+
+
+def test_a_dry_run_names_the_folder_that_the_run_writes(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    command = ["segment", study, "-m", tiny_model, "-o", tmp_path / "out"]
+    [before] = scanloom(*command, "-n", "--json").document["planned"]
+    [case] = scanloom(*command, "--json").document["cases"]
+
+    assert before["result"] == case["folder"]
+    assert "exists already" in scanloom(*command, "--dry-run").out
+
+
+def test_a_dry_run_refuses_as_the_run_does(study: Path, mr: Path, tiny_model: Path) -> None:
+    refused = scanloom("segment", mr, "-m", tiny_model, "--dry-run")
+    assert refused.code == 65
+    assert "(MODALITY)" in refused.err
+    several = scanloom("segment", study, mr, "-m", tiny_model, "--dry-run")
+    assert several.code == 1
+    assert "2 scans: 1 would be segmented" in several.out
+
+
+def test_the_only_model_that_fits_is_the_default(
+    study: Path, mr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    only = scanloom("segment", study, "--dry-run")
+    assert "Model: ct_tissue, the only one" in only.err
+    shared = tmp_path / "shared"
+    write_tiny_bundle(shared, "other")
+    monkeypatch.setenv("SCANLOOM_MODELS", str(shared))
+    two = scanloom("segment", study, "--dry-run")
+    assert two.code == 65
+    assert "2 models fit CT: ct_tissue, other; name one with --model" in two.err
+    none = scanloom("segment", mr, "--dry-run")
+    assert "no model of the store is for MR" in none.err
+    assert scanloom("segment", study, "-m", "other", "-n").code == 0
+
+
+def test_input_and_paths_are_the_same(study: Path, tiny_model: Path, tmp_path: Path) -> None:
+    out = ["-m", tiny_model, "-o", tmp_path / "out", "-n", "--json"]
+    typed = scanloom("segment", "-i", study, *out)
+    assert typed.document == scanloom("segment", study, *out).document
+
+
+def test_the_line_at_the_end_adds_up(
+    study: Path, mr: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    command = ["segment", study, mr, tmp_path / "none", "-m", tiny_model, "-o", tmp_path / "out"]
+    ended = scanloom(*command, "--device", "cpu", "--precision", "float32")
+    last = ended.out.splitlines()[-1]
+    assert last.startswith("3 scans: 1 done, 1 skipped, 1 failed; ")
+    assert last.endswith("s on cpu (float32)")
+    again = scanloom(*command, "--device", "cpu", "--precision", "float32")
+    assert "0 done, 1 from before, 1 skipped, 1 failed" in again.out.splitlines()[-1]
+    assert scanloom("segment", study, mr, *command[4:], "--strict").code == 1

@@ -1,0 +1,112 @@
+"""Values of options from variables and files, and which of them counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scanloom.cli.command import Command, variable_of
+from scanloom.cli.main import app
+from support.commands import scanloom
+from support.write_dicom import noise, write_series
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    write_series(tmp_path / "study", noise())
+    return tmp_path / "study"
+
+
+def planned(study: Path, *options: str | Path) -> str:
+    """Return where a result of `segment` would be written."""
+    ended = scanloom("segment", study, "--dry-run", "--json", *options)
+    assert ended.code == 0, ended.err
+    return str(Path(ended.document["planned"][0]["result"].split(" (")[0]).parents[1])
+
+
+def test_command_line_before_variable_before_file_before_user_file(
+    study: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    no_defaults_of_the_user: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCANLOOM_MODEL", str(tiny_model))
+    assert planned(study) == "scanloom-out"
+    mine = no_defaults_of_the_user / "scanloom" / "config.yaml"
+    mine.parent.mkdir()
+    mine.write_text("out: mine\n")
+    assert planned(study) == "mine"
+    config = tmp_path / "options.toml"
+    config.write_text('out = "project"\n')
+    assert planned(study, "--config", config) == "project"
+    monkeypatch.setenv("SCANLOOM_OUT", "variable")
+    assert planned(study, "--config", config) == "variable"
+    assert planned(study, "--config", config, "-o", "typed") == "typed"
+
+
+def test_a_section_is_for_one_command(study: Path, tiny_model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "options.yaml"
+    config.write_text(
+        f"out: everywhere\nmodel: [{tiny_model}]\nindex: {{strict: yes}}\n"
+        "segment: {out: here, structures: [liver, spleen], mirror: no, skip-air: no}\n"
+    )
+    assert planned(study, "--config", config) == "here"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("devise: cpu\n", "no command has an option devise; did you mean device?"),
+        ("segment: {sttrict: yes}\n", "segment has no option sttrict; did you mean strict?"),
+        ("device: {name: cpu}\n", "device: expected a value"),
+        ("device: gpu\n", "options.yaml"),
+        ("precision: double\n", "options.yaml"),
+        ("- cpu\n", "must hold keys and values"),
+        ("a: [\n", "not valid YAML (line 2)"),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("options.yaml").write_text(text)
+    ended = scanloom("segment", "scan.nii", "--config", "options.yaml")
+
+    assert ended.code == 2
+    assert message in ended.err
+    assert not Path("scanloom-out").exists()
+
+
+def test_a_wrong_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("SCANLOOM_PRECISION", "double")
+    ended = scanloom("segment", tmp_path)
+
+    assert ended.code == 2
+    assert "SCANLOOM_PRECISION" in ended.err
+
+
+def test_two_files_of_the_user_are_refused(no_defaults_of_the_user: Path, tmp_path: Path) -> None:
+    folder = no_defaults_of_the_user / "scanloom"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("device: cpu\n")
+    (folder / "config.toml").write_text('device = "cpu"\n')
+
+    assert scanloom("segment", tmp_path).code == 2
+
+
+def test_every_option_has_a_variable_and_one_meaning_each() -> None:
+    from typer.main import get_command
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    flat = [*commands.values(), *commands["models"].commands.values()]
+    for command in flat:
+        if isinstance(command, Command):
+            for option in command.params:
+                if option.param_type_name == "option":
+                    assert option.envvar == variable_of(option)
+                    assert option.envvar.startswith("SCANLOOM_")
