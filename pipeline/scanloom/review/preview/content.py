@@ -32,7 +32,7 @@ from scanloom.review.preview.slicing import (
     scan_pixels,
 )
 from scanloom.review.preview.tiles import Span, choose_slices
-from scanloom.review.preview.windowing import LUNG, Window, choose_window
+from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window
 
 MARGIN_MM = 10.0
 """Margin around the body and all structures."""
@@ -135,7 +135,7 @@ class PreviewContent:
             overlays.append(Overlay(labels, drawn.colors, drawn.filled))
             if drawn.lung.any():
                 lung += int(np.count_nonzero(drawn.lung[labels[::OVERSAMPLING, ::OVERSAMPLING]]))
-        in_lung = self.volume.unit == "HU" and lung >= MIN_LUNG_SHARE * size[0] * size[1]
+        in_lung = self.window is SOFT_TISSUE and lung >= MIN_LUNG_SHARE * size[0] * size[1]
         window = LUNG if in_lung else self.window
         scan = plane.view.cut(
             self.volume.array, plane.direction, plane.position, window.low, raster
@@ -302,7 +302,8 @@ def _tiles(
         if m.box is not None:
             a, b = (view.index_of(end)[axis] for end in m.box)
             spans[m.model, m.number] = (min(a, b), max(a, b))
-    slices = choose_slices(view.shape[axis], list(spans.values()), TILES)
+    body = round(float(crop[0][axis]) + 0.5), round(float(crop[1][axis]) - 0.5)
+    slices = choose_slices(body, list(spans.values()), TILES)
     for _ in range(MAX_ATTEMPTS):  # a structure may be interrupted in a slice of its box
         present = _present(view, axis, slices, segmentations)
         absent = [m for m in shown if (m.model, m.number) not in present and m.box is not None]
@@ -313,7 +314,7 @@ def _tiles(
                 labels = _layer_of(m, segmentations).labels
                 n = _center_of(view, labels, m.number, m.box)[axis]
                 spans[m.model, m.number] = (n, n)
-        slices = choose_slices(view.shape[axis], list(spans.values()), TILES)
+        slices = choose_slices(body, list(spans.values()), TILES)
     return tuple(_acquired_plane(view, main, axis, n, crop) for n in slices)
 
 

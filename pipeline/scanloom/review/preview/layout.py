@@ -76,7 +76,7 @@ _BLOCKS: tuple[Block, ...] = (
     (((0,),), ((1,),), ((2,), (3,))),
     (((0,),), ((1,),), ((2,),), ((3,),)),
     (((0,), (1,)), ((2,), (3,))),
-    (((2,),), ((3,),), ((0,), (1,))),
+    (((0,), (1,)), ((2,),), ((3,),)),
     (((0, 1), (2,), (3,)),),
 )
 
@@ -96,7 +96,8 @@ def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, i
         for columns, height in legend.items()
         for planes in _candidates(block, sizes, columns, height)
     ]
-    return max(candidates, key=_merit)
+    area = legend[1] * LEGEND_WIDTH  # of one column, which has no gaps
+    return max(candidates, key=lambda planes: _merit(planes, area))
 
 
 def _candidates(
@@ -116,13 +117,10 @@ def _candidates(
         yield Planes(frames, scale, total, (0, height + LEGEND_GAP // 2), columns, width)
 
 
-def _merit(planes: Planes) -> float:
-    """Return the share of the area that pictures cover, plus a term for the main plane's size."""
-    beside = planes.legend[1] == 0
-    width = planes.legend[0] - LEGEND_GAP if beside else CONTENT_WIDTH
-    height = planes.height if beside else planes.legend[1]
+def _merit(planes: Planes, legend_area: float) -> float:
+    """Return the share of the area that is used, plus a term for the main plane's size."""
     pictures = sum(f.picture[0] * f.picture[1] for f in planes.frames)
-    covered = pictures / (width * max(height, 1))
+    covered = (pictures + legend_area) / (CONTENT_WIDTH * max(planes.height, 1))
     return covered + MAIN_WEIGHT * min(1.0, planes.frames[0].picture[0] / LARGE_MAIN_WIDTH)
 
 

@@ -134,6 +134,10 @@ def legend_notes(
     return notes
 
 
+Item = tuple[Entry | Note, int]
+"""An entry or note with its height in pixels."""
+
+
 @dataclass(frozen=True)
 class Legend:
     """The entries and notes of a legend, which flow through columns."""
@@ -152,60 +156,61 @@ class Legend:
         for columns in range(1, MAX_COLUMNS + 1):
             width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
             width = width if columns >= MAX_COLUMNS - 1 else LEGEND_WIDTH
-            heights[columns] = _least_height(self._items(min(width, LEGEND_WIDTH)), columns)
+            heights[columns] = _least_height(self._items(width), columns)
         return heights
 
     def draw(self, page: Image.Image, corner: tuple[int, int], columns: int, width: int) -> None:
         """Draw it below `corner` in columns of a width."""
         items = self._items(width)
-        height = _least_height(items, columns)
-        canvas = ImageDraw.Draw(page)
-        x, y = corner
-        for item, size in items:
-            if y + size > corner[1] + height and y > corner[1]:
-                x, y = x + width + LEGEND_GAP, corner[1]
-            if isinstance(item, Entry):
-                _draw_entry(canvas, (x, y), item, self.sizes, width)
-            else:
-                _draw_note(canvas, (x, y), item, width)
-            y += size
+        canvas, x = ImageDraw.Draw(page), corner[0]
+        for column in _columns_at(items, _least_height(items, columns)):
+            y = corner[1]
+            for item, size in column:
+                if isinstance(item, Entry):
+                    _draw_entry(canvas, (x, y), item, self.sizes, width)
+                else:
+                    _draw_note(canvas, (x, y), item, width)
+                y += size
+            x += width + LEGEND_GAP
 
-    def _items(self, width: int) -> list[tuple[Entry | Note, int]]:
+    def _items(self, width: int) -> list[Item]:
         """Return entries and notes with their heights in a column of a width."""
         line = round(NOTE_SIZE * LINE_HEIGHT)
-        items: list[tuple[Entry | Note, int]] = [
+        items: list[Item] = [
             (e, self.sizes.height + (len(_names(e, self.sizes, width)) - 1) * self.sizes.text)
             for e in self.entries
         ]
         for note in self.notes:
             lines = len(list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT)))
-            items.append((note, lines * line + NOTE_GAP))
+            items.append((note, NOTE_GAP + lines * line))
         return items
 
 
-def _least_height(items: Sequence[tuple[Entry | Note, int]], columns: int) -> int:
+def _least_height(items: Sequence[Item], columns: int) -> int:
     """Return the smallest height at which items fit into columns in their order."""
     sizes = [size for _, size in items]
     height = max([-(-sum(sizes) // columns), *sizes], default=0)
-    while _columns_at(sizes, height) > columns:
+    while len(_columns_at(items, height)) > columns:
         height += 1
     return height
 
 
-def _columns_at(sizes: Sequence[int], height: int) -> int:
-    """Return the number of columns of a height that items need."""
-    columns, used = 1, 0
-    for size in sizes:
-        if used and used + size > height:
-            columns, used = columns + 1, 0
-        used += size
+def _columns_at(items: Sequence[Item], height: int) -> list[list[Item]]:
+    """Return the items of each column of a height; a heading is not the last of a column."""
+    columns: list[list[Item]] = [[]]
+    for n, (item, size) in enumerate(items):
+        heading = isinstance(item, Entry) and item.color is None
+        needed = size + (items[n + 1][1] if heading and n + 1 < len(items) else 0)
+        if columns[-1] and sum(s for _, s in columns[-1]) + needed > height:
+            columns.append([])
+        columns[-1].append((item, size))
     return columns
 
 
 def _draw_note(
     canvas: ImageDraw.ImageDraw, corner: tuple[int, int], note: Note, width: int
 ) -> None:
-    x, y = corner
+    x, y = corner[0], corner[1] + NOTE_GAP // 2
     line = round(NOTE_SIZE * LINE_HEIGHT)
     lines = list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT))
     canvas.rectangle([x, y + 2, x + 2, y + len(lines) * line - 2], fill=note.color)

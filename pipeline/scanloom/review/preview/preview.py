@@ -158,7 +158,8 @@ def _draw_plane(
     if window != content.window.text:
         caption = f"{caption}, {window}"
     caption = truncated(caption, CAPTION_SIZE, frame.width - 12)
-    draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
+    if frame.width > MIN_LETTERED:
+        draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
     across, down = LETTERS[plane.direction.across], LETTERS[plane.direction.down]
     middle = frame.x + frame.width / 2, frame.y + frame.height / 2
     draw_plate(page, (frame.x + 6, middle[1]), across[0], LETTER_SIZE, "lm")

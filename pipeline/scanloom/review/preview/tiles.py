@@ -10,13 +10,13 @@ Span = tuple[int, int]
 """First and last slice of a structure, both included."""
 
 
-def choose_slices(slices: int, spans: Sequence[Span], count: int) -> list[int]:
+def choose_slices(body: Span, spans: Sequence[Span], count: int) -> list[int]:
     """Choose slices: the first and the last, others evenly, and some through every structure.
 
     Parameters
     ----------
-    slices : int
-        Number of slices of the scan.
+    body : (first, last)
+        Slices of the body and of all structures.
     spans : sequence of (first, last)
         Slices of each structure.
     count : int
@@ -27,17 +27,18 @@ def choose_slices(slices: int, spans: Sequence[Span], count: int) -> list[int]:
     list of int
         Slices in ascending order, none twice.
     """
-    if slices <= count:
-        return list(range(slices))
-    ends = {0, slices - 1}
-    low, high = min((s[0] for s in spans), default=0), max((s[1] for s in spans), default=slices)
+    first, last = body
+    if last - first < count:
+        return list(range(first, last + 1))
+    ends = {first, last}
+    low, high = min((s[0] for s in spans), default=first), max((s[1] for s in spans), default=last)
     needed: set[int] = set()
     for room in range(count - 2, -1, -1):
-        even = {round(low + (n + 0.5) / max(room, 1) * (high - low)) for n in range(room)}
-        shown = ends | {min(n, slices - 1) for n in even}
+        even = {int(low + (n + 0.5) / room * (high - low + 1)) for n in range(room)}
+        shown = ends | {min(n, last) for n in even}
         needed = _piercing([s for s in spans if not any(s[0] <= n <= s[1] for n in shown)])
         if len(shown | needed) <= count:
-            return _filled(shown | needed, slices, count)
+            return _filled(shown | needed, count)
     return sorted(ends | needed)
 
 
@@ -53,10 +54,10 @@ def _piercing(spans: Sequence[Span]) -> set[int]:
     return chosen
 
 
-def _filled(shown: set[int], slices: int, count: int) -> list[int]:
+def _filled(shown: set[int], count: int) -> list[int]:
     """Return the slices with further ones in the widest gaps, up to `count`."""
     chosen = sorted(shown)
-    while len(chosen) < min(count, slices):
+    while len(chosen) < count:
         gaps = np.diff(chosen)
         widest = int(np.argmax(gaps))
         chosen.insert(widest + 1, (chosen[widest] + chosen[widest + 1]) // 2)
