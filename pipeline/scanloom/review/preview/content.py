@@ -38,14 +38,13 @@ MARGIN_MM = 10.0
 """Margin around the body and all structures."""
 MAX_SEARCH_VOXELS = 4_000_000
 """Approximate number of voxels that are searched for the largest slices of a structure."""
-NEARLY_LARGEST = 0.97
+NEARLY_LARGEST = 0.75
 """Share of the largest area from which slices qualify; the middle one of them is shown."""
 MAX_FILLED_SHARE = 0.3
 """Share of the body above which a structure's area is not filled."""
 LUNG_CODES = frozenset({"39607008", "45653009", "90572001", "72481006"})
 """SNOMED CT codes of the lung and its lobes."""
-MIN_LUNG_SHARE = 0.15
-"""Share of a picture that lungs take if it has the lung window."""
+AIR_HU = -1000.0
 MAX_ATTEMPTS = 4
 """Number of times that the mosaic is changed to show every structure."""
 ANISOTROPY = 1.8
@@ -116,32 +115,59 @@ class PreviewContent:
     """Colour of each structure by model and number."""
 
     @property
+    def outside(self) -> float:
+        """Intensity outside the scan: that of air in CT, else the lowest of the window."""
+        return min(AIR_HU, self.window.low) if self.window is SOFT_TISSUE else self.window.low
+
+    @property
+    def lungs(self) -> set[tuple[str, int]]:
+        """Model and number of the structures that are lungs."""
+        return {
+            (s.model, t.number)
+            for s in self.segmentations
+            for t in s.structures
+            if t.type.value in LUNG_CODES
+        }
+
+    @property
     def modality(self) -> str:
         """Modality, for a reader."""
         if self.volume.modality is None and self.about.assumed_modality is not None:
             return f"{self.about.assumed_modality} (assumed)"
         return self.volume.modality or "modality unknown"
 
+    @property
+    def window_text(self) -> str:
+        """Description of the windows, for a reader."""
+        has_lung = self.window is SOFT_TISSUE and any(
+            m.voxels and (m.model, m.number) in self.lungs for m in self.measurements
+        )
+        return f"{self.window.text}, in lungs {LUNG.text}" if has_lung else self.window.text
+
     def picture(
         self, plane: Plane, size: tuple[int, int], show: Literal["labels", "scan"] = "labels"
-    ) -> tuple[Image.Image, Window]:
-        """Return a plane with or without its structures, in pixels, and its window."""
+    ) -> Image.Image:
+        """Return a plane with or without its structures, in pixels.
+
+        In CT, lungs are shown in the lung window where their label is.
+        """
         raster = Raster(plane.area, size)
+        cut = plane.view.cut(
+            self.volume.array, plane.direction, plane.position, self.outside, raster
+        )
+        values = scan_pixels(cut, raster)
+        gray = self.window.gray(values)
+        if show == "scan":
+            return overlay_structures(gray, [])
         fine = Raster(plane.area, (size[0] * OVERSAMPLING, size[1] * OVERSAMPLING))
-        overlays, lung = [], 0
+        overlays = []
         for drawn in self.layers:
             cut = plane.view.cut(drawn.layer.labels, plane.direction, plane.position, None, raster)
-            labels = label_pixels(cut, fine)
-            overlays.append(Overlay(labels, drawn.colors, drawn.filled))
-            if drawn.lung.any():
-                lung += int(np.count_nonzero(drawn.lung[labels[::OVERSAMPLING, ::OVERSAMPLING]]))
-        in_lung = self.window is SOFT_TISSUE and lung >= MIN_LUNG_SHARE * size[0] * size[1]
-        window = LUNG if in_lung else self.window
-        scan = plane.view.cut(
-            self.volume.array, plane.direction, plane.position, window.low, raster
-        )
-        gray = window.gray(scan_pixels(scan, raster))
-        return overlay_structures(gray, overlays if show == "labels" else []), window
+            overlays.append(Overlay(label_pixels(cut, fine), drawn.colors, drawn.filled))
+            if self.window is SOFT_TISSUE and drawn.lung.any():
+                lung = drawn.lung[overlays[-1].middle]
+                gray[lung] = LUNG.gray(values[lung])
+        return overlay_structures(gray, overlays)
 
 
 def choose_content(

@@ -38,14 +38,19 @@ class Overlay:
     colors: NDArray[np.float32]
     filled: NDArray[np.bool_]
 
+    @property
+    def middle(self) -> NDArray[Any]:
+        """The label (H, W) of the middle sample of each pixel."""
+        first = OVERSAMPLING // 2
+        return self.labels[first::OVERSAMPLING, first::OVERSAMPLING]
+
 
 def overlay_structures(gray: NDArray[np.uint8], layers: Sequence[Overlay]) -> Image.Image:
     """Return a plane (H, W) with its structures on top: first all areas, then all contours."""
     picture = np.repeat(gray[:, :, None], 3, axis=2)
     flat = picture.reshape(-1, 3)
-    middle = OVERSAMPLING // 2
     for layer in layers:
-        labels = layer.labels[middle::OVERSAMPLING, middle::OVERSAMPLING].ravel()
+        labels = layer.middle.ravel()
         at = np.flatnonzero(layer.filled[labels])
         _blend(flat, at, layer.colors[labels[at]], FILL_OPACITY)
     for layer in layers:

@@ -127,7 +127,7 @@ def _draw_header(page: Image.Image, content: PreviewContent) -> None:
     spacing = " x ".join(f"{s:.2f}" for s in grid.spacing)
     facts = (
         f"case {content.about.case_id}" if content.about.case_id else "",
-        f"{content.modality}, {content.window.text}",
+        f"{content.modality}, {content.window_text}",
         f"{shape} voxels of {spacing} mm, {grid.axis_codes}",
         *runs,
     )
@@ -153,10 +153,8 @@ def _draw_plane(
     page: Image.Image, content: PreviewContent, plane: Plane, frame: Frame, show: Show
 ) -> None:
     """Draw a plane with its caption and, at its edges, the letters of the sides."""
-    window = draw_picture(page, content, plane, frame, show)
+    draw_picture(page, content, plane, frame, show)
     caption = "Scan" if show == "scan" else plane.name
-    if window != content.window.text:
-        caption = f"{caption}, {window}"
     caption = truncated(caption, CAPTION_SIZE, frame.width - 12)
     if frame.width > MIN_LETTERED:
         draw_plate(page, (frame.x + 6, frame.y + 6), caption, CAPTION_SIZE)
@@ -171,21 +169,19 @@ def _draw_plane(
 
 def draw_picture(
     page: Image.Image, content: PreviewContent, plane: Plane, frame: Frame, show: Show = "labels"
-) -> str:
-    """Draw a plane in the middle of its frame; return the text of its window."""
-    picture, window = content.picture(plane, frame.picture, show)
-    edge = (255, 255, 255) if window.inverted else (0, 0, 0)
+) -> None:
+    """Draw a plane in the middle of its frame, which has the colour of air."""
+    picture = content.picture(plane, frame.picture, show)
+    edge = (255, 255, 255) if content.window.inverted else (0, 0, 0)
     box = (frame.x, frame.y, frame.x + frame.width - 1, frame.y + frame.height - 1)
     ImageDraw.Draw(page).rectangle(box, fill=edge)
     page.paste(picture, frame.corner)
-    return window.text
 
 
 def _draw_mosaic(page: Image.Image, content: PreviewContent, mosaic: Mosaic, top: int) -> None:
     """Draw slices in order, each with its number and position."""
     for plane, at in zip(content.tiles, mosaic.frames, strict=True):
         frame = at.moved(MARGIN, top)
-        window = draw_picture(page, content, plane, frame)
-        lung = ", lung window" if window != content.window.text else ""
-        caption = truncated(f"{plane.short}{lung}", 12, frame.width - 10)
+        draw_picture(page, content, plane, frame)
+        caption = truncated(plane.short, 12, frame.width - 10)
         draw_plate(page, (frame.x + 5, frame.y + frame.height - 5), caption, 12, "lb")
