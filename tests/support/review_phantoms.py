@@ -9,7 +9,7 @@ from scanloom.core import Code, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
 
 CODE = Code("85756007", "SCT", "Tissue")
-BODY, LEFT, FRONT, HEAD = (90, 90, 90), (255, 0, 0), (0, 255, 0), (0, 0, 255)
+BODY, LEFT, FRONT, HEAD = (150, 150, 80), (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def structure(number: int, name: str, color=BODY, **more) -> Structure:

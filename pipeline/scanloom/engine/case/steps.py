@@ -99,7 +99,8 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
             [m for s in segmented.segmentations for m in measure(s, scan.volume, flags)],
             case.relations.shares,
         )
-    content = CaseContent(case, scan, segmented.segmentations, measurements, flags)
+    cards = [predictor.card for predictor in segmented.predictors]
+    content = CaseContent(case, scan, segmented.segmentations, measurements, flags, cards)
     writers = writers_of(case.outputs)
     with clock.step("write"):
         write_files(folder, content, writers)

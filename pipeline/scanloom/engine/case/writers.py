@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scanloom.cards.card import ModelCard
+from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Flag, Grid, Outputs, Segmentation
 from scanloom.extras import EXTRAS
 from scanloom.io.extras.image import IMAGE
@@ -28,8 +28,7 @@ from scanloom.io.readback.case import (
 from scanloom.io.scan import DicomSource
 from scanloom.io.system.parallel import run_parallel
 from scanloom.io.write.results import write_label_maps
-
-PREVIEW = "preview.png"
+from scanloom.review.preview.about import About
 
 _PICTURE_BYTES = 64 * 1024**2
 """The preview with its fonts."""
@@ -168,18 +167,30 @@ def _frames(grid: Grid, card: ModelCard) -> int:
 
 
 def _preview_files(content: CaseContent) -> set[str]:
-    return set() if Flag.BURNED_IN in content.flags else {PREVIEW}
+    if Flag.BURNED_IN in content.flags:
+        return set()
+    return {file_names.PREVIEW, file_names.THUMBNAIL}
 
 
 def _write_preview(folder: Path, content: CaseContent) -> None:
-    from scanloom.review.preview.preview import draw_preview
+    from scanloom.review.preview.content import choose_content
+    from scanloom.review.preview.preview import draw_page
+    from scanloom.review.preview.thumbnail import draw_thumbnail
 
-    draw_preview(
-        content.scan.volume,
-        content.segmentations,
-        content.measurements,
-        content.flags,
-        folder / PREVIEW,
+    drawn = choose_content(
+        content.scan.volume, content.segmentations, content.measurements, _about(content)
+    )
+    draw_page(drawn, content.flags, folder / file_names.PREVIEW)
+    draw_thumbnail(drawn, folder / file_names.THUMBNAIL)
+
+
+def _about(content: CaseContent) -> About:
+    """Return the facts of a case that its pictures name."""
+    modalities = {card.channels[0].modality for card in content.cards} - {ANY_MODALITY}
+    return About(
+        case_id=content.case.id,
+        assumed_modality=modalities.pop() if len(modalities) == 1 else None,
+        limitations=tuple(text for card in content.cards for text in card.limitations),
     )
 
 

@@ -1,6 +1,7 @@
 """File names of a case folder that several modules use: writers, read-back, tables.
 
 ========================================  ==================================================
+`preview.png`, `thumbnail.png`            pictures
 `segmentation.nii.gz`                     the label map of the first layer
 `segmentation-2.nii.gz`                   the label map of the second layer (overlaps)
 `segmentation_rect.nii.gz`                a sheared scan's labels on a rectangular grid
@@ -17,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+PREVIEW = "preview.png"
+THUMBNAIL = "thumbnail.png"
 SEGMENTS = "segments.json"
 MEASUREMENTS_CSV = "measurements.csv"
 MEASUREMENTS_JSON = "measurements.json"

@@ -30,6 +30,8 @@ class CaseContent:
         Of all structures.
     flags : sequence of Flag
         Of the case.
+    cards : sequence of ModelCard
+        Of the models.
     counts : dict
         Voxels of each (model, label), filled in when the label maps are read back.
     """
@@ -39,6 +41,7 @@ class CaseContent:
     segmentations: Sequence[Segmentation]
     measurements: Sequence[Measurement] = ()
     flags: Sequence[Flag] = ()
+    cards: Sequence[ModelCard] = ()
     counts: Counts = field(default_factory=dict)
 
     @property

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from scanloom.cards.colors import display_colors
 from scanloom.core import Layer, Measurement, Segmentation, Volume
 from scanloom.core.measurement import Box
-from scanloom.review.preview.drawing import color_table, overlay_structures
+from scanloom.core.segmentation import Color
+from scanloom.review.preview.about import About
+from scanloom.review.preview.body import Body, find_body
+from scanloom.review.preview.layout import TILES
+from scanloom.review.preview.overlay import OVERSAMPLING, Overlay, overlay_structures
 from scanloom.review.preview.slicing import (
     AXIAL,
+    CORONAL,
+    SAGITTAL,
     Direction,
     Raster,
     Rectangle,
@@ -23,20 +31,54 @@ from scanloom.review.preview.slicing import (
     label_pixels,
     scan_pixels,
 )
-from scanloom.review.preview.windowing import Window, choose_window
+from scanloom.review.preview.tiles import Span, choose_slices
+from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window
 
-MARGIN_MM = 20.0
-"""Margin around all structures in the tiles of the mosaic."""
-MIN_EXTENT_MM = 80.0
-"""Minimum width and height of a tile, so that a small structure is shown with its surroundings."""
+MARGIN_MM = 10.0
+"""Margin around the body and all structures."""
 MAX_SEARCH_VOXELS = 4_000_000
 """Approximate number of voxels that are searched for the largest slices of a structure."""
-MAX_EXTENT_VOXELS = 100_000
-"""Approximate number of voxels from which the extent of a structure is estimated."""
-NEARLY_LARGEST = 0.97
+NEARLY_LARGEST = 0.75
 """Share of the largest area from which slices qualify; the middle one of them is shown."""
+MAX_FILLED_SHARE = 0.3
+"""Share of the body above which a structure's area is not filled."""
+LUNG_CODES = frozenset({"39607008", "45653009", "90572001", "72481006"})
+"""SNOMED CT codes of the lung and its lobes."""
+AIR_HU = -1000.0
+MAX_ATTEMPTS = 4
+"""Number of times that the mosaic is changed to show every structure."""
+ANISOTROPY = 1.8
+"""Ratio of spacings from which the slices across the largest one are those acquired."""
+THIN = 0.2
+"""Ratio of a stack's height to its width below which its slices are those acquired."""
 
 Colors = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnLayer:
+    """A layer with the display of each value: RGB (N, 3), whether it is filled, whether lung."""
+
+    layer: Layer
+    colors: Colors
+    filled: Mask
+    lung: Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """Position and area of a plane in one of the views of a scan.
+
+    `name` describes it for a reader, `short` in a tile.
+    """
+
+    view: View
+    direction: Direction
+    position: float
+    area: Rectangle
+    name: str
+    short: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,83 +89,274 @@ class PreviewContent:
     ----------
     volume : Volume
         The scan.
-    layers : tuple of (Layer, (N, 3) array)
-        All layers of all models, each with the RGB colour of each value.
-    view : View
-        The volume's grid in patient orientation.
+    segmentations, measurements : tuple
+        The results.
+    about : About
+        Further facts.
+    layers : tuple of DrawnLayer
+        All layers of all models.
     window : Window
-        The intensity window.
-    center : (3,) array
-        Intersection of the three planes in LPI mm.
-    span : (low, high)
-        Range of the mosaic's slices along the patient in LPI mm, from edge to edge.
-    slices : int
-        Number of the scan's slices in that range.
-    area : Rectangle
-        The part of each slice that the mosaic shows.
+        The intensity window, without lungs.
+    planes : (Plane, Plane, Plane)
+        The main plane, which has the acquired slices, and the two others.
+    tiles : tuple of Plane
+        The slices of the mosaic, parallel to the main plane.
     """
 
     volume: Volume
-    layers: tuple[tuple[Layer, Colors], ...]
-    view: View
+    segmentations: tuple[Segmentation, ...]
+    measurements: tuple[Measurement, ...]
+    about: About
+    layers: tuple[DrawnLayer, ...]
     window: Window
-    center: NDArray[np.float64]
-    span: tuple[float, float]
-    slices: int
-    area: Rectangle
+    planes: tuple[Plane, Plane, Plane]
+    tiles: tuple[Plane, ...]
+    color_of: dict[tuple[str, int], Color] = field(default_factory=dict)
+    """Colour of each structure by model and number."""
 
-    def tiles(self, count: int) -> list[float]:
-        """Return the positions in LPI mm of `count` slices spread evenly over the span."""
-        low, high = self.span
-        positions = (low + (n + 0.5) / count * (high - low) for n in range(count))
-        return [self.view.nearest(AXIAL.normal, position) for position in positions]
+    @property
+    def outside(self) -> float:
+        """Intensity outside the scan: that of air in CT, else the lowest of the window."""
+        return min(AIR_HU, self.window.low) if self.window is SOFT_TISSUE else self.window.low
 
-    def picture(self, direction: Direction, position: float, raster: Raster) -> Image.Image:
-        """Return an area of a plane with its structures."""
-        scan = self.view.cut(self.volume.array, direction, position, self.window.low, raster)
-        gray = self.window.gray(scan_pixels(scan, raster))
-        labels = []
-        for layer, colors in self.layers:
-            cut = self.view.cut(layer.labels, direction, position, None, raster)
-            labels.append((label_pixels(cut, raster), colors))
-        return overlay_structures(gray, labels)
+    @property
+    def lungs(self) -> set[tuple[str, int]]:
+        """Model and number of the structures that are lungs."""
+        return {
+            (s.model, t.number)
+            for s in self.segmentations
+            for t in s.structures
+            if t.type.value in LUNG_CODES
+        }
+
+    @property
+    def modality(self) -> str:
+        """Modality, for a reader."""
+        if self.volume.modality is None and self.about.assumed_modality is not None:
+            return f"{self.about.assumed_modality} (assumed)"
+        return self.volume.modality or "modality unknown"
+
+    @property
+    def window_text(self) -> str:
+        """Description of the windows, for a reader."""
+        has_lung = self.window is SOFT_TISSUE and any(
+            m.voxels and (m.model, m.number) in self.lungs for m in self.measurements
+        )
+        return f"{self.window.text}, in lungs {LUNG.text}" if has_lung else self.window.text
+
+    def picture(
+        self, plane: Plane, size: tuple[int, int], show: Literal["labels", "scan"] = "labels"
+    ) -> Image.Image:
+        """Return a plane with or without its structures, in pixels.
+
+        In CT, lungs are shown in the lung window where their label is.
+        """
+        raster = Raster(plane.area, size)
+        cut = plane.view.cut(
+            self.volume.array, plane.direction, plane.position, self.outside, raster
+        )
+        values = scan_pixels(cut, raster)
+        gray = self.window.gray(values)
+        if show == "scan":
+            return overlay_structures(gray, [])
+        fine = Raster(plane.area, (size[0] * OVERSAMPLING, size[1] * OVERSAMPLING))
+        overlays = []
+        for drawn in self.layers:
+            cut = plane.view.cut(drawn.layer.labels, plane.direction, plane.position, None, raster)
+            overlays.append(Overlay(label_pixels(cut, fine), drawn.colors, drawn.filled))
+            if self.window is SOFT_TISSUE and drawn.lung.any():
+                lung = drawn.lung[overlays[-1].middle]
+                gray[lung] = LUNG.gray(values[lung])
+        return overlay_structures(gray, overlays)
 
 
-def choose_subject(
-    volume: Volume, segmentations: Sequence[Segmentation], measurements: Sequence[Measurement]
+def choose_content(
+    volume: Volume,
+    segmentations: Sequence[Segmentation],
+    measurements: Sequence[Measurement],
+    about: About = About(),
 ) -> PreviewContent:
-    """Choose planes through the largest structure, or through the centre of an empty result."""
+    """Choose planes through the largest structure, or through the middle of an empty result."""
     view = View(volume.grid)
-    boxes = [(m, m.box) for m in measurements if m.voxels and m.box is not None]
-    whole: Box = ((0, 0, 0), _last(volume.grid.shape))
-    largest, box = max(boxes, key=lambda pair: pair[0].volume_ml, default=(None, whole))
+    hounsfield = volume.unit == "HU" or (
+        volume.modality is None and about.assumed_modality == "CT" and volume.unit == "unknown"
+    )
+    body = find_body(volume, view, hounsfield)
+    main_axis = acquired_axis(view)
+    shown = [m for m in measurements if m.voxels and m.box is not None]
+    largest = max(shown, key=lambda m: m.volume_ml, default=None)
     center = [(n - 1) // 2 for n in view.shape]
-    low, high = _bounds(view, [box])
-    span = float(low[2]), float(high[2])
-    if largest is not None:
+    if largest is not None and largest.box is not None:
         labels = _layer_of(largest, segmentations).labels
-        center = _center_of(view, labels, largest.number, box)
-        if not view.upright:  # the ends of an oblique bounding box are empty
-            span = _extent(view, labels, largest.number, box)
+        center = _center_of(view, labels, largest.number, largest.box)
+    crop = _crop(view, body, [m.box for m in shown if m.box is not None])
+    main = view if view.upright else view.as_acquired()
+    color_of = {
+        (s.model, number): color
+        for s in segmentations
+        for number, color in display_colors(s.structures).items()
+    }
+    modality = volume.modality or about.assumed_modality
     return PreviewContent(
         volume=volume,
-        layers=tuple(
-            (layer, color_table(layer.structures, int(np.iinfo(layer.labels.dtype).max)))
-            for segmentation in segmentations
-            for layer in segmentation.layers
-        ),
-        view=view,
-        window=choose_window(volume, largest),
-        center=view.lpi((center[0], center[1], center[2])),
-        span=span,
-        slices=max(1, round((span[1] - span[0]) / volume.grid.spacing[view.order[2]])),
-        area=_area(view, [box for _, box in boxes] or [box]),
+        segmentations=tuple(segmentations),
+        measurements=tuple(measurements),
+        about=about,
+        layers=tuple(_drawn_layers(segmentations, measurements, color_of, body.volume_ml)),
+        window=choose_window(body.values, modality, "HU" if hounsfield else volume.unit),
+        planes=_planes(view, main, main_axis, center, crop),
+        tiles=_tiles(view, main, main_axis, crop, shown, segmentations),
+        color_of=color_of,
     )
 
 
-def _last(shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    i, j, k = (n - 1 for n in shape)
-    return i, j, k
+def acquired_axis(view: View) -> int:
+    """Return the axis of the view across which slices were acquired; that of the feet if unclear.
+
+    It is the axis of a much larger spacing, or of few slices.
+    """
+    spacing = [view.source.spacing[n] for n in view.order]
+    axes = sorted(range(3), key=lambda n: spacing[n])
+    if spacing[axes[2]] >= ANISOTROPY * spacing[axes[1]]:
+        return axes[2]
+    extent = [n * mm for n, mm in zip(view.shape, spacing, strict=True)]
+    axes = sorted(range(3), key=lambda n: extent[n])
+    return axes[0] if extent[axes[0]] < THIN * extent[axes[1]] else AXIAL.normal
+
+
+def _drawn_layers(
+    segmentations: Sequence[Segmentation],
+    measurements: Sequence[Measurement],
+    color_of: dict[tuple[str, int], Color],
+    body_ml: float,
+) -> list[DrawnLayer]:
+    """Return all layers with the display of their values."""
+    large = {
+        (m.model, m.number)
+        for m in measurements
+        if body_ml > 0 and m.volume_ml > MAX_FILLED_SHARE * body_ml
+    }
+    drawn = []
+    for segmentation in segmentations:
+        for layer in segmentation.layers:
+            size = int(np.iinfo(layer.labels.dtype).max) + 1
+            colors = np.zeros((size, 3), np.float32)
+            filled, lung = np.zeros(size, bool), np.zeros(size, bool)
+            for s in layer.structures:
+                colors[s.number] = color_of[segmentation.model, s.number]
+                filled[s.number] = (segmentation.model, s.number) not in large
+                lung[s.number] = s.type.value in LUNG_CODES
+            drawn.append(DrawnLayer(layer, colors, filled, lung))
+    return drawn
+
+
+Corners = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Lowest and highest index of a box in a view, at the outer edges of voxels."""
+
+
+def _crop(view: View, body: Body, boxes: Sequence[Box]) -> Corners:
+    """Return a box around the body and all structures, so that errors beside it are shown."""
+    if not body.found:
+        return np.full(3, -0.5), np.array(view.shape) - 0.5
+    ends = np.array([body.low, body.high, *(view.index_of(end) for box in boxes for end in box)])
+    return ends.min(axis=0) - 0.5, ends.max(axis=0) + 0.5
+
+
+def _area(view: View, direction: Direction, crop: Corners) -> Rectangle:
+    """Return the part of a plane that holds a box with the margin, within the scan."""
+    corners = np.array(
+        [view.lpi((a, b, c)) for a, b, c in itertools.product(*zip(*crop, strict=True))]
+    )
+    whole, axes = view.field_of_view(direction), (direction.across, direction.down)
+    low = [max(whole.low[n], corners[:, a].min() - MARGIN_MM) for n, a in enumerate(axes)]
+    high = [min(whole.high[n], corners[:, a].max() + MARGIN_MM) for n, a in enumerate(axes)]
+    return Rectangle((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
+
+
+def _planes(
+    view: View, main: View, main_axis: int, center: Sequence[int], crop: Corners
+) -> tuple[Plane, Plane, Plane]:
+    """Return the main plane and the two others, through a voxel of the view."""
+    a, b, c = center
+    others = [d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal != main_axis]
+    point = view.lpi((a, b, c))
+    first = _acquired_plane(view, main, main_axis, center[main_axis], crop)
+    second, third = (
+        Plane(
+            view,
+            d,
+            float(point[d.normal]),
+            _area(view, d, crop),
+            f"{d.name}, {_distance(d.normal, float(point[d.normal]))}",
+        )
+        for d in others
+    )
+    return first, second, third
+
+
+def _acquired_plane(view: View, main: View, axis: int, n: int, crop: Corners) -> Plane:
+    """Return the n-th slice across an axis of the view, as it was acquired."""
+    direction = next(d for d in (AXIAL, CORONAL, SAGITTAL) if d.normal == axis)
+    index = [(a + b) / 2 for a, b in zip(*crop, strict=True)]
+    index[axis] = n
+    i, j, k = index
+    place = float(view.lpi((i, j, k))[axis])
+    position = float(main.lpi((i, j, k))[axis])
+    tilt = view.tilt(axis)
+    name = direction.name if tilt < 0.5 else f"{direction.name}, tilted {tilt:.1f}°"
+    short = f"{n + 1}: {_distance(axis, place)}"
+    name = f"{name}, slice {n + 1} of {view.shape[axis]}, {_distance(axis, place)}"
+    return Plane(main, direction, position, _area(main, direction, crop), name, short)
+
+
+def _distance(axis: int, position: float) -> str:
+    """Return a position along an LPI axis as text, such as "I 250 mm"."""
+    return f"{('RL', 'AP', 'SI')[axis][position > 0]} {abs(position):.0f} mm"
+
+
+def _tiles(
+    view: View,
+    main: View,
+    axis: int,
+    crop: Corners,
+    shown: Sequence[Measurement],
+    segmentations: Sequence[Segmentation],
+) -> tuple[Plane, ...]:
+    """Return the slices of the mosaic: every structure is in one of them."""
+    spans: dict[tuple[str, int], Span] = {}
+    for m in shown:
+        if m.box is not None:
+            a, b = (view.index_of(end)[axis] for end in m.box)
+            spans[m.model, m.number] = (min(a, b), max(a, b))
+    body = round(float(crop[0][axis]) + 0.5), round(float(crop[1][axis]) - 0.5)
+    slices = choose_slices(body, list(spans.values()), TILES)
+    for _ in range(MAX_ATTEMPTS):  # a structure may be interrupted in a slice of its box
+        present = _present(view, axis, slices, segmentations)
+        absent = [m for m in shown if (m.model, m.number) not in present and m.box is not None]
+        if not absent:
+            break
+        for m in absent:
+            if m.box is not None:
+                labels = _layer_of(m, segmentations).labels
+                n = _center_of(view, labels, m.number, m.box)[axis]
+                spans[m.model, m.number] = (n, n)
+        slices = choose_slices(body, list(spans.values()), TILES)
+    return tuple(_acquired_plane(view, main, axis, n, crop) for n in slices)
+
+
+def _present(
+    view: View, axis: int, slices: Sequence[int], segmentations: Sequence[Segmentation]
+) -> set[tuple[str, int]]:
+    """Return model and number of the structures in some slices across an axis of the view."""
+    return {
+        (segmentation.model, int(number))
+        for segmentation in segmentations
+        for layer in segmentation.layers
+        for n in slices
+        for number in np.flatnonzero(
+            np.bincount(np.moveaxis(view.of(layer.labels), axis, 0)[n].ravel(order="K"))
+        )
+    }
 
 
 def _layer_of(measurement: Measurement, segmentations: Sequence[Segmentation]) -> Layer:
@@ -136,65 +369,17 @@ def _layer_of(measurement: Measurement, segmentations: Sequence[Segmentation]) -
     raise ValueError(f"{measurement.model} has no structure {measurement.number}")
 
 
-def _sampled(
-    view: View, labels: NDArray[Any], number: int, box: Box, max_voxels: int
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], int]:
-    """Return the mask of a structure in its box, subsampled to about `max_voxels` voxels.
-
-    Returns
-    -------
-    (mask, first, step)
-        The mask (A, B, C), the index (3,) of its first voxel in the view, and the step.
-    """
+def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[int]:
+    """Return, for each axis of the view, a slice with nearly the largest area of a structure."""
     corners = np.array([view.index_of(box[0]), view.index_of(box[1])])
     first, last = corners.min(axis=0), corners.max(axis=0)
     i, j, k = (slice(int(a), int(b) + 1) for a, b in zip(first, last, strict=True))
     inside = view.of(labels)[i, j, k]
-    step = math.ceil((inside.size / max_voxels) ** (1 / 3))
-    return inside[::step, ::step, ::step] == number, first, step
-
-
-def _center_of(view: View, labels: NDArray[Any], number: int, box: Box) -> list[int]:
-    """Return, for each axis of the view, a slice with nearly the largest area of a structure."""
-    mask, first, step = _sampled(view, labels, number, box, MAX_SEARCH_VOXELS)
+    step = math.ceil((inside.size / MAX_SEARCH_VOXELS) ** (1 / 3))
+    mask = inside[::step, ::step, ::step] == number
     center = []
     for axis in range(3):
         area = mask.sum(axis=tuple(n for n in range(3) if n != axis))
         candidates = np.flatnonzero(area >= NEARLY_LARGEST * area.max())
         center.append(int(first[axis]) + step * int(candidates[len(candidates) // 2]))
     return center
-
-
-def _extent(view: View, labels: NDArray[Any], number: int, box: Box) -> tuple[float, float]:
-    """Return the range in LPI mm along the patient that holds nearly all of a structure."""
-    mask, first, step = _sampled(view, labels, number, box, MAX_EXTENT_VOXELS)
-    index = first + step * np.argwhere(mask)
-    along = index @ view.to_lpi[2, :3] + view.to_lpi[2, 3]
-    low, high = np.percentile(along, (1, 99))
-    half = min(view.source.spacing) / 2
-    return float(low) - half, float(high) + half
-
-
-def _bounds(view: View, boxes: Sequence[Box]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the corners (3,), (3,) in LPI mm of a box around boxes of source voxels."""
-    corners = []
-    for box in boxes:
-        ends = np.array([view.index_of(box[0]), view.index_of(box[1])])
-        low, high = ends.min(axis=0) - 0.5, ends.max(axis=0) + 0.5
-        for n in range(8):
-            i, j, k = (high[a] if n >> a & 1 else low[a] for a in range(3))
-            corners.append(view.lpi((float(i), float(j), float(k))))
-    return np.min(corners, axis=0), np.max(corners, axis=0)
-
-
-def _area(view: View, boxes: Sequence[Box]) -> Rectangle:
-    """Return the area of axial slices that holds boxes of source voxels with a margin."""
-    low, high = _bounds(view, boxes)
-    whole = view.field_of_view(AXIAL)
-    ends = []
-    for n, axis in enumerate((AXIAL.across, AXIAL.down)):
-        margin = max(MARGIN_MM, (MIN_EXTENT_MM - (high[axis] - low[axis])) / 2)
-        ends.append(
-            (max(whole.low[n], low[axis] - margin), min(whole.high[n], high[axis] + margin))
-        )
-    return Rectangle((float(ends[0][0]), float(ends[1][0])), (float(ends[0][1]), float(ends[1][1])))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-
-from scanloom.core import Structure
 
 Rgb = tuple[int, int, int]
 Point = tuple[float, float]
@@ -24,11 +20,9 @@ MUTED: Rgb = (160, 168, 180)
 """Colour of captions: contrast of 8:1 to the page; WCAG 2.2 requires 7:1 for small text."""
 WARN: Rgb = (255, 190, 92)
 
-FILL_OPACITY = 0.36
-"""Opacity of a structure's area, low enough to show the tissue below it."""
-OUTLINE_OPACITY = 0.95
-"""Opacity of a structure's outline."""
-
+PLATE_OPACITY = 0.6
+PLATE_MARGIN = 4
+BAR_TEXT_SIZE = 13
 LINE_HEIGHT = 1.4
 """Line height as a multiple of the font size."""
 
@@ -101,70 +95,34 @@ def draw_text(
     canvas.text(at, displayable(text), fill=color, font=font(size), anchor=anchor)
 
 
-def draw_label(canvas: ImageDraw.ImageDraw, at: Point, text: str, size: int, anchor: str) -> None:
-    """Write on a picture, with a dark outline that keeps text legible on bright pixels."""
-    canvas.text(
-        at,
-        displayable(text),
-        fill=TEXT,
-        font=font(size),
-        anchor=anchor,
-        stroke_width=2,
-        stroke_fill=PANEL,
-    )
+def draw_plate(
+    page: Image.Image, at: Point, text: str, size: int, anchor: str = "la", color: Rgb = TEXT
+) -> None:
+    """Write on a picture, on a plate of `PLATE_OPACITY` that keeps text legible."""
+    canvas = ImageDraw.Draw(page)
+    shown = displayable(text)
+    left, top, right, bottom = canvas.textbbox(at, shown, font=font(size), anchor=anchor)
+    darken(page, (left - PLATE_MARGIN, top - PLATE_MARGIN, right + PLATE_MARGIN, bottom + 3))
+    canvas.text(at, shown, fill=color, font=font(size), anchor=anchor)
 
 
-def color_table(structures: Sequence[Structure], highest: int) -> NDArray[np.float32]:
-    """Return the RGB colour (highest + 1, 3) of each value of a label map; 0 is black."""
-    table = np.zeros((highest + 1, 3), np.float32)
-    for structure in structures:
-        table[structure.number] = structure.color
-    return table
+def darken(page: Image.Image, box: tuple[float, float, float, float]) -> None:
+    """Mix black into a rectangle (left, top, right, bottom) of a page, as a plate for text."""
+    corners = (round(box[0]), round(box[1]), round(box[2]), round(box[3]))
+    below = page.crop(corners)
+    page.paste(Image.blend(below, Image.new("RGB", below.size, PANEL), PLATE_OPACITY), corners[:2])
 
 
-def overlay_structures(
-    gray: NDArray[np.uint8], layers: Sequence[tuple[NDArray[Any], NDArray[np.float32]]]
-) -> Image.Image:
-    """Return a plane with its structures on top: first all areas, then all outlines.
-
-    Parameters
-    ----------
-    gray : (H, W) array
-        Brightness of the scan, 0 to 255.
-    layers : sequence of ((H, W) array, (N, 3) array)
-        Labels of the same pixels, and the RGB colour of each value.
-    """
-    picture = np.repeat(gray[:, :, None].astype(np.float32), 3, axis=2)
-    for labels, colors in layers:
-        inside = labels > 0
-        picture[inside] += FILL_OPACITY * (colors[labels[inside]] - picture[inside])
-    for labels, colors in layers:
-        edge = outline(labels)
-        picture[edge] += OUTLINE_OPACITY * (colors[labels[edge]] - picture[edge])
-    return Image.fromarray((picture + 0.5).astype(np.uint8))
-
-
-def outline(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return the pixels (H, W) with a label higher than that of one of their four neighbours.
-
-    The line between two adjacent structures is therefore one pixel wide.
-    """
-    edge = np.zeros(labels.shape, bool)
-    edge[:, 1:] |= labels[:, 1:] > labels[:, :-1]
-    edge[:, :-1] |= labels[:, :-1] > labels[:, 1:]
-    edge[1:] |= labels[1:] > labels[:-1]
-    edge[:-1] |= labels[:-1] > labels[1:]
-    return edge
-
-
-def scale_bar(canvas: ImageDraw.ImageDraw, at: Point, pixels_per_mm: float, room: float) -> None:
-    """Draw a bar of a round length, at most `room` pixels wide, that starts at `at`."""
+def scale_bar(page: Image.Image, at: Point, pixels_per_mm: float, room: float) -> None:
+    """Draw a bar of a round length, at most `room` pixels wide, on a plate; it starts at `at`."""
     length, text = round_length(room / pixels_per_mm)
     x, y, end = at[0], at[1], at[0] + length * pixels_per_mm
+    darken(page, (x - 6, y - 10, end + text_width(text, BAR_TEXT_SIZE) + 14, y + 10))
+    canvas = ImageDraw.Draw(page)
     canvas.line([(x, y), (end, y)], fill=TEXT, width=2)
     for tick in (x, end):
         canvas.line([(tick, y - 5), (tick, y + 5)], fill=TEXT, width=2)
-    draw_text(canvas, (end + 10, y), text, 14, TEXT, "lm")
+    draw_text(canvas, (end + 8, y), text, BAR_TEXT_SIZE, TEXT, "lm")
 
 
 def round_length(max_mm: float) -> tuple[float, str]:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 WIDTH = 1600
-MARGIN = 64
+MARGIN = 32
+CONTENT_WIDTH = WIDTH - 2 * MARGIN
+HEADER_HEIGHT = 92
+GUTTER = 0
+"""Space around a plane: its letters are inside it."""
+GAP = 6
+"""Distance between frames."""
 LEGEND_WIDTH = 330
-COLUMN_GAP = 60
-MAIN_WIDTH = WIDTH - 2 * MARGIN - LEGEND_WIDTH - COLUMN_GAP
-HEADER_HEIGHT = 116
-GUTTER = 28
-"""Space around a plane for its letters; that of the first plane overlaps the page margin."""
-CAPTION_HEIGHT = 26
-ROW_HEIGHT = 620
-STACK_HEIGHT = 760
-MOSAIC_HEIGHT = 460
-TILE_GAP = 6
-MIN_STACKING_GAIN = 1.25
-"""Factor by which a stacked layout must enlarge the planes to be preferred."""
-MIN_TILES, MAX_TILES = 10, 12
-MIN_FRAME_SIZE = 28
+"""Minimum width of a column of the legend."""
+LEGEND_GAP = 24
+MAIN_WIDTH = CONTENT_WIDTH - LEGEND_WIDTH - LEGEND_GAP
+MAX_PLANES_HEIGHT = 940
+TILES = 16
+TILE_COLUMNS = 8
+MAX_TILE_HEIGHT = 230
+MIN_FRAME_SIZE = 40
 """Minimum width and height of a plane's frame, so that its letters fit next to a thin scan."""
+LARGE_MAIN_WIDTH = 600
+"""Width of the main plane in pixels from which a larger one is no better."""
+MAIN_WEIGHT = 0.25
+"""Weight of the size of the main plane, compared with that of the used share of the page."""
 
 Size = tuple[float, float]
 
@@ -42,63 +48,142 @@ class Frame:
         w, h = self.picture
         return self.x + (self.width - w) // 2, self.y + (self.height - h) // 2
 
+    def moved(self, x: int, y: int) -> Frame:
+        """Return the frame at another position."""
+        return replace(self, x=self.x + x, y=self.y + y)
+
 
 @dataclass(frozen=True)
 class Planes:
-    """Frames of the three planes at one scale; `height` includes captions and letters."""
+    """Frames of the main plane without and with labels and of the two other planes, at one scale.
 
-    frames: tuple[Frame, Frame, Frame]
+    The legend stands at `legend` (x, y), in `columns` columns of `column_width` pixels. All is
+    relative to the corner of the planes; `height` includes the legend.
+    """
+
+    frames: tuple[Frame, Frame, Frame, Frame]
     pixels_per_mm: float
     height: int
+    legend: tuple[int, int]
+    columns: int
+    column_width: int
 
 
-def arrange_planes(axial: Size, coronal: Size, sagittal: Size) -> Planes:
-    """Arrange three planes, given by width and height in mm, as large as possible at one scale.
+Block = tuple[tuple[tuple[int, ...], ...], ...]
+"""Columns from left to right, each of rows from top to bottom of planes side by side."""
+_BLOCKS: tuple[Block, ...] = (
+    (((0, 1), (2, 3)),),
+    (((0,),), ((1,),), ((2,), (3,))),
+    (((0,),), ((1,),), ((2,),), ((3,),)),
+    (((0,), (1,)), ((2,), (3,))),
+    (((0,), (1,)), ((2,),), ((3,),)),
+    (((0, 1), (2,), (3,)),),
+)
 
-    The planes are side by side. If it makes them clearly larger, as for a thin stack of slices,
-    the coronal and the sagittal plane are one above the other, to the right of the axial plane.
+
+def arrange_planes(main: Size, second: Size, third: Size, legend: Mapping[int, int]) -> Planes:
+    """Arrange planes, given by width and height in mm, and the legend beside or below them.
+
+    `legend` gives the height in pixels of the legend in each number of columns.
+
+    Of all arrangements, the one is chosen that leaves the least of the page empty and shows the
+    main plane large.
     """
-    in_row = _in_row(axial, coronal, sagittal)
-    stacked = _stacked(axial, coronal, sagittal)
-    return stacked if stacked.pixels_per_mm > MIN_STACKING_GAIN * in_row.pixels_per_mm else in_row
+    sizes = (main, main, second, third)
+    candidates = [
+        planes
+        for block in _BLOCKS
+        for columns, height in legend.items()
+        for planes in _candidates(block, sizes, columns, height)
+    ]
+    area = legend[1] * LEGEND_WIDTH  # of one column, which has no gaps
+    return max(candidates, key=lambda planes: _merit(planes, area))
 
 
-def _in_row(axial: Size, coronal: Size, sagittal: Size) -> Planes:
-    sizes = (axial, coronal, sagittal)
-    room = MAIN_WIDTH - 4 * GUTTER, ROW_HEIGHT - CAPTION_HEIGHT - 2 * GUTTER
-    scale = min(room[0] / sum(s[0] for s in sizes), room[1] / max(s[1] for s in sizes))
-    x, frames = 0, []
-    for size in sizes:
-        frame = _frame(x, CAPTION_HEIGHT + GUTTER, size, scale)
-        frames.append(frame)
-        x += frame.width + 2 * GUTTER
-    height = CAPTION_HEIGHT + 2 * GUTTER + max(f.height for f in frames)
-    return Planes((frames[0], frames[1], frames[2]), scale, height)
+def _candidates(
+    block: Block, sizes: Sequence[Size], columns: int, legend_height: int
+) -> Iterator[Planes]:
+    """Yield the arrangement with the legend on the right, and with the legend below."""
+    beside = columns * (LEGEND_WIDTH + LEGEND_GAP)
+    if CONTENT_WIDTH - beside >= CONTENT_WIDTH // 2:
+        frames, scale, height = _filled_block(block, sizes, CONTENT_WIDTH - beside)
+        corner = CONTENT_WIDTH - beside + LEGEND_GAP, 0
+        total = max(height, legend_height)
+        yield Planes(frames, scale, total, corner, columns, LEGEND_WIDTH)
+    if columns >= 3:
+        frames, scale, height = _filled_block(block, sizes, CONTENT_WIDTH)
+        width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
+        total = height + LEGEND_GAP // 2 + legend_height
+        yield Planes(frames, scale, total, (0, height + LEGEND_GAP // 2), columns, width)
 
 
-def _stacked(axial: Size, coronal: Size, sagittal: Size) -> Planes:
-    room = MAIN_WIDTH - 2 * GUTTER, STACK_HEIGHT - CAPTION_HEIGHT - 2 * GUTTER
-    column = max(coronal[0], sagittal[0])
-    between = CAPTION_HEIGHT + 2 * GUTTER
-    scale = min(
-        room[0] / (axial[0] + column),
-        room[1] / axial[1],
-        (room[1] - between) / (coronal[1] + sagittal[1]),
+def _merit(planes: Planes, legend_area: float) -> float:
+    """Return the share of the area that is used, plus a term for the main plane's size."""
+    pictures = sum(f.picture[0] * f.picture[1] for f in planes.frames)
+    covered = (pictures + legend_area) / (CONTENT_WIDTH * max(planes.height, 1))
+    return covered + MAIN_WEIGHT * min(1.0, planes.frames[0].picture[0] / LARGE_MAIN_WIDTH)
+
+
+def _filled_block(
+    block: Block, sizes: Sequence[Size], width: int
+) -> tuple[tuple[Frame, Frame, Frame, Frame], float, int]:
+    """Return frames that fill a width, their scale and their common height.
+
+    The pictures are as large as possible at one scale. Frames are enlarged to fill the width and,
+    in each column, the height.
+    """
+    widths = [max(sum(sizes[n][0] for n in row) for row in column) for column in block]
+    heights = [sum(max(sizes[n][1] for n in row) for row in column) for column in block]
+    in_row = max(len(row) for column in block for row in column)
+    gaps = GAP * (len(block) * in_row - 1), GAP * (max(len(c) for c in block) - 1)
+    scale = min((width - gaps[0]) / sum(widths), (MAX_PLANES_HEIGHT - gaps[1]) / max(heights))
+    columns = _shared(width - GAP * (len(block) - 1), [w * scale for w in widths])
+    height = max(
+        sum(max(MIN_FRAME_SIZE, round(max(sizes[n][1] for n in row) * scale)) for row in column)
+        + GAP * (len(column) - 1)
+        for column in block
     )
-    axial_frame = _frame(0, CAPTION_HEIGHT + GUTTER, axial, scale)
-    x = axial_frame.x + axial_frame.width + 2 * GUTTER
-    upper = _frame(x, axial_frame.y, coronal, scale)
-    lower = _frame(x, upper.y + upper.height + between, sagittal, scale)
-    bottom = max(f.y + f.height for f in (axial_frame, upper, lower))
-    return Planes((axial_frame, upper, lower), scale, bottom + GUTTER)
+    frames: dict[int, Frame] = {}
+    x = 0
+    for column, column_width in zip(block, columns, strict=True):
+        y = 0
+        wanted = [max(sizes[n][1] for n in row) * scale for row in column]
+        for row, row_height in zip(
+            column, _shared(height - GAP * (len(column) - 1), wanted), strict=True
+        ):
+            cells = _shared(column_width - GAP * (len(row) - 1), [sizes[n][0] for n in row])
+            left = x
+            for n, cell in zip(row, cells, strict=True):
+                picture = _pixels(sizes[n], scale, (cell, row_height))
+                frames[n] = Frame(left, y, cell, row_height, picture)
+                left += cell + GAP
+            y += row_height + GAP
+        x += column_width + GAP
+    return (frames[0], frames[1], frames[2], frames[3]), scale, height
 
 
-def _frame(x: int, y: int, size: Size, scale: float) -> Frame:
-    picture = _pixels(size, scale)
-    return Frame(x, y, max(MIN_FRAME_SIZE, picture[0]), max(MIN_FRAME_SIZE, picture[1]), picture)
+def fill_row(sizes: Sequence[Size], room: tuple[int, int]) -> tuple[Frame, ...]:
+    """Return frames of planes side by side that fill a room in pixels, at one scale."""
+    gaps = GAP * (len(sizes) - 1)
+    scale = min((room[0] - gaps) / sum(s[0] for s in sizes), room[1] / max(s[1] for s in sizes))
+    x, frames = 0, []
+    for size, width in zip(sizes, _shared(room[0] - gaps, [s[0] for s in sizes]), strict=True):
+        frames.append(Frame(x, 0, width, room[1], _pixels(size, scale, (width, room[1]))))
+        x += width + GAP
+    return tuple(frames)
 
 
-def _pixels(size: Size, scale: float) -> tuple[int, int]:
+def _shared(total: int, wanted: Sequence[float]) -> list[int]:
+    """Return whole lengths of a sum, in proportion to wanted ones, none below the minimum."""
+    room = total - MIN_FRAME_SIZE * len(wanted)
+    over = [max(0.0, length - MIN_FRAME_SIZE) + 1e-9 for length in wanted]
+    ends = [0, *(round(room * sum(over[: n + 1]) / sum(over)) for n in range(len(over)))]
+    return [MIN_FRAME_SIZE + b - a for a, b in itertools.pairwise(ends)]
+
+
+def _pixels(size: Size, scale: float, limit: tuple[int, int]) -> tuple[int, int]:
+    """Return a size in pixels, at a smaller scale if it would exceed the limit."""
+    scale = min(scale, limit[0] / size[0], limit[1] / size[1])
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
@@ -112,28 +197,22 @@ class Mosaic:
 
 
 def arrange_mosaic(count: int, size: Size) -> Mosaic:
-    """Arrange up to `count` tiles of `size` mm in full rows, covering as much area as possible."""
-    lowest, highest = min(count, MIN_TILES), min(count, MAX_TILES)
-    grids = [
-        (columns, rows)
-        for columns in range(1, highest + 1)
-        for rows in range(1, highest + 1)
-        if lowest <= columns * rows <= highest
-    ]
-    columns, rows = max(grids, key=lambda g: (g[0] * g[1] * _tile_scale(g, size) ** 2, g))
-    picture = _pixels(size, _tile_scale((columns, rows), size))
-    w, h = max(MIN_FRAME_SIZE, picture[0]), max(MIN_FRAME_SIZE, picture[1])
+    """Arrange `count` tiles of `size` mm in rows over the full width."""
+    columns = min(count, TILE_COLUMNS)
+    rows = -(-count // columns)
+    columns = -(-count // rows)
+    edges = [round(n * (CONTENT_WIDTH + GAP) / columns) for n in range(columns + 1)]
+    width = edges[1] - edges[0] - GAP
+    height = max(MIN_FRAME_SIZE, min(MAX_TILE_HEIGHT, round(width * size[1] / size[0])))
+    scale = min(width / size[0], height / size[1])
     frames = tuple(
-        Frame(column * (w + TILE_GAP), row * (h + TILE_GAP), w, h, picture)
-        for row in range(rows)
-        for column in range(columns)
+        Frame(
+            edges[n % columns],
+            n // columns * (height + GAP),
+            edges[n % columns + 1] - edges[n % columns] - GAP,
+            height,
+            _pixels(size, scale, (width, height)),
+        )
+        for n in range(count)
     )
-    return Mosaic(frames, picture[0] / size[0], frames[-1].y + h)
-
-
-def _tile_scale(grid: tuple[int, int], size: Size) -> float:
-    """Return the pixels per mm at which a grid (columns, rows) of tiles fits into the mosaic."""
-    columns, rows = grid
-    width = (MAIN_WIDTH - (columns - 1) * TILE_GAP) // columns
-    height = (MOSAIC_HEIGHT - (rows - 1) * TILE_GAP) // rows
-    return min(width / size[0], height / size[1])
+    return Mosaic(frames, scale, frames[-1].y + height)

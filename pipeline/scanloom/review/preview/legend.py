@@ -1,17 +1,19 @@
-"""The legend of the preview: structures by volume, and notes on the result."""
+"""The legend of the preview: structures with their volumes, and notes on the result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from PIL import ImageDraw
+from PIL import Image, ImageDraw
 
+from scanloom.cards.colors import system_of, systems
 from scanloom.core import Flag, Measurement, Segmentation
+from scanloom.core.segmentation import Color
 from scanloom.review.preview.drawing import (
     LINE_HEIGHT,
     MUTED,
-    PAGE,
+    RULE,
     TEXT,
     WARN,
     Rgb,
@@ -20,17 +22,29 @@ from scanloom.review.preview.drawing import (
     truncated,
     wrap_text,
 )
-from scanloom.review.preview.layout import LEGEND_WIDTH
+from scanloom.review.preview.layout import CONTENT_WIDTH, LEGEND_GAP, LEGEND_WIDTH
 
-NAME_SIZE = 17
 NOTE_SIZE = 14
-ENTRY_HEIGHT = 27
-SWATCH = 16
-MIN_ROWS = 8
-"""Minimum number of listed structures, even if the pictures next to them are low."""
-NOTE_GAP = 14
-MAX_ABSENT_NAMES = 6
+NOTE_GAP = 10
+NOTE_INDENT = 14
+MANY = 14
+"""Number of structures from which the legend is small and grouped by system."""
+MAX_COLUMNS = 4
+SWATCH_GAP = 8
+SWATCH_INSET = 2
+"""Number of pixels by which a swatch is lower than the text."""
 EXPERIMENTAL = "(exp.)"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes in pixels of text and height of the legend's entries."""
+
+    text: int
+    height: int
+
+
+LARGE, SMALL = Sizes(17, 27), Sizes(14, 21)
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the legend: a structure with its volume, or the name of a model as a heading."""
+    """A line of the legend: a structure with its volume, or a heading, which has no colour."""
 
     text: str
     color: Rgb | None = None
@@ -52,21 +66,39 @@ class Entry:
 
 
 def legend_entries(
-    segmentations: Sequence[Segmentation], measurements: Sequence[Measurement]
+    segmentations: Sequence[Segmentation],
+    measurements: Sequence[Measurement],
+    color_of: dict[tuple[str, int], Color],
 ) -> list[Entry]:
-    """Return the structures with voxels, model by model, the largest first."""
+    """Return the structures with voxels, model by model, the largest first.
+
+    Many structures are grouped by system of the body, in the order of their numbers.
+    """
     entries = []
+    found = [m for m in measurements if m.voxels]
     for segmentation in segmentations:
         by_number = {s.number: s for s in segmentation.structures}
-        present = [m for m in measurements if m.model == segmentation.model and m.voxels]
+        present = [m for m in found if m.model == segmentation.model]
         if len(segmentations) > 1 and present:
             entries.append(Entry(segmentation.title))
-        for m in sorted(present, key=lambda m: (-m.volume_ml, m.number)):
-            structure = by_number[m.number]
-            mark = "*" if Flag.TOUCHES_BORDER in m.flags else ""
-            amount = f"{milliliters(m.volume_ml)} ml{mark}"
-            tag = EXPERIMENTAL if structure.experimental else ""
-            entries.append(Entry(structure.name, structure.color, amount, tag))
+        if len(found) <= MANY:
+            groups = {"": sorted(present, key=lambda m: (-m.volume_ml, m.number))}
+        else:
+            ordered = sorted(present, key=lambda m: m.number)
+            groups = {
+                name: [m for m in ordered if system_of(by_number[m.number]) == name]
+                for name in systems()
+            }
+        for name, members in groups.items():
+            if name and members:
+                entries.append(Entry(name))
+            for m in members:
+                structure = by_number[m.number]
+                mark = "*" if Flag.TOUCHES_BORDER in m.flags else ""
+                amount = f"{milliliters(m.volume_ml)} ml{mark}"
+                tag = EXPERIMENTAL if structure.experimental else ""
+                color = color_of[segmentation.model, m.number]
+                entries.append(Entry(structure.name, color, amount, tag))
     return entries
 
 
@@ -81,74 +113,138 @@ def legend_notes(
     segmentations: Sequence[Segmentation],
     measurements: Sequence[Measurement],
     flags: Iterable[Flag],
+    limitations: Iterable[str] = (),
 ) -> list[Note]:
-    """Return the notes on a result: flags, structures cut by the border, missing structures."""
+    """Return the notes on a result: flags, limitations, cut and missing structures."""
     notes = [Note(flag.text, WARN) for flag in dict.fromkeys(flags)]
+    notes += [Note(f"Known error: {text}", WARN) for text in dict.fromkeys(limitations)]
     present = [m for m in measurements if m.voxels]
     if not present:
         notes.insert(0, Note("No structure was found in this scan", WARN))
     if any(Flag.TOUCHES_BORDER in m.flags for m in present):
         notes.append(Note("* Cut off by the border of the scan: the volume is incomplete", MUTED))
-    structures = [t for s in segmentations for t in s.structures]
-    if any(t.experimental for t in structures):
+    structures = {(s.model, t.number): t for s in segmentations for t in s.structures}
+    if any(structures[m.model, m.number].experimental for m in present):
         notes.append(
             Note(f"{EXPERIMENTAL} The authors of the model advise against relying on it", MUTED)
         )
-    names = {(s.model, t.number): t.name for s in segmentations for t in s.structures}
-    absent = [names[m.model, m.number] for m in measurements if not m.voxels]
+    absent = [structures[m.model, m.number].name for m in measurements if not m.voxels]
     if absent and present:
-        more = f" + {len(absent) - MAX_ABSENT_NAMES} more" if len(absent) > MAX_ABSENT_NAMES else ""
-        notes.append(Note(f"Not found: {', '.join(absent[:MAX_ABSENT_NAMES])}{more}", MUTED))
+        notes.append(Note(f"Not found: {', '.join(absent)}", MUTED))
     return notes
 
 
-def draw_legend(
-    canvas: ImageDraw.ImageDraw,
-    corner: tuple[int, int],
-    height: int,
-    entries: Sequence[Entry],
-    notes: Sequence[Note],
-) -> int:
-    """Draw the legend below `corner`, if possible within `height` pixels; return its lower end.
+Item = tuple[Entry | Note, int]
+"""An entry or note with its height in pixels."""
 
-    Entries that do not fit are counted: "+ 12 more".
-    """
-    x, y = corner
-    wrapped_notes = [
-        (note, list(wrap_text(note.text, NOTE_SIZE, LEGEND_WIDTH - 16))) for note in notes
-    ]
+
+@dataclass(frozen=True)
+class Legend:
+    """The entries and notes of a legend, which flow through columns."""
+
+    entries: tuple[Entry, ...]
+    notes: tuple[Note, ...]
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes of its entries."""
+        return SMALL if len(self.entries) > MANY else LARGE
+
+    def heights(self) -> dict[int, int]:
+        """Return its height in 1 to `MAX_COLUMNS` columns, of the width that the layout uses."""
+        heights = {}
+        for columns in range(1, MAX_COLUMNS + 1):
+            width = (CONTENT_WIDTH - (columns - 1) * LEGEND_GAP) // columns
+            width = width if columns >= MAX_COLUMNS - 1 else LEGEND_WIDTH
+            heights[columns] = _least_height(self._items(width), columns)
+        return heights
+
+    def draw(self, page: Image.Image, corner: tuple[int, int], columns: int, width: int) -> None:
+        """Draw it below `corner` in columns of a width."""
+        items = self._items(width)
+        canvas, x = ImageDraw.Draw(page), corner[0]
+        for column in _columns_at(items, _least_height(items, columns)):
+            y = corner[1]
+            for item, size in column:
+                if isinstance(item, Entry):
+                    _draw_entry(canvas, (x, y), item, self.sizes, width)
+                else:
+                    _draw_note(canvas, (x, y), item, width)
+                y += size
+            x += width + LEGEND_GAP
+
+    def _items(self, width: int) -> list[Item]:
+        """Return entries and notes with their heights in a column of a width."""
+        line = round(NOTE_SIZE * LINE_HEIGHT)
+        items: list[Item] = [
+            (e, self.sizes.height + (len(_names(e, self.sizes, width)) - 1) * self.sizes.text)
+            for e in self.entries
+        ]
+        for note in self.notes:
+            lines = len(list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT)))
+            items.append((note, NOTE_GAP + lines * line))
+        return items
+
+
+def _least_height(items: Sequence[Item], columns: int) -> int:
+    """Return the smallest height at which items fit into columns in their order."""
+    sizes = [size for _, size in items]
+    height = max([-(-sum(sizes) // columns), *sizes], default=0)
+    while len(_columns_at(items, height)) > columns:
+        height += 1
+    return height
+
+
+def _columns_at(items: Sequence[Item], height: int) -> list[list[Item]]:
+    """Return the items of each column of a height; a heading is not the last of a column."""
+    columns: list[list[Item]] = [[]]
+    for n, (item, size) in enumerate(items):
+        heading = isinstance(item, Entry) and item.color is None
+        needed = size + (items[n + 1][1] if heading and n + 1 < len(items) else 0)
+        if columns[-1] and sum(s for _, s in columns[-1]) + needed > height:
+            columns.append([])
+        columns[-1].append((item, size))
+    return columns
+
+
+def _draw_note(
+    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], note: Note, width: int
+) -> None:
+    x, y = corner[0], corner[1] + NOTE_GAP // 2
     line = round(NOTE_SIZE * LINE_HEIGHT)
-    notes_height = sum(len(lines) * line + NOTE_GAP for _, lines in wrapped_notes)
-    room = max(MIN_ROWS, (height - notes_height - NOTE_GAP) // ENTRY_HEIGHT)
-    shown = entries if len(entries) <= room else entries[: room - 1]
-    for entry in shown:
-        _draw_entry(canvas, (x, y), entry)
-        y += ENTRY_HEIGHT
-    if len(shown) < len(entries):
-        hidden = sum(1 for entry in entries[len(shown) :] if entry.amount)
-        draw_text(canvas, (x, y + ENTRY_HEIGHT / 2), f"+ {hidden} more", NAME_SIZE, MUTED, "lm")
-        y += ENTRY_HEIGHT
-    y += NOTE_GAP if shown else 0
-    for note, lines in wrapped_notes:
-        canvas.rectangle([x, y, x + 2, y + len(lines) * line - 4], fill=note.color)
-        for text in lines:
-            draw_text(canvas, (x + 16, y), text, NOTE_SIZE, note.color)
-            y += line
-        y += NOTE_GAP
-    return y
+    lines = list(wrap_text(note.text, NOTE_SIZE, width - NOTE_INDENT))
+    canvas.rectangle([x, y + 2, x + 2, y + len(lines) * line - 2], fill=note.color)
+    for n, text in enumerate(lines):
+        draw_text(canvas, (x + NOTE_INDENT, y + n * line), text, NOTE_SIZE, note.color)
 
 
-def _draw_entry(canvas: ImageDraw.ImageDraw, corner: tuple[int, int], entry: Entry) -> None:
-    x, y = corner[0], corner[1] + ENTRY_HEIGHT / 2
+def _draw_entry(
+    canvas: ImageDraw.ImageDraw, corner: tuple[int, int], entry: Entry, sizes: Sizes, width: int
+) -> None:
+    """Draw a line; dots lead from a long name to its volume."""
+    x, y = corner[0], corner[1] + sizes.height / 2
     if entry.color is None:
-        name = truncated(entry.text, NOTE_SIZE, LEGEND_WIDTH)
+        name = truncated(entry.text, NOTE_SIZE, width)
         draw_text(canvas, (x, y), name, NOTE_SIZE, MUTED, "lm")
+        start = x + text_width(name, NOTE_SIZE) + 8
+        canvas.line([(start, y), (x + width, y)], fill=RULE)
         return
-    top = y - SWATCH / 2
-    inner = tuple(round(p + 0.5 * (c - p)) for p, c in zip(PAGE, entry.color, strict=True))
-    canvas.rectangle([x, top, x + SWATCH, top + SWATCH], fill=inner, outline=entry.color, width=2)
-    tag = f" {entry.tag}" if entry.tag else ""
-    used = SWATCH + 24 + text_width(entry.amount, NAME_SIZE) + text_width(tag, NAME_SIZE)
-    name = truncated(entry.text, NAME_SIZE, LEGEND_WIDTH - used) + tag
-    draw_text(canvas, (x + SWATCH + 12, y), name, NAME_SIZE, TEXT, "lm")
-    draw_text(canvas, (x + LEGEND_WIDTH, y), entry.amount, NAME_SIZE, TEXT, "rm")
+    names, swatch = _names(entry, sizes, width), sizes.text - SWATCH_INSET
+    top = y - swatch / 2
+    canvas.rectangle([x, top, x + swatch, top + swatch], fill=entry.color)
+    for n, name in enumerate(names):
+        at = x + swatch + SWATCH_GAP, y + n * sizes.text
+        draw_text(canvas, at, name, sizes.text, TEXT, "lm")
+    y += (len(names) - 1) * sizes.text
+    draw_text(canvas, (x + width, y), entry.amount, sizes.text, TEXT, "rm")
+    start = x + swatch + 2 * SWATCH_GAP + text_width(names[-1], sizes.text)
+    end = x + width - text_width(entry.amount, sizes.text) - SWATCH_GAP
+    for dot in range(round(start), round(end), 6):
+        canvas.point([(dot, y + sizes.text / 3)], fill=MUTED)
+
+
+def _names(entry: Entry, sizes: Sizes, width: int) -> list[str]:
+    """Return the lines of an entry's name, which end before its volume."""
+    left = sizes.text - SWATCH_INSET + 2 * SWATCH_GAP
+    room = width - left - text_width(entry.amount, sizes.text)
+    return list(wrap_text(f"{entry.text} {entry.tag}", sizes.text, room)) or [""]

@@ -130,6 +130,26 @@ class View:
         np.fill_diagonal(drift, 0)
         return bool(drift.max() <= 0.5 * min(self.source.spacing))
 
+    def as_acquired(self) -> View:
+        """Return a view of the same voxels whose axes are exactly those of the patient.
+
+        Its planes are the stored slices, at true proportions. The middle of the scan stays where
+        it is.
+        """
+        affine = np.eye(4)
+        for axis, (n, flip) in enumerate(zip(self.order, self.flipped, strict=True)):
+            affine[:3, n] = 0
+            affine[axis, n] = self.source.spacing[n] * (1 if flip else -1)
+        middle = (np.array(self.source.shape) - 1) / 2
+        affine[:3, 3] = self.source.world(middle) - affine[:3, :3] @ middle
+        return View(Grid(self.source.shape, affine))
+
+    def tilt(self, axis: int) -> float:
+        """Return the angle in degrees between the slices across an axis and the patient's."""
+        a, b = (self.to_lpi[:3, n] for n in range(3) if n != axis)
+        normal = np.cross(a, b)
+        return float(np.degrees(np.arccos(min(1.0, abs(normal[axis]) / np.linalg.norm(normal)))))
+
     def of(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return an array (I, J, K) of the source, reoriented to the view."""
         i, j, k = (slice(None, None, -1 if flip else 1) for flip in self.flipped)

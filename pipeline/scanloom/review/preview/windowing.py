@@ -8,71 +8,65 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Measurement, Volume
-
-LUNG_MEDIAN_HU = -400.0
-"""Median in HU below which a structure is mostly air."""
-MAX_SAMPLE_VOXELS = 500_000
-"""Number of voxels that estimate the percentiles accurately enough for a picture."""
+NUCLEAR = ("PT", "NM")
+"""Modalities that are shown inverted: high uptake is black."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The intensities shown as black and as white, and their description for a reader."""
+    """The intensities at the ends of the grey scale, and their description for a reader.
+
+    `inverted` means that the lowest intensity is white.
+    """
 
     low: float
     high: float
     text: str
+    inverted: bool = False
 
     def gray(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Return the brightness of values, 0 to 255, in the same shape; NaN is black."""
+        """Return the brightness of values, 0 to 255, in the same shape; NaN counts as lowest."""
         shown = np.where(np.isnan(values), self.low, values).clip(self.low, self.high)
-        return np.asarray((shown - self.low) / (self.high - self.low) * 255 + 0.5, dtype=np.uint8)
+        gray = np.asarray((shown - self.low) / (self.high - self.low) * 255 + 0.5, dtype=np.uint8)
+        return 255 - gray if self.inverted else gray
 
 
 def hounsfield(width: int, level: int) -> Window:
     """Return a CT window by its width and level in HU."""
-    return Window(level - width / 2, level + width / 2, f"window W {width} L {level} HU")
+    return Window(level - width / 2, level + width / 2, f"W {width} L {level} HU")
 
 
 SOFT_TISSUE = hounsfield(400, 40)
 LUNG = hounsfield(1500, -600)
 
 
-def choose_window(volume: Volume, largest: Measurement | None) -> Window:
-    """Choose the window that suits the largest structure.
+def choose_window(values: NDArray[Any], modality: str | None, unit: str) -> Window:
+    """Choose a window.
 
     Parameters
     ----------
-    volume : Volume
-        The scan.
-    largest : Measurement or None
-        The measurement of the largest structure; None if no structure was found.
+    values : (N,) array
+        Finite intensities inside the body.
+    modality : str or None
+        Modality of the scan, stated or assumed.
+    unit : str
+        Unit of the intensities; with "HU" the soft tissue window is chosen.
 
     Returns
     -------
     Window
-        For CT in HU the lung or the soft tissue window; otherwise the range from the 1st to the
-        99th percentile of all voxels that are not padding.
+        For CT in HU the soft tissue window; for PET from 0 to the 99.5th percentile, inverted;
+        otherwise from the 0.5th to the 99.5th percentile.
     """
-    if volume.unit == "HU":
-        airy = (
-            largest is not None and largest.median is not None and largest.median < LUNG_MEDIAN_HU
-        )
-        return LUNG if airy else SOFT_TISSUE
-    values = _sample(volume)
-    low, high = (float(v) for v in np.percentile(values, (1, 99))) if values.size else (0.0, 1.0)
+    if unit == "HU":
+        return SOFT_TISSUE
+    low, high = (float(v) for v in np.percentile(values, (0.5, 99.5))) if values.size else (0, 1)
+    inverted = modality in NUCLEAR
+    if inverted and high > 0:
+        low = 0.0
     if high - low <= 1e-6 * max(abs(low), abs(high)):  # a constant image is shown grey
         half = max(0.5, 0.01 * abs(low))
         low, high = low - half, low + half
-    unit = f" {volume.unit}" if volume.unit != "unknown" else ""
-    return Window(low, high, f"window {low:.4g} to {high:.4g}{unit}")
-
-
-def _sample(volume: Volume) -> NDArray[Any]:
-    """Return the finite voxels, without padding, of an evenly spaced subset of the scan."""
-    step = max(1, round((volume.array.size / MAX_SAMPLE_VOXELS) ** (1 / 3)))
-    i, j, k = (slice((n - 1) % step // 2, None, step) for n in volume.array.shape)
-    values = volume.array[i, j, k].astype(np.float64).ravel()
-    values = values[np.isfinite(values)]
-    return values if volume.padding is None else values[~volume.is_padding(values)]
+    suffix = f" {unit}" if unit != "unknown" else ""
+    text = f"{low:.4g} to {high:.4g}{suffix}{', inverted' if inverted else ''}"
+    return Window(low, high, text, inverted)

@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scanloom.review.preview.layout import (
-    GUTTER,
-    MAIN_WIDTH,
-    MIN_FRAME_SIZE,
-    TILE_GAP,
+    CONTENT_WIDTH,
+    GAP,
     Frame,
     arrange_mosaic,
     arrange_planes,
+    fill_row,
 )
 
 LENGTH = st.floats(0.5, 3000)
+LEGEND = {1: 240, 2: 130, 3: 90, 4: 70}
 
 
 def apart(a: Frame, b: Frame, gap: int) -> bool:
@@ -32,55 +32,66 @@ def apart(a: Frame, b: Frame, gap: int) -> bool:
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_planes_fit_and_keep_apart(x, y, z):
     """Whatever the field of view, frames lie beside each other, on the page, in proportion."""
-    planes = arrange_planes((x, y), (x, z), (y, z))
+    planes = arrange_planes((x, y), (x, z), (y, z), LEGEND)
 
-    for frame, size in zip(planes.frames, ((x, y), (x, z), (y, z)), strict=True):
-        assert frame.x >= 0
-        assert frame.x + frame.width <= MAIN_WIDTH + 2 * MIN_FRAME_SIZE
-        assert frame.y + frame.height + GUTTER <= planes.height <= 900
+    for frame, size in zip(planes.frames, ((x, y), (x, y), (x, z), (y, z)), strict=True):
+        assert 0 <= frame.x < frame.x + frame.width <= CONTENT_WIDTH
+        assert frame.y + frame.height <= planes.height
+        assert frame.picture[0] <= frame.width
+        assert frame.picture[1] <= frame.height
+        scale = max(pixels / mm for pixels, mm in zip(frame.picture, size, strict=True))
         for pixels, mm in zip(frame.picture, size, strict=True):
-            assert abs(pixels - mm * planes.pixels_per_mm) <= 0.51 or pixels == 1
+            assert abs(pixels - mm * scale) <= 1.01 * max(1, mm / min(size)) or pixels == 1
     for a, b in itertools.combinations(planes.frames, 2):
-        assert apart(a, b, GUTTER)
+        assert apart(a, b, GAP)
 
 
-def test_a_thin_stack_is_stacked():
-    """Twenty slices of an abdomen: the axial plane takes the left, the others share the right."""
-    axial, coronal, sagittal = arrange_planes((400, 400), (400, 100), (400, 100)).frames
+@pytest.mark.parametrize("legend", [LEGEND, {1: 2600, 2: 1300, 3: 870, 4: 650}])
+def test_the_legend_lies_beside_or_below_the_planes(legend):
+    """It covers none of them and ends on the page."""
+    planes = arrange_planes((400, 300), (400, 200), (300, 200), legend)
 
-    assert coronal.x == sagittal.x > axial.x + axial.width
-    assert sagittal.y > coronal.y + coronal.height
-
-
-def test_a_torso_stands_in_a_row():
-    """Where all planes are of a size, they stand side by side."""
-    frames = arrange_planes((370, 300), (370, 340), (300, 340)).frames
-
-    assert len({frame.y for frame in frames}) == 1
+    width = planes.columns * planes.column_width
+    legend = Frame(*planes.legend, width, legend[planes.columns], (1, 1))
+    assert legend.x + legend.width <= CONTENT_WIDTH
+    assert legend.y + legend.height <= planes.height
+    assert all(apart(frame, legend, 0) for frame in planes.frames)
 
 
-@given(st.integers(1, 500), LENGTH, LENGTH)
+@given(st.integers(1, 40), LENGTH, LENGTH)
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_tiles_fill_whole_rows(most, width, height):
-    """No more tiles than slices, no row half empty, none on another."""
-    mosaic = arrange_mosaic(most, (width, height))
+def test_tiles_take_the_full_width(count, width, height):
+    """At most eight columns, none on another."""
+    mosaic = arrange_mosaic(count, (width, height))
 
-    assert min(most, 10) <= len(mosaic.frames) <= min(most, 12)
-    rows = {frame.y for frame in mosaic.frames}
+    assert len(mosaic.frames) == count
     columns = {frame.x for frame in mosaic.frames}
-    assert len(rows) * len(columns) == len(mosaic.frames)
-    assert all(f.x + f.width <= MAIN_WIDTH + 12 * MIN_FRAME_SIZE for f in mosaic.frames)
+    assert len(columns) <= 8
+    assert max(f.x + f.width for f in mosaic.frames) == CONTENT_WIDTH
     assert mosaic.height == max(f.y + f.height for f in mosaic.frames)
     for a, b in itertools.combinations(mosaic.frames, 2):
-        assert apart(a, b, TILE_GAP)
+        assert apart(a, b, GAP)
+
+
+def test_sixteen_tiles_are_two_rows_of_eight():
+    frames = arrange_mosaic(16, (400, 300)).frames
+
+    assert [len(set(at)) for at in zip(*((f.x, f.y) for f in frames), strict=True)] == [8, 2]
+
+
+@given(st.lists(st.tuples(LENGTH, LENGTH), min_size=3, max_size=3))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_row_fills_its_room(sizes):
+    """The frames of a thumbnail end where it ends."""
+    frames = fill_row(sizes, (520, 200))
+
+    assert frames[-1].x + frames[-1].width == 520
+    for frame in frames:
+        assert frame.height == 200
+        assert frame.picture[0] <= frame.width
+        assert frame.picture[1] <= 200
 
 
 def test_a_picture_stands_in_the_middle_of_its_frame():
-    """What is smaller than its frame is centred."""
+    """A picture that is smaller than its frame is centred."""
     assert Frame(10, 20, 28, 100, (8, 100)).corner == (20, 20)
-
-
-@pytest.mark.parametrize("slices", [1, 2, 3, 4, 7])
-def test_few_slices_are_all_shown(slices):
-    """A scan of fewer slices than tiles shows every one."""
-    assert len(arrange_mosaic(slices, (300, 250)).frames) == slices

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from scanloom.core import Flag, Grid, Layer, Segmentation, Volume
+from scanloom.cards import totalsegmentator
+from scanloom.cards.codes import coding
+from scanloom.core import Flag, Grid, Layer, Segmentation, Structure, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.legend import legend_entries, legend_notes, milliliters
+from scanloom.review.preview.legend import (
+    Legend,
+    legend_entries,
+    legend_notes,
+    milliliters,
+)
 from support.review_phantoms import case, structure, torso
+
+TASKS = Path(totalsegmentator.__file__).parent / "tasks.json"
 
 
 def test_structures_come_by_volume():
@@ -19,7 +31,8 @@ def test_structures_come_by_volume():
         structure(3, "Front", experimental=True),
     )
 
-    entries = legend_entries(*case(array, labels, affine, structures)[1:])
+    colors = {("model", s.number): s.color for s in structures}
+    entries = legend_entries(*case(array, labels, affine, structures)[1:], colors)
 
     ml = 4 * 5 * 6 / 1000
     assert [entry.text for entry in entries] == ["Body", "Left", "Front"]
@@ -36,8 +49,55 @@ def test_models_are_named_where_there_are_two():
     volume = Volume(labels, grid, "HU", "CT")
     measurements = [m for s in models for m in measure(s, volume)]
 
-    assert [e.text for e in legend_entries(models, measurements)] == ["a", "Liver", "b", "Liver"]
-    assert [e.text for e in legend_entries(models[:1], measurements)] == ["Liver"]
+    colors = {("a", 1): (1, 2, 3), ("b", 1): (1, 2, 3)}
+    assert texts(models, measurements, colors) == ["a", "Liver", "b", "Liver"]
+    assert texts(models[:1], measurements[:1], colors) == ["Liver"]
+
+
+def texts(*results) -> list[str]:
+    return [entry.text for entry in legend_entries(*results)]
+
+
+def test_many_structures_are_grouped_by_system_and_none_is_left_out():
+    """All 117 of TotalSegmentator, in full, below the names of their systems."""
+    names = json.loads(TASKS.read_text())["classes"]["total"].values()
+    codes = [coding(name) for name in names]
+    structures = tuple(
+        Structure(f"s{n}", n, name, c.category, c.type, (n, 9, 200), c.laterality)
+        for n, (name, c) in enumerate(zip(names, codes, strict=True), start=1)
+    )
+    labels = (np.arange(4**5) % 118).reshape(16, 8, 8).astype(np.uint8)
+    results = case(labels.astype(np.int16), labels, np.eye(4), structures)[1:]
+
+    entries = legend_entries(*results, {("model", s.number): s.color for s in structures})
+
+    assert {entry.text for entry in entries} >= set(names)
+    assert [e.text for e in entries if e.color is None][:2] == [
+        "Digestive system",
+        "Urinary and reproductive system",
+    ]
+    heights = Legend(tuple(entries), ()).heights()
+    assert heights[4] < heights[3] < heights[2] < heights[1]
+
+
+def test_known_errors_of_the_models_are_said():
+    """Each sentence of a card once."""
+    _, segmentations, measurements = case(*torso())
+
+    notes = legend_notes(segmentations, measurements, [], ["Kidneys count as bone"] * 2)
+
+    assert [n.text for n in notes] == ["Known error: Kidneys count as bone"]
+
+
+def test_the_mark_of_experimental_structures_is_explained_only_where_it_stands():
+    """Not if the only one was not found."""
+    array, labels, affine = torso()
+    structures = (structure(1, "Body"), structure(9, "Absent", experimental=True))
+    _, segmentations, measurements = case(array, labels, affine, structures)
+
+    notes = [n.text for n in legend_notes(segmentations, measurements, [])]
+
+    assert notes == ["Not found: Absent"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +128,7 @@ def test_notes_say_what_must_be_known():
 
     assert texts == [
         Flag.SHEARED.text,
-        "Not found: No 10, No 11, No 12, No 13, No 14, No 15 + 2 more",
+        "Not found: No 10, No 11, No 12, No 13, No 14, No 15, No 16, No 17",
     ]
     assert at_border[0].startswith("* ")
     assert len(at_border) == 2

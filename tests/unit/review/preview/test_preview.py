@@ -2,46 +2,76 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from scanloom.core import Flag, Grid, Layer, Segmentation, Volume
+from scanloom.core import Code, Flag, Grid, Layer, Segmentation, Volume
 from scanloom.ops.measure import measure
-from scanloom.review.preview.content import choose_subject
-from scanloom.review.preview.layout import MARGIN, arrange_mosaic, arrange_planes
-from scanloom.review.preview.preview import HEADER_HEIGHT, RULE_Y, draw_preview
-from scanloom.review.preview.slicing import AXIAL, CORONAL, SAGITTAL, Raster
+from scanloom.review.preview.about import About
+from scanloom.review.preview.content import Plane, PreviewContent, choose_content
+from scanloom.review.preview.drawing import TEXT
+from scanloom.review.preview.layout import HEADER_HEIGHT, MARGIN, Planes, arrange_planes
+from scanloom.review.preview.legend import Legend, legend_entries, legend_notes
+from scanloom.review.preview.preview import RULE_Y, draw_preview
+from scanloom.review.preview.slicing import AXIAL, CORONAL, SAGITTAL
+from scanloom.review.preview.thumbnail import draw_thumbnail
+from support.empty_share import empty_share
 from support.review_phantoms import BODY, FRONT, HEAD, LEFT, MARKERS, case, stored, structure, torso
 from support.selections import one_in
 
+ABOUT = About("abcdefghijklmnopqrstuvwxyz", "CT")
 ORDERS = [
     "".join(codes)
     for axes in itertools.permutations(["RL", "AP", "SI"])
     for codes in itertools.product(*axes)
 ]
 
-FIELD = (240, 250, 240)
-"""mm that the phantom's field of view has along R, A and S."""
 
-
-def drawn(path, volume, segmentations, measurements, flags=()) -> np.ndarray:
-    draw_preview(volume, segmentations, measurements, flags, path)
+def drawn(path, volume, segmentations, measurements, flags=(), about=ABOUT) -> np.ndarray:
+    draw_preview(volume, segmentations, measurements, flags, path, about)
     with Image.open(path) as image:
         assert image.format == "PNG"
         return np.asarray(image.convert("RGB")).astype(int)
 
 
-def panels(page: np.ndarray, mm) -> dict[str, np.ndarray]:
-    """Cut the three planes out of a page, for a field of view of (R, A, S) mm."""
-    planes = arrange_planes((mm[0], mm[1]), (mm[0], mm[2]), (mm[1], mm[2]))
+def planes_of(content: PreviewContent, flags=()) -> Planes:
+    """Return the arrangement of a page."""
+    results = content.segmentations, content.measurements
+    legend = Legend(
+        tuple(legend_entries(*results, content.color_of)), tuple(legend_notes(*results, flags))
+    )
+    main, second, third = (plane.area.size for plane in content.planes)
+    return arrange_planes(main, second, third, legend.heights())
+
+
+def panels(page: np.ndarray, scan) -> dict[str, tuple[np.ndarray, Plane]]:
+    """Cut the planes out of a page of a scan with its results."""
+    content = choose_content(*scan)
     cut = {}
-    for name, frame in zip(("axial", "coronal", "sagittal"), planes.frames, strict=True):
+    first = content.planes[0]
+    names = ("scan", "axial", "coronal", "sagittal")
+    for name, plane, frame in zip(
+        names, (first, *content.planes), planes_of(content).frames, strict=True
+    ):
         x, y = frame.corner[0] + MARGIN, frame.corner[1] + HEADER_HEIGHT
-        cut[name] = page[y : y + frame.picture[1], x : x + frame.picture[0]]
+        cut[name] = page[y : y + frame.picture[1], x : x + frame.picture[0]], plane
     return cut
+
+
+def place(panel: tuple[np.ndarray, Plane], color) -> tuple[float, float] | None:
+    """Return where a marker lies in a plane, in LPI mm."""
+    pixels, plane = panel
+    at = center(pixels, color)
+    if at is None:
+        return None
+    x, y = (
+        low + share * mm for low, share, mm in zip(plane.area.low, at, plane.area.size, strict=True)
+    )
+    return x, y
 
 
 def center(panel: np.ndarray, color) -> tuple[float, float] | None:
@@ -57,17 +87,24 @@ def center(panel: np.ndarray, color) -> tuple[float, float] | None:
 
 def test_left_front_and_head_are_where_radiologists_look(tmp_path):
     """Left of the patient on the right, front up in axial and left in sagittal planes, head up."""
-    page = drawn(tmp_path / "p.png", *case(*torso()))
+    scan = case(*torso())
+    page = drawn(tmp_path / "p.png", *scan)
+    affine = torso()[2]
+    left, front, head = (
+        -(affine @ (*index, 1))[:3]
+        for index in ((9, 24.5, 19.5), (29.5, 42, 19.5), (29.5, 24.5, 30.5))
+    )
 
-    seen = panels(page, FIELD)
+    seen = panels(page, scan)
 
-    assert center(seen["axial"], LEFT) == pytest.approx((1 - 9.5 / 60, 0.5), abs=0.02)
-    assert center(seen["axial"], FRONT) == pytest.approx((0.5, 1 - 42.5 / 50), abs=0.02)
-    assert center(seen["coronal"], LEFT) == pytest.approx((1 - 9.5 / 60, 0.5), abs=0.02)
-    assert center(seen["coronal"], HEAD) == pytest.approx((0.5, 1 - 31 / 40), abs=0.02)
-    assert center(seen["sagittal"], FRONT) == pytest.approx((1 - 42.5 / 50, 0.5), abs=0.02)
-    assert center(seen["sagittal"], HEAD) == pytest.approx((0.5, 1 - 31 / 40), abs=0.02)
-    assert center(seen["sagittal"], LEFT) is None
+    assert place(seen["axial"], LEFT) == pytest.approx(left[[0, 1]], abs=4)
+    assert place(seen["axial"], FRONT) == pytest.approx(front[[0, 1]], abs=4)
+    assert place(seen["coronal"], LEFT) == pytest.approx(left[[0, 2]], abs=4)
+    assert place(seen["coronal"], HEAD) == pytest.approx(head[[0, 2]], abs=4)
+    assert place(seen["sagittal"], FRONT) == pytest.approx(front[[1, 2]], abs=4)
+    assert place(seen["sagittal"], HEAD) == pytest.approx(head[[1, 2]], abs=4)
+    assert place(seen["sagittal"], LEFT) is None
+    assert place(seen["scan"], LEFT) is None
 
 
 @pytest.mark.parametrize("codes", one_in(7, ORDERS))
@@ -101,17 +138,16 @@ def test_a_tilted_scan_is_shown_upright(direction, kind):
     shape, middle = (50, 44, 30), np.array([30, 15, 18])
     away = (np.indices(shape).T - middle) @ affine[:3, :3].T
     labels = (np.linalg.norm(away, axis=-1) < 12).T.astype(np.uint8)
-    subject = choose_subject(
+    content = choose_content(
         *case(np.full(shape, -1000, np.int16), labels, affine, (structure(1, "Ball", (255, 0, 0)),))
     )
-    area = subject.view.field_of_view(direction)
     world = Grid(shape, affine).world(middle)
+    area = content.planes[1].view.field_of_view(direction)
+    plane = Plane(content.planes[1].view, direction, -float(world[direction.normal]), area, "")
 
-    size = (round(area.size[0] * 2), round(area.size[1] * 2))
-    picture = subject.picture(direction, -float(world[direction.normal]), Raster(area, size))
+    pixels = np.asarray(content.picture(plane, tuple(round(mm * 2) for mm in area.size)))
 
-    pixels = np.asarray(picture).astype(int)
-    columns, rows = (np.array(center(pixels, (255, 0, 0))) * area.size + area.low).tolist()
+    columns, rows = place((pixels.astype(int), plane), (255, 0, 0))
     assert (columns, rows) == pytest.approx(
         (-world[direction.across], -world[direction.down]), abs=1.5
     )
@@ -120,36 +156,81 @@ def test_a_tilted_scan_is_shown_upright(direction, kind):
     assert height == pytest.approx(24, abs=5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "spacing", "normal"),
+    [
+        ((60, 50, 8), (1, 1, 5), "Axial"),
+        ((8, 50, 60), (5, 1, 1), "Sagittal"),
+        ((50, 4, 60), (1, 1, 1), "Coronal"),
+    ],
+)
+def test_slices_of_tilted_and_thin_stacks_are_shown_as_acquired(shape, spacing, normal):
+    """The main plane and all tiles are stored slices, voxel by voxel; the tilt is said."""
+    affine = np.eye(4)
+    turn = Rotation.from_euler("xyz", (12, 8, 0), degrees=True).as_matrix()
+    affine[:3, :3] = turn @ np.diag(spacing)
+    array = np.random.default_rng(0).integers(-160, 240, shape).astype(np.int16)
+    content = choose_content(*case(array, (array > 0).astype(np.uint8), affine))
+
+    main = content.planes[0]
+    cut = main.view.cut(array, main.direction, main.position, None)
+
+    assert main.direction.name == normal
+    assert f"{normal}, tilted" in main.name
+    axis = int(np.argmin(shape))
+    stored = {np.sort(s.ravel()).tobytes() for s in np.moveaxis(array, axis, 0)}
+    assert np.sort(cut.values.ravel()).tobytes() in stored
+    assert len(content.tiles) == shape[axis]
+    assert {t.direction.name for t in content.tiles} == {normal}
+
+
+def test_planes_are_cropped_to_the_body_and_all_structures():
+    """10 mm around the body; a structure outside of it, an error, is shown too."""
+    array, labels, affine = np.full((100, 100, 60), -1000, np.int16), None, np.diag([3.0, 3, 3, 1])
+    array[40:60, 40:60, 10:50] = 40
+    labels = (array > 0).astype(np.uint8)
+    tight = choose_content(*case(array, labels, affine)).planes[0].area
+    labels[5, 50, 30] = 2
+    wide = choose_content(*case(array, labels, affine)).planes[0].area
+
+    assert tight.size == pytest.approx((80, 80), abs=7)
+    assert wide.high[0] >= -5 * 3 + 10
+
+
 def test_proportions_are_the_patients(tmp_path):
     """A ball is round in all three planes, however flat the voxels are."""
     spacing = np.array([1.0, 1.0, 8.0])
     shape = (120, 120, 16)
     away = (np.indices(shape).T - np.array([60, 60, 8])) * spacing
     labels = (np.linalg.norm(away, axis=-1) < 44).T.astype(np.uint8)
-    one = (structure(1, "Ball", (255, 0, 0)),)
-
-    page = drawn(
-        tmp_path / "p.png",
-        *case(np.full(shape, -1000, np.int16), labels, np.diag([*spacing, 1]), one),
+    scan = case(
+        np.full(shape, -1000, np.int16),
+        labels,
+        np.diag([*spacing, 1]),
+        (structure(1, "Ball", (255, 0, 0)),),
     )
 
-    for panel in panels(page, (120, 120, 128)).values():
-        height, width = (np.ptp(n) for n in np.nonzero(panel[..., 0] > 60))
+    seen = panels(drawn(tmp_path / "p.png", *scan), scan)
+
+    for name in ("axial", "coronal", "sagittal"):
+        red = seen[name][0][..., 0] - seen[name][0][..., 1] > 60
+        height, width = (np.ptp(n) for n in np.nonzero(red))
         assert height == pytest.approx(width, rel=0.12)
-        assert 80 < width < 300
+        assert width > 80
 
 
-def test_every_tile_shows_another_slice():
-    """The mosaic's slices lie in the structure, from head to foot, none of them twice."""
-    subject = choose_subject(*case(*torso()))
+def test_every_structure_is_in_a_tile():
+    """Also structures of one slice; first and last slice are there."""
+    array, labels, affine = torso()
+    labels[30, 24, 11] = 9
+    more = (*MARKERS, structure(9, "Spot"))
+    content = choose_content(*case(array, labels, affine, more))
 
-    places = subject.tiles(len(arrange_mosaic(subject.slices, subject.area.size).frames))
+    cuts = [t.view.cut(labels, t.direction, t.position, None).values for t in content.tiles]
 
-    world = -np.array(places)
-    assert (np.diff(world) < 0).all()
-    assert len(world) >= 10
-    assert world.min() >= 30 + 6 * 5
-    assert world.max() <= 30 + 6 * 34
+    assert set(np.unique(cuts)) == {0, 1, 2, 3, 4, 9}
+    assert len(cuts) == 16
+    assert [t.short.split(":")[0] for t in content.tiles][::15] == ["1", "40"]
 
 
 def test_the_planes_go_through_the_largest_structure():
@@ -158,11 +239,11 @@ def test_the_planes_go_through_the_largest_structure():
     labels[:] = 0
     labels[2:5, 2:5, 2:5] = 2
     labels[20:30, 10:20, 10:20] = 3
-    subject = choose_subject(*case(array, labels, affine))
+    content = choose_content(*case(array, labels, affine))
 
-    index = Grid(array.shape, affine).index(-subject.center)
-
-    assert labels[tuple(np.rint(index).astype(int))] == 3
+    for plane in content.planes:
+        cut = plane.view.cut(labels, plane.direction, plane.position, None).values
+        assert np.count_nonzero(cut == 3) == 100
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):
@@ -199,7 +280,7 @@ def test_flags_and_the_empty_result_are_said(tmp_path):
     amber = [np.abs(page - (255, 190, 92)).max(axis=-1).__lt__(8).sum() for page in (full, flagged)]
     assert amber[0] < 20 < amber[1]
     assert (np.abs(empty - (255, 190, 92)).max(axis=-1) < 8).sum() > 20
-    assert panels(empty, FIELD)["axial"].std() > 5
+    assert empty[HEADER_HEIGHT:].std() > 5
 
 
 @pytest.mark.parametrize(
@@ -225,7 +306,7 @@ def test_scans_of_any_shape_are_drawn(shape, spacing, dtype, tilt, tmp_path):
     page = drawn(tmp_path / "p.png", *case(array, labels, affine, unit="unknown", modality=None))
 
     assert page.shape[1] == 1600
-    assert 300 < page.shape[0] < 1700
+    assert 200 < page.shape[0] < 2000
 
 
 @pytest.mark.parametrize("fill", [np.nan, 0.0, -1e30])
@@ -256,20 +337,81 @@ def test_models_and_layers_lie_on_each_other(tmp_path):
 
     page = drawn(tmp_path / "p.png", volume, (one, two), measurements)
 
-    legend = page[HEADER_HEIGHT:, 1600 - MARGIN - 330 :]
     for color in (BODY, LEFT, FRONT, HEAD):
-        assert (legend == color).all(axis=-1).sum() > 50
-    coronal = panels(page, FIELD)["coronal"]
-    assert center(coronal, LEFT) is not None
-    assert center(coronal, HEAD) is not None
+        assert (page == color).all(axis=-1).sum() > 150  # the swatch in the legend
+    coronal = panels(page, (volume, (one, two), measurements))["coronal"]
+    assert place(coronal, LEFT) is not None
+    assert place(coronal, HEAD) is not None
 
 
-def test_a_hundred_structures_fit(tmp_path):
-    """The legend names the largest and counts the rest; the page doesn't grow."""
+def test_a_hundred_structures_are_all_named(tmp_path):
+    """The page is longer, and no name is left out; little of it is empty."""
     array, _, affine = torso()
     labels = (np.arange(array.size) % 119).reshape(array.shape).astype(np.uint8)
-    many = tuple(structure(n, f"Structure of a long name {n}", (n, 9, 9)) for n in range(1, 119))
+    many = tuple(structure(n, f"Structure of a long name {n}", (n, 99, 9)) for n in range(1, 119))
+    scan = case(array, labels, affine, many)
 
-    page = drawn(tmp_path / "p.png", *case(array, labels, affine, many), tuple(Flag)[:3])
+    page = drawn(tmp_path / "p.png", *scan, tuple(Flag)[:3])
 
-    assert page.shape[0] < 1300
+    assert 1000 < page.shape[0] < 2200
+    assert empty_share(tmp_path / "p.png") <= 0.15
+
+
+@pytest.mark.parametrize("flags", [(), (Flag.SHEARED, Flag.MODALITY_UNKNOWN)])
+@pytest.mark.parametrize("slices", [8, 40])
+def test_at_most_15_percent_of_the_page_are_empty(slices, flags, tmp_path):
+    array, labels, affine = (a[..., :slices] if n < 2 else a for n, a in enumerate(torso()))
+
+    drawn(tmp_path / "p.png", *case(array, labels, affine), flags)
+
+    assert empty_share(tmp_path / "p.png") <= 0.15
+
+
+def test_the_header_has_case_model_and_windows():
+    """The modality that was assumed gives CT its window."""
+    array, labels, affine = torso()
+    lung = replace(structure(1, "Lung"), type=Code("39607008", "SCT", "Lung"))
+    scan = case(array, labels, affine, (lung, *MARKERS[1:]), unit="unknown", modality=None)
+
+    content = choose_content(*scan, ABOUT)
+
+    assert content.modality == "CT (assumed)"
+    assert content.window_text == "W 400 L 40 HU, in lungs W 1500 L -600 HU"
+
+
+def test_lungs_are_shown_in_the_lung_window(tmp_path):
+    """Vessels in air are seen where the label says lung, and only there."""
+    array, labels, affine = torso()
+    lung = replace(structure(2, "Lung"), type=Code("39607008", "SCT", "Lung"))
+    array[labels == 2] = -800
+    array[labels == 3] = -800
+    content = choose_content(
+        *case(array, labels, affine, (MARKERS[0], lung, MARKERS[2], MARKERS[3]))
+    )
+    plane = content.planes[0]
+
+    gray = np.asarray(content.picture(plane, (1000, 1000))).astype(int).max(axis=-1)
+
+    low = np.array(plane.area.low)
+    at = [
+        ((-(affine @ (*i, 1))[:2] - low) / plane.area.size * 1000).astype(int)
+        for i in ((9, 24, 20), (30, 42, 20))
+    ]
+    brightness = [gray[y, x] for x, y in at]
+    assert brightness[0] > 80
+    assert brightness[1] < 60
+
+
+def test_the_thumbnail_has_no_text_and_its_size(tmp_path):
+    """Three planes with labels in 520 x 200 pixels, equal bytes twice."""
+    content = choose_content(*case(*torso()))
+    for name in ("a.png", "b.png"):
+        draw_thumbnail(content, tmp_path / name)
+
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    with Image.open(tmp_path / "a.png") as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+        assert (image.size, image.format, image.info) == ((520, 200), "PNG", {})
+    for color in (LEFT, FRONT, HEAD):
+        assert center(pixels, color) is not None
+    assert not (pixels == TEXT).all(axis=-1).any()

@@ -3,65 +3,44 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scanloom.core import Grid, Measurement, Volume
 from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window
 
-
-def volume(array, unit="HU", modality="CT", padding=None) -> Volume:
-    return Volume(array, Grid(array.shape, np.eye(4)), unit, modality, padding)
-
-
-def largest(median: float | None) -> Measurement:
-    none = (None,) * 2
-    return Measurement(
-        "m", "s", 1, 9, 0.1, "HU", None, None, *none, median, *none, box=None, components=1
-    )
-
-
-ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 10, 10)
-
-
-@pytest.mark.parametrize(
-    ("median", "window"),
-    [(-850, LUNG), (-100, SOFT_TISSUE), (60, SOFT_TISSUE), (None, SOFT_TISSUE)],
-)
-def test_ct_is_windowed_by_what_the_largest_structure_is_made_of(median, window):
-    """Lung is seen in the lung window, everything else as soft tissue."""
-    assert choose_window(volume(ARRAY), largest(median)) == window
-    assert choose_window(volume(ARRAY), None) == SOFT_TISSUE
+VALUES = np.arange(1000, dtype=np.float64)
 
 
 def test_windows_are_those_that_radiologists_name():
     """Width 400 at level 40 runs from -160 to 240 HU; width 1500 at -600 from -1350 to 150."""
     assert (SOFT_TISSUE.low, SOFT_TISSUE.high) == (-160, 240)
     assert (LUNG.low, LUNG.high) == (-1350, 150)
+    assert choose_window(VALUES, "CT", "HU") == SOFT_TISSUE
 
 
 @pytest.mark.parametrize(("unit", "modality"), [("a.u.", "MR"), ("unknown", None), ("a.u.", "CT")])
 def test_without_hounsfield_units_the_percentiles_count(unit, modality):
-    """From the 1st to the 99th percentile."""
-    window = choose_window(volume(ARRAY, unit, modality), largest(-850))
+    """From the 0.5th to the 99.5th percentile."""
+    window = choose_window(VALUES, modality, unit)
 
-    assert (window.low, window.high) == pytest.approx(tuple(np.percentile(ARRAY, (1, 99))))
-
-
-def test_padding_and_nan_do_not_count():
-    """What stands outside of the field of view has no part in the window."""
-    array = ARRAY.copy()
-    array[:5] = -5000
-    array[5] = np.nan
-
-    window = choose_window(volume(array, "a.u.", "MR", -5000), None)
-
-    assert (window.low, window.high) == pytest.approx(tuple(np.percentile(ARRAY[6:], (1, 99))))
+    assert (window.low, window.high) == pytest.approx(tuple(np.percentile(VALUES, (0.5, 99.5))))
+    assert not window.inverted
 
 
-@pytest.mark.parametrize("value", [0.0, 7.0, -3e30, np.nan])
-def test_a_scan_of_one_value_has_a_window(value):
-    """Nothing is divided by zero."""
-    window = choose_window(volume(np.full((4, 4, 4), value), "a.u.", "MR"), None)
+def test_uptake_is_black_on_white():
+    """PET starts at 0, is inverted, and says so."""
+    window = choose_window(VALUES + 5, "PT", "a.u.")
+
+    assert window.low == 0
+    assert window.gray(np.array([0.0, 2000.0])).tolist() == [255, 0]
+    assert "inverted" in window.text
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0, -3e30])
+@pytest.mark.parametrize("modality", ["MR", "PT"])
+def test_a_scan_of_one_value_has_a_window(value, modality):
+    """Nothing is divided by zero, also without any value."""
+    window = choose_window(np.full(9, value), modality, "a.u.")
 
     assert window.high > window.low
+    assert choose_window(VALUES[:0], modality, "a.u.").high > 0
 
 
 def test_gray_runs_from_black_to_white():

@@ -1,0 +1,134 @@
+"""Colours of structures, judged by scikit-image's CIEDE2000 and a published simulation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from skimage.color import deltaE_ciede2000, rgb2lab
+
+from scanloom.cards import colors
+from scanloom.cards.codes import LEFT, RIGHT, coding
+from scanloom.core import Code, Structure
+
+FOLDER = Path(colors.__file__).parent
+TABLE = {
+    code: row
+    for rows in json.loads((FOLDER / "colors.json").read_text())["systems"].values()
+    for code, row in rows.items()
+}
+_ANATOMY = json.loads(Path(__file__).with_name("neighbors.json").read_text())
+NEIGHBORS, PAIRED = _ANATOMY["neighbors"], _ANATOMY["paired"]
+TISSUES = ("39607008", "74947009", "55603005", "87784001", "272673000")
+"""Structures of ct_tissue, all of which are neighbours."""
+DEUTAN = np.array(
+    [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ]
+)
+"""Deuteranopia, severity 1.0: Machado, Oliveira and Fernandes 2009, doi 10.1109/TVCG.2009.113."""
+
+
+def structure(code: str, number: int = 1, side: Code | None = None, color=(9, 9, 9)) -> Structure:
+    type_ = Code(code, "SCT", "Thing")
+    return Structure(f"s{number}", number, "Thing", type_, type_, color, side)
+
+
+def deutan(rgb) -> np.ndarray:
+    """Return the sRGB colour that a deuteranope sees."""
+    share = np.asarray(rgb) / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    seen = (DEUTAN @ linear).clip(0, 1)
+    return 255 * np.where(seen <= 0.0031308, 12.92 * seen, 1.055 * seen ** (1 / 2.4) - 0.055)
+
+
+def difference(a, b) -> float:
+    lab = [rgb2lab(np.asarray(c, float)[None, None] / 255) for c in (a, b)]
+    return float(deltaE_ciede2000(*lab)[0, 0])
+
+
+def least_difference(a: str, b: str) -> float:
+    """Return the difference of two codes, to a normal and to a deutan reader.
+
+    Both structures of a pair are on the same side.
+    """
+    sides = [(None, RIGHT) if code in PAIRED else (None,) for code in (a, b)]
+    pairs = (
+        itertools.product(*sides) if len(sides[0]) != len(sides[1]) else zip(*sides, strict=True)
+    )
+    seen = [
+        (colors.table_color(structure(a, side=s)), colors.table_color(structure(b, side=t)))
+        for s, t in pairs
+    ]
+    return min(min(difference(x, y), difference(deutan(x), deutan(y))) for x, y in seen)
+
+
+def test_neighbours_are_told_apart_also_by_a_deutan_reader() -> None:
+    code_of = {row[0]: code for code, row in TABLE.items()}
+    pairs = [(code_of[a], code_of[b]) for a, others in NEIGHBORS.items() for b in others]
+
+    least = min(least_difference(a, b) for a, b in pairs)
+
+    assert len(pairs) > 300
+    assert least >= 11
+
+
+def tissue_difference(a: str, b: str) -> float:
+    x, y = (colors.table_color(structure(code)) for code in (a, b))
+    return min(difference(x, y), difference(deutan(x), deutan(y)))
+
+
+def test_tissues_are_far_apart() -> None:
+    assert min(tissue_difference(*pair) for pair in itertools.combinations(TISSUES, 2)) >= 20
+
+
+@pytest.mark.parametrize("side", [None, RIGHT])
+def test_no_colour_is_near_white_or_the_grey_of_bone(side: Code | None) -> None:
+    for code in TABLE:
+        rgb = colors.table_color(structure(code, side=side))
+        assert all(difference(rgb, (g, g, g)) >= 19.9 for g in range(130, 256, 25)), TABLE[code]
+
+
+def test_left_and_right_have_one_hue() -> None:
+    left, right = (structure("64033007", n, side) for n, side in enumerate((LEFT, RIGHT), start=1))
+
+    shown = colors.display_colors((left, right))
+
+    hues = [rgb2lab(np.array(shown[n])[None, None] / 255)[0, 0, 1:] for n in (1, 2)]
+    angles = [np.degrees(np.arctan2(b, a)) for a, b in hues]
+    assert angles[0] == pytest.approx(angles[1], abs=4)
+    assert difference(shown[1], shown[2]) > 8
+
+
+def test_all_structures_of_totalsegmentator_have_their_own_colour() -> None:
+    tasks = json.loads((FOLDER / "totalsegmentator" / "tasks.json").read_text())["classes"]
+    codes = [coding(name) for name in tasks["total"].values()]
+    made = [structure(c.type.value, n, c.laterality) for n, c in enumerate(codes, start=1)]
+
+    shown = colors.display_colors(made)
+
+    assert len(set(shown.values())) == len(made) >= 117
+    assert all(colors.system_of(s) != colors.OTHER for s in made)
+
+
+def test_a_code_that_is_not_in_the_table_keeps_the_models_colour_unless_it_is_grey() -> None:
+    unknown = [structure("1", n, color=c) for n, c in ((1, (200, 10, 10)), (2, (90, 90, 90)))]
+
+    shown = colors.display_colors([*unknown, structure("1", 3, color=(200, 10, 10))])
+
+    assert shown[1] == (200, 10, 10)
+    assert max(shown[2]) - min(shown[2]) >= 60
+    assert len(set(shown.values())) == 3
+
+
+def test_the_table_has_meanings_and_a_licence() -> None:
+    about = json.loads((FOLDER / "colors.json").read_text())["about"]
+    assert "3D Slicer" in about
+    assert "Apache-2.0" in about
+    assert TABLE["10200004"][0] == "Liver"
+    assert set(colors.systems()) > {"Bones", "Muscles", "Findings"}

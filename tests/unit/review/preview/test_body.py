@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scanloom.core import Grid, Volume
+from scanloom.review.preview.body import find_body
+from scanloom.review.preview.slicing import View
+
+
+def scan(air=-1000, tissue=40) -> np.ndarray:
+    """Return air with two thighs and, below them, a thin table."""
+    array = np.full((100, 80, 30), air, np.int16)
+    array[20:40, 20:50] = tissue
+    array[60:80, 20:50] = tissue
+    array[5:95, 70:72] = tissue
+    return array
+
+
+@pytest.mark.parametrize(("air", "tissue", "unit"), [(-1000, 40, "HU"), (0, 700, "a.u.")])
+def test_the_body_is_found_without_the_table(air, tissue, unit):
+    """The box holds both thighs; intensities and volume are theirs."""
+    array = scan(air, tissue)
+    view = View(Grid(array.shape, np.diag([-2.0, -2.0, -2.0, 1.0])))
+    volume = Volume(array, view.source, unit, "CT" if unit == "HU" else "MR")
+
+    body = find_body(volume, view, unit == "HU")
+
+    assert body.found
+    np.testing.assert_allclose(body.low, (19.5, 19.5, 0), atol=1)
+    np.testing.assert_allclose(body.high, (79.5, 49.5, 29), atol=1)
+    assert body.volume_ml == pytest.approx(2 * 20 * 30 * 30 * 8 / 1000, rel=0.05)
+    assert np.unique(body.values).tolist() == [tissue]
+
+
+@pytest.mark.parametrize("fill", [np.nan, -1000.0, -2000.0])
+def test_a_scan_without_body_is_shown_whole(fill):
+    """Air, or nothing but NaN."""
+    volume = Volume(np.full((6, 5, 4), fill, np.float32), Grid((6, 5, 4), np.eye(4)), "HU", "CT")
+
+    body = find_body(volume, View(volume.grid), hounsfield=True)
+
+    assert not body.found
+    np.testing.assert_array_equal(body.high, (5, 4, 3))
