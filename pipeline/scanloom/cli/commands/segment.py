@@ -21,6 +21,7 @@ from scanloom.cli.console import (
     say,
 )
 from scanloom.cli.exit_codes import exit_of_records
+from scanloom.cli.model_tables import limitation_lines
 from scanloom.cli.progress import progress, silence
 from scanloom.cli.shared_options import ArchivesOption, report_new_key
 from scanloom.extras import EXTRAS, describe_extras
@@ -252,6 +253,18 @@ def show(records: Records, *, quiet: bool = False) -> None:
             say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
         elif not quiet:
             show_case(path, record)
+    if not quiet:
+        show_limitations(records)
+
+
+def show_limitations(records: Records) -> None:
+    """Print a line for each model with known errors."""
+    from scanloom.core import printable
+    from scanloom.io.output.layout import read_case
+
+    folders = [record.folder for _, record in records if record.folder and not record.reason]
+    for line in limitation_lines(m for folder in folders for m in read_case(folder)["models"]):
+        console().print(printable(line), soft_wrap=True)
 
 
 def show_case(path: Path, record: CaseRecord) -> None:
