@@ -63,7 +63,10 @@ def draw_patch(
     image = _sample(example.hu[part], sample_points, "bilinear")
     labels = _sample(example.labels[part], sample_points, "nearest").astype(np.uint8)
     if rng.random() < phase.contrast:
-        image = add_contrast(image, labels, rng)
+        organs = None
+        if example.organs is not None:
+            organs = _sample(example.organs[part], sample_points, "nearest").astype(np.uint8)
+        image = add_contrast(image, labels, rng, organs)
     return _augment(image, rng), labels
 
 
