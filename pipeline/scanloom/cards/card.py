@@ -10,6 +10,7 @@ from typing import Any, Literal
 from scanloom.cards.cleaning import Cleaning
 from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
+from scanloom.cards.limits import Checks
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
 
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -257,41 +258,6 @@ def label_bytes(decision: Decision, classes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Range:
-    """From low to high, both included."""
-
-    low: float
-    high: float
-
-    def holds(self, value: float) -> bool:
-        """Return whether `value` is in the range."""
-        return self.low <= value <= self.high
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Plausible ranges of scans for a model; None for no limit.
-
-    Parameters
-    ----------
-    low, high : Range or None
-        Range of the 1st and of the 99th percentile of the intensities, without padding.
-    spacing : Range or None
-        Range of the spacing along each axis, mm.
-    extent : Range or None
-        Range of the field of view along each patient axis, mm.
-    refuse : tuple of "intensity", "spacing", "extent"
-        Checks that refuse a scan (IMPLAUSIBLE) instead of flagging it.
-    """
-
-    low: Range | None = None
-    high: Range | None = None
-    spacing: Range | None = None
-    extent: Range | None = None
-    refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
-
-
-@dataclass(frozen=True)
 class Stage:
     """A model that runs before another one, on the same scan.
 
@@ -335,7 +301,8 @@ class ModelCard:
     applied, unless it has exactly that spacing; its parts see the result as a scan. Their
     structures are united by label, later parts over earlier ones, and mapped back by nearest
     neighbour.
-    `flags` are caveats of every result of the model. `limitations` are sentences on known errors.
+    `flags` are caveats of every result of the model; `limitations` are sentences on its known
+    errors.
     """
 
     name: str

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
+from scanloom.cards.card import ANY_MODALITY, ModelCard
+from scanloom.cards.limits import Checks, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
 MAX_SAMPLES = 1_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cli.console import console, error_document
@@ -54,9 +54,29 @@ def print_entry(entry: ModelEntry) -> None:
     screen = console()
     screen.print(facts)
     screen.print(table)
+    for sentence in card.limitations:
+        screen.print(f"! {sentence}", soft_wrap=True)
     if any(s.experimental for s in card.structures):
         labels = ", ".join(s.label for s in card.structures if s.experimental)
         screen.print(f"Experimental, according to its authors: {labels}", soft_wrap=True)
+
+
+def limitation_lines(models: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each model with limitations: the first one, and where the others are.
+
+    Parameters
+    ----------
+    models : iterable of mapping
+        Entries of `models` in `case.json`; models may be repeated.
+    """
+    lines = {}
+    for model in models:
+        first, *others = model.get("limitations") or ("",)
+        if first:
+            name = model["name"]
+            more = f" {len(others)} more: scanloom models show {name}" if others else ""
+            lines[name] = f"! {name}: {first}{more}"
+    return list(lines.values())
 
 
 def plain_entry(entry: ModelEntry) -> dict[str, Any]:
@@ -88,6 +108,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "intended_use": card.intended_use,
         "license": card.license,
         "attribution": card.attribution,
+        "limitations": card.limitations,
         "channels": [{"name": c.name, "modality": c.modality} for c in card.channels],
         "network": card.network.name,
         "orientation": card.grid.orientation,

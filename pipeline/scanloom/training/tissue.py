@@ -10,19 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from monai.networks.nets import BasicUNet
-from numpy.random import Generator
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter, gaussian_filter1d
 from torch import Tensor, nn
 
 from scanloom.training.tissue_data import Example
+from scanloom.training.tissue_patches import draw_batch, scale
+from scanloom.training.tissue_phases import Phase
 from scanloom.training.tissue_rules import NAMES
 
-HU_RANGE = (-1050.0, 550.0)
-_CLOTH_HU = -930.0
-"""HU above which voxels outside the body are cloth or table, not air."""
-_NETWORK_RANGE = (-4.0, 4.0)
-"""Range that HU_RANGE is mapped to, as in the bundle's inference config; air and padding: -4."""
 NETWORK: dict[str, object] = {
     "spatial_dims": 3,
     "in_channels": 1,
@@ -32,50 +27,6 @@ NETWORK: dict[str, object] = {
     "act": ["LeakyReLU", {"negative_slope": 0.1, "inplace": True}],
 }
 """No normalisation layers: the absolute scale of HU distinguishes tissues."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase of the training: one cycle of the learning rate.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of all random numbers.
-    steps, patch : int
-        Number of steps; edge length of a patch in voxels.
-    rate : float
-        Highest learning rate.
-    dice : float
-        Weight of the Dice loss relative to cross entropy; a small one keeps volumes right.
-    batch, threads : int
-        Patches per step; CPU threads.
-    noise : float
-        Relative noise on the output of each layer: per voxel, plus a third of it per channel, as
-        all voxels of uniform air are rounded alike. It makes decisions robust to rounding.
-    """
-
-    seed: int
-    steps: int
-    patch: int
-    rate: float
-    dice: float
-    batch: int = 2
-    threads: int = 2
-    noise: float = 0.0
-
-
-PHASES = (
-    Phase(seed=1, steps=900, patch=56, rate=4e-3, dice=0.5),
-    Phase(seed=2, steps=400, patch=64, rate=7e-4, dice=0.1),
-)
-NOISE_PHASES = (
-    Phase(seed=3, steps=800, patch=64, rate=1e-3, dice=0.1, noise=0.03),
-    Phase(seed=4, steps=800, patch=64, rate=7e-4, dice=0.1, noise=0.06),
-    Phase(seed=5, steps=450, patch=64, rate=5e-4, dice=0.1, noise=0.04),
-    Phase(seed=6, steps=350, patch=64, rate=4e-4, dice=0.1, noise=0.04),
-)
-"""Phases with noise of at least 3 %; rounding to bfloat16 changes a value by at most 0.4 %."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +121,7 @@ def _run_phase(
     )
     start, running_loss = time.perf_counter(), 0.0
     for step in range(phase.steps):
-        image, labels = _batch(examples, phase, rng)
+        image, labels = draw_batch(examples, phase, rng)
         with torch.autocast("cpu", torch.bfloat16):
             scores = net(image)
         batch_loss = _loss(scores.float(), labels, phase.dice)
@@ -257,8 +208,8 @@ def calibrate(state: dict[str, Tensor], drawn: Sequence[SyntheticTorso]) -> dict
 
 
 def _scores_of(net: nn.Module, hu: NDArray[np.float32]) -> Tensor:
-    """Return the scores (C, I, J, K) of a whole scan, padded with air to multiples of 16."""
-    scaled = np.pad(_scale(hu), [(0, -n % 16) for n in hu.shape], constant_values=_NETWORK_RANGE[0])
+    """Return the scores (C, I, J, K) of a whole scan, its border repeated to multiples of 16."""
+    scaled = np.pad(scale(hu), [(0, -n % 16) for n in hu.shape], mode="edge")
     with torch.inference_mode():
         scores = net(torch.from_numpy(scaled[None, None]))[0]
     i, j, k = hu.shape
@@ -272,98 +223,3 @@ def _class_volumes(scores: Tensor, shape: tuple[int, int, int]) -> NDArray[np.fl
     )
     counts = torch.bincount(resampled[0].argmax(0).ravel(), minlength=len(NAMES))
     return np.asarray(np.maximum(counts.numpy().astype(float), 1))
-
-
-def _scale(hu: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Map HU_RANGE to the network's range, as the bundle does."""
-    (in_low, in_high), (out_low, out_high) = HU_RANGE, _NETWORK_RANGE
-    fraction = np.clip((hu - in_low) / (in_high - in_low), 0, 1)
-    return np.asarray(out_low + fraction * (out_high - out_low), np.float32)
-
-
-def _batch(examples: Sequence[Example], phase: Phase, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Draw random patches: scaled images (B, 1, P, P, P) and labels (B, P, P, P)."""
-    weights = np.array([e.weight for e in examples])
-    pairs = []
-    for _ in range(phase.batch):
-        example = examples[int(rng.choice(len(examples), p=weights / weights.sum()))]
-        pairs.append(_patch(example, phase.patch, rng))
-    image = torch.from_numpy(np.stack([p[0] for p in pairs])[:, None])
-    labels = torch.from_numpy(np.stack([p[1] for p in pairs]))
-    return image, labels.long()
-
-
-def _patch(
-    example: Example, size: int, rng: Generator
-) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Sample a rotated and scaled patch from a scan; outside the scan is air, as in padding."""
-    rotation = _random_rotation(rng)
-    centre = _random_centre(example, size, rng)
-    offsets = np.arange(size) - (size - 1) / 2
-    grid = np.stack(np.meshgrid(offsets, offsets, offsets, indexing="ij"), -1) @ rotation.T + centre
-    shape = np.array(example.hu.shape)
-    inside = np.asarray(((grid > -0.5) & (grid < shape - 0.5)).all(-1))
-    low = np.clip(np.floor(grid.min((0, 1, 2))).astype(int), 0, shape - 1)
-    high = np.clip(np.ceil(grid.max((0, 1, 2))).astype(int) + 1, low + 1, shape)
-    box = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
-    points = ((2 * (grid - low) + 1) / (high - low) - 1)[None, ..., ::-1].copy()
-    sample_points = torch.from_numpy(points).float()
-    image = _sample(example.hu[box], sample_points, "bilinear")
-    labels = _sample(example.labels[box], sample_points, "nearest").astype(np.uint8)
-    labels[~inside] = 0
-    return _augment(image, inside, rng), labels
-
-
-def _sample(array: NDArray[np.generic], points: Tensor, mode: str) -> NDArray[np.float32]:
-    source = torch.from_numpy(np.ascontiguousarray(array, np.float32))[None, None]
-    sampled = nn.functional.grid_sample(
-        source, points, mode=mode, padding_mode="border", align_corners=False
-    )
-    return np.asarray(sampled[0, 0].numpy())
-
-
-def _random_rotation(rng: Generator) -> NDArray[np.float64]:
-    """Return a random (3, 3) rotation (SD 6 degrees per axis) with scale and random mirroring."""
-    matrix = np.eye(3)
-    for a, b in ((0, 1), (0, 2), (1, 2)):
-        angle = rng.normal(scale=0.1)
-        rotation = np.eye(3)
-        rotation[a, a] = rotation[b, b] = np.cos(angle)
-        rotation[a, b], rotation[b, a] = -np.sin(angle), np.sin(angle)
-        matrix = matrix @ rotation
-    mirror = np.where(rng.random(3) < (0.5, 0.1, 0.3), -1.0, 1.0)
-    return np.asarray(matrix * mirror * rng.uniform(0.85, 1.2))
-
-
-def _random_centre(example: Example, size: int, rng: Generator) -> NDArray[np.float64]:
-    """Return a patch centre: random, or in half of the cases near a rare or difficult tissue."""
-    shape = np.array(example.hu.shape)
-    if rng.random() < 0.5:
-        tissue = rng.choice((0, 1, 2, 5))
-        candidates = example.labels == tissue
-        if tissue == 0:
-            candidates &= example.hu > _CLOTH_HU
-        indices = np.flatnonzero(candidates)
-        if indices.size:
-            centre = np.array(np.unravel_index(int(rng.choice(indices)), tuple(shape)), float)
-            return np.asarray(centre + rng.uniform(-size / 3, size / 3, 3))
-    margin = np.maximum(shape - size, 0)
-    return np.asarray((shape - 1) / 2 + rng.uniform(-0.5, 0.5, 3) * (margin + size * 0.4))
-
-
-def _augment(
-    image: NDArray[np.float32], inside: NDArray[np.bool_], rng: Generator
-) -> NDArray[np.float32]:
-    """Blur along an axis, add noise and shift HU, as scanners differ; scale for the network."""
-    if rng.random() < 0.35:
-        axis = int(rng.choice((0, 1, 2, 2)))
-        image = gaussian_filter1d(image, rng.uniform(0.3, 1.0), axis=axis)
-    if rng.random() < 0.7:
-        noise = rng.standard_normal(image.shape, np.float32)
-        if rng.random() < 0.5:
-            noise = gaussian_filter(noise, 0.6, truncate=2.0)
-            noise /= noise.std()
-        image = image + noise * np.float32(rng.uniform(0, 28))
-    scaled = _scale(image + np.float32(rng.normal(scale=6)))
-    scaled[~inside] = _NETWORK_RANGE[0]
-    return scaled

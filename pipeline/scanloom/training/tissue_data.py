@@ -26,6 +26,8 @@ GRID_SPACING_MM = 3.0
 """Voxel size of the network's grid in mm."""
 RULE_GRID_FACTOR = 2
 """Factor by which the grid of the labelling rules is finer."""
+ORGANS = {"kidney": (2, 3), "vessel": (52, 63, 64), "liver or spleen": (1, 5)}
+"""Organs that take up contrast agent, and their numbers in label maps of TotalSegmentator."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,15 @@ class TrainingScan:
         Masks of vessels with contrast agent, which the rules cannot distinguish from bone.
     weight : float
         Relative sampling frequency.
+    organs : str or None
+        Label map of TotalSegmentator on the scan's grid, with organs that take up contrast agent.
     """
 
     path: str
     hints: ScanHints
     vessels: tuple[str, ...] = ()
     weight: float = 1.0
+    organs: str | None = None
 
 
 TRAINING_SCANS = (
@@ -63,6 +68,12 @@ TRAINING_SCANS = (
         ),
         weight=2.0,
     ),
+    TrainingScan(
+        "scans/ct/totalseg_example/example_ct_sm.nii.gz",
+        ScanHints(),
+        weight=5.0,
+        organs="scans/ct/totalseg_example/Ref_seg/example_ct_sm.total.nii.gz",
+    ),
     TrainingScan("scans/ct/totalseg_example_dicom/dicom", ScanHints(bone=250), weight=5.0),
     TrainingScan("train/labelled_ct/sts001_thigh/image.nii.gz", ScanHints(lung=False)),
     TrainingScan("train/labelled_ct/sts002_thigh/image.nii.gz", ScanHints(lung=False), weight=0.5),
@@ -74,11 +85,15 @@ crop of train/labelled_ct/totalseg_aorta, so it can't be used for evaluation.)""
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A scan on the network's grid: HU float32, labels uint8, both (I, J, K), axes RAS."""
+    """A scan on the network's grid: HU float32, labels uint8, both (I, J, K), axes RAS.
+
+    `organs` are the organs that take up contrast agent, as numbers of `ORGANS`, if they are known.
+    """
 
     hu: NDArray[np.float32]
     labels: NDArray[np.uint8]
     weight: float
+    organs: NDArray[np.uint8] | None = None
 
 
 def data_folder(root: Path) -> Path:
@@ -108,7 +123,16 @@ def make_example(source: TrainingScan, data: Path) -> Example:
         )
         labels[near_vessel & (labels == BONE)] = SOFT_TISSUE
     coarse = resample_fine(hu, spacing, GRID_SPACING_MM, 1)
-    return Example(coarse, majority_label(labels, RULE_GRID_FACTOR), source.weight)
+    organs = None if source.organs is None else _organs(data / source.organs, spacing)
+    return Example(coarse, majority_label(labels, RULE_GRID_FACTOR), source.weight, organs)
+
+
+def _organs(path: Path, spacing: tuple[float, float, float]) -> NDArray[np.uint8]:
+    """Return the organs of a label map on the network's grid, as numbers of `ORGANS` from 1."""
+    numbers = np.asarray(nib.as_closest_canonical(nib.load(path)).dataobj)
+    masks = [np.isin(numbers, values).astype(np.float32) for values in ORGANS.values()]
+    shares = [resample_fine(mask, spacing, GRID_SPACING_MM, 1) for mask in masks]
+    return np.argmax([np.full_like(shares[0], 0.5), *shares], axis=0).astype(np.uint8)
 
 
 def to_ras(volume: Volume) -> tuple[NDArray[np.float32], tuple[float, float, float]]:

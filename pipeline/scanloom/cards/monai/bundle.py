@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from scanloom.cards.card import Argmax, Checks, ModelCard, NetworkSpec, Range, Window
+from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window
+from scanloom.cards.limits import Checks, Range
 from scanloom.cards.monai.allow_list import judge_network, judge_target
 from scanloom.cards.monai.checkpoint import read_weights_file
 from scanloom.cards.monai.config.arguments import describe
@@ -93,6 +94,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         air_below=metadata.scanloom.air_below,
         kernel=metadata.scanloom.kernel,
         flags=after.flags,
+        limitations=metadata.scanloom.limitations,
     )
 
 

@@ -43,6 +43,7 @@ def _shown(text: str) -> str:
 
 Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
 Shown = Annotated[str, AfterValidator(_shown)]
+Sentence = Annotated[Shown, Field(min_length=1, max_length=300)]
 Pair = tuple[float, float]
 
 
@@ -108,6 +109,7 @@ class ScanloomFields(_StrictModel):
     air_below: float | None = Field(default=None, allow_inf_nan=False)
     kernel: Literal["soft", "sharp"] | None = None
     structures: dict[str, StructureFields] = {}
+    limitations: tuple[Sentence, ...] = ()
     license: Text = ""
     attribution: Text = ""
 

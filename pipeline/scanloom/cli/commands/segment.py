@@ -22,6 +22,7 @@ from scanloom.cli.console import (
     say,
 )
 from scanloom.cli.exit_codes import exit_of_records
+from scanloom.cli.model_tables import limitation_lines
 from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
@@ -151,9 +152,21 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
             say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
         elif not quiet:
             show_case(path, record)
+    if not quiet:
+        show_limitations(records)
     told = len(records) == 1 and records[0][1].reason is not None
     if not quiet and not told:
         console().print(f"\n{summary(records, seconds)}", soft_wrap=True)
+
+
+def show_limitations(records: Records) -> None:
+    """Print a line for each model with known errors."""
+    from scanloom.core import printable
+    from scanloom.io.output.layout import read_case
+
+    folders = [record.folder for _, record in records if record.folder and not record.reason]
+    for line in limitation_lines(m for folder in folders for m in read_case(folder)["models"]):
+        console().print(printable(line), soft_wrap=True)
 
 
 def summary(records: Records, seconds: float) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts
 from scanloom.core import Flag, Grid
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
@@ -55,6 +56,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,
+                **_limitations(predictor.card),
             }
             for predictor, (device, precision) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -64,6 +66,11 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
         "versions": _versions(),
         "notice": "Research software: not a medical device, not for diagnosis or treatment.",
     }
+
+
+def _limitations(card: ModelCard) -> dict[str, Any]:
+    """Return the limitations of a model, if its card states any."""
+    return {"limitations": list(card.limitations)} if card.limitations else {}
 
 
 def _related(segmented: SegmentedCase) -> dict[str, Any]:

@@ -20,17 +20,16 @@ from hypothesis import strategies as st
 from scanloom.cards.card import (
     Argmax,
     Channel,
-    Checks,
     ModelCard,
     NetworkGrid,
     NetworkSpec,
-    Range,
     Threshold,
     Weights,
     Window,
 )
 from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
+from scanloom.cards.limits import Checks, Range
 from scanloom.cards.monai import allow_list
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import Code, ScanError, Structure
@@ -114,6 +113,22 @@ def test_spleen_bundle_says_all_that_a_card_needs(suffix: str, tmp_path: Path) -
         precisions=("float32",),
     )
     assert card.n_outputs == 2
+
+
+def test_limitations_are_those_of_the_metadata(tmp_path: Path) -> None:
+    metadata = spleen_metadata()
+    metadata["scanloom"] = {"limitations": ["Misses small spleens.", "Finds two in one."]}
+    card = read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
+    assert card.limitations == ("Misses small spleens.", "Finds two in one.")
+
+
+@pytest.mark.parametrize("sentence", ["", "a" * 301, "two\nlines", 3])
+def test_limitations_are_sentences(tmp_path: Path, sentence: object) -> None:
+    metadata = spleen_metadata()
+    metadata["scanloom"] = {"limitations": [sentence]}
+    with pytest.raises(ScanError, match="limitations") as caught:
+        read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
+    assert caught.value.code == "MODEL_DAMAGED"
 
 
 # --- what a card can express ---------------------------------------------------------------------

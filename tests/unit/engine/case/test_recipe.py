@@ -13,6 +13,7 @@ import pytest
 from scanloom.cards import card as cards
 from scanloom.cards import intensity
 from scanloom.cards.card import ModelCard
+from scanloom.cards.limits import Checks, Range
 from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
 from scanloom.engine.case.recipe import (
     FIELDS_OF_SCHEMA_1,
@@ -42,7 +43,7 @@ def full(tmp_path: Path) -> ModelCard:
         after=(intensity.Normalize(nonzero=True),),
         decision=cards.Threshold(0.25),
         cleaning=(cards.KeepLargest((1, 2), when="before"),),
-        checks=cards.Checks(low=cards.Range(-1100, 0), refuse=("spacing",)),
+        checks=Checks(low=Range(-1100, 0), refuse=("spacing",)),
         air_below=-500.0,
     )
     first, *others = made.structures
@@ -102,6 +103,10 @@ def test_a_class_without_schema_1_has_all_its_set_fields() -> None:
     kind = make_dataclass("Later", [("a", int), ("b", int, field(default=2))], frozen=True)
     assert recipe_document(kind(1)) == {"a": 1}
     assert recipe_document(kind(1, 3)) == {"a": 1, "b": 3}
+
+
+def test_limitations_do_not_count(full: ModelCard) -> None:
+    assert card_digest(replace(full, limitations=("Misses ribs.",))) == card_digest(full)
 
 
 def test_the_place_of_the_weights_does_not_count(full: ModelCard, tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Plausible ranges of scans for a model, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Range:
+    """From low to high, both included."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Return whether `value` is in the range."""
+        return self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Plausible ranges of scans for a model; None for no limit.
+
+    Parameters
+    ----------
+    low, high : Range or None
+        Range of the 1st and of the 99th percentile of the intensities, without padding.
+    spacing : Range or None
+        Range of the spacing along each axis, mm.
+    extent : Range or None
+        Range of the field of view along each patient axis, mm.
+    refuse : tuple of "intensity", "spacing", "extent"
+        Checks that refuse a scan (IMPLAUSIBLE) instead of flagging it.
+    """
+
+    low: Range | None = None
+    high: Range | None = None
+    spacing: Range | None = None
+    extent: Range | None = None
+    refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
