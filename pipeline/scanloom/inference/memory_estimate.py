@@ -23,6 +23,7 @@ from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.crop import largest_box
 from scanloom.inference.resampling.parts import grid_for_parts
+from scanloom.inference.restore.area import AREA_SLAB_BYTES
 from scanloom.inference.restore.slices import CPU_SLAB_BYTES, GPU_SLAB_BYTES
 from scanloom.inference.restore.uncertainty import uncertainty_bytes as restorer_bytes
 from scanloom.inference.sliding_window import HEAD_SLABS
@@ -155,6 +156,10 @@ def estimate_network(
         "network": image + sizes.open - sizes.own + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
+    if plan.mode == "area":  # scores of all planes, joined once, and slabs on the source grid
+        scores = FLOAT_BYTES * card.n_outputs * math.prod(plan.network.shape)
+        steps["network"] += scores
+        steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
         one = sizes.image // card.n_inputs

@@ -41,7 +41,7 @@ from scanloom.inference.memory_estimate import (
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
-from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
+from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.decisions import Labels, only_numbers
 from scanloom.inference.restore.restorers import choose_backend, make_restorer
@@ -156,7 +156,7 @@ class TorchPredictor(PlacedModel):
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
-        scan = Scan(volumes)
+        scan = ModelInput(volumes)
         if self._stage is not None:
             first = self._stage.predict(volume, clock, further_channels=further_channels)
             scan = replace(scan, stage_labels=first.layers[0].labels)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scanloom.core import Flag, StepTimer
 from scanloom.core.uncertainty import Uncertainty
 from scanloom.inference.memory_fallback import MemoryPlan
-from scanloom.inference.resampling.image import Scan
+from scanloom.inference.resampling.image import ModelInput
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.decisions import Labels
 
@@ -16,7 +16,7 @@ from scanloom.inference.restore.decisions import Labels
 class Task:
     """A scan to label, its timer, the resampled scan that later models share, and requests."""
 
-    scan: Scan
+    scan: ModelInput
     clock: StepTimer
     shared: SharedScan | None = None
     uncertainty: bool = False

@@ -11,6 +11,7 @@ them). PyTorch writes protocol 2.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -66,12 +67,12 @@ def read_pickle(
         raise ScanError(Reason.MODEL_DAMAGED, detail) from exc
 
 
-class Stateful:
+class Stateful(ABC):
     """A value that takes the state which the pickle has for it, such as an array its numbers."""
 
+    @abstractmethod
     def set_state(self, state: Any) -> None:
         """Take the state as the pickle has it."""
-        raise NotImplementedError
 
 
 @dataclass

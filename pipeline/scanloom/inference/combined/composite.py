@@ -26,7 +26,7 @@ from scanloom.inference.device import PlacedModel, choose_device, deterministic,
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import SLAB_BYTES
-from scanloom.inference.resampling.image import Scan, network_image
+from scanloom.inference.resampling.image import ModelInput, network_image
 from scanloom.inference.resampling.parts import part_grid, steps_after
 from scanloom.inference.resampling.shared import SharedScan
 from scanloom.inference.restore.decisions import Labels
@@ -186,7 +186,7 @@ class CompositePredictor(PlacedModel):
     ) -> list[Volume]:
         """Return the scan as its parts see it, resampled once for all."""
         card = replace(self.card, after=steps_after(plan, self.card))
-        grid, scan = part_grid(plan, card), Scan(tuple(volumes))
+        grid, scan = part_grid(plan, card), ModelInput(tuple(volumes))
         with clock.step("resample"), deterministic(), torch.inference_mode():
             for device in dict.fromkeys((self.device.device, torch.device("cpu"))):
                 try:

@@ -15,7 +15,7 @@ from scanloom.inference.resampling.area import area_matrix
 from scanloom.inference.restore.decisions import Clean, decide_on_grid, label_type, map_count
 from scanloom.inference.sliding_window import ScorePlanes
 
-_SLAB_BYTES = 64 * 1024**2
+AREA_SLAB_BYTES = 64 * 1024**2
 """Largest size of the resampled scores of some source slices."""
 
 
@@ -48,7 +48,7 @@ class AreaResampler:
         x, y = (n for n in range(3) if n != plan.network_axis(lead))
         b, c = plan.follows[x], plan.follows[y]
         across, rows, columns = (self._matrix(axis, values.device) for axis in (lead, b, c))
-        slab = max(1, _SLAB_BYTES // (4 * values.shape[1] * len(rows) * len(columns)))
+        slab = max(1, AREA_SLAB_BYTES // (4 * values.shape[1] * len(rows) * len(columns)))
         for start in range(0, len(across), slab):
             part = slice(start, start + slab)
             views = [np.moveaxis(each, lead, 0)[part] for each in maps]
