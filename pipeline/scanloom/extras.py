@@ -11,6 +11,7 @@ from typing import Final
 EXTRAS: Final = {
     "image": "the scan, as image.nii.gz",
     "masks": "a mask for each structure",
+    "uncertainty": "maps of the uncertainty of labels",
 }
 """Description of each optional writer by its name: see `scanloom.engine.case.writers`."""
 

@@ -22,6 +22,9 @@ class KeepLargest:
         Neighbours that count as connected.
     when : "before" or "after"
         Before labels are mapped to the source grid (on the network grid), or after.
+    ties : "last" or "all"
+        Components kept of those as large as the smallest that is kept: as many as `parts` allows,
+        the last ones (MONAI), or all (nnU-Net).
     """
 
     numbers: tuple[int, ...] = ()
@@ -29,6 +32,7 @@ class KeepLargest:
     parts: int = 1
     connectivity: Literal[6, 18, 26] = 26
     when: Literal["before", "after"] = "after"
+    ties: Literal["last", "all"] = "last"
 
 
 @dataclass(frozen=True)

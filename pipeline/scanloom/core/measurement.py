@@ -38,6 +38,8 @@ class Measurement:
         Volume as a share of that of `share_of`, if requested; None of an empty whole.
     share_of : str or None
         The whole: MODEL/LABEL, several joined by " + ".
+    entropy, disagreement : float or None
+        Mean of the maps of uncertainty in the structure, 0 to 1, if they were requested.
 
     Notes
     -----
@@ -62,3 +64,5 @@ class Measurement:
     flags: tuple[Flag, ...] = ()
     share: float | None = None
     share_of: str | None = None
+    entropy: float | None = None
+    disagreement: float | None = None

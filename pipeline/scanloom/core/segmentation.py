@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from scanloom.core.grid import Grid
 from scanloom.core.reasons import Flag
+from scanloom.core.uncertainty import Uncertainty
 
 _SLUG = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Color = tuple[int, int, int]
@@ -127,6 +128,8 @@ class Segmentation:
         Caveats of the prediction.
     sources : tuple of str
         Models whose structures were united, or whose scores were averaged; empty for one model.
+    uncertainty : Uncertainty or None
+        Uncertainty of the labels on `grid`, if it was requested.
     """
 
     model: str
@@ -137,6 +140,7 @@ class Segmentation:
     precision: str = ""
     flags: tuple[Flag, ...] = ()
     sources: tuple[str, ...] = ()
+    uncertainty: Uncertainty | None = None
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):
@@ -146,6 +150,9 @@ class Segmentation:
         for layer in self.layers:
             if layer.labels.shape != self.grid.shape:
                 raise ValueError(f"layer {layer.labels.shape} does not fit grid {self.grid.shape}")
+        if self.uncertainty and self.uncertainty.entropy.shape != self.grid.shape:
+            shape = self.uncertainty.entropy.shape
+            raise ValueError(f"uncertainty {shape} does not fit grid {self.grid.shape}")
         for field in ("label", "number"):
             values = [getattr(s, field) for s in self.structures]
             if len(set(values)) != len(values):

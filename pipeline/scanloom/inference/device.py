@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from scanloom.cards.card import ModelCard
 from scanloom.core import Reason, ScanError, lacks_memory
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -180,3 +181,36 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, ScanError):
         return error.reason is Reason.OUT_OF_MEMORY
     return isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)
+
+
+class PlacedModel:
+    """A model on a device, with its names.
+
+    Attributes
+    ----------
+    card : ModelCard
+        The model.
+    device : DeviceChoice
+        The device, and the reason for its choice.
+    precision : PrecisionChoice
+        The numeric type of its first network, and the reason.
+    """
+
+    card: ModelCard
+    device: DeviceChoice
+    precision: PrecisionChoice
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.card.name
+
+    @property
+    def device_name(self) -> str:
+        """The device's name: "cpu", "cuda:0"."""
+        return str(self.device.device)
+
+    @property
+    def precision_name(self) -> str:
+        """The numeric type of the network: "float32", "float16"."""
+        return self.precision.name

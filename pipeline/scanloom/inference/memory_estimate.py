@@ -23,7 +23,9 @@ from scanloom.inference.network.planes import input_size
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.crop import largest_box
 from scanloom.inference.resampling.parts import grid_for_parts
-from scanloom.inference.restore.restorers import CPU_SLAB_BYTES, GPU_SLAB_BYTES
+from scanloom.inference.restore.area import AREA_SLAB_BYTES
+from scanloom.inference.restore.slices import CPU_SLAB_BYTES, GPU_SLAB_BYTES
+from scanloom.inference.restore.uncertainty import uncertainty_bytes as restorer_bytes
 from scanloom.inference.sliding_window import HEAD_SLABS
 from scanloom.inference.windows.layout import window_layout
 
@@ -154,6 +156,10 @@ def estimate_network(
         "network": image + sizes.open - sizes.own + forward + yielded + sizes.window,
         "restore": image + sizes.open + yielded + CLASS_SLABS * slab,
     }
+    if plan.mode == "area":  # scores of all planes, joined once, and slabs on the source grid
+        scores = FLOAT_BYTES * card.n_outputs * math.prod(plan.network.shape)
+        steps["network"] += scores
+        steps["restore"] += 2 * scores + 3 * AREA_SLAB_BYTES
     clean = _cleaning(card, sizes.maps // card.n_maps)
     if card.restore == "labels":
         one = sizes.image // card.n_inputs
@@ -253,6 +259,25 @@ def network_image_bytes(card: ModelCard, plan: NetworkPlan) -> int:
 def shared_image_bytes(card: ModelCard, grid: Grid) -> int:
     """Return the bytes of a scan on the network grid, for callers that do not import torch."""
     return network_image_bytes(card, plan_grid(grid, card.grid))
+
+
+def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
+    """Return the bytes of maps of uncertainty, and of the scores of `members` networks for them."""
+    axis = plan.network_axis(plan.lead)
+    sizes = [n for x, n in enumerate(plan.network.shape) if x != axis]
+    plane = FLOAT_BYTES * card.n_outputs * math.prod(sizes)
+    maps, work = restorer_bytes(math.prod(plan.source.shape), plane, members)
+    kept = members * HEAD_SLABS * max(SLAB_BYTES, plane) if members > 1 else 0
+    return maps + work + kept
+
+
+def uncertainty_bytes_of(card: ModelCard, grid: Grid, members: int) -> int:
+    """Return the bytes as `uncertainty_bytes`, for callers that do not import torch."""
+    inner = grid_for_parts(grid, card) if card.parts else grid
+    return sum(
+        uncertainty_bytes(each, plan_grid(inner, each.grid), 1 + len(each.folds))
+        for each in card.parts
+    ) or uncertainty_bytes(card, plan_grid(grid, card.grid), members)
 
 
 def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budget) -> _Sizes:

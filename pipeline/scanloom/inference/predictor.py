@@ -24,6 +24,7 @@ from scanloom.core import (
 from scanloom.inference.checks import check_channels, check_supported
 from scanloom.inference.device import (
     ASKED_FOR,
+    PlacedModel,
     PrecisionChoice,
     choose_batch,
     choose_device,
@@ -32,26 +33,26 @@ from scanloom.inference.device import (
     is_out_of_memory,
 )
 from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
-from scanloom.inference.memory_estimate import Budget, network_image_bytes
+from scanloom.inference.memory_estimate import (
+    Budget,
+    network_image_bytes,
+    uncertainty_bytes,
+)
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
 from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
-from scanloom.inference.resampling.image import NetworkImage, Scan, network_image
+from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
 from scanloom.inference.resampling.shared import SharedScan
-from scanloom.inference.restore.area import AreaRestorer
-from scanloom.inference.restore.decisions import only_numbers
-from scanloom.inference.restore.restorers import (
-    LabelRestorer,
-    Labels,
-    ScoreRestorer,
-    choose_backend,
-)
+from scanloom.inference.restore.decisions import Labels, only_numbers
+from scanloom.inference.restore.restorers import choose_backend, make_restorer
+from scanloom.inference.restore.uncertainty import uncertainty_restorer
 from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
 from scanloom.inference.task import Prediction, Task
 from scanloom.inference.windows.layout import window_size
+from scanloom.ops.uncertainty import change_maps
 
 
-class TorchPredictor:
+class TorchPredictor(PlacedModel):
     """One model on one device; the network is loaded once.
 
     Parameters
@@ -115,21 +116,6 @@ class TorchPredictor:
             rounded = card.window.sums == "float16"
             choose_backend(card.decision, card.n_outputs, self.device.device, rounded=rounded)
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.card.name
-
-    @property
-    def device_name(self) -> str:
-        """The device's name: "cpu", "cuda:0"."""
-        return str(self.device.device)
-
-    @property
-    def precision_name(self) -> str:
-        """The numeric type of the network: "float32", "float16"."""
-        return self.precision.name
-
     def predict(
         self,
         volume: Volume,
@@ -137,6 +123,7 @@ class TorchPredictor:
         *,
         further_channels: Sequence[Volume] = (),
         shared: SharedScan | None = None,
+        uncertainty: bool = False,
     ) -> Segmentation:
         """Label a scan.
 
@@ -150,6 +137,8 @@ class TorchPredictor:
             The other input channels, in the card's order, on the same grid.
         shared : SharedScan, optional
             Keeps the resampled scan for further models.
+        uncertainty : bool
+            Whether maps of the labels' uncertainty are returned too.
 
         Returns
         -------
@@ -167,19 +156,25 @@ class TorchPredictor:
         """
         clock, volumes = clock or StepTimer(), (volume, *further_channels)
         check_channels(volumes, self.card)
-        scan = Scan(volumes)
+        scan = ModelInput(volumes)
         if self._stage is not None:
             first = self._stage.predict(volume, clock, further_channels=further_channels)
             scan = replace(scan, stage_labels=first.layers[0].labels)
         box = source_box(volumes, self.card.grid.crop)
         with deterministic(), torch.inference_mode():
-            prediction = self._predict_without_overflow(Task(scan.crop(box), clock, shared))
+            prediction = self._predict_without_overflow(
+                Task(scan.crop(box), clock, shared, uncertainty)
+            )
             if shared is not None:
                 shared.finish(self.card, self.device_name)
         with clock.step("clean"):
             maps = [paste(labels, box, volume.grid.shape) for labels in prediction.maps]
             maps = [self._clean(labels, "after", volume.grid) for labels in maps]
-            return self._segmentation(replace(prediction, maps=maps), volume)
+            uncertain = change_maps(
+                prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
+            )
+            prediction = replace(prediction, maps=maps, uncertainty=uncertain)
+            return self._segmentation(prediction, volume)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
@@ -190,10 +185,10 @@ class TorchPredictor:
                 task.clock.note("ladder", f"float32, as {first.name} overflowed")
                 overflowed = True
             try:
-                maps, memory_plan = self._predict_with_fallback(task, dtype)
+                prediction = self._predict_with_fallback(task, dtype)
             except FloatingPointError:
                 continue  # here the error, and the arrays that its frames held, are freed
-            return Prediction(maps, memory_plan, (Flag.HALF_OVERFLOWED,) if overflowed else ())
+            return replace(prediction, flags=(Flag.HALF_OVERFLOWED,) if overflowed else ())
         detail = "scores of the network are NaN or infinite"
         raise ScanError(Reason.NOT_FINITE, detail)
 
@@ -226,20 +221,19 @@ class TorchPredictor:
         self, task: Task, plan: NetworkPlan, dtype: torch.dtype
     ) -> tuple[list[MemoryPlan], list[str]]:
         """Return the memory plans as `memory_plans`; a shared scan is freed if memory is scarce."""
+        asked = uncertainty_bytes(self.card, plan, self.n_members) if task.uncertainty else 0
         if task.shared is not None:
             copied = task.shared.is_shared(self.card, self.device_name)
-            reserved = network_image_bytes(self.card, plan) if copied else 0
+            reserved = asked + (network_image_bytes(self.card, plan) if copied else 0)
             with suppress(ScanError):
                 plans, changes = self.memory_plans(task.scan.volumes[0], plan, dtype, reserved)
                 if not changes:
                     return plans, changes
             task.shared.release()
-        return self.memory_plans(task.scan.volumes[0], plan, dtype)
+        return self.memory_plans(task.scan.volumes[0], plan, dtype, asked)
 
-    def _predict_with_fallback(
-        self, task: Task, dtype: torch.dtype
-    ) -> tuple[list[Labels], MemoryPlan]:
-        """Return label maps, and the first memory plan for which memory suffices."""
+    def _predict_with_fallback(self, task: Task, dtype: torch.dtype) -> Prediction:
+        """Return label maps, made with the first memory plan for which memory suffices."""
         clock, volume = task.clock, task.scan.volumes[0]
         plan = plan_grid(volume.grid, as_nifti(self.card.grid, volume))
         plans, changes = self._plans_with_sharing(task, plan, dtype)
@@ -249,7 +243,7 @@ class TorchPredictor:
             if memory_plan is not plans[0]:
                 clock.note("ladder", memory_plan.change)
             try:
-                return self._label(task, plan, memory_plan), memory_plan
+                return self._label(task, plan, memory_plan)
             except (RuntimeError, MemoryError, ScanError) as exc:
                 if not is_out_of_memory(exc):
                     raise
@@ -261,26 +255,28 @@ class TorchPredictor:
         detail = f"{self.device.device.type} has too little memory for this scan"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
-    def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> list[Labels]:
-        """Return label maps on the source grid."""
-        card, clock = self.card, task.clock
-        planes = self.scores(task, plan, memory_plan)
-        if plan.mode == "area":
-            areas = AreaRestorer(plan, card.decision, card.n_outputs)
-            self._run(planes, areas.add, clock)
-            with clock.step("restore"):
-                return areas.finish()
-        if card.restore == "scores":
-            fused, rounded = self.compute.compiled_restore, card.window.sums == "float16"
-            scores = ScoreRestorer(
-                *(plan, card.decision, card.n_outputs), fused=fused, rounded=rounded
-            )
-            self._run(planes, scores.add, clock)
-            return scores.labels
-        labels = LabelRestorer(plan, card.decision, card.n_outputs)
-        self._run(planes, labels.add, clock)
-        with clock.step("restore"):
-            return labels.finish(lambda decided: self._clean(decided, "before", plan.network))
+    @property
+    def n_members(self) -> int:
+        """Number of networks whose scores are averaged."""
+        return 1 + len(self.card.folds)
+
+    def _label(self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan) -> Prediction:
+        """Return label maps on the source grid, and their uncertainty if requested."""
+        restorer = make_restorer(plan, self.card, fused=self.compute.compiled_restore)
+        uncertain = None
+        if task.uncertainty:
+            uncertain = uncertainty_restorer(plan, self.card, self.n_members)
+
+        def take(block: ScorePlanes) -> None:
+            restorer.add(block)
+            if uncertain is not None:
+                uncertain.add(block)
+
+        self._run(self.scores(task, plan, memory_plan), take, task.clock)
+        with task.clock.step("restore"):
+            maps = restorer.finish(lambda decided: self._clean(decided, "before", plan.network))
+            found = None if uncertain is None else uncertain.finish()
+        return Prediction(maps, memory_plan, uncertainty=found)
 
     def scores(
         self, task: Task, plan: NetworkPlan, memory_plan: MemoryPlan
@@ -293,7 +289,7 @@ class TorchPredictor:
                 task.scan, plan, self.card, where, skip_air=skip_air, shared=shared
             )
             self._wait()
-        return self._planes(image, plan, memory_plan, task.clock)
+        return self._planes(image, plan, memory_plan, task)
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -317,9 +313,10 @@ class TorchPredictor:
         image: NetworkImage,
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
-        clock: StepTimer,
+        task: Task,
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
+        clock = task.clock
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
         first, *folds = self._folds_on(loaded, memory_plan.device)
@@ -335,6 +332,7 @@ class TorchPredictor:
             head=first.head,
             folds=folds,
             on_windows=clock.window_reporter(self.name, str(memory_plan.device), precision),
+            keep_members=task.uncertainty,
         )
         axis = plan.network_axis(plan.lead)
         planes = sliding_window.slide(image.image, axis, image.seen)
@@ -392,6 +390,7 @@ class TorchPredictor:
             tuple(layers),
             volume.grid,
             self.card.version,
+            uncertainty=prediction.uncertainty,
             device=str(prediction.memory_plan.device),
             precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
             flags=(*self.card.flags, *prediction.flags, *presented),

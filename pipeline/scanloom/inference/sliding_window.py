@@ -47,10 +47,16 @@ class ScorePlanes:
         Index of the first plane.
     scores : (N, C, ., .) float tensor
         Planes, classes, and the two other axes of the network's grid in their order.
+    members : tuple of (N, C, ., .) float tensors
+        Scores of each network, if `scores` are their mean and they were requested.
+    known : (N, 1, ., .) bool tensor or None
+        Voxels that a network saw; None for all.
     """
 
     first: int
     scores: torch.Tensor
+    members: tuple[torch.Tensor, ...] = ()
+    known: torch.Tensor | None = None
 
 
 @dataclass
@@ -125,6 +131,8 @@ class SlidingWindow:
         Further networks, with whose scores those of `network` are averaged.
     on_windows : callable or None
         Called with the number of windows that are done, and of all, of all networks together.
+    keep_members : bool
+        Whether the scores of each network are yielded too.
     """
 
     network: Network
@@ -138,6 +146,7 @@ class SlidingWindow:
     head: FinalLayer | None = None
     folds: Sequence[Fold] = ()
     on_windows: Callable[[int, int], None] | None = None
+    keep_members: bool = False
 
     def slide(
         self, image: torch.Tensor, axis: int, seen: torch.Tensor | None = None
@@ -260,12 +269,15 @@ class SlidingWindow:
         step = self._planes_at_once(sums[0], last - first, device)
         for start in range(first, last, step):
             stop = min(start + step, last)
-            scores, empty = self._mean_of_folds(sums, (start, stop), crop, device)
+            (scores, *members), empty = self._means(sums, (start, stop), crop, device)
             if not all_finite(scores):
                 raise FloatingPointError("scores are not finite")
-            if empty is not None:  # background
-                scores.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
-            yield ScorePlanes(start - low, self._activate(scores))
+            for each in (scores, *members):
+                if empty is not None:  # background
+                    each.masked_fill_(empty, 0.0)[:, :1].masked_fill_(empty, 1.0)
+                self._activate(each)
+            known = None if empty is None else ~empty
+            yield ScorePlanes(start - low, scores, tuple(members), known)
         for fold_sums in sums:
             fold_sums.advance(following)
 
@@ -278,36 +290,39 @@ class SlidingWindow:
             return max(1, self.slab // sums.plane_bytes)
         return max(1, count)  # all planes: nothing is copied
 
-    def _mean_of_folds(
+    def _means(
         self,
         sums: Sequence[ScoreAccumulator],
         planes: tuple[int, int],
         crop: list[slice],
         device: torch.device,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Return the mean scores of all networks, and the mask of voxels without a window.
 
-        Scores are summed in the type of the sums, then divided, as by nnU-Net.
+        Each network's own scores follow their mean, if `keep_members`. Scores are summed in the
+        type of the sums, then divided, as by nnU-Net.
         """
         heads = [self.head, *(fold.head for fold in self.folds)]
         total, empty = sums[0].means(*planes, crop, device)
         total = total if heads[0] is None else heads[0](total)
+        members = [total.clone()] if self.keep_members and self.folds else []
         for fold_sums, head in zip(sums[1:], heads[1:], strict=True):
             means, _ = fold_sums.means(*planes, crop, device)
-            total += means if head is None else head(means)
+            means = means if head is None else head(means)
+            total += means
+            members += [means] if members else []
         if self.folds:
             total /= len(sums)
-        return total, empty
+        return [total, *members], empty
 
-    def _activate(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return softmax or sigmoid over the classes (dim 1), in place."""
+    def _activate(self, scores: torch.Tensor) -> None:
+        """Apply softmax or sigmoid over the classes (dim 1), in place."""
         if self.activation == "sigmoid":
-            return scores.sigmoid_()
-        if self.activation == "softmax":
+            scores.sigmoid_()
+        elif self.activation == "softmax":
             order = sorted((0, 2, 3), key=scores.stride, reverse=True)
             planes = scores.permute(order[0], 1, *order[1:])  # in memory order
             plane_bytes = max(1, planes[0].nbytes)
             step = max(1, CACHED_BYTES // plane_bytes) if scores.is_cpu else len(planes)
             for chunk in torch.split(planes.transpose(0, 1), step, dim=1):
                 chunk.copy_(torch.softmax(chunk.contiguous(), dim=0))
-        return scores

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scanloom.core import Grid, Layer, Segmentation, Volume
 from scanloom.core.measurement import Box
 from scanloom.ops.run_length import Labels, iter_slabs
+from scanloom.ops.uncertainty import change_maps
 
 Triple = tuple[int, int, int]
 
@@ -104,7 +105,10 @@ def paste_segmentation(segmentation: Segmentation, box: Box, grid: Grid) -> Segm
         Layer(paste_labels(layer.labels, box, grid.shape), layer.structures)
         for layer in segmentation.layers
     )
-    return replace(segmentation, layers=layers, grid=grid)
+    uncertainty = change_maps(
+        segmentation.uncertainty, lambda values: paste_labels(values, box, grid.shape)
+    )
+    return replace(segmentation, layers=layers, grid=grid, uncertainty=uncertainty)
 
 
 def label_table(dtype: np.dtype[Any], numbers: Iterable[int] = ()) -> NDArray[np.bool_]:

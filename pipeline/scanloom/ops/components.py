@@ -62,9 +62,10 @@ def keep_largest(labels: Labels, rule: KeepLargest) -> Labels:
 
     Notes
     -----
-    Keeps the same voxels as MONAI's KeepLargestConnectedComponent. Of components of equal size,
-    those are kept whose first voxel in C order comes last, as in MONAI if NumPy's sort is
-    stable. On processors where that sort is not stable, MONAI's choice is undefined.
+    Keeps the same voxels as MONAI's KeepLargestConnectedComponent, or, with `ties` "all", as
+    nnU-Net's remove_all_but_largest_component. Otherwise, of components of equal size, those are
+    kept whose first voxel in C order comes last, as in MONAI if NumPy's sort is stable. On
+    processors where that sort is not stable, MONAI's choice is undefined.
     """
     labels = np.asfortranarray(labels)
     table = _table(labels, rule)
@@ -257,7 +258,7 @@ def _components_to_drop(
     smallest_kept = np.sort(size)[-rule.parts]
     smaller, equal = candidates[size < smallest_kept], candidates[size == smallest_kept]
     surplus = len(candidates) - len(smaller) - rule.parts
-    if surplus:
+    if surplus and rule.ties == "last":
         order = np.argsort(_first_voxels(labels, table, components, equal, rule.connectivity))
         smaller = np.append(smaller, equal[order[:surplus]])
     return np.asarray(smaller, dtype=np.int64)

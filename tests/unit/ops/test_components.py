@@ -122,6 +122,21 @@ def test_of_equal_components_the_last_in_c_order_is_kept(parts):
     assert kept == [(2, 0, 7), (4, 3, 4)][-parts:]
 
 
+def test_nnunet_keeps_all_components_of_the_largest_size():
+    """As remove_all_but_largest_component of acvl_utils: all whose size is the maximum."""
+    labels = np.zeros((12, 8, 6), np.uint8, order="F")
+    labels[1:3, 1:3, 1] = 1
+    labels[6:8, 1:3, 1] = 2
+    labels[6:8, 5:7, 4] = 1
+    labels[10, 1, 1] = 1
+    found, _ = ndimage.label(labels > 0, np.ones((3, 3, 3)))
+    sizes = np.bincount(found.ravel())[1:]
+    kept = np.isin(found, np.flatnonzero(sizes == sizes.max()) + 1)
+    result = keep_largest(labels, KeepLargest((1, 2), together=True, ties="all"))
+    np.testing.assert_array_equal(result, np.where(kept, labels, 0))
+    assert kept.sum() == 12
+
+
 @pytest.mark.usefixtures("_slabs")
 @given(st.integers(0, 2**32 - 1), st.sampled_from([6, 18, 26]), st.booleans())
 @settings(max_examples=25, deadline=None, derandomize=True)

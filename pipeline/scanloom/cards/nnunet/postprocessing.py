@@ -64,7 +64,7 @@ def _rule(function: Any, arguments: Any) -> KeepLargest:
     ]
     if not numbers or not all(type(n) is int and 0 < n <= 65535 for n in numbers):
         raise ValueError("not labels")
-    return KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26)
+    return KeepLargest(tuple(sorted(set(numbers))), together=True, connectivity=26, ties="all")
 
 
 def _never(*_: Any) -> Any:

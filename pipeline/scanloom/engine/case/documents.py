@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.parts import needed_parts
+from scanloom.cards.parts import needed_parts, networks
 from scanloom.core import Flag, Grid
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.recipe import card_digest, outputs_document
@@ -53,6 +53,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "version": predictor.card.version,
                 "license": predictor.card.license,
                 "weights_sha256": predictor.card.weights.sha256,
+                **weights_of_networks(needed_parts(predictor.card, case.outputs.structures)),
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,
@@ -71,6 +72,19 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
 def _limitations(card: ModelCard) -> dict[str, Any]:
     """Return the limitations of a model, if its card states any."""
     return {"limitations": list(card.limitations)} if card.limitations else {}
+
+
+def weights_of_networks(card: ModelCard) -> dict[str, Any]:
+    """Return the hashes of all weights of a model with several: folds, parts, previous stages."""
+    used = [
+        {
+            "name": network.name,
+            "weights_sha256": [each.sha256 for each in (network.weights, *network.folds)],
+        }
+        for network in networks(card)
+    ]
+    several = len(used) > 1 or len(used[0]["weights_sha256"]) > 1
+    return {"networks": used} if several else {}
 
 
 def _related(segmented: SegmentedCase) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def estimate_case(
     held = 0  # label maps of the previous models
     labels = relations.labels_to_compute((outputs or Outputs()).structures)
     parts = [needed_parts(card, labels) for card in cards]
-    for need, maps in _needs(grid, stored, parts, placement, relations):
+    run = _Run(parts, relations, placement, "uncertainty" in (outputs or Outputs()).also)
+    for need, maps in _needs(grid, stored, run):
         for step, count in need.host.items():
             host[step] = max(host.get(step, 0), scan + held + count)
         for step, count in need.device.items():
@@ -167,18 +168,23 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
 
-def _needs(
-    grid: Grid,
-    stored: int,
-    cards: Sequence[ModelCard],
-    placement: Placement | None,
-    relations: Relations,
-) -> Iterator[tuple[MemoryEstimate, int]]:
+@dataclass(frozen=True)
+class _Run:
+    """The models of a case, how they run, and whether maps of uncertainty are requested."""
+
+    cards: Sequence[ModelCard]
+    relations: Relations
+    placement: Placement | None
+    uncertainty: bool
+
+
+def _needs(grid: Grid, stored: int, run: _Run) -> Iterator[tuple[MemoryEstimate, int]]:
     """Yield what each model or ensemble needs, and the bytes of its label maps, as they run.
 
     A scan on the network grid that further models need stays on the device; not in the smallest
     plan, without a placement.
     """
+    cards, relations, placement = run.cards, run.relations, run.placement
     predictions = predictions_of([card.name for card in cards], relations)
     groups = sharing_groups(predictions, cards)
     ordered = running_order(predictions, relations, groups)
@@ -193,6 +199,10 @@ def _needs(
         where = placement or Placement()
         need = _sum([_network(grid, stored, card, where) for card in (first, *further)])
         maps = first.n_maps * math.prod(grid.shape) * first.label_bytes
+        if run.uncertainty:
+            members = len(further) + 1 if further else 1 + len(first.folds)
+            need = _with_image(need, _uncertainty_bytes(grid, first, members))
+            maps += 2 * math.prod(grid.shape)
         yield _with_image(need, shared), maps
 
 
@@ -211,6 +221,12 @@ def _with_image(need: MemoryEstimate, image: int) -> MemoryEstimate:
     if need.device:
         return replace(need, device={step: count + image for step, count in need.device.items()})
     return replace(need, host={step: count + image for step, count in need.host.items()})
+
+
+def _uncertainty_bytes(grid: Grid, card: ModelCard, members: int) -> int:
+    from scanloom.inference.memory_estimate import uncertainty_bytes_of  # torch comes in here
+
+    return uncertainty_bytes_of(card, grid, members)
 
 
 def _image_bytes(grid: Grid, card: ModelCard) -> int:

@@ -34,6 +34,7 @@ from scanloom.io.scan import DicomSource
 from scanloom.ops.label_maps import keep_numbers
 from scanloom.ops.measure import measure
 from scanloom.ops.shares import add_shares
+from scanloom.ops.uncertainty import add_uncertainty
 
 
 def load(case: Case, clock: StepTimer | None = None) -> LoadedCase:
@@ -96,7 +97,11 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
     case, scan, clock = loaded.case, loaded.scan, loaded.clock
     with clock.step("measure"):
         measurements = add_shares(
-            [m for s in segmented.segmentations for m in measure(s, scan.volume, flags)],
+            [
+                m
+                for s in segmented.segmentations
+                for m in add_uncertainty(measure(s, scan.volume, flags), s)
+            ],
             case.relations.shares,
         )
     cards = [predictor.card for predictor in segmented.predictors]

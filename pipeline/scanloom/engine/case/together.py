@@ -30,6 +30,7 @@ from scanloom.ops.boxes import (
     union_of_boxes,
 )
 from scanloom.ops.label_maps import restrict_segmentation, unite_layers
+from scanloom.ops.uncertainty import largest_uncertainty
 
 if TYPE_CHECKING:
     from scanloom.inference.resampling.shared import SharedScan
@@ -121,7 +122,10 @@ class JointPrediction:
         shared = self._shared.get(prediction.sees)
         predictor = members[0] if len(members) == 1 else _ensemble(prediction.name, members)
         segmentation = predictor.predict(
-            volumes[0], loaded.clock, further_channels=volumes[1:], shared=shared
+            *(volumes[0], loaded.clock),
+            further_channels=volumes[1:],
+            shared=shared,
+            uncertainty="uncertainty" in loaded.case.outputs.also,
         )
         return (
             segmentation
@@ -176,6 +180,7 @@ class JointPrediction:
             self._loaded.scan.volume.grid,
             version=", ".join(dict.fromkeys(f"{each.model} {each.version}" for each in sources)),
             flags=tuple(dict.fromkeys(flag for each in sources for flag in each.flags)),
+            uncertainty=largest_uncertainty([each.uncertainty for each in sources]),
             sources=tuple(
                 dict.fromkeys(name for each in sources for name in each.sources or (each.model,))
             ),

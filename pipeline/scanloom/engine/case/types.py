@@ -37,6 +37,7 @@ class Predictor(Protocol):
         *,
         further_channels: Sequence[Volume] = (),
         shared: SharedScan | None = None,
+        uncertainty: bool = False,
     ) -> Segmentation:
         """Return the structures of a scan, which models of equal network grids may share."""
 

@@ -16,6 +16,7 @@ from scanloom.core import Flag, Grid, Outputs, Segmentation
 from scanloom.extras import EXTRAS
 from scanloom.io.extras.image import IMAGE
 from scanloom.io.extras.masks import MASKS
+from scanloom.io.extras.uncertainty import UNCERTAINTY
 from scanloom.io.output import file_names
 from scanloom.io.output.measurements import write_measurements
 from scanloom.io.output.writer import CaseContent, Writer
@@ -203,6 +204,7 @@ WRITERS = (
     Writer("label_maps", _label_map_files, _write_label_maps, _read_label_maps),
     MASKS,
     IMAGE,
+    UNCERTAINTY,
     Writer("measurements", _measurement_files, _write_measurements, _read_measurements),
     Writer("preview", _preview_files, _write_preview, memory=_preview_bytes),
 )

@@ -21,15 +21,17 @@ from scanloom.core import (
     Volume,
 )
 from scanloom.core.measurement import Box
-from scanloom.inference.device import choose_device, deterministic, is_out_of_memory
+from scanloom.core.uncertainty import Uncertainty
+from scanloom.inference.device import PlacedModel, choose_device, deterministic, is_out_of_memory
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.resampling.alignment import nifti_spacing
-from scanloom.inference.resampling.image import Scan, network_image
+from scanloom.inference.resampling.image import ModelInput, network_image
 from scanloom.inference.resampling.parts import part_grid, steps_after
 from scanloom.inference.resampling.shared import SharedScan
-from scanloom.inference.restore.restorers import Labels, restore_labels
+from scanloom.inference.restore.decisions import Labels
+from scanloom.inference.restore.restorers import restore_labels
 from scanloom.ops.boxes import (
     box_of_labels,
     crop_volume,
@@ -38,6 +40,7 @@ from scanloom.ops.boxes import (
     union_of_boxes,
 )
 from scanloom.ops.components import clean
+from scanloom.ops.uncertainty import change_maps, largest_uncertainty
 
 
 def make_predictor(
@@ -58,7 +61,7 @@ def make_predictor(
     return TorchPredictor(card, compute, device=device, memory_limit=memory_limit)
 
 
-class CompositePredictor:
+class CompositePredictor(PlacedModel):
     """A model with parts, on one device; all networks are loaded once.
 
     Parameters
@@ -106,21 +109,6 @@ class CompositePredictor:
         )
         self.precision = self.parts[0].precision
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.card.name
-
-    @property
-    def device_name(self) -> str:
-        """The device's name: "cpu", "cuda:0"."""
-        return str(self.device.device)
-
-    @property
-    def precision_name(self) -> str:
-        """The numeric type of the first network: "float32", "float16"."""
-        return self.precision.name
-
     def predict(
         self,
         volume: Volume,
@@ -128,38 +116,55 @@ class CompositePredictor:
         *,
         further_channels: Sequence[Volume] = (),
         shared: SharedScan | None = None,
+        uncertainty: bool = False,
     ) -> Segmentation:
-        """Label a scan; arguments and errors as `TorchPredictor.predict`."""
+        """Label a scan; arguments and errors as `TorchPredictor.predict`.
+
+        The uncertainty of a voxel is the largest of all parts that run; 0 outside a crop.
+        """
         clock = clock or StepTimer()
         volumes = (volume, *further_channels)
         if self.card.stage is None or self._rough is None:
-            return self._unite(volumes, clock)
+            return self._unite(volumes, clock, uncertainty=uncertainty)
         rough = self._rough.predict(volume, clock, further_channels=further_channels)
         box = box_of_stage(rough, self.card.stage)
         if box is None:
             clock.note("crop", "no structure that crops the scan was found")
             return self._result(self._background(volume), rough, volume)
-        cropped = self._unite([crop_volume(each, box) for each in volumes], clock)
+        inside = [crop_volume(each, box) for each in volumes]
+        cropped = self._unite(inside, clock, uncertainty=uncertainty)
         return paste_segmentation(cropped, box, volume.grid)
 
-    def _unite(self, volumes: Sequence[Volume], clock: StepTimer) -> Segmentation:
+    def _unite(
+        self, volumes: Sequence[Volume], clock: StepTimer, *, uncertainty: bool
+    ) -> Segmentation:
         """Return the united labels of all parts on the scan's grid."""
         plan = plan_grid(volumes[0].grid, self.card.grid)
         resampled, flags = self._resample(volumes, plan, clock), dict[Flag, None]()
-        labels = self._background(resampled[0])
+        labels, uncertain = self._background(resampled[0]), list[Uncertainty | None]()
         for part in self.parts:
-            result = part.predict(resampled[0], clock, further_channels=resampled[1:])
+            result = part.predict(
+                *(resampled[0], clock),
+                further_channels=resampled[1:],
+                uncertainty=uncertainty,
+            )
             with clock.step("restore"):
                 paint_over(labels, result, numbers_in(self.card, part.card))
+                uncertain = [largest_uncertainty([*uncertain, result.uncertainty])]
             flags |= dict.fromkeys(result.flags)
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "before")
         with clock.step("clean"):
             labels = clean(labels, rules, resampled[0].grid.spacing, "before")
         with clock.step("restore"):
             labels = restore_labels(labels, plan, torch.device("cpu"))
+            restored = change_maps(
+                uncertain[0], lambda values: restore_labels(values, plan, torch.device("cpu"))
+            )
         with clock.step("clean"):
             labels = clean(labels, self.card.cleaning, volumes[0].grid.spacing, "after")
-        return self._result(labels, replace(result, flags=tuple(flags)), volumes[0])
+        result = replace(result, flags=tuple(flags), uncertainty=None)
+        united = self._result(labels, result, volumes[0])
+        return replace(united, uncertainty=restored)
 
     def _background(self, volume: Volume) -> Labels:
         """Return an empty label map of a scan."""
@@ -182,7 +187,7 @@ class CompositePredictor:
     ) -> list[Volume]:
         """Return the scan as its parts see it, resampled once for all."""
         card = replace(self.card, after=steps_after(plan, self.card))
-        grid, scan = part_grid(plan, card), Scan(tuple(volumes))
+        grid, scan = part_grid(plan, card), ModelInput(tuple(volumes))
         with clock.step("resample"), deterministic(), torch.inference_mode():
             for device in dict.fromkeys((self.device.device, torch.device("cpu"))):
                 try:

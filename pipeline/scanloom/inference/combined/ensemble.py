@@ -44,6 +44,11 @@ class Ensemble(TorchPredictor):
             self.precision = PrecisionChoice(torch.float32, "the models have different precisions")
         self.overflows = any(member.overflows for member in members)
 
+    @property
+    def n_members(self) -> int:
+        """Number of models, each with the mean of its folds."""
+        return len(self.members)
+
     def predict(
         self,
         volume: Volume,
@@ -51,10 +56,14 @@ class Ensemble(TorchPredictor):
         *,
         further_channels: Sequence[Volume] = (),
         shared: SharedScan | None = None,
+        uncertainty: bool = False,
     ) -> Segmentation:
         """Label a scan, as `TorchPredictor.predict`."""
         segmentation = super().predict(
-            volume, clock, further_channels=further_channels, shared=shared
+            *(volume, clock),
+            further_channels=further_channels,
+            shared=shared,
+            uncertainty=uncertainty,
         )
         if shared is not None:
             for member in self.members[1:]:
@@ -106,15 +115,19 @@ def mean_of_planes(
     while present := [block for block in blocks if block is not None]:
         ends = [block.first + len(block.scores) for block in present]
         stop = min(ends)
-        total: torch.Tensor | None = None
-        for block in present:
+        parts = [slice(first - block.first, stop - block.first) for block in present]
+        members = []
+        for block, part in zip(present, parts, strict=True):
             if block.scores.shape[1] < channels:
                 detail = f"a network has {block.scores.shape[1]} output channels, not {channels}"
                 raise ScanError(Reason.MODEL_NETWORK, detail)
-            scores = block.scores[first - block.first : stop - block.first, :channels]
-            total = scores.clone() if total is None else total.add_(scores)
-        if total is not None:
-            yield ScorePlanes(first, total.div_(len(present)))
+            members.append(block.scores[part, :channels])
+        total = members[0].clone()
+        for scores in members[1:]:
+            total.add_(scores)
+        known = [b.known[p] for b, p in zip(present, parts, strict=True) if b.known is not None]
+        together = torch.cat(known, dim=1).all(dim=1, keepdim=True) if known else None
+        yield ScorePlanes(first, total.div_(len(present)), tuple(members), together)
         for n, end in enumerate(ends):
             if end == stop:
                 blocks[n] = next(streams[n], None)

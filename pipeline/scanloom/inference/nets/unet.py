@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import torch
 from torch import nn
@@ -107,25 +107,6 @@ class Block(nn.Module):
         return features
 
 
-class Blocks(nn.Module):
-    """Blocks in sequence, of which only the first may have a stride."""
-
-    def __init__(
-        self, layers: Layers, count: int, inputs: int, outputs: int, kernel: Sizes, stride: Sizes
-    ) -> None:
-        super().__init__()
-        ones = (1,) * layers.dimensions
-        self.convs = nn.Sequential(
-            Block(layers, inputs, outputs, kernel, stride),
-            *(Block(layers, outputs, outputs, kernel, ones) for _ in range(count - 1)),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features of `x`."""
-        features: torch.Tensor = self.convs(x)
-        return features
-
-
 class ResidualBlock(nn.Module):
     """Two blocks and a shortcut (ResNet-D: mean pooling, then a 1 x 1 convolution)."""
 
@@ -153,23 +134,42 @@ class ResidualBlock(nn.Module):
         return out
 
 
-class ResidualBlocks(nn.Module):
-    """Residual blocks in sequence, of which only the first may have a stride."""
+class BlockSequence(nn.Module):
+    """Blocks in sequence, of which only the first may have a stride.
+
+    Subclasses name the class of the blocks, and the sequence as in nnU-Net's state dicts.
+    """
+
+    block: ClassVar[type[Block | ResidualBlock]]
+    sequence: ClassVar[str]
 
     def __init__(
         self, layers: Layers, count: int, inputs: int, outputs: int, kernel: Sizes, stride: Sizes
     ) -> None:
         super().__init__()
         ones = (1,) * layers.dimensions
-        self.blocks = nn.Sequential(
-            ResidualBlock(layers, inputs, outputs, kernel, stride),
-            *(ResidualBlock(layers, outputs, outputs, kernel, ones) for _ in range(count - 1)),
-        )
+        first = self.block(layers, inputs, outputs, kernel, stride)
+        others = (self.block(layers, outputs, outputs, kernel, ones) for _ in range(count - 1))
+        self.add_module(self.sequence, nn.Sequential(first, *others))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features of `x`."""
-        features: torch.Tensor = self.blocks(x)
+        features: torch.Tensor = self.get_submodule(self.sequence)(x)
         return features
+
+
+class Blocks(BlockSequence):
+    """Plain blocks in sequence."""
+
+    block = Block
+    sequence = "convs"
+
+
+class ResidualBlocks(BlockSequence):
+    """Residual blocks in sequence."""
+
+    block = ResidualBlock
+    sequence = "blocks"
 
 
 class Encoder(nn.Module):

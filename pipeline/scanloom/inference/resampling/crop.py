@@ -145,21 +145,32 @@ def uncrop(
     """
     inner = [x for x in range(3) if x != axis]
     sizes = [shape[x] for x in inner]
+    inside = (box[inner[0]], box[inner[1]])
+
+    def pad(part: torch.Tensor) -> torch.Tensor:
+        whole = part.new_zeros((*part.shape[:2], *sizes))
+        whole[:, :, *inside] = part
+        return whole
+
     empty = torch.zeros(0)
     for block in planes:
-        scores, first = block.scores, block.first + box[axis].start
+        first = block.first + box[axis].start
         if block.first == 0:
-            empty = scores.new_zeros((_EMPTY_PLANES, scores.shape[1], *sizes))
+            empty = block.scores.new_zeros((_EMPTY_PLANES, block.scores.shape[1], *sizes))
             yield from _empty_planes(empty, 0, first)
-        for start in range(0, len(scores), _EMPTY_PLANES):
-            part = scores[start : start + _EMPTY_PLANES]
-            whole = scores.new_zeros((len(part), scores.shape[1], *sizes))
-            whole[:, :, box[inner[0]], box[inner[1]]] = part
-            yield ScorePlanes(first + start, whole)
+        known = block.known
+        if known is None:
+            known = torch.ones_like(block.scores[:, :1], dtype=torch.bool)
+        for start in range(0, len(block.scores), _EMPTY_PLANES):
+            part = slice(start, start + _EMPTY_PLANES)
+            members = tuple(pad(each[part]) for each in block.members)
+            yield ScorePlanes(first + start, pad(block.scores[part]), members, pad(known[part]))
     yield from _empty_planes(empty, box[axis].stop, shape[axis])
 
 
 def _empty_planes(empty: torch.Tensor, first: int, stop: int) -> Iterator[ScorePlanes]:
     """Yield planes without scores from `first` to before `stop`."""
+    unknown = torch.zeros_like(empty[:, :1], dtype=torch.bool)
     for start in range(first, stop, _EMPTY_PLANES):
-        yield ScorePlanes(start, empty[: min(_EMPTY_PLANES, stop - start)])
+        count = min(_EMPTY_PLANES, stop - start)
+        yield ScorePlanes(start, empty[:count], known=unknown[:count])

@@ -30,7 +30,7 @@ from scanloom.inference.resampling.shared import SharedScan
 
 
 @dataclass(frozen=True, eq=False)
-class Scan:
+class ModelInput:
     """The input of a model.
 
     Parameters
@@ -44,11 +44,11 @@ class Scan:
     volumes: tuple[Volume, ...]
     stage_labels: NDArray[Any] | None = None
 
-    def crop(self, box: Box | None) -> Scan:
+    def crop(self, box: Box | None) -> ModelInput:
         """Return the part of the scan in a box."""
         labels = self.stage_labels
         cropped = labels if labels is None or box is None else labels[box]
-        return Scan(tuple(crop_volume(volume, box) for volume in self.volumes), cropped)
+        return ModelInput(tuple(crop_volume(volume, box) for volume in self.volumes), cropped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class NetworkImage:
 
 
 def network_image(
-    scan: Scan,
+    scan: ModelInput,
     plan: NetworkPlan,
     card: ModelCard,
     where: tuple[torch.device, int],
@@ -83,7 +83,7 @@ def network_image(
 
     Parameters
     ----------
-    scan : Scan
+    scan : ModelInput
         The input channels, on the plan's source grid.
     plan : NetworkPlan
         Source grid and network grid.
@@ -130,7 +130,7 @@ def network_image(
 
 
 def _stage_channels(
-    scan: Scan,
+    scan: ModelInput,
     labels: NDArray[Any],
     plan: NetworkPlan,
     stage: Stage,

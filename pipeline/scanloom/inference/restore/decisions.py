@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from scanloom.cards.card import Argmax, Decision, Paint, Threshold, label_bytes
+
+Labels = NDArray[Any]
+Clean = Callable[[Labels], Labels]
+"""Function that cleans a label map on the network grid."""
 
 
 def label_type(decision: Decision, classes: int) -> type[np.uint8] | type[np.uint16]:

@@ -8,36 +8,31 @@ first maximum (or comparing each score with a threshold). Uses compiled kernels 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from scanloom.cards.card import Argmax, Decision, label_bytes
+from scanloom.cards.card import Argmax, Decision, ModelCard, label_bytes
 from scanloom.inference.geometry import NetworkPlan
-from scanloom.inference.resample import LinearWeights, nearest, other_axes, unorient
+from scanloom.inference.resample import LinearWeights, nearest, unorient
 from scanloom.inference.resampling.alignment import round_half_up
 from scanloom.inference.restore import cpu, cuda
+from scanloom.inference.restore.area import AreaRestorer
 from scanloom.inference.restore.cpu import Coordinates
 from scanloom.inference.restore.decisions import (
+    Clean,
+    Labels,
     decide_on_grid,
     label_type,
     lowest_score,
     map_count,
     painted,
 )
+from scanloom.inference.restore.slices import SourceSlices, interpolate, slabs_of_slices
 from scanloom.inference.sliding_window import ScorePlanes
-
-CPU_SLAB_BYTES = 2 * 1024**2
-"""Bytes of one class of a slab of source slices on a CPU: it fits the caches."""
-GPU_SLAB_BYTES = 128 * 1024**2
-"""Bytes of one class of a slab of source slices on a GPU, which needs large amounts of work."""
-
-Labels = NDArray[Any]
-Clean = Callable[[Labels], Labels]
 
 
 class Label(Protocol):
@@ -88,6 +83,26 @@ def choose_backend(
     return RestoreBackend(restore_torch, f"plain torch: {kernels.why}")
 
 
+class Restorer(Protocol):
+    """Takes planes of scores and returns label maps on the source grid."""
+
+    def add(self, planes: ScorePlanes) -> None:
+        """Take the next planes across the network axis that follows ``plan.lead``."""
+
+    def finish(self, clean: Clean) -> list[Labels]:
+        """Return the label maps; `clean` is applied to labels on the network grid."""
+
+
+def make_restorer(plan: NetworkPlan, card: ModelCard, *, fused: bool = True) -> Restorer:
+    """Return the restorer of a model; `fused` uses compiled kernels where available."""
+    if plan.mode == "area":
+        return AreaRestorer(plan, card.decision, card.n_outputs)
+    if card.restore == "scores":
+        rounded = card.window.sums == "float16"
+        return ScoreRestorer(plan, card.decision, card.n_outputs, fused=fused, rounded=rounded)
+    return LabelRestorer(plan, card.decision, card.n_outputs)
+
+
 class ScoreRestorer:
     """Takes planes of scores and decides labels on the source's voxels.
 
@@ -132,11 +147,7 @@ class ScoreRestorer:
             np.zeros(plan.source.shape, dtype, order="F")
             for _ in range(map_count(decision, classes))
         ]
-        lead = plan.network_axis(plan.lead)
-        self._positions = np.clip(plan.to_network(plan.lead), 0.0, plan.network.shape[lead] - 1.0)
-        slices = np.arange(len(self._positions))
-        self._pending = slices if plan.scale[lead] > 0 else slices[::-1]  # in order of the planes
-        self._last_plane: torch.Tensor | None = None
+        self._slices = SourceSlices(plan, self.labels, self._label)
 
     def add(self, planes: ScorePlanes) -> None:
         """Take the next planes; label the source slices that now have planes on both sides.
@@ -147,55 +158,24 @@ class ScoreRestorer:
             Planes across the network axis that follows ``plan.lead``, ascending, without a gap.
             They may be overwritten afterwards.
         """
-        scores, first = planes.scores[:, : self._classes], planes.first
+        scores = planes.scores[:, : self._classes]
         if self._rounded:
             scores = scores.to(torch.float16)
-        last = first + len(scores) - 1
-        positions = self._positions[self._pending]
-        between = int(np.searchsorted(positions, first, side="left"))  # after the previous planes
-        ready = int(np.searchsorted(np.ceil(positions), last, side="right"))
-        if between and self._last_plane is not None:
-            seam = torch.cat((self._last_plane, scores[:1]))
-            self._label(self._pending[:between], seam, first - 1)
-        if ready > between:
-            self._label(self._pending[between:ready], scores, first)
-        self._pending = self._pending[ready:]
-        self._last_plane = scores[-1:].clone() if len(self._pending) else None
-        if len(self._pending) == 0:
+        self._slices.add(scores, planes.first)
+        if self._slices.complete:
             clear_uncovered(self.labels, self._plan)
 
-    def _label(self, slices: NDArray[np.int64], scores: torch.Tensor, first: int) -> None:
-        """Label neighbouring source slices from the planes around them, beginning with `first`."""
+    def _label(self, scores: torch.Tensor, at: Coordinates, out: Sequence[Labels]) -> None:
+        """Label the voxels of source slices from the planes around them."""
         if self.way is None:
             self.way = choose_backend(
                 *(self._decision, self._classes, scores.device, scores.dtype), rounded=self._rounded
             )
-        plan = self._plan
-        b, c = other_axes(plan.lead)  # source axes, in the order of `out`
-        lines = slices if any(plan.lean) else slices[:1]
-        at = [self._positions[slices] - first]
-        at += [np.stack([plan.to_network(axis, int(s)) for s in lines]) for axis in (b, c)]
-        if plan.network_axis(b) > plan.network_axis(c):
-            scores = scores.transpose(2, 3)
-        low, high = int(slices.min()), int(slices.max()) + 1
-        direction = 1 if slices[-1] >= slices[0] else -1
-        out = [np.moveaxis(m.T, 2 - plan.lead, 0)[low:high][::direction] for m in self.labels]
-        if len(lines) == 1:
-            scores, at, out = _in_memory_order(scores, at, out)
-        coordinates = (at[0], at[1], at[2])
-        self.way.label(scores, coordinates, self._decision, out, rounded=self._rounded)
+        self.way.label(scores, at, self._decision, out, rounded=self._rounded)
 
-
-def _in_memory_order(
-    scores: torch.Tensor, at: list[NDArray[np.float64]], out: list[Labels]
-) -> tuple[torch.Tensor, list[NDArray[np.float64]], list[Labels]]:
-    """Return the arguments with the three axes in the order of the scores in memory."""
-    strides = [scores.stride(dim) for dim in (0, 2, 3)]
-    a, b, c = sorted(range(3), key=lambda axis: -strides[axis])
-    dims = [(0, 2, 3)[axis] for axis in (a, b, c)]
-    permuted = scores.permute(dims[0], 1, dims[1], dims[2])
-    lines = [np.atleast_2d(at[axis]) for axis in (a, b, c)]
-    return permuted, [lines[0][0], *lines[1:]], [m.transpose(a, b, c) for m in out]
+    def finish(self, _: Clean) -> list[Labels]:
+        """Return the label maps; cleaning on the network grid does not apply."""
+        return self.labels
 
 
 def clear_uncovered(labels: Sequence[Labels], plan: NetworkPlan) -> None:
@@ -218,20 +198,10 @@ def restore_torch(
     rounded: bool = False,
 ) -> None:
     """Label source voxels in plain torch, on any device; arguments as of `cpu.label`."""
-    along, rows, columns = at[0], np.atleast_2d(at[1]), np.atleast_2d(at[2])
-    lines = max(len(rows), len(columns))
-    max_bytes = CPU_SLAB_BYTES if scores.device.type == "cpu" else GPU_SLAB_BYTES
-    step = 1 if lines > 1 else max(1, max_bytes // max(1, 4 * rows.shape[1] * columns.shape[1]))
-    for start in range(0, len(along), step):
-        line = rows[start % len(rows)], columns[start % len(columns)]
-        slab = (along[start : start + step], *line)
-        taps = [
-            LinearWeights(coordinates, size, scores.device)
-            for coordinates, size in zip(slab, (scores.shape[0], *scores.shape[2:]), strict=True)
-        ]
-        found = decide_torch(scores, taps, decision, rounded=rounded)
+    for part, weights in slabs_of_slices(scores, at):
+        found = decide_torch(scores, weights, decision, rounded=rounded)
         for labels, decided in zip(out, found, strict=True):
-            labels[start : start + step] = decided.cpu().numpy()
+            labels[part] = decided.cpu().numpy()
 
 
 def decide_torch(
@@ -258,7 +228,7 @@ def decide_torch(
     """
 
     def score_of(channel: int) -> torch.Tensor:
-        values = _interpolate(scores[:, channel], taps)
+        values = interpolate(scores[:, channel], taps)
         return values.to(torch.float16).to(torch.float32) if rounded else values
 
     if isinstance(decision, Argmax):
@@ -279,18 +249,6 @@ def decide_torch(
             maps.append(torch.zeros_like(reached, dtype=dtype))
         maps[which].masked_fill_(reached, number)
     return maps
-
-
-def _interpolate(scores: torch.Tensor, taps: list[LinearWeights]) -> torch.Tensor:
-    """Return the scores (N, B, C') of one class at the source's voxels, float32 (S, J, I).
-
-    Planes are transposed while they are small, so that whole rows are selected: selecting elements
-    within rows is ten times slower.
-    """
-    across, b, c = taps
-    values = across.along(scores, 0)
-    values = c.along(values.transpose(1, 2).contiguous(), 1)
-    return b.along(values.transpose(1, 2).contiguous(), 1)
 
 
 class LabelRestorer:

@@ -10,6 +10,8 @@
 `dicom/segmentation.dcm`                  DICOM SEG; LABELMAP has `-2` and so on for layers
 `dicom/segmentation_rect.dcm`             the same on the rectangular grid
 `split/<structure>.nii.gz`                one mask per structure; `<model>-` as above
+`entropy.nii.gz`                          uncertainty of the labels; `<model>-` as above
+`disagreement.nii.gz`                     share of networks that differ; `<model>-` as above
 ========================================  ==================================================
 """
 
@@ -43,6 +45,11 @@ def seg_name(stem: Stem, model: str, models: Sequence[str], layer: int = 0) -> s
 def mask_name(label: str, model: str, models: Sequence[str]) -> str:
     """Return the name of the mask of one structure; `models` lists the case's models."""
     return f"split/{_prefix(model, models)}{label}.nii.gz"
+
+
+def uncertainty_name(kind: str, model: str, models: Sequence[str]) -> str:
+    """Return the name of a map of uncertainty; `models` lists the case's models."""
+    return f"{_prefix(model, models)}{kind}.nii.gz"
 
 
 def _prefix(model: str, models: Sequence[str]) -> str:

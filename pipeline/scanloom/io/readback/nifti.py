@@ -69,7 +69,7 @@ _TYPES = {2: "u1", 4: "<i2", 8: "<i4", 16: "<f4", 64: "<f8", 256: "i1", 512: "<u
 _TYPES |= {1024: "<i8", 1280: "<u8"}
 
 
-def checked_planes(path: Path, grid: Grid, source: Source) -> Planes:
+def checked_planes(path: Path, grid: Grid, source: Source, *, slope: float = 1.0) -> Planes:
     """Yield the planes (J, I) of a NIfTI after checking its geometry against the grid.
 
     Planes are decoded one at a time, to limit memory.
@@ -79,7 +79,7 @@ def checked_planes(path: Path, grid: Grid, source: Source) -> Planes:
     ScanError
         WRITE_MISMATCH. A damaged file may raise other exceptions, which the caller handles.
     """
-    forms = check_geometry(path, grid, source)
+    forms = check_geometry(path, grid, source, slope=slope)
     _check_length(path, forms)
     i, j, k = grid.shape
     size = i * j * forms.dtype.itemsize
@@ -91,7 +91,9 @@ def checked_planes(path: Path, grid: Grid, source: Source) -> Planes:
             raise mismatch_error(f"{path.name} is too long")
 
 
-def check_voxels(folder: Path, name: str, array: NDArray[Any], grid: Grid, source: Source) -> None:
+def check_voxels(
+    folder: Path, name: str, array: NDArray[Any], grid: Grid, source: Source, *, slope: float = 1.0
+) -> None:
     """Compare a NIfTI file with an array (I, J, K) on the grid: geometry and voxels.
 
     Raises
@@ -100,7 +102,7 @@ def check_voxels(folder: Path, name: str, array: NDArray[Any], grid: Grid, sourc
         WRITE_MISMATCH.
     """
     with decoding(name):
-        planes = checked_planes(folder / name, grid, source)
+        planes = checked_planes(folder / name, grid, source, slope=slope)
         deque(same_planes(planes, array, name), maxlen=0)
 
 
@@ -113,7 +115,7 @@ def same_planes(written: Planes, array: NDArray[Any], name: str) -> Planes:
         yield plane
 
 
-def check_geometry(path: Path, grid: Grid, source: Source) -> NiftiGeometry:
+def check_geometry(path: Path, grid: Grid, source: Source, *, slope: float = 1.0) -> NiftiGeometry:
     """Compare the geometry of a NIfTI, by its header and by SimpleITK, with the grid.
 
     Raises
@@ -121,7 +123,7 @@ def check_geometry(path: Path, grid: Grid, source: Source) -> NiftiGeometry:
     ScanError
         WRITE_MISMATCH.
     """
-    forms = _forms(path)
+    forms = _forms(path, slope)
     if forms.shape != grid.shape:
         raise mismatch_error(f"{path.name} has a different shape")
     sform, qform = grid.affine, grid.affine
@@ -200,15 +202,18 @@ def _check_forms(
             raise mismatch_error(f"{name} has a different position by its qform")
 
 
-def _forms(path: Path) -> NiftiGeometry:
+def _forms(path: Path, scale: float) -> NiftiGeometry:
     """Parse a NIfTI-1 header (nifti1.h); refuse contents that scanloom never writes."""
     with gzip.open(path) as file:
         raw = file.read(352)
     size, magic = struct.unpack_from("<i", raw)[0], raw[344:348]
     dim, pixdim = struct.unpack_from("<8h", raw, 40), struct.unpack_from("<8f", raw, 76)
     slope, intercept = struct.unpack_from("<2f", raw, 112)
-    if (size, magic, dim[0], raw[123]) != (348, b"n+1\0", 3, 2) or (slope, intercept) != (1, 0):
-        raise mismatch_error(f"{path.name} is not an unscaled NIfTI-1 in mm")
+    if (size, magic, dim[0], raw[123]) != (348, b"n+1\0", 3, 2) or (
+        slope,
+        intercept,
+    ) != (np.float32(scale), 0):
+        raise mismatch_error(f"{path.name} is not a NIfTI-1 in mm of the expected scale")
     if any(raw[148:252]) or any(raw[328:344]):
         raise mismatch_error(f"{path.name} has text in its header")
     sform = np.eye(4)

@@ -58,7 +58,17 @@ def write_image(volume: Volume, source: Source, path: Path) -> None:
     _write(array, volume.grid, source, path)
 
 
-def _write(array: NDArray[Any], grid: Grid, source: Source, path: Path) -> None:
+def write_scaled(array: NDArray[Any], slope: float, place: tuple[Grid, Source], path: Path) -> None:
+    """Write integers (I, J, K) that mean `slope` times their value (`scl_slope`).
+
+    `place` are the grid and the format of the scan.
+    """
+    _write(array, *place, path, slope=slope)
+
+
+def _write(
+    array: NDArray[Any], grid: Grid, source: Source, path: Path, *, slope: float = 1.0
+) -> None:
     from isal import igzip
 
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -68,11 +78,11 @@ def _write(array: NDArray[Any], grid: Grid, source: Source, path: Path) -> None:
         path.open("wb") as file,
         igzip.GzipFile("", "wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as zipped,
     ):
-        zipped.write(_header(array, grid, source))
+        zipped.write(_header(array, grid, source, slope))
         zipped.write(voxels)
 
 
-def _header(array: NDArray[Any], grid: Grid, source: Source) -> bytes:
+def _header(array: NDArray[Any], grid: Grid, source: Source, slope: float) -> bytes:
     """Return the header and the extension flag: the 352 bytes before the voxels."""
     import nibabel as nib
 
@@ -84,7 +94,7 @@ def _header(array: NDArray[Any], grid: Grid, source: Source) -> bytes:
     header.set_data_shape(grid.shape)
     header.set_zooms(grid.spacing)
     header.set_xyzt_units(xyz="mm")
-    header["scl_slope"], header["scl_inter"] = 1, 0
+    header["scl_slope"], header["scl_inter"] = slope, 0
     _set_forms(header, forms_for(grid, source))
     header["magic"] = header.single_magic
     header["vox_offset"] = header.single_vox_offset

@@ -247,7 +247,7 @@ def test_postprocessing_is_applied_on_request(
     cleaned = read_model(folder, {"postprocessing": "yes"})
 
     assert read_model(folder).cleaning == ()
-    assert cleaned.cleaning == (KeepLargest(expected, together=True, connectivity=26),)
+    assert cleaned.cleaning == (KeepLargest(expected, together=True, connectivity=26, ties="all"),)
 
 
 def test_postprocessing_that_names_code_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def names(outputs: Outputs) -> list[str]:
 def test_optional_writers_are_those_that_outputs_can_name() -> None:
     usual = ["dicom_seg", "label_maps", "measurements", "preview"]
     assert names(Outputs()) == usual
-    assert set(names(Outputs(also=("image", "masks")))) == {*usual, *EXTRAS}
+    assert set(names(Outputs(also=tuple(EXTRAS)))) == {*usual, *EXTRAS}
     assert {writer.name for writer in WRITERS} >= EXTRAS.keys()
     assert len({writer.name for writer in WRITERS}) == len(WRITERS)
 

@@ -17,7 +17,7 @@ from scanloom.core import ComputeOptions, ScanError, Volume
 from scanloom.inference.geometry import plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resampling.crop import crop_volume, fill_holes, source_box
-from scanloom.inference.resampling.image import Scan, network_image
+from scanloom.inference.resampling.image import ModelInput, network_image
 from support import model_cards as cards_by_hand
 
 CPU = torch.device("cpu")
@@ -108,7 +108,9 @@ def test_intensities_of_the_filled_foreground_are_measured(tmp_path: Path) -> No
     cropped = crop_volume(volume(array), INNER)
 
     image = (
-        network_image(Scan((cropped,)), plan_grid(cropped.grid, grid), card, WHERE).image[0].numpy()
+        network_image(ModelInput((cropped,)), plan_grid(cropped.grid, grid), card, WHERE)
+        .image[0]
+        .numpy()
     )
 
     values = array[INNER].astype(np.float32)
@@ -190,7 +192,7 @@ def test_later_steps_measure_the_box_only(tmp_path: Path) -> None:
     card = mr_card(tmp_path, grid=grid, after=(Normalize(),), restore="labels")
     scan = volume(boxed_scan())
 
-    seen = network_image(Scan((scan,)), plan_grid(scan.grid, grid), card, WHERE)
+    seen = network_image(ModelInput((scan,)), plan_grid(scan.grid, grid), card, WHERE)
 
     assert seen.box is not None
     assert abs(float(seen.image.mean())) < 1e-4
