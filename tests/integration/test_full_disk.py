@@ -168,7 +168,7 @@ def test_scratch_that_is_full_concerns_the_scans_that_need_it_alone(tmp_path: Pa
     index = ended("index", scans, tmp_path / "packed.zip", "--json")
     packed = ended("segment", tmp_path / "packed.zip", "--model", model, "--out", tmp_path / "out")
 
-    assert index.returncode == 1, index.stderr
+    assert index.returncode == 0, index.stderr
     document = json.loads(index.stdout)
     counts = {name: count for name, count in document["files"].items() if count}
     assert counts == {"found": 49, "used": 25, "failed": 24}

@@ -59,7 +59,8 @@ class Command(_PlainHelp, TyperCommand):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         for parameter in self.params:
-            if parameter.param_type_name == "option":
+            # SCANLOOM_KEY is read where keys are: `report` goes on without the key that it names
+            if parameter.param_type_name == "option" and option_key(parameter) != "key":
                 parameter.envvar = variable_of(parameter)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scanloom.cli.exit_codes import Exit, exit_of_reason, exit_of_records
+from scanloom.cli.exit_codes import Exit, exit_of_reason, exit_of_records, exit_of_run
 from scanloom.core import CaseRecord, Reason
+from scanloom.engine.monitor.status import Status
+from scanloom.engine.run import RunResult
 
 
 def records(*reasons: Reason | None) -> list[CaseRecord]:
@@ -41,3 +43,22 @@ def test_strictly_no_scan_may_lack_a_result() -> None:
 @pytest.mark.parametrize("reason", list(Reason))
 def test_no_reason_ends_well(reason: Reason) -> None:
     assert exit_of_reason(reason) in (Exit.SOME_FAILED, Exit.UNUSABLE, Exit.INPUT_OUTPUT)
+
+
+@pytest.mark.parametrize(
+    ("failed", "refused", "files", "codes"),
+    [
+        (0, 0, {"used": {"": 9}}, (0, 0)),
+        (1, 0, {"failed": {"SLICE_GAP": 4}}, (1, 1)),
+        (1, 1, {"failed": {"SLICE_GAP": 4}}, (0, 1)),
+        (0, 0, {"ambiguous": {"PHASES": 4}}, (0, 1)),
+        (0, 0, {"skipped": {"LOCALIZER": 3}}, (0, 1)),
+        (0, 0, {"skipped": {"NOT_SELECTED": 3, "NOT_AN_IMAGE": 1}}, (0, 0)),
+    ],
+)
+def test_code_of_a_run(
+    failed: int, refused: int, files: dict[str, dict[str, int]], codes: tuple[int, int]
+) -> None:
+    status, totals = Status("run", "done", failed=failed), {"files": files}
+    result = RunResult("run", status, {}, True, totals, selected=3, refused=refused)
+    assert (exit_of_run(result), exit_of_run(result, strict=True)) == codes
