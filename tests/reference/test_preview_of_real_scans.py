@@ -8,6 +8,7 @@ import scanloom
 from scanloom.core import Code, Layer, Segmentation, Structure
 from scanloom.ops.measure import measure
 from scanloom.review.preview.preview import RULE_Y, draw_preview
+from support.empty_share import empty_share
 from support.real_scans import scans
 
 pytestmark = pytest.mark.reference
@@ -41,5 +42,6 @@ def test_one_brain_stored_in_many_orders_is_one_picture(tmp_path):
     "scan", ["ct/crlm1004_abdomen_dicom", "ct/totalseg_example_dicom/dicom", "mr/d2n_hitachi/dicom"]
 )
 def test_real_scans_are_drawn(scan, tmp_path):
-    """Axial stacks and a doubly oblique sagittal one give a page with a picture in it."""
+    """Axial stacks and a doubly oblique sagittal one give a page that pictures fill."""
     assert page(scans(scan), tmp_path / "p.png").std() > 10
+    assert empty_share(tmp_path / "p.png") <= 0.15

@@ -67,11 +67,15 @@ def find_body(volume: Volume, view: View, hounsfield: bool) -> Body:
     values = sample[inside & valid] if boxes else sample[valid]
     if not boxes:
         return Body(np.zeros(3), np.array(view.shape) - 1.0, values, 0.0, found=False)
-    low = np.array([(s.start - 0.5) * n + n // 2 for s, n in zip(boxes[0], steps, strict=True)])
-    high = np.array([(s.stop - 0.5) * n + n // 2 for s, n in zip(boxes[0], steps, strict=True)])
-    ml = np.count_nonzero(inside) * math.prod(steps) * volume.grid.voxel_volume / 1000
     last = np.array(view.shape) - 1.0
-    return Body(np.clip(low, 0, last), np.clip(high, 0, last), values, float(ml), found=True)
+    low, high = np.zeros(3), last.copy()
+    for axis, (part, step) in enumerate(zip(boxes[0], steps, strict=True)):
+        if part.start > 0:  # else it may reach the border between samples
+            low[axis] = part.start * step + step // 2
+        if part.stop < inside.shape[axis]:
+            high[axis] = (part.stop - 1) * step + step // 2
+    ml = np.count_nonzero(inside) * math.prod(steps) * volume.grid.voxel_volume / 1000
+    return Body(low, high, values, float(ml), found=True)
 
 
 def _steps(view: View) -> tuple[int, int, int]:

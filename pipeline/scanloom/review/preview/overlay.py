@@ -90,7 +90,7 @@ def _blend(
     flat: NDArray[np.uint8],
     at: NDArray[np.intp],
     colors: NDArray[np.float32],
-    opacity: float | NDArray[np.float32],
+    opacity: float | NDArray[np.floating[Any]],
 ) -> None:
     """Mix colours (M, 3) into the pixels `at` (M,) of a picture (N, 3)."""
     below = flat[at].astype(np.float32)

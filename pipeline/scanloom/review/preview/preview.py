@@ -14,6 +14,7 @@ from scanloom.review.preview.content import Plane, PreviewContent, choose_conten
 from scanloom.review.preview.drawing import (
     MUTED,
     PAGE,
+    PNG_LEVEL,
     TEXT,
     draw_plate,
     draw_text,
@@ -111,7 +112,7 @@ def draw_page(content: PreviewContent, flags: Sequence[Flag], path: Path) -> Non
     _draw_mosaic(page, content, mosaic, below)
     at = MARGIN, page.height - FOOTER_HEIGHT / 2
     draw_text(ImageDraw.Draw(page), at, NOTICE, 13, MUTED, "lm")
-    page.save(path, format="PNG", compress_level=6)
+    page.save(path, format="PNG", compress_level=PNG_LEVEL)
 
 
 def _draw_header(page: Image.Image, content: PreviewContent) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from scanloom.review.preview.content import PreviewContent
-from scanloom.review.preview.drawing import PAGE
+from scanloom.review.preview.drawing import PAGE, PNG_LEVEL
 from scanloom.review.preview.layout import Frame, fill_row
 from scanloom.review.preview.preview import draw_picture
 
@@ -26,4 +26,4 @@ def draw_thumbnail(content: PreviewContent, path: Path) -> None:
     frames: tuple[Frame, ...] = fill_row([plane.area.size for plane in content.planes], SIZE)
     for plane, frame in zip(content.planes, frames, strict=True):
         draw_picture(page, content, plane, frame)
-    page.save(path, format="PNG", compress_level=6)
+    page.save(path, format="PNG", compress_level=PNG_LEVEL)

@@ -12,6 +12,7 @@ from scanloom.cli.commands.demo import JUDGED, MODEL, WITHIN, compare, known_vol
 from scanloom.core import CaseRecord, Measurement, Reason, ScanError
 from scanloom.core.resources import shipped
 from support.commands import scanloom
+from support.empty_share import empty_share
 
 
 def found(**volumes: float) -> CaseRecord:
@@ -46,6 +47,7 @@ def test_volumes_found_are_those_drawn(tmp_path: Path) -> None:
     assert {m["label"]: round(m["volume_ml"], 1) for m in measured} == {
         label: row["ml"] for label, row in rows.items()
     }
+    assert empty_share(folder / "preview.png") <= 0.15
     again = scanloom("demo", "--out", tmp_path / "demo")
     assert again.code == 0
     assert f"Preview: {folder / 'preview.png'}" in again.out

@@ -42,3 +42,14 @@ def test_a_scan_without_body_is_shown_whole(fill):
 
     assert not body.found
     np.testing.assert_array_equal(body.high, (5, 4, 3))
+
+
+def test_a_body_that_reaches_the_border_ends_there():
+    """Also if the scan is subsampled: its first and last slices are not lost."""
+    array = np.full((211, 203, 207), 40, np.int16)
+    volume = Volume(array, Grid(array.shape, np.eye(4)), "HU", "CT")
+
+    body = find_body(volume, View(volume.grid), hounsfield=True)
+
+    np.testing.assert_array_equal(body.low, 0)
+    np.testing.assert_array_equal(body.high, np.array(array.shape) - 1)
