@@ -335,7 +335,7 @@ class ModelCard:
     applied, unless it has exactly that spacing; its parts see the result as a scan. Their
     structures are united by label, later parts over earlier ones, and mapped back by nearest
     neighbour.
-    `flags` are caveats of every result of the model.
+    `flags` are caveats of every result. `subset` is the card for requested structures only.
     """
 
     name: str
@@ -365,6 +365,7 @@ class ModelCard:
     stage: Stage | None = None
     parts: tuple[ModelCard, ...] = ()
     flags: tuple[Flag, ...] = ()
+    subset: ModelCard | None = None
 
     def __post_init__(self) -> None:
         if not is_slug(self.name):

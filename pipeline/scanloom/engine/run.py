@@ -315,7 +315,7 @@ class _Run:
         """Open the worker processes of the run's cluster; stop them at the end."""
         execution, cluster = self.workflow.execution, self.options.cluster
         digests = tuple(card_digest(card) for card in self.cards)
-        structures = self.workflow.outputs.structures
+        structures = self.workflow.only_structures
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
             partial(load_models, self.workflow.models, digests, execution, structures),

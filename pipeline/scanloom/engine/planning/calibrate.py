@@ -68,7 +68,7 @@ def calibrate(
     with _scratch_folder(out, fingerprint) as scratch:
         setup = WorkerSetup(
             OutputTarget(scratch, fingerprint, key=key),
-            partial(load_models, workflow.models, digests, execution, workflow.outputs.structures),
+            partial(load_models, workflow.models, digests, execution, workflow.only_structures),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
         )

@@ -265,6 +265,14 @@ class Workflow(Section, frozen=True):
         return make_relations(*parts)
 
     @property
+    def only_structures(self) -> tuple[str, ...]:
+        """Labels that models have to find, by which parts are left out; empty for all.
+
+        Models that relate to each other find all of theirs: others may need them.
+        """
+        return () if self.relations else self.outputs.structures
+
+    @property
     def compute_options(self) -> ComputeOptions:
         """Options for running networks."""
         return self.execution.options(ComputeOptions)
