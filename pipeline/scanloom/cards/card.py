@@ -302,7 +302,7 @@ class ModelCard:
     structures are united by label, later parts over earlier ones, and mapped back by nearest
     neighbour.
     `flags` are caveats of every result of the model; `limitations` are sentences on its known
-    errors.
+    errors. `subset` is the card for requested structures only.
     """
 
     name: str
@@ -333,6 +333,7 @@ class ModelCard:
     parts: tuple[ModelCard, ...] = ()
     flags: tuple[Flag, ...] = ()
     limitations: tuple[str, ...] = ()
+    subset: ModelCard | None = None
 
     def __post_init__(self) -> None:
         if not is_slug(self.name):

@@ -14,11 +14,18 @@ from scanloom.cards.card import ModelCard
 def needed_parts(card: ModelCard, labels: Collection[str] = ()) -> ModelCard:
     """Return a card with only the parts that have a requested structure; all if none is requested.
 
-    The card's own structures remain.
+    The card's own structures remain. A `subset` of the card crops the scan to the requested
+    structures that its rough model finds.
     """
     requested = set(labels)
     parts = tuple(p for p in card.parts if requested & {s.label for s in p.structures})
-    return replace(card, parts=parts) if requested and parts else card
+    if not requested or not parts:
+        return card
+    if card.subset is None or card.subset.stage is None:
+        return replace(card, parts=parts)
+    stage = card.subset.stage
+    found = tuple(s.label for s in stage.card.structures if s.label in requested)
+    return replace(card.subset, parts=parts, stage=replace(stage, labels=found))
 
 
 def networks(card: ModelCard) -> Iterator[ModelCard]:

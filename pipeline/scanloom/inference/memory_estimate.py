@@ -266,8 +266,10 @@ def uncertainty_bytes(card: ModelCard, plan: NetworkPlan, members: int) -> int:
     axis = plan.network_axis(plan.lead)
     sizes = [n for x, n in enumerate(plan.network.shape) if x != axis]
     plane = FLOAT_BYTES * card.n_outputs * math.prod(sizes)
-    maps, work = restorer_bytes(math.prod(plan.source.shape), plane, members)
-    kept = members * HEAD_SLABS * max(SLAB_BYTES, plane) if members > 1 else 0
+    planes = (plane, plan.network.shape[axis])
+    maps, work = restorer_bytes(math.prod(plan.source.shape), planes, members)
+    block = min(HEAD_SLABS * max(SLAB_BYTES, plane), math.prod(planes))
+    kept = members * block if members > 1 else 0
     return maps + work + kept
 
 

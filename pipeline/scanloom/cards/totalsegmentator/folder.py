@@ -43,6 +43,9 @@ _CLEANING: Final[Mapping[str, tuple[Cleaning, ...]]] = {
     ),
 }
 """Cleaning that is part of a task: the trunk and the extremities."""
+_CROPS_SUBSETS: Final = {"total": "total_fastest", "total_mr": "total_mr_fastest"}
+"""Model that crops the scan of a task to the structures that are requested (`roi_subset`)."""
+_SUBSET_MARGIN_MM: Final = 20.0
 _PREFIX: Final = "totalsegmentator_"
 _DATASET: Final = re.compile(r"Dataset(\d{3,})_.+")
 _CLEANED_BY_SHAPE: Final = ("vertebrae_pp", "vertebrae_pp_refined")
@@ -170,8 +173,19 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
     stage = None
     if mode.crop is not None:
         labels = tuple(slug(label) for label in mode.crop.labels)
-        rough = _read(modes()[mode.crop.mode], present)
+        rough = replace(_read(modes()[mode.crop.mode], present), subset=None)
         stage = Stage(rough, "crop", labels, mode.crop.margin)
+    card = _make_card(mode, parts, stage)
+    rough_mode = modes().get(_CROPS_SUBSETS.get(mode.task, ""))
+    if rough_mode is None or any(p.dataset.number not in present for p in rough_mode.parts):
+        return card
+    rough = card if rough_mode is mode else _read(rough_mode, present)
+    cropped = Stage(replace(rough, subset=None), "crop", margin=_SUBSET_MARGIN_MM)
+    return replace(card, subset=replace(card, stage=cropped, before=(Truncate(),)))
+
+
+def _make_card(mode: Mode, parts: tuple[ModelCard, ...], stage: Stage | None) -> ModelCard:
+    """Return the card of a task with its networks and the model that crops the scan for it."""
     first = parts[0]
     resolution = "" if mode.spacing is None else f", {mode.spacing[0]:.3g} mm"
     return ModelCard(

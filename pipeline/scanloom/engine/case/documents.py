@@ -32,6 +32,7 @@ VERSIONED_PACKAGES = (
 def case_json(segmented: SegmentedCase) -> dict[str, Any]:
     """Return the document of a result and its provenance, without paths or identity."""
     case, volume = segmented.loaded.case, segmented.loaded.scan.volume
+    labels = case.relations.labels_to_compute(case.outputs.structures)
     return {
         "schema": 1,
         "case": case.id,
@@ -53,7 +54,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "version": predictor.card.version,
                 "license": predictor.card.license,
                 "weights_sha256": predictor.card.weights.sha256,
-                **weights_of_networks(needed_parts(predictor.card, case.outputs.structures)),
+                **weights_of_networks(needed_parts(predictor.card, labels)),
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,

@@ -93,19 +93,20 @@ class CompositePredictor(PlacedModel):
         memory_limit: int | None = None,
     ) -> None:
         self.card, self.compute = card, compute
+        self._needed = needed_parts(card, structures)
         self.device = choose_device(device)
         united = replace(compute, remove_small=0.0)  # what is cleaned is the united label map
         self._rough = None
-        if card.stage is not None:
+        if self._needed.stage is not None:
             self._rough = make_predictor(
-                *(card.stage.card, united),
+                *(self._needed.stage.card, united),
                 device=device,
                 memory_limit=memory_limit,
-                structures=card.stage.labels,
+                structures=self._needed.stage.labels,
             )
         self.parts = tuple(
             TorchPredictor(part, united, device=device, memory_limit=memory_limit)
-            for part in needed_parts(card, structures).parts
+            for part in self._needed.parts
         )
         self.precision = self.parts[0].precision
 
@@ -124,10 +125,11 @@ class CompositePredictor(PlacedModel):
         """
         clock = clock or StepTimer()
         volumes = (volume, *further_channels)
-        if self.card.stage is None or self._rough is None:
+        stage = self._needed.stage
+        if stage is None or self._rough is None:
             return self._unite(volumes, clock, uncertainty=uncertainty)
         rough = self._rough.predict(volume, clock, further_channels=further_channels)
-        box = box_of_stage(rough, self.card.stage)
+        box = box_of_stage(rough, stage)
         if box is None:
             clock.note("crop", "no structure that crops the scan was found")
             return self._result(self._background(volume), rough, volume)
@@ -186,7 +188,7 @@ class CompositePredictor(PlacedModel):
         self, volumes: Sequence[Volume], plan: NetworkPlan, clock: StepTimer
     ) -> list[Volume]:
         """Return the scan as its parts see it, resampled once for all."""
-        card = replace(self.card, after=steps_after(plan, self.card))
+        card = replace(self._needed, after=steps_after(plan, self._needed))
         grid, scan = part_grid(plan, card), ModelInput(tuple(volumes))
         with clock.step("resample"), deterministic(), torch.inference_mode():
             for device in dict.fromkeys((self.device.device, torch.device("cpu"))):

@@ -62,21 +62,23 @@ def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> Un
     return (_FromScores if card.restore == "scores" else _FromLabels)(plan, card, members)
 
 
-def uncertainty_bytes(voxels: int, plane_bytes: int, members: int) -> tuple[int, int]:
+def uncertainty_bytes(voxels: int, planes: tuple[int, int], members: int) -> tuple[int, int]:
     """Return the bytes of the maps of a scan, and of the work on a device.
 
     Parameters
     ----------
     voxels : int
         Voxels of the scan.
-    plane_bytes : int
-        Scores of one plane of the network grid.
+    planes : (int, int)
+        Bytes of the scores of one plane of the network grid, and number of planes.
     members : int
         Number of networks whose scores are averaged.
     """
     maps = voxels * _n_maps(members)
-    stack = max(STACK_BYTES, plane_bytes * (_n_stacked(members) + 1))
-    return maps, 2 * stack + (members + 1) * MEMBER_LABEL_BYTES
+    plane, count = planes
+    arrays = _n_stacked(members) + 1
+    stack = min(max(STACK_BYTES, plane * arrays), plane * arrays * count)
+    return maps, 2 * stack + (members + 1) * min(MEMBER_LABEL_BYTES, 2 * voxels)
 
 
 def entropy(scores: Iterable[torch.Tensor], card: ModelCard) -> torch.Tensor:

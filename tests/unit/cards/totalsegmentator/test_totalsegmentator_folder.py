@@ -63,6 +63,22 @@ def test_only_parts_with_requested_structures_are_needed(tmp_path):
     assert needed_parts(card, ["brain"]).structures == card.structures
 
 
+def test_requested_structures_crop_the_scan_by_the_rough_model(tmp_path):
+    """As `roi_subset`: total at 6 mm, 20 mm around the structures; only if it is there."""
+    write_task(tmp_path / "weights", "total_mr")
+    alone = read_model(tmp_path / "weights" / "total_mr")
+    assert needed_parts(alone, ["spleen"]).stage is None
+    write_task(tmp_path / "weights", "total_mr_fastest")
+    card = read_model(tmp_path / "weights" / "total_mr")
+    assert needed_parts(card).stage is None
+    needed = needed_parts(card, ["spleen", "brain"])
+    assert needed.stage.card.name == "totalsegmentator_total_mr_fastest"
+    assert set(needed.stage.labels) == {"spleen", "brain"}
+    assert (needed.stage.margin, needed.stage.use) == (20.0, "crop")
+    assert needed.before == (Truncate(),)
+    assert needed.stage.card.subset is None
+
+
 def test_cropped_task(tmp_path):
     """The rough model, its structures and the margin are TotalSegmentator's: 20 mm."""
     write_task(tmp_path, "liver_segments")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +61,20 @@ def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
     assert caught.value.reason is Reason.OUT_OF_MEMORY
     assert f"needs {format_bytes(need.peak)} to" in caught.value.detail
     assert "limit 953.7 MiB" in caught.value.detail
+
+
+def test_maps_of_uncertainty_are_counted(tmp_path: Path) -> None:
+    card = model_cards.card(model_cards.small_weights(tmp_path))
+    grid = model_cards.grid((100, 80, 60))
+    usual = estimate_case(grid, np.int16, [card])
+    asked = estimate_case(grid, np.int16, [card], Outputs(also=("uncertainty",)))
+    voxels = 100 * 80 * 60
+    assert asked.host["write"] >= usual.host["write"] + voxels
+    assert asked.host["restore"] >= usual.host["restore"] + voxels
+    folds = replace(card, folds=(card.weights, card.weights))
+    several = estimate_case(grid, np.int16, [folds], Outputs(also=("uncertainty",)))
+    assert several.host["restore"] >= asked.host["restore"] + voxels
+    assert (
+        estimate_case(grid, np.int16, [folds], Outputs(also=("masks",))).host["restore"]
+        < (several.host["restore"])
+    )

@@ -207,3 +207,38 @@ def test_small_components_are_removed_on_request(weights):
         expected[(np.bincount(found.ravel()) <= 200.0 / 1.5**3)[found] & (plain == number)] = 0
     np.testing.assert_array_equal(cleaned, expected)
     assert (cleaned != plain).any()
+
+
+def test_a_requested_structure_has_the_labels_of_the_cropped_scan(tmp_path):
+    """TotalSegmentator's `roi_subset`: the rough model's box, then the task on that box."""
+    write_task(tmp_path, "total_fastest")
+    volume = scan((3.0, 3.0, 3.0), (40, 36, 30), "RAS")
+    card = read_model(tmp_path / "total_fastest")
+    whole = make_predictor(replace(card, subset=None), FULL, device="cpu").predict(volume)
+    labels = whole.layers[0].labels
+    extent = {
+        s.label: np.ptp(np.argwhere(labels == s.number), axis=0).max()
+        for s in whole.structures
+        if (labels == s.number).any()
+    }
+    label = min(extent, key=lambda name: extent[name])
+    [number] = [s.number for s in whole.structures if s.label == label]
+    at = np.argwhere(labels == number)
+    margin = int(20 / 3)
+    low = np.maximum(at.min(axis=0) - margin, 0)
+    high = np.minimum(at.max(axis=0) + margin, np.array(labels.shape) - 1)
+    box = tuple(slice(a, b + 1) for a, b in zip(low, high, strict=True))
+    small = replace(
+        volume,
+        array=volume.array[box],
+        grid=Grid(
+            tuple(int(b - a + 1) for a, b in zip(low, high, strict=True)), volume.grid.affine
+        ),
+    )
+
+    found = make_predictor(card, FULL, device="cpu", structures=[label]).predict(volume)
+
+    expected = np.zeros_like(labels)
+    expected[box] = home_labels(card, small)
+    np.testing.assert_array_equal(found.layers[0].labels, expected)
+    assert expected.shape != small.grid.shape
