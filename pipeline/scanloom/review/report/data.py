@@ -22,6 +22,8 @@ from scanloom.io.system.liveness import observed_state
 from scanloom.io.system.regular_files import open_regular_file
 
 PREVIEW = "preview.png"
+MAX_IDS = 20
+"""Number of ids that are listed below a reason; a link leads to the others."""
 FILE_OUTCOMES = ("used", *OUTCOMES, "open")
 
 
@@ -33,7 +35,7 @@ class ReportCase:
     ----------
     id : str
         Name of its folder in `cases/`, or the case id if it failed.
-    status : "done", "failed" or "ambiguous"
+    status : "done", "failed", "ambiguous" or "skipped"
     reason, detail : str
         Why it failed, or the choice that it waits for; of a case that is done, why a later
         attempt failed.
@@ -47,6 +49,8 @@ class ReportCase:
         Wall seconds by step.
     preview : Path or None
         The picture of the preview.
+    files : tuple of str
+        Names of the files in its folder.
     """
 
     id: str
@@ -60,16 +64,18 @@ class ReportCase:
     axes: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     preview: Path | None = None
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ExclusionCount:
-    """Number of series, and of files, without a result for one reason."""
+    """Number of series, and of files, without a result for one reason, and some of their ids."""
 
     code: str
     outcome: str
     series: int
     files: int
+    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,14 +127,18 @@ def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
     models: dict[str, dict[str, Any]] = {}
     versions: dict[str, str] = {}
     cases = []
+    published_ids: set[str] = set()
     failed = {case.id: case for case in _failures(out)}
     for published in iter_cases(out, _published, damaged):
+        published_ids.add(published.case)
         later = failed.pop(published.case, None)
         cases.append(_outdated(published.shown, later) if later else published.shown)
         models.update(published.models)
         versions = published.versions
     cases += failed.values()
-    left_out, files = _manifest(out)
+    left_out, files, excluded = _manifest(out)
+    known = {case.id for case in cases} | published_ids
+    cases += [each for id_, each in excluded.items() if id_ not in known]
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
     runs = [_json(p / "totals.json") or _status(p) for p in folders]
     workflows = (_json(p / "workflow.json") for p in folders)
@@ -176,6 +186,7 @@ def _published(folder: Path) -> _Published:
         axes=document["grid"]["axes"],
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
         preview=preview if preview.exists() else None,
+        files=tuple(sorted(file.name for file in folder.iterdir() if file.is_file())),
     )
     models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
     models |= {f"{result['name']} {result['version']}": result for result in results}
@@ -198,27 +209,36 @@ def _failures(out: Path) -> Iterator[ReportCase]:
                 yield ReportCase(document["case"], status, code, document["detail"], flags=flags)
 
 
-def _manifest(out: Path) -> tuple[tuple[ExclusionCount, ...], dict[str, int]]:
-    """Return the counts without a result by reason, and the count of files by outcome."""
+_Manifest = tuple[tuple[ExclusionCount, ...], dict[str, int], dict[str, ReportCase]]
+
+
+def _manifest(out: Path) -> _Manifest:
+    """Return counts by reason, files by outcome, and the series without a result by id."""
     files: Counter[str] = Counter()
     by_reason: Counter[tuple[str, str]] = Counter()
     series: dict[tuple[str, str], set[str]] = defaultdict(set)
+    excluded: dict[str, ReportCase] = {}
     try:
         with TextIOWrapper(open_regular_file(out / "manifest.csv"), "utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 files[row["outcome"]] += 1
                 if row["reason"]:
-                    key = current_code(row["reason"]), row["outcome"]
+                    key, case = (current_code(row["reason"]), row["outcome"]), row["case"]
                     by_reason[key] += 1
-                    series[key] |= {row["case"]} - {""}
+                    if case:
+                        series[key].add(case)
+                        excluded.setdefault(case, ReportCase(case, key[1], key[0]))
     except FileNotFoundError:
-        return (), {}
+        return (), {}, {}
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:
         detail = "manifest.csv is damaged: delete it, and the next run writes it again"
         raise ScanError(Reason.OUTPUT_UNWRITABLE, detail) from exc
     order = sorted(by_reason, key=lambda key: (-by_reason[key], key))
-    left_out = (ExclusionCount(*key, len(series[key]), by_reason[key]) for key in order)
-    return tuple(left_out), {name: files[name] for name in FILE_OUTCOMES if files[name]}
+    left_out = tuple(
+        ExclusionCount(*key, len(series[key]), by_reason[key], tuple(sorted(series[key])[:MAX_IDS]))
+        for key in order
+    )
+    return left_out, {name: files[name] for name in FILE_OUTCOMES if files[name]}, excluded
 
 
 def advice(code: str) -> str:

@@ -2,14 +2,17 @@
 (() => {
   const PAGE = 30;
   const MAX_FINDINGS = 6;
-  const { cases, structures } = JSON.parse(document.getElementById("data").textContent);
+  const { cases, structures, advice } = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
   const valueOf = (id) => byId(id)?.value ?? "";
-  const state = { key: "risk", up: false, page: 0, shown: cases };
+  const FIELDS = ["search", "status", "reason", "flag", "model", "structure"];
+  const state = { key: "risk", up: false, page: 0, shown: cases, opened: null };
+  const find = new Map(cases.map((record) => [record.id, record]));
+  const initial = Object.fromEntries(FIELDS.map((id) => [id, valueOf(id)]));
 
   for (const record of cases) {
     const present = structures.filter((_, n) => record.volumes[n] > 0);
-    record.searchText = [record.id, record.reason, record.detail, ...record.findings, ...present].join(" ").toLowerCase();
+    record.searchText = [record.id, record.status, record.reason, record.detail, ...record.findings, ...present].join(" ").toLowerCase();
   }
 
   function make(tag, text, kind) {
@@ -19,12 +22,47 @@
     return element;
   }
 
+  // Search, filters, order, page and the open case stand in the address: back and reload keep them.
+  function remember() {
+    const words = new URLSearchParams();
+    for (const id of FIELDS) if (valueOf(id) !== initial[id]) words.set(id, valueOf(id));
+    if (byId("review").checked) words.set("review", "1");
+    if (state.key !== "risk" || state.up) words.set("sort", `${state.key}${state.up ? "-up" : ""}`);
+    if (state.page) words.set("page", String(state.page + 1));
+    if (state.opened) words.set("case", state.opened.id);
+    const text = words.toString();
+    const address = text ? `#${text}` : location.pathname + location.search;
+    if (location.hash.slice(1) !== text) history.replaceState(null, "", address);
+  }
+
+  function recall() {
+    const words = new URLSearchParams(location.hash.slice(1));
+    for (const id of FIELDS) {
+      const field = byId(id), text = words.get(id) ?? initial[id];
+      if (field && (field.tagName === "INPUT" || [...field.options].some((o) => o.value === text))) field.value = text;
+    }
+    byId("review").checked = words.has("review");
+    const [key, up] = (words.get("sort") ?? "risk").split("-");
+    filter();
+    sort(document.querySelector(`th[data-key="${CSS.escape(key)}"]`) ? key : "risk", up === "up");
+    state.page = Math.min(Math.max(0, Number.parseInt(words.get("page") ?? "1", 10) - 1 || 0), pages() - 1);
+    draw();
+    const record = find.get(words.get("case"));
+    if (record) open(record);
+    else if (byId("case").open) byId("case").close();
+  }
+
   function value(record) {
     if (state.key === "volume") return record.volumes[valueOf("structure")] ?? -1;
     return record[state.key];
   }
 
   function select() {
+    filter();
+    order();
+  }
+
+  function filter() {
     const terms = byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const [status, reason, flag, model] = ["status", "reason", "flag", "model"].map(valueOf);
     const reviewOnly = byId("review").checked;
@@ -32,7 +70,6 @@
       (!status || record.status === status) && (!reason || record.reason === reason) &&
       (!flag || record.flags.includes(flag)) && (!model || record.models.includes(model)) &&
       (!reviewOnly || record.review) && terms.every((term) => record.searchText.includes(term)));
-    order();
   }
 
   function order() {
@@ -60,7 +97,7 @@
     const cell = make("td");
     if (record.reason) {
       const line = make("p");
-      const sentences = [record.detail, record.advice].filter(Boolean).map((text) => ` ${text}.`);
+      const sentences = [record.detail, advice[record.reason]].filter(Boolean).map((text) => ` ${text}.`);
       line.append(make("code", record.reason), ...sentences);
       cell.append(line);
     }
@@ -69,7 +106,7 @@
       record.findings.slice(0, MAX_FINDINGS).forEach((text) => list.append(make("li", text)));
       if (record.findings.length > MAX_FINDINGS) list.append(make("li", `and ${record.findings.length - MAX_FINDINGS} more`));
       cell.append(list);
-    } else if (record.status === "done") cell.append(make("p", "no findings", "quiet"));
+    } else if (record.status === "done" && !record.reason) cell.append(make("p", "no findings", "quiet"));
     if (record.flags.length) cell.append(make("p", record.flags.join(", "), "flag"));
     if (record.volumes.some((ml) => ml > 0)) cell.append(volumes(record));
     return cell;
@@ -80,6 +117,7 @@
     if (!record.preview) return cell;
     const link = make("a");
     link.href = `../cases/${encodeURIComponent(record.id)}/preview.png`;
+    opens(link, record);
     const image = make("img");
     [image.width, image.height] = record.preview;
     image.loading = "lazy";
@@ -100,15 +138,14 @@
   function row(record) {
     const name = make("th", undefined, "id");
     name.scope = "row";
-    if (record.status === "done") {
-      const link = make("a", record.id);
-      link.href = `../cases/${encodeURIComponent(record.id)}/`;
-      name.append(link);
-    } else name.textContent = record.id;
+    const link = make("a", record.id);
+    link.href = `#case=${encodeURIComponent(record.id)}`;
+    opens(link, record);
+    name.append(link);
     const ml = record.volumes[valueOf("structure")];
     const line = make("tr");
     line.append(picture(record), name, make("td", record.status, record.status),
-      figure("Risk", record.reason ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
+      figure("Risk", record.status !== "done" ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
       findings(record),
       figure("Volume, ml", ml === undefined || ml === null ? "" : String(ml)),
       figure("Seconds", record.seconds ? record.seconds.toFixed(1) : ""));
@@ -117,15 +154,109 @@
     return line;
   }
 
+  function pages() {
+    return Math.max(1, Math.ceil(state.shown.length / PAGE));
+  }
+
+  function opens(link, record) {
+    link.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+      event.preventDefault();
+      open(record);
+    });
+  }
+
+  function section(title, ...content) {
+    const box = make("section");
+    box.append(make("h3", title), ...content);
+    return box;
+  }
+
+  function copyable(text) {
+    const line = make("p", undefined, "copy"), button = make("button", "Copy");
+    button.type = "button";
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+      } catch { // a page from disk may not use the clipboard: select the words instead
+        getSelection().selectAllChildren(line.firstChild);
+        button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+        return;
+      }
+      button.textContent = "Copied";
+    });
+    line.append(make("code", text), button);
+    return line;
+  }
+
+  function files(record) {
+    const list = make("ul", undefined, "plain files");
+    list.append(...record.files.map((name) => {
+      const link = make("a", name), item = make("li");
+      link.href = `../cases/${encodeURIComponent(record.id)}/${encodeURIComponent(name)}`;
+      item.append(link);
+      return item;
+    }));
+    return list;
+  }
+
+  function explained(record) {
+    const list = make("dl", undefined, "explained");
+    for (const code of record.flags) list.append(make("dt", code), make("dd", advice[code] ?? ""));
+    return list;
+  }
+
+  // One case over the page: picture, findings, flags, volumes, files, and the way to its source.
+  function open(record) {
+    const dialog = byId("case"), body = byId("case-body"), at = state.shown.indexOf(record);
+    state.opened = record;
+    byId("case-title").textContent = `Case ${record.id}`;
+    byId("case-place").textContent = at < 0 ? "not in the table's selection" : `${at + 1} of ${state.shown.length}`;
+    byId("case-back").disabled = at <= 0;
+    byId("case-next").disabled = at < 0 || at + 1 >= state.shown.length;
+    const found = findings(record);
+    found.querySelector("details")?.remove();
+    found.querySelector(".flag")?.remove();
+    const verdict = section(record.status, ...found.childNodes);
+    verdict.firstChild.className = record.status;
+    body.replaceChildren();
+    if (record.preview) {
+      const image = make("img", undefined, "large");
+      image.alt = `Preview of case ${record.id}`;
+      image.src = `../cases/${encodeURIComponent(record.id)}/preview.png`;
+      body.append(image);
+    }
+    const parts = make("div", undefined, "parts");
+    parts.append(verdict);
+    if (record.flags.length) parts.append(section("Flags", explained(record)));
+    if (record.volumes.some((ml) => ml > 0)) {
+      const shown = volumes(record);
+      shown.open = true;
+      parts.append(section("Volumes", shown));
+    }
+    if (record.files.length) parts.append(section("Files", files(record)));
+    parts.append(section("Source", copyable(`scanloom where ${record.id}`)));
+    body.append(parts);
+    if (!dialog.open) dialog.showModal();
+    body.scrollTop = 0;
+    remember();
+  }
+
+  function step(by) {
+    const record = state.shown[state.shown.indexOf(state.opened) + by];
+    if (state.opened && state.shown.includes(state.opened) && record) open(record);
+  }
+
   function draw() {
-    const pages = Math.max(1, Math.ceil(state.shown.length / PAGE));
+    const count = pages();
     const first = state.page * PAGE;
     byId("rows").replaceChildren(...state.shown.slice(first, first + PAGE).map(row));
-    byId("count").textContent = `${state.shown.length} of ${cases.length} cases`;
-    byId("page").textContent = `Page ${state.page + 1} of ${pages}`;
-    byId("pages").hidden = pages === 1;
+    byId("count").textContent = `${state.shown.length} of ${cases.length} series`;
+    byId("page").textContent = `Page ${state.page + 1} of ${count}`;
+    byId("pages").hidden = count === 1;
     byId("back").disabled = state.page === 0;
-    byId("next").disabled = state.page + 1 >= pages;
+    byId("next").disabled = state.page + 1 >= count;
+    remember();
   }
 
   function turn(by) {
@@ -156,5 +287,33 @@
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
   byId("back").addEventListener("click", () => turn(-1));
   byId("next").addEventListener("click", () => turn(1));
-  select();
+  byId("case-back").addEventListener("click", () => step(-1));
+  byId("case-next").addEventListener("click", () => step(1));
+  byId("case-close").addEventListener("click", () => byId("case").close());
+  byId("case").addEventListener("keydown", (event) => {
+    if (event.key === "ArrowLeft") step(-1);
+    if (event.key === "ArrowRight") step(1);
+  });
+  byId("case").addEventListener("close", () => {
+    state.opened = null;
+    remember();
+  });
+  for (const link of document.querySelectorAll("a[data-case]")) {
+    link.addEventListener("click", (event) => {
+      const record = find.get(link.dataset.case);
+      if (!record) return;
+      event.preventDefault();
+      open(record);
+    });
+  }
+  for (const button of document.querySelectorAll("button[data-reason]")) {
+    button.addEventListener("click", () => {
+      byId("filters").reset();
+      if (byId("reason")) byId("reason").value = button.dataset.reason;
+      select();
+      byId("cases").focus();
+    });
+  }
+  addEventListener("hashchange", recall);
+  recall();
 })();

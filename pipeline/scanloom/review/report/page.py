@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Flag
+from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.private import check_links
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.outliers import (
@@ -27,8 +28,11 @@ from scanloom.review.report.thumbnails import draw_thumbs
 
 REPORT = "report"
 THUMBS = "thumbs"
-FAILED_RISK = REVIEW_THRESHOLD - 0.005
-"""Failed cases follow the cases that need review: there is no result to look at."""
+WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
+"""Risk by which series without a result are sorted: they follow the cases that need review, since
+there is no result to look at."""
+SKIPPED_RISK = -1.0
+"""Risk of series that were skipped: they come last."""
 MAX_NAMES = 4
 """Number of structures that are named in front of the text of a shared finding."""
 MAX_RUNS = 50
@@ -63,7 +67,7 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     data = collect_report_data(out, damaged)
     folder = out / REPORT
     folder.mkdir(parents=True, exist_ok=True)
-    previews = [(case.id, case.preview) for case in data.cases if case.preview]
+    previews = [(case.id, _picture(case.preview)) for case in data.cases if case.preview]
     thumbs = draw_thumbs(previews, folder / THUMBS)
     damaged.update(case for case, _ in previews if case not in thumbs)
     structures = _structures(data.cases)
@@ -72,6 +76,12 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     page = folder / "index.html"
     atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
     return page
+
+
+def _picture(preview: Path) -> Path:
+    """Return the picture from which a thumbnail is made: the preview of old cases."""
+    own = preview.with_name(THUMBNAIL)
+    return own if own.exists() else preview
 
 
 def _render(
@@ -103,11 +113,9 @@ def _render(
         policy=policy,
         style=style,
         script=script,
-        data=_embedded({"structures": names, "cases": rows}),
+        data=_embedded({"structures": names, "advice": _advice(rows), "cases": rows}),
         cases=len(rows),
-        done=sum(row["status"] == "done" for row in rows),
-        failed=sum(row["status"] == "failed" for row in rows),
-        ambiguous=sum(row["status"] == "ambiguous" for row in rows),
+        counts=Counter(row["status"] for row in rows),
         review=sum(row["review"] for row in rows),
         small=sum(row["status"] == "done" for row in rows) < MIN_COHORT,
         cohort=MIN_COHORT,
@@ -145,7 +153,7 @@ def _row(
     thumb: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Return a case as the data of the page's script."""
-    failed, outdated = case.status != "done", Flag.OUTDATED.code in case.flags
+    has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
     risk = 1.0 if outdated else risk_score(findings)
     older = [f"an older result: the later attempt failed ({case.reason})"] if outdated else []
     ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
@@ -154,16 +162,22 @@ def _row(
         "status": case.status,
         "reason": case.reason,
         "detail": case.detail,
-        "advice": advice(case.reason) if failed else "",
-        "risk": FAILED_RISK if failed else round(risk, 2),
-        "review": not failed and risk >= REVIEW_THRESHOLD,
+        "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
+        "review": has_result and risk >= REVIEW_THRESHOLD,
         "findings": [*older, *_sentences(findings)],
         "models": list(case.models),
         "flags": list(case.flags),
         "seconds": round(sum(case.seconds.values()), 2),
         "volumes": [ml.get(key) for key in structures] if ml else [],
         "preview": thumb,
+        "files": list(case.files),
     }
+
+
+def _advice(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the advice of each reason, and the text of each flag, that a row has."""
+    codes = {row["reason"] for row in rows} | {flag for row in rows for flag in row["flags"]}
+    return {code: advice(code) for code in sorted(codes - {""})}
 
 
 def _sentences(findings: Sequence[Finding]) -> list[str]:

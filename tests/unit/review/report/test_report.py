@@ -233,7 +233,7 @@ def test_no_results(tmp_path: Path) -> None:
 
     page = page_of(tmp_path)
 
-    assert page.data == {"structures": [], "cases": []}
+    assert page.data == {"structures": [], "advice": {}, "cases": []}
     assert not page.all("img")
 
 
@@ -241,10 +241,33 @@ def test_only_failed_cases(tmp_path: Path) -> None:
     for n, reason in enumerate((Reason.CRASHED, Reason.DAMAGED)):
         add_failure(tmp_path, id_of(n), reason)
 
-    cases = page_of(tmp_path).data["cases"]
+    data = page_of(tmp_path).data
 
-    assert {c["reason"] for c in cases} == {"CRASHED", "DAMAGED"}
-    assert all(c["advice"] == Reason[c["reason"]].advice for c in cases)
+    assert {c["reason"] for c in data["cases"]} == {"CRASHED", "DAMAGED"}
+    assert data["advice"] == {r.code: r.advice for r in (Reason.CRASHED, Reason.DAMAGED)}
+
+
+def test_series_of_the_manifest_without_a_result_are_rows(tmp_path: Path) -> None:
+    add_case(tmp_path, id_of(1), usual(np.random.default_rng(0)))
+    add_failure(tmp_path, id_of(2), Reason.DAMAGED, "a slice can't be decoded")
+    rows = [(id_of(n), "failed", "SPACING") for n in (3, 3, 4)]
+    rows += [(id_of(2), "failed", "DAMAGED"), (id_of(5), "skipped", "LOCALIZER")]
+    write_manifest(tmp_path, rows)
+
+    page = page_of(tmp_path)
+
+    shown = {c["id"]: (c["status"], c["reason"], c["detail"]) for c in page.data["cases"]}
+    assert shown == {
+        id_of(1): ("done", "", ""),
+        id_of(2): ("failed", "DAMAGED", "a slice can't be decoded"),
+        id_of(3): ("failed", "SPACING", ""),
+        id_of(4): ("failed", "SPACING", ""),
+        id_of(5): ("skipped", "LOCALIZER", ""),
+    }
+    assert page.data["cases"][-1]["id"] == id_of(5)
+    listed = [link["data-case"] for link in page.all("a") if "data-case" in link]
+    assert sorted(listed) == sorted(id_of(n) for n in (2, 3, 4, 5))
+    assert "series 5 done 1 to review 0 failed 3 skipped 1" in " ".join(page.words.split())
 
 
 def test_one_case_is_no_cohort(tmp_path: Path) -> None:
