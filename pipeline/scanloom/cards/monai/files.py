@@ -13,6 +13,8 @@ from scanloom.core import Reason, ScanError, format_bytes
 
 MAX_BYTES: Final = 1 << 20
 """Largest text file that is read; the largest in MONAI's model zoo has 60 kB."""
+MAX_MEMBERS: Final = 20_000
+"""Most files in an archive of weights: one for each tensor."""
 GROWTH: Final = 4
 """Largest ratio of weights in memory to their file. torch does not compress them; in real files, at
 most two tensors share memory."""
@@ -102,6 +104,8 @@ def check_archive(stream: IO[bytes]) -> None:
             members = archive.infolist()
     except Exception as exc:  # damaged archives raise errors of many types
         raise ScanError(Reason.MODEL_DAMAGED, "the weights are a damaged archive") from exc
+    if len(members) > MAX_MEMBERS:
+        raise ScanError(Reason.MODEL_UNSAFE, f"the weights have more than {MAX_MEMBERS} files")
     names = [member.filename.partition("/")[2] for member in members]
     if any(name == "constants.pkl" or name.startswith("code/") for name in names):
         raise ScanError(Reason.MODEL_UNSAFE, "the weights are a program, not a state dict")

@@ -165,9 +165,9 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Check
         file = next((file for file in files if file is not None), None)
         if file is None:
             raise ScanError(Reason.MODEL_DAMAGED, f"{truncate(fold)} has no {CHECKPOINTS[0]}")
-        weights.append(Weights(file, _digest(file, fold), WEIGHTS_KEY))
-        with file.open("rb") as stream:
+        with file.open("rb") as stream:  # before its digest, which takes as long as the file is
             checkpoints.append(read_checkpoint(stream))
+        weights.append(Weights(file, _digest(file, fold), WEIGHTS_KEY))
     if len({checkpoint.configuration for checkpoint in checkpoints}) > 1:
         raise ScanError(Reason.MODEL_DAMAGED, "the folds are of different configurations")
     return tuple(weights), checkpoints[0]

@@ -51,6 +51,9 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
     aten = torch.ops.aten
     if func in (aten.item.default, aten._local_scalar_dense.default) and args[0].is_meta:
         return 0.0  # a number that no shape depends on, such as SwinUNETR's rate of dropped paths
+    first = args[0][0] if isinstance(args[0], list) and args[0] else args[0]
+    if isinstance(first, torch.Tensor) and not first.is_meta:
+        return None  # values count, such as those of the architecture of DiNTS
     ndim = args[0].ndim if isinstance(args[0], torch.Tensor) else 0
     if (func, ndim) in ((aten.conv3d.default, 5), (aten.conv2d.default, 4)):
         return _convolution(*args)

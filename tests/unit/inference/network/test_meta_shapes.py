@@ -62,3 +62,14 @@ def test_what_does_not_fit_is_refused_as_torch_refuses_it(image: torch.Tensor) -
     layer = nn.Conv3d(4, 6, kernel_size=3).to("meta")
     with torch.inference_mode(), meta_dispatch(), pytest.raises(RuntimeError):
         layer(image.to("meta"))
+
+
+def test_tensors_with_values_keep_them() -> None:
+    """DiNTS chooses its layers by the numbers of its architecture, which are on the CPU."""
+    paths = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+
+    with meta_dispatch():
+        doubled, joined = paths * 2, torch.cat([paths, paths])
+
+    torch.testing.assert_close(doubled, torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
+    torch.testing.assert_close(joined[2:], paths)
