@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scanloom.cards.card import ANY_MODALITY, Checks, ModelCard, Range
-from scanloom.core import Flag, Reason, ScanError, Volume
+from scanloom.core import Flag, Reason, ScanError, Volume, counted
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
@@ -41,7 +41,9 @@ def check_scan(
     """
     volumes = (volume, *further_channels)
     if len(card.channels) != len(volumes):
-        detail = f"{card.name} takes {len(card.channels)} input channels, got {len(volumes)}"
+        detail = (
+            f"{card.name} takes {counted(len(card.channels), 'input channel')}, got {len(volumes)}"
+        )
         raise ScanError(Reason.CHANNELS, detail)
     flags = []
     for channel_volume, channel in zip(volumes, card.channels, strict=True):

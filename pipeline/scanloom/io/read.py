@@ -5,13 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from scanloom.core import Flag, Gaps, Nan, ReadOptions, ScanError, Series, Volume
+from scanloom.core import (
+    Flag,
+    Gaps,
+    Nan,
+    ReadOptions,
+    ScanError,
+    Series,
+    Volume,
+    counted,
+    printable,
+)
 from scanloom.core.options import check_choices
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
+from scanloom.io.output.crosswalk import common_parent
 from scanloom.io.scan import Scan
+from scanloom.io.session import current_session
+from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.io.voxel_values import rounding_flags
 
 
@@ -116,13 +129,22 @@ def read_scan(
             limit=VOXEL_LIMIT_BYTES if options.max_size is None else options.max_size,
         )
     except ScanError as error:
-        if not series.unreadable:
-            raise
-        detail = f"{error.detail}; {series.unreadable} files next to its slices cannot be read"
-        raise ScanError(error.reason, detail) from error
+        detail = error.detail
+        if series.unreadable:
+            lost = counted(series.unreadable, "file")
+            detail = f"{detail}; {lost} next to its slices can't be read"
+        raise ScanError(error.reason, detail, _subject(series, error.private)) from error
     if series.unreadable:
         scan = _with_flags(scan, (Flag.FILES_LOST,))
     return _with_flags(scan, rounding_flags(scan.volume.array, scan.volume.array.dtype))
+
+
+def _subject(series: Series, file: str) -> str:
+    """Return the path of a file of a series, or of all its files, with its description."""
+    if file:
+        return str(current_session().cache(UnpackedFiles).origin(Path(file)))
+    path = common_parent(series.files)
+    return f"{path} ({printable(series.description)})" if series.description else path
 
 
 def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:

@@ -178,12 +178,12 @@ def totals_table(totals: dict[str, Any]) -> RenderableType:
     """Return the totals of a run as a table."""
     from rich.table import Table
 
-    from scanloom.core import OUTCOMES
+    from scanloom.core import OUTCOMES, counted
 
     table = Table.grid(padding=(0, 2))
     for outcome in OUTCOMES:
         for reason, count in totals["files"].get(outcome, {}).items():
-            table.add_row(outcome, f"{count} files: {reason}")
+            table.add_row(outcome, f"{counted(count, 'file')}: {reason}")
     if totals["steps"]:
         steps = (f"{name} {step['wall_s']:.1f}" for name, step in totals["steps"].items())
         table.add_row("seconds", ", ".join(steps))
