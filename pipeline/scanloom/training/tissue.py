@@ -202,7 +202,7 @@ def calibrate(state: dict[str, Tensor], drawn: Sequence[SyntheticTorso]) -> dict
             _class_volumes(s + bias[:, None, None, None], torso.shape) * torso.voxel_ml / torso.ml
             for s, torso in zip(scores, drawn, strict=True)
         ]
-        bias[1:] -= 0.8 * torch.log(torch.tensor(np.mean(ratios, axis=0))).float()[1:]
+        bias[1:] -= 3.2 * torch.log(torch.tensor(np.mean(ratios, axis=0))).float()[1:]
     bias_name = "final_conv.bias"
     return {**state, bias_name: state[bias_name] + bias}
 

@@ -85,7 +85,7 @@ def _ellipsoid(shape: tuple[int, ...], centre: NDArray[np.float64], rng: Generat
     radii = rng.uniform(3, 14, 3)
     turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
     radius = np.sqrt((((_positions(shape) - centre) @ turn / radii) ** 2).sum(-1))
-    share = (radius < 1).astype(np.float32)
+    share = np.asarray(radius < 1, np.float32)
     if rng.random() < 0.5:
         share[radius < rng.uniform(0.3, 0.75)] = rng.uniform(0.2, 0.9)
     return share

@@ -132,7 +132,7 @@ def _organs(path: Path, spacing: tuple[float, float, float]) -> NDArray[np.uint8
     numbers = np.asarray(nib.as_closest_canonical(nib.load(path)).dataobj)
     masks = [np.isin(numbers, values).astype(np.float32) for values in ORGANS.values()]
     shares = [resample_fine(mask, spacing, GRID_SPACING_MM, 1) for mask in masks]
-    return np.argmax([np.full_like(shares[0], 0.5), *shares], axis=0).astype(np.uint8)
+    return np.asarray(np.argmax([np.full_like(shares[0], 0.5), *shares], axis=0), np.uint8)
 
 
 def to_ras(volume: Volume) -> tuple[NDArray[np.float32], tuple[float, float, float]]:

@@ -60,6 +60,5 @@ CUT_PHASES = (
     replace(_CUT, seed=8, steps=350, patch=64, rate=1e-3, noise=0.05),
     replace(_CUT, seed=9, steps=300, patch=64, rate=5e-4, noise=0.04),
     replace(_CUT, seed=10, steps=250, patch=48, rate=1e-3, noise=0.04, contrast=0.7),
-    replace(_CUT, seed=11, steps=150, patch=56, rate=5e-4, noise=0.04, contrast=0.7),
 )
 """Phases with scans that are cut, and with contrast agent."""

@@ -50,7 +50,7 @@ def grids(draw: st.DrawFn) -> Grid:
 
 def check(grid: Grid, source: Source, scan: np.ndarray, path: Path) -> nib.Nifti1Header:
     """Write a header, read it back, and compare every corner by two readers with the scan's."""
-    block = _header(np.empty(1, np.uint8), grid, source)
+    block = _header(np.empty(1, np.uint8), grid, source, 1.0)
     path = case_folders.header_file(path, block)
     check_geometry(path, grid, source)
     header = nib.Nifti1Header(block[:348])
@@ -154,7 +154,7 @@ def test_axes_that_itk_would_refuse_are_straightened(tmp_path: Path) -> None:
     grid = Grid((512, 512, 300), affine)
     assert not grid.sheared
     path = case_folders.header_file(
-        tmp_path / "x.nii", _header(np.empty(1, np.uint8), grid, GridOnlySource())
+        tmp_path / "x.nii", _header(np.empty(1, np.uint8), grid, GridOnlySource(), 1.0)
     )
     with pytest.raises(RuntimeError, match="orthonormal"):
         case_folders.by_itk(path)
