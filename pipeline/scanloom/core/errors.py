@@ -16,12 +16,11 @@ class ScanError(Exception):
         The finding in scanloom's own text and numbers: foreign text may name a patient.
     private : str
         Paths and descriptions of series that the finding is about, in one or several lines. They
-        may name a patient: for the terminal and `OUT/private` only.
+        may name a patient: for the terminal and `OUT/private` only, and no part of the message.
     """
 
     def __init__(self, reason: Reason, detail: str, private: str = "") -> None:
-        below = f"\n{private}" if private else ""
-        super().__init__(f"{reason.code}: {detail}. {reason.advice}.{below}")
+        super().__init__(f"{reason.code}: {detail}. {reason.advice}.")
         self.reason = reason
         self.detail = detail
         self.private = private

@@ -94,13 +94,18 @@ def load_volume(
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
-    [chosen] = select_series(
-        find_series(Path(path), archives=archives),
-        series,
-        preference,
-        RankingOptions(phase, gaps, orientation),
-    )
-    return read_scan(chosen, options, phase=phase).volume
+    try:
+        [chosen] = select_series(
+            find_series(Path(path), archives=archives),
+            series,
+            preference,
+            RankingOptions(phase, gaps, orientation),
+        )
+        return read_scan(chosen, options, phase=phase).volume
+    except ScanError as error:
+        if error.private:
+            error.add_note(error.private)  # shown below the message where it ends a program
+        raise
 
 
 def read_scan(
