@@ -121,9 +121,16 @@ def error_document(reason: Reason, detail: str) -> dict[str, Any]:
     }
 
 
-def format_error(reason: Reason, detail: str) -> str:
-    """Return the message of an error: detail, code, advice."""
-    return f"{detail} ({reason.code}). {reason.advice}."
+def format_error(reason: Reason, detail: str, private: str = "") -> str:
+    """Return the message of an error: detail, code, advice.
+
+    `private` is what it is about: a path comes first, a list of several lines below.
+    """
+    message = f"{detail} ({reason.code}). {reason.advice}."
+    first, *further = private.splitlines() or [""]
+    if not further:
+        return f"{first}: {message}" if first else message
+    return "\n".join([message, *(f"  {line}" for line in (first, *further))])
 
 
 def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
@@ -151,7 +158,7 @@ def error_boundary(manner: OutputMode) -> Iterator[None]:
         with _libraries_heard(manner):
             yield
     except ScanError as error:
-        _fail(manner, error, error.reason, error.detail)
+        _fail(manner, error, error.reason, error.detail, error.private)
         raise typer.Exit(exit_of_reason(error.reason)) from error
     except KeyboardInterrupt as error:
         say("Interrupted. Unfinished scans left no partial output.", err=True)
@@ -164,19 +171,21 @@ def error_boundary(manner: OutputMode) -> Iterator[None]:
         from scanloom.io.system.disk_errors import disk_error
 
         if (write_error := disk_error(error)) is not None:
-            _fail(manner, error, write_error.reason, write_error.detail)
+            _fail(manner, error, write_error.reason, write_error.detail, write_error.private)
             raise typer.Exit(exit_of_reason(write_error.reason)) from error
         _fail(manner, error, Reason.INTERNAL, f"unexpected {type(error).__name__}")
         raise typer.Exit(Exit.SOME_FAILED) from error
 
 
-def _fail(manner: OutputMode, error: Exception, reason: Reason, detail: str) -> None:
+def _fail(
+    manner: OutputMode, error: Exception, reason: Reason, detail: str, private: str = ""
+) -> None:
     if manner.debug:
         say(told_traceback(error), err=True)
     if manner.json:
         print_json({"schema": 1, "error": error_document(reason, detail)})
     else:
-        say(f"scanloom: {format_error(reason, detail)}", err=True)
+        say(f"scanloom: {format_error(reason, detail, private)}", err=True)
 
 
 def _libraries_heard(manner: OutputMode) -> AbstractContextManager[None]:

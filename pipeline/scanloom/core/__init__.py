@@ -17,7 +17,7 @@ from scanloom.core.process.memory_privacy import keep_memory_private
 from scanloom.core.reasons import OUTCOMES, Flag, Reason
 from scanloom.core.relations import Relations
 from scanloom.core.segmentation import Code, Layer, Segmentation, Structure, is_slug, slug
-from scanloom.core.text import did_you_mean, format_bytes, parse_bytes, printable
+from scanloom.core.text import counted, did_you_mean, format_bytes, parse_bytes, printable
 from scanloom.core.timing import CpuWall, StepTimer, format_duration
 from scanloom.core.volume import MODALITIES, Volume
 
@@ -47,6 +47,7 @@ __all__ = [
     "Structure",
     "Volume",
     "blame",
+    "counted",
     "did_you_mean",
     "format_bytes",
     "format_duration",

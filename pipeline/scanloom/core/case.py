@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scanloom.core.measurement import Measurement
-from scanloom.core.options import Outputs, ReadOptions
+from scanloom.core.options import ComputeOptions, Outputs, ReadOptions
 from scanloom.core.reasons import Flag, Reason
 from scanloom.core.relations import NO_RELATIONS, Relations
 
@@ -80,6 +80,8 @@ class Case:
         `series`.
     relations : Relations
         Relations between its models.
+    compute : ComputeOptions
+        Options with which its networks run.
     """
 
     id: str
@@ -93,6 +95,7 @@ class Case:
     stamp: str = ""
     folder: str = ""
     relations: Relations = NO_RELATIONS
+    compute: ComputeOptions = field(default_factory=ComputeOptions)
 
     @property
     def folder_name(self) -> str:
@@ -105,7 +108,8 @@ class CaseRecord:
     """Outcome of a case. `reason` is `None` if it was published.
 
     `reused` means that a current result existed and nothing was done; `updated` that the scan had
-    changed since an earlier result, which this one replaced.
+    changed since an earlier result, which this one replaced. `private` holds paths and descriptions
+    that a failure is about, as in `ScanError`.
     """
 
     id: str
@@ -117,3 +121,4 @@ class CaseRecord:
     seconds: float = 0.0
     reused: bool = False
     updated: bool = False
+    private: str = ""

@@ -56,9 +56,13 @@ class Reason(Enum):
     ID_TAKEN = ("failed", False, "Use a separate output folder for each file, or compress one")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
-    SERIES_AMBIGUOUS = ("ambiguous", False, "Choose one with --series")
+    SERIES_AMBIGUOUS = (
+        "ambiguous",
+        False,
+        "Choose with --series: a number of the list, best or all",
+    )
     SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
-    NOT_AN_IMAGE = ("skipped", False, "Only image series can be segmented")
+    NOT_AN_IMAGE = ("skipped", False, "Give an image series: nothing else can be segmented")
     DUPLICATE_LINK = ("skipped", False, "A link to a file that has already been counted")
     LEFT_OUT = ("skipped", False, "Not a scan of the BIDS dataset: give its folder to use it")
     NESTED_ARCHIVE = (
@@ -66,16 +70,32 @@ class Reason(Enum):
         False,
         "An archive in a folder or another archive: use --archives or its path",
     )
-    LOCALIZER = ("skipped", False, "A localiser is not a volume: choose the scan itself")
-    SECONDARY_CAPTURE = ("skipped", False, "A secondary capture has no geometry: use the original")
-    PROJECTION = ("skipped", False, "A projection is not a volume: use a CT or MR series")
-    COLOR = ("skipped", False, "Colour images can't be segmented: use the grey original")
+    LOCALIZER = (
+        "skipped",
+        False,
+        "Choose the scan that was planned on it: a localiser is not a volume",
+    )
+    SECONDARY_CAPTURE = (
+        "skipped",
+        False,
+        "Use the original images: a secondary capture has no geometry",
+    )
+    PROJECTION = (
+        "skipped",
+        False,
+        "Use a series of slices, such as CT or MR: a projection is not a volume",
+    )
+    COLOR = ("skipped", False, "Use the grey original: colour images can't be segmented")
     DERIVED = (
         "skipped",
         False,
-        "Computed from other slices: use those, or select it with `segment --series`",
+        "Use the slices that it was computed from, or select it with `segment --series`",
     )
-    MOSAIC = ("failed", False, "Its tiles have no positions: export it again with private data")
+    MOSAIC = (
+        "failed",
+        False,
+        "Export it again with private data, which hold the positions of its tiles",
+    )
     FOUR_D = (
         "ambiguous",
         False,
@@ -84,71 +104,86 @@ class Reason(Enum):
     PHASES = (
         "ambiguous",
         False,
-        "Several volumes share this series: choose one with `segment --phase`, or all with a "
-        "workflow's `phases`",
+        "Choose one of the volumes with `segment --phase`, or all with a workflow's `phases`",
     )
-    TOO_FEW_SLICES = ("failed", False, "A volume needs at least 3 slices")
+    TOO_FEW_SLICES = ("failed", False, "Give the whole series: a volume has at least 3 slices")
     SLICE_GAP = (
         "failed",
         False,
-        "Slices are missing: export the series again, or fill them in with `segment --gaps "
-        "interpolate` or a workflow's `gaps`",
+        "Export the series again, or fill missing slices in with `segment --gaps interpolate` or a "
+        "workflow's `gaps`",
     )
     SPACING_CHANGES = (
         "failed",
         False,
-        "Slices must be equally spaced: export each part as a series",
+        "Export each part with equal spacing as a series of its own",
     )
-    DUPLICATE_SLICES = ("failed", False, "Slices at one position differ: export the series again")
+    DUPLICATE_SLICES = (
+        "failed",
+        False,
+        "Export the series again, with a single slice at each position",
+    )
     MIXED_SLICES = (
         "failed",
         False,
-        "Slices of several acquisitions or contrasts: export each of them as a series",
+        "Export each acquisition or contrast as a series of its own",
     )
     REVERSED_ROWS = (
         "failed",
         False,
-        "GE's epi_pepolar stores rows in reverse under an unchanged header: use the other polarity",
+        "Use the other polarity: GE's epi_pepolar reverses these rows under an unchanged header",
     )
-    SLICE_SIZE = ("failed", False, "All slices must have the same rows and columns")
-    SLICE_SPACING = ("failed", False, "All slices must have the same pixel spacing")
-    SLICE_ORIENTATION = ("failed", False, "All slices must have the same orientation")
-    FRAME_OF_REFERENCE = ("failed", False, "Slices of several frames of reference can't be stacked")
+    SLICE_SIZE = (
+        "failed",
+        False,
+        "Export slices of equal rows and columns as a series of their own",
+    )
+    SLICE_SPACING = (
+        "failed",
+        False,
+        "Export slices of equal pixel spacing as a series of their own",
+    )
+    SLICE_ORIENTATION = (
+        "failed",
+        False,
+        "Export slices of equal orientation as a series of their own",
+    )
+    FRAME_OF_REFERENCE = ("failed", False, "Export each frame of reference as a series of its own")
     NO_POSITION = (
         "failed",
         False,
-        "Slice positions are missing, so the geometry is unknown: export the series again",
+        "Export the series again with the positions of its slices",
     )
-    BAD_GEOMETRY = ("failed", False, "The geometry is not that of a scan: export it again")
+    BAD_GEOMETRY = ("failed", False, "Export it again with the geometry of the scanner")
     HEADER_CONTRADICTS = (
         "failed",
         False,
-        "A header has two values for one attribute: export the series again",
+        "Export the series again, with a single value for each attribute",
     )
-    RESCALE = ("failed", False, "The rescale values are implausible: export the series again")
-    TRUNCATED = ("failed", False, "The file is incomplete: copy or export it again")
-    DAMAGED = ("failed", False, "The file is damaged: copy or export it again")
-    ENCRYPTED = ("failed", False, "A password is required: unpack the archive and give the folder")
+    RESCALE = ("failed", False, "Export the series again with plausible rescale values")
+    TRUNCATED = ("failed", False, "Copy or export it again")
+    DAMAGED = ("failed", False, "Copy or export the file again")
+    ENCRYPTED = ("failed", False, "Unpack the archive with its password, and give the folder")
     DECODE_TIMEOUT = (
         "failed",
         True,
-        "The data are damaged, or the machine is busy: run it again",
+        "Run it again when the machine is less busy, or copy the file again",
     )
-    DECODER = ("failed", False, "No decoder for this compression: see `scanloom doctor`")
-    PIXEL_TYPE = ("failed", False, "The voxels are not scalar numbers: convert it to a grey image")
+    DECODER = ("failed", False, "See `scanloom doctor` for the decoders that can be installed")
+    PIXEL_TYPE = ("failed", False, "Convert it to a grey image of plain, finite numbers")
     ORIENTATION_UNKNOWN = (
         "failed",
         False,
         "Specify it with `segment --orientation RAS`, or a workflow's `orientation`",
     )
-    TOO_LARGE = ("failed", False, "More voxels than the limit: crop it, or raise the limit")
+    TOO_LARGE = ("failed", False, "Crop it, or raise the limit")
     # --- models --------------------------------------------------------------------------------
     MODEL_UNKNOWN = ("failed", False, "See `scanloom models list`, or give a bundle's folder")
-    MODEL_DAMAGED = ("failed", False, "The bundle is incomplete or damaged: copy it again")
+    MODEL_DAMAGED = ("failed", False, "Copy the bundle again, or add the model again")
     MODEL_UNSUPPORTED = (
         "failed",
         False,
-        "The model uses a feature that a model card can't express",
+        "Use another model: a model card can't express this feature",
     )
     MODEL_UNSAFE = (
         "failed",
@@ -173,14 +208,18 @@ class Reason(Enum):
     )
     OFFLINE = ("failed", False, "Add the model from a folder or zip file, or allow the network")
     # --- a scan and a model --------------------------------------------------------------------
-    MODALITY = ("skipped", False, "The model is for another modality: choose another model")
+    MODALITY = ("skipped", False, "Choose a model for this modality: see `scanloom models list`")
     CHANNELS = ("failed", False, "A model of several inputs needs a workflow with `channels`")
-    CHANNEL_MISSING = ("skipped", False, "The study lacks a further input that the model requires")
-    IMPLAUSIBLE = ("failed", False, "The model card excludes such a scan: see the detail")
+    CHANNEL_MISSING = ("skipped", False, "Complete the study, or correct the workflow's `channels`")
+    IMPLAUSIBLE = (
+        "failed",
+        False,
+        "Check the scan; `scanloom models show` lists what the model accepts",
+    )
     NOT_FINITE = (
         "failed",
         False,
-        "Values overflow or are NaN: check the model's weights and the scan's intensities",
+        "Check the model's weights and the scan's intensities",
     )
     STRUCTURE_UNKNOWN = ("failed", False, "See `scanloom models show` for the model's structures")
     # --- a run ---------------------------------------------------------------------------------
@@ -188,15 +227,15 @@ class Reason(Enum):
     WORKFLOW_UNKNOWN = (
         "failed",
         False,
-        "Give a YAML or JSON file, or the name of a shipped workflow",
+        "Give a YAML or JSON file, or the name of a shipped workflow, before the paths",
     )
-    NOT_SELECTED = ("skipped", False, "The workflow's selection excludes it")
-    LOCKED = ("failed", True, "Another run uses this output folder: wait for it to end")
+    NOT_SELECTED = ("skipped", False, "To include it, change `select` or `policy` in the workflow")
+    LOCKED = ("failed", True, "Wait for the other run in this output folder to end")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
     WORKER_LOST = (
         "failed",
         True,
-        "Its workers were lost repeatedly: see the cluster's own log",
+        "See the cluster's own log",
     )
     # --- running -------------------------------------------------------------------------------
     OUT_OF_MEMORY = (
@@ -231,7 +270,7 @@ class Reason(Enum):
     KEY_MISMATCH = (
         "failed",
         False,
-        "This output folder was made with another key: use that one with --key",
+        "Use the key of this output folder with --key, or another --out",
         "run",
     )
     RESULT_DAMAGED = (
@@ -249,7 +288,7 @@ class Reason(Enum):
     STALE = (
         "failed",
         False,
-        "A result of another recipe exists: use --replace or another --out",
+        "Use --replace, or another --out to keep both",
         "result",
     )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")

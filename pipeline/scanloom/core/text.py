@@ -65,6 +65,11 @@ def format_bytes(count: float) -> str:
     return f"{count:g} bytes"
 
 
+def counted(count: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun: "1 file", "3 files"; `plural` if it is not singular + s."""
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a suggestion for a misspelt name and the list of known names, as one sentence."""
     names = list(known)

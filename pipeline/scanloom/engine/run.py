@@ -20,6 +20,7 @@ from scanloom.cards.card import ModelCard
 from scanloom.cards.store import find_model
 from scanloom.core import Case, CaseRecord, ScanError
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases, workflow_recipe
+from scanloom.engine.case.differences import describe_differences
 from scanloom.engine.case.models import check_structures, load_models, unique_cards
 from scanloom.engine.case.recipe import card_digest
 from scanloom.engine.case.run_case import OutputTarget
@@ -44,12 +45,13 @@ from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.scope import Scope
 from scanloom.engine.workflow.selection import LeftOut, check_channels, select
-from scanloom.io.identity import key_fingerprint, load_key
+from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index
 from scanloom.io.index.sources import record_series
 from scanloom.io.index.walk import check_paths
 from scanloom.io.output.failures import is_failure, remove_failure, write_failure
 from scanloom.io.output.json_file import write_json
+from scanloom.io.output.private import load_key_of
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import check_replaceable
@@ -175,7 +177,7 @@ def run(
     """
     stop = stop or threading.Event()
     cards = _check(workflow, paths, options)
-    key = load_key(options.key)
+    key = load_key_of(options.out, options.key)
     fingerprint = key_fingerprint(key)
     open_output(options.out, fingerprint)
     shard = "{}-of-{}".format(*options.scope.shard) if options.scope.shard else ""
@@ -247,11 +249,15 @@ class _Run:
         self.out, self.fingerprint = options.out.absolute(), key_fingerprint(key)
         self.recipe = workflow_recipe(workflow, cards)
         self.name, self.folder = name, self.out / RUNS / name
-        self.cases, self.log = RunCases(self.out, options.scope), RunLog(self.folder)
+        self.cases, self.log = self._cases(), RunLog(self.folder)
         self.course = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
         self.selected = self.refused = 0
+
+    def _cases(self) -> RunCases:
+        explain = partial(describe_differences, workflow=self.workflow, cards=self.cards)
+        return RunCases(self.out, self.options.scope, explain)
 
     @read_session()
     def execute(self, paths: Sequence[Path], stop: threading.Event) -> tuple[bool, dict[str, int]]:

@@ -30,6 +30,7 @@ from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
 from scanloom.core.timing import WindowCount
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
+from scanloom.engine.case.differences import describe_differences
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, import_heavy, load_models, unique_cards
 from scanloom.engine.case.recipe import card_digest
@@ -38,15 +39,16 @@ from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.gpus import check_device
 from scanloom.engine.results.case_registry import CaseRegistry, FolderNaming
 from scanloom.engine.workflow.schema import Workflow, make_workflow
-from scanloom.io.identity import case_id, key_fingerprint, load_key, source_stamp
+from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.index.ranking import RankingOptions, preference_of, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import check_writable
-from scanloom.io.output.crosswalk import source_from_series
+from scanloom.io.output.crosswalk import common_parent, source_from_series
 from scanloom.io.output.file_names import CASE
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
-from scanloom.io.output.published import ResultState, result_state, store_source_stamp
+from scanloom.io.output.private import load_key_of
+from scanloom.io.output.published import OTHER_RECIPE, ResultState, result_state, store_source_stamp
 from scanloom.io.output.work_folder import open_output
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
@@ -205,7 +207,7 @@ class _Session:
         self.cards = unique_cards([find_model(name) for name in options.models])
         check_structures(self.cards, options.outputs)
         check_device(options.device)
-        self.key = load_key(options.key)
+        self.key = load_key_of(options.out, options.key)
         fingerprint = key_fingerprint(self.key)
         open_output(options.out, fingerprint)
         self.books = CaseRegistry(options.out, fingerprint, options.names)
@@ -213,6 +215,7 @@ class _Session:
         self.recipe = workflow_recipe(self.workflow, self.cards)
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None
+        self._writable = False
 
     def run(self, path: Path, clock: StepTimer) -> Iterator[CaseRecord]:
         try:
@@ -247,22 +250,46 @@ class _Session:
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id if case else "", error)
+            record = replace(record, private=record.private or common_parent(series.files))
         if self._fault is not None:
-            raise self._fault  # of the models: no scan is to blame
+            raise self._fault  # of the models or OUT: no scan is to blame
         if case is not None:
             self.books.note(case, record)
         return record
 
     def _segment(self, case: Case, clock: StepTimer) -> CaseRecord:
         out, folder = self.options.out, self.books.folder_name(case)
-        if result_state(out, folder, case, replace=self.options.replace) is ResultState.CURRENT:
+        if self._result_state(case, folder) is ResultState.CURRENT:
             store_source_stamp(out / "cases" / folder, case.stamp)
             return _recall(case, out / "cases" / folder)
-        check_writable(out)
+        self._check_output()
         self._check_headers(case)
         source = source_from_series(case.series, case.id)
         with self._networks() as predictors:
             return run_case(case, predictors, self.target, clock, folder=folder, source=source)
+
+    def _result_state(self, case: Case, folder: str) -> ResultState:
+        """Return the state of the published result; STALE says what differs from the request."""
+        try:
+            return result_state(self.options.out, folder, case, replace=self.options.replace)
+        except ScanError as error:
+            if error.detail != OTHER_RECIPE:
+                raise
+            published = self.options.out / "cases" / folder
+            found = describe_differences(published, self.workflow, self.cards)
+            raise ScanError(error.reason, f"{OTHER_RECIPE}: {found}") from error
+
+    def _check_output(self) -> None:
+        """Refuse an output folder that can't be written: no scan is to blame."""
+        if self._writable:
+            return
+        try:
+            check_writable(self.options.out)
+        except ScanError as error:
+            detail = error.detail.replace("the results", "the output folder")
+            self._fault = ScanError(error.reason, detail, str(self.options.out))
+            raise self._fault from error
+        self._writable = True
 
     def _check_headers(self, case: Case) -> None:
         """Refuse a scan by its headers, before torch is imported and voxels are read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scanloom.cards.card import ModelCard
-from scanloom.core import Reason, ScanError, Volume
+from scanloom.core import Reason, ScanError, Volume, counted
 
 _SAME_POSITION_MM = 0.01
 """Largest distance between corresponding voxels of two channels."""
@@ -23,7 +23,9 @@ def check_supported(card: ModelCard) -> None:
 def check_channels(volumes: Sequence[Volume], card: ModelCard) -> None:
     """Refuse scans that are not the card's input channels."""
     if len(volumes) != len(card.channels):
-        detail = f"{card.name} has {len(card.channels)} input channels, {len(volumes)} were given"
+        detail = (
+            f"{card.name} takes {counted(len(card.channels), 'input channel')}, got {len(volumes)}"
+        )
         raise ScanError(Reason.CHANNELS, detail)
     for volume, channel in zip(volumes[1:], card.channels[1:], strict=True):
         if not volume.grid.matches(volumes[0].grid, _SAME_POSITION_MM):

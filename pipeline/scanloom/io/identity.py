@@ -51,18 +51,19 @@ def load_key(file: Path | None = None) -> bytes:
     path = named or default_key_file()
     if named and not named.parent.is_dir():
         detail = "the folder of the key file does not exist: create it first if a new key is meant"
-        raise ScanError(Reason.NOT_FOUND, detail)
+        raise ScanError(Reason.NOT_FOUND, detail, str(named))
     try:
         if not named and not _is_own_key(path):
-            raise ScanError(Reason.UNREADABLE, _NOT_OWNED)
+            raise ScanError(Reason.UNREADABLE, _NOT_OWNED, str(path))
         key = read_regular_file(path, KEY_BYTES) if path.exists() else _make_key(path)
     except OSError as exc:
         advice = "" if named else ": name another file with --key or SCANLOOM_KEY"
-        detail = f"the key file cannot be read or created ({type(exc).__name__}){advice}"
-        raise ScanError(Reason.UNREADABLE, detail) from exc
+        detail = f"the key file can't be read or created ({type(exc).__name__}){advice}"
+        raise ScanError(Reason.UNREADABLE, detail, str(path)) from exc
     if len(key) != KEY_BYTES:
         size = len(key) if len(key) < KEY_BYTES else f"more than {KEY_BYTES}"
-        raise ScanError(Reason.DAMAGED, f"the key file holds {size} bytes, not {KEY_BYTES}")
+        detail = f"the key file holds {size} bytes, not {KEY_BYTES}"
+        raise ScanError(Reason.DAMAGED, detail, str(path))
     return key
 
 
@@ -78,7 +79,7 @@ def read_key(file: Path | None = None) -> bytes:
     """
     path = file or default_key_file()
     if not path.exists():
-        raise ScanError(Reason.KEY_MISMATCH, "there is no key here yet")
+        raise ScanError(Reason.KEY_MISMATCH, "there is no such key file", str(path))
     return load_key(file)
 
 

@@ -10,14 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Flag, Gaps, Grid, Nan, ReadOptions, ScanError, Series, Volume
+from scanloom.core import (
+    Flag,
+    Gaps,
+    Grid,
+    Nan,
+    ReadOptions,
+    ScanError,
+    Series,
+    Volume,
+    counted,
+    printable,
+)
 from scanloom.core.options import check_choices
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
+from scanloom.io.output.crosswalk import common_parent
 from scanloom.io.probe import probe
 from scanloom.io.scan import Scan
+from scanloom.io.session import current_session
+from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.io.voxel_values import rounding_flags
 
 
@@ -80,13 +94,18 @@ def load_volume(
     if series == ALL:
         raise ValueError('only one volume is read: series must be a UID, a number, "best" or None')
     preference = Preference(modality=modality)
-    [chosen] = select_series(
-        find_series(Path(path), archives=archives),
-        series,
-        preference,
-        RankingOptions(phase, gaps, orientation),
-    )
-    return read_scan(chosen, options, phase=phase).volume
+    try:
+        [chosen] = select_series(
+            find_series(Path(path), archives=archives),
+            series,
+            preference,
+            RankingOptions(phase, gaps, orientation),
+        )
+        return read_scan(chosen, options, phase=phase).volume
+    except ScanError as error:
+        if error.private:
+            error.add_note(error.private)  # shown below the message where it ends a program
+        raise
 
 
 def read_scan(
@@ -144,14 +163,23 @@ def _limit(options: ReadOptions) -> int:
 
 @contextmanager
 def _unreadable_neighbours(series: Series) -> Iterator[None]:
-    """Add to the detail of an error that files next to the slices of a series cannot be read."""
+    """Add to an error the path of the scan, and the number of its unreadable neighbours."""
     try:
         yield
     except ScanError as error:
-        if not series.unreadable:
-            raise
-        detail = f"{error.detail}; {series.unreadable} files next to its slices cannot be read"
-        raise ScanError(error.reason, detail) from error
+        detail = error.detail
+        if series.unreadable:
+            lost = counted(series.unreadable, "file")
+            detail = f"{detail}; {lost} next to its slices can't be read"
+        raise ScanError(error.reason, detail, _subject(series, error.private)) from error
+
+
+def _subject(series: Series, file: str) -> str:
+    """Return the path of a file of a series, or of all its files, with its description."""
+    if file:
+        return str(current_session().cache(UnpackedFiles).origin(Path(file)))
+    path = common_parent(series.files)
+    return f"{path} ({printable(series.description)})" if series.description else path
 
 
 def _with_flags(scan: Scan, flags: tuple[Flag, ...]) -> Scan:

@@ -18,11 +18,8 @@ from scanloom.cli.options.scans import ArchiveOptions, StrictOption
 
 if TYPE_CHECKING:
     from scanloom.io.index.build import Index
+    from scanloom.io.index.listing import SeriesLine
     from scanloom.io.index.storage import IndexedSeries
-
-STUDY_LETTERS = 6
-"""Characters of a study's id in the table, enough to recognise series of one study."""
-NUMBERS = ("#", "files", "shape", "spacing mm")
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,7 @@ class IndexOptions:
         ),
     ] = None
     key: KeyOption = None
+    ids: Annotated[bool, typer.Option("--ids", help="Show the case ids too.")] = False
     strict: StrictOption = False
 
 
@@ -55,14 +53,28 @@ def index(scans: ArchiveOptions, output: IndexOptions, general: Reporting) -> No
     with error_boundary(general.mode):
         from scanloom.io.identity import load_key
         from scanloom.io.index.build import build_index
+        from scanloom.io.output.private import load_key_of
         from scanloom.io.session import read_session
 
         paths = [str(path) for path in scans.given]
+        out = output.out
         with report_new_key(output.key), read_session():
-            key = load_key(output.key)
-            listed = build_index(paths, key, output.out, archives=scans.archives)
-        print_result(general.mode, lambda: document(listed), lambda: show(listed))
+            key = load_key(output.key) if out is None else load_key_of(out, output.key)
+            listed = build_index(paths, key, out, archives=scans.archives)
+            if out is not None:
+                record_all(listed, out, key)
+        print_result(general.mode, lambda: document(listed), lambda: show(listed, ids=output.ids))
         raise typer.Exit(exit_of(listed, strict=output.strict))
+
+
+def record_all(listed: Index, out: Path, secret: bytes) -> None:
+    """Add all series to the crosswalk of OUT, so that `scanloom where` answers for their ids."""
+    from scanloom.io.identity import key_fingerprint
+    from scanloom.io.index.sources import record_series
+    from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+
+    with disk_errors_as_scan_errors():
+        record_series(out, key_fingerprint(secret), listed, (series.id for series in listed.series))
 
 
 def document(listed: Index) -> dict[str, Any]:
@@ -96,29 +108,20 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
     }
 
 
-def show(listed: Index) -> None:
+def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from scanloom.core import Reason, counted
+    from scanloom.io.index.listing import format_series
 
-    from scanloom.core import Reason
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    columns = ("#", "study", "id", "kind", "body part", "shape", "spacing mm", "files", "status")
-    for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in NUMBERS else "left",
-            no_wrap=name in ("id", "study", "shape", "spacing mm", "status"),
-        )
-    for number, series in enumerate(listed.series, 1):
-        table.add_row(*_row(number, series))
     screen = console()
-    screen.print(table)
+    for line in format_series(_lines(listed, ids=ids), screen.width):
+        screen.print(line, no_wrap=True, crop=False)
     studies = {series.study for series in listed.series if series.study}
     counts = listed.counts()
+    series = counted(len(listed.series), "series", "series")
     screen.print(
-        f"{len(studies)} studies, {len(listed.series)} series. {counts['found']} files: "
+        f"{counted(len(studies), 'study', 'studies')}, {series}. "
+        f"{counted(counts['found'], 'file')}: "
         f"{counts['used']} used, {counts['skipped']} skipped, {counts['ambiguous']} ambiguous, "
         f"{counts['failed']} failed."
     )
@@ -127,18 +130,19 @@ def show(listed: Index) -> None:
         screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)
 
 
-def _row(number: int, series: IndexedSeries) -> list[str]:
-    info = series.info
+def _lines(listed: Index, *, ids: bool) -> list[SeriesLine]:
+    from scanloom.io.index.listing import SeriesLine
+
     return [
-        str(number) if series.slices else "",
-        series.study[:STUDY_LETTERS],
-        series.id,
-        info.modality or series.kind,
-        info.body_part,
-        "x".join(map(str, info.shape)),
-        "x".join(f"{mm:.3g}" for mm in info.spacing),
-        str(len(series.files)),
-        info.reason or series.status,
+        SeriesLine(
+            number if series.slices else None,
+            series.kind,
+            listed.path_of(series),
+            len(series.files),
+            series.info,
+            series.id if ids else "",
+        )
+        for number, series in enumerate(listed.series, 1)
     ]
 
 

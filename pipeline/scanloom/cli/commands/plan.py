@@ -55,14 +55,16 @@ def table(planned: Plan) -> RenderableType:
     """Return a plan as a table."""
     from rich.table import Table
 
-    from scanloom.core import format_bytes, format_duration
+    from scanloom.core import counted, format_bytes, format_duration
 
     totals, todo = planned.totals, planned.todo
     rows = Table.grid(padding=(0, 2))
     rows.add_row("workflow", planned.workflow)
     rows.add_row("files", ", ".join(f"{count} {name}" for name, count in planned.files.items()))
     rows.add_row("cases", f"{len(todo)} to do, {planned.before} from before")
-    rows.add_row("device", f"{planned.device}, {planned.precision}; {planned.workers} workers")
+    rows.add_row(
+        "device", f"{planned.device}, {planned.precision}; {counted(planned.workers, 'worker')}"
+    )
     if totals.seconds is not None and todo:
         per_case = totals.seconds / len(todo)
         rows.add_row(

@@ -149,7 +149,9 @@ def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
 
     for path, record in records:
         if record.reason is not None:
-            say(f"{printable(str(path))}: {format_error(record.reason, record.detail)}", err=True)
+            message = format_error(record.reason, record.detail, record.private)
+            names_it = record.private and "\n" not in record.private
+            say(message if names_it else f"{printable(str(path))}: {message}", err=True)
         elif not quiet:
             show_case(path, record)
     if not quiet:

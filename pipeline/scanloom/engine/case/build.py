@@ -120,4 +120,5 @@ def make_case(
         read=workflow.read_options,
         phase=phase,
         relations=workflow.relations,
+        compute=workflow.compute_options,
     )

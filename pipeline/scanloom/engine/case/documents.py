@@ -11,6 +11,7 @@ from typing import Any
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts, networks
 from scanloom.core import Flag, Grid
+from scanloom.engine.case.differences import options_document
 from scanloom.engine.case.memory_estimate import Placement, estimate_case
 from scanloom.engine.case.recipe import card_digest, outputs_document
 from scanloom.engine.case.types import SegmentedCase
@@ -48,6 +49,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
         "flags": [{"code": flag.code, "text": flag.text} for flag in segmented.flags],
         "recipe": case.recipe,
         "outputs": outputs_document(case.outputs),
+        "options": options_document(case.read, case.compute),
         "models": [
             {
                 "name": predictor.card.name,

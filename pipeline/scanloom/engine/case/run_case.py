@@ -109,7 +109,7 @@ def run_case(
 def failed_record(case: str, error: Exception) -> CaseRecord:
     """Return the record of a case that ended with an error: its reason and a safe detail."""
     fault = blame(error)
-    return CaseRecord(case, fault.reason, fault.detail, (), None)
+    return CaseRecord(case, fault.reason, fault.detail, (), None, private=fault.private)
 
 
 def _all_files(case: Case) -> tuple[Path, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts
 from scanloom.cards.store import find_model
-from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError, format_bytes
+from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError, counted, format_bytes
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
 from scanloom.engine.case.memory_estimate import Placement, check_memory, estimate_case
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
@@ -41,13 +41,13 @@ from scanloom.engine.worker.memory_admission import MEMORY_SHARE
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.scope import Scope
 from scanloom.engine.workflow.selection import LeftOut, select
-from scanloom.io.identity import load_key
 from scanloom.io.index.build import Index, build_index
 from scanloom.io.index.storage import IndexedSeries
 from scanloom.io.index.walk import check_paths
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.json_file import write_json
+from scanloom.io.output.private import load_key_of
 from scanloom.io.probe import probe
 from scanloom.io.session import read_session
 from scanloom.io.system.atomic_write import atomic_write
@@ -111,7 +111,7 @@ def make_plan(
     check_structures(cards, workflow.output_options, workflow.relations)
     check_networks(cards)
     check_paths(paths, out)
-    key = load_key(key_file)
+    key = load_key_of(out, key_file)
     index = build_index(paths, key, out, archives=archives)
     site = find_site(workflow, cards)
     selection = _select_cases(index, workflow, cards, key, out, scope or Scope())
@@ -366,7 +366,7 @@ def _existing_results(pending: Sequence[Case], out: Path) -> Iterator[str]:
     count = sum((out / "cases" / case.folder_name).is_dir() for case in pending)
     if count:
         yield (
-            f"{count} cases already have a result; it is replaced if the content of the scan has "
+            f"{counted(count, 'case')} with a result: replaced if the content of the scan has "
             "changed, or with --replace"
         )
 
@@ -375,14 +375,16 @@ def _notes(planned: Sequence[PlannedCase], site: ExecutionSite, out: Path) -> It
     """Yield a sentence for each limit that cases exceed."""
     runnable = _runnable(planned)
     if refused := len(planned) - len(runnable):
-        yield f"{refused} cases would be refused: see their reasons"
+        yield f"{counted(refused, 'case')} would be refused: see the reasons"
     if site.host:
         if crowded := sum(case.host * site.in_flight > site.host for case in runnable):
-            yield f"{crowded} cases are so large that fewer than {site.in_flight} run at once"
+            yield f"{counted(crowded, 'case')}: fewer than {site.in_flight} of them run at once"
         if oversized := sum(case.host > site.host for case in runnable):
-            yield f"{oversized} cases may exceed the memory: each runs alone, in smaller pieces"
+            alone = "may exceed the memory: run alone, in smaller pieces"
+            yield f"{counted(oversized, 'case')} {alone}"
     if site.device and (large := sum(case.device > site.device for case in runnable)):
-        yield f"{large} cases do not fit on the device: fewer windows, scores on the host"
+        slow = "too large for the device: fewer windows, scores on the host"
+        yield f"{counted(large, 'case')} {slow}"
     written = sum(case.written or 0.0 for case in runnable)
     folder = next(p for p in (out, *out.absolute().parents) if p.exists())
     free = shutil.disk_usage(folder).free

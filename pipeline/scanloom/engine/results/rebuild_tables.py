@@ -21,7 +21,7 @@ from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.failures import previous_failure
 from scanloom.io.output.layout import CASES
 from scanloom.io.output.private import PRIVATE
-from scanloom.io.output.published import read_provenance
+from scanloom.io.output.published import OTHER_RECIPE, read_provenance
 from scanloom.io.system.regular_files import read_regular_file
 
 
@@ -103,5 +103,5 @@ def _ending(out: Path, case: str, folder: str, recipe: str, stamp: str) -> CaseO
     except (OSError, ValueError):
         return None
     if made_by.recipe != recipe:
-        return CaseOutcome(Reason.STALE.code, "its result was made by another recipe")
+        return CaseOutcome(Reason.STALE.code, OTHER_RECIPE)
     return CaseOutcome("", "") if made_by.stamp == stamp else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from scanloom.engine.workflow.scope import Scope
 from scanloom.engine.workflow.selection import Inputs
 from scanloom.io.output.crosswalk import add_sources, case_folders, known_ids, source_from_series
 from scanloom.io.output.private import private_folder
+from scanloom.io.output.published import OTHER_RECIPE
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,14 @@ class RunCases:
         The output folder.
     scope : Scope
         The cases that the run takes.
+    explain : callable or None
+        Returns what differs between a published case, by its folder, and the request.
     """
 
-    def __init__(self, out: Path, scope: Scope) -> None:
-        self._out, self._scope = out, scope
+    def __init__(
+        self, out: Path, scope: Scope, explain: Callable[[Path], str] | None = None
+    ) -> None:
+        self._out, self._scope, self._explain = out, scope, explain
         self._series: dict[str, tuple[str, ...]] = {}
         self._other_shards: list[tuple[tuple[str, ...], Case]] = []
         self._endings: dict[str, list[CaseOutcome]] = {}
@@ -96,9 +101,17 @@ class RunCases:
     def earlier_outcomes(self, cases: Iterable[Case]) -> EarlierOutcomes:
         """Return which cases are pending; note the outcomes of all others."""
         earlier = EarlierOutcomes.read(self._out, cases, self._scope)
+        explained = [self._explained(record) for record in earlier.records]
+        earlier = EarlierOutcomes(earlier.pending, explained)
         for record in earlier.records:
             self.note(record)
         return earlier
+
+    def _explained(self, record: CaseRecord) -> CaseRecord:
+        """Add what differs to the record of a case with a result of another recipe."""
+        if self._explain is None or record.detail != OTHER_RECIPE or record.folder is None:
+            return record
+        return replace(record, detail=f"{record.detail}: {self._explain(record.folder)}")
 
     def note(self, record: CaseRecord) -> None:
         """Note the outcome of a case for each of its series."""

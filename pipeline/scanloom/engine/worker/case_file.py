@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from scanloom.core import Case, Outputs, ReadOptions, Series
+from scanloom.core import Case, ComputeOptions, Outputs, ReadOptions, Series
 from scanloom.core.relations import relations_from_json
 
 
@@ -82,6 +82,7 @@ def _case(document: dict[str, Any]) -> Case:
     lists = {name: tuple(value) for name, value in outputs.items() if isinstance(value, list)}
     document["outputs"] = Outputs(**{**outputs, **lists})
     document["read"] = ReadOptions(**document["read"])
+    document["compute"] = ComputeOptions(**document["compute"])
     document["relations"] = relations_from_json(document["relations"])
     return Case(**document)
 

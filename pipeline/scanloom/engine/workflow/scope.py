@@ -51,7 +51,7 @@ class Scope:
             ):
                 return CaseRecord(case.id, None, "", (), folder)
         except ScanError as error:
-            return CaseRecord(case.id, error.reason, error.detail, (), None)
+            return CaseRecord(case.id, error.reason, error.detail, (), folder)
         old = previous_failure(out, case.id, case.recipe, case.stamp)
         if old is None or policy_of(old.reason).in_later_run or self.retry_failed:
             return None

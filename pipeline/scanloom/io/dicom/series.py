@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume
+from scanloom.core import Flag, Gaps, Grid, Reason, ScanError, Volume, counted
 from scanloom.core.volume import MODALITIES, Unit
 from scanloom.io.dicom import tags
 from scanloom.io.dicom.decimal_strings import decimal_strings
@@ -217,7 +217,9 @@ def _stack_chosen(volumes: Volumes, phase: int | None, gaps: Gaps) -> Stack:
     """
     slices, missing = volumes.choose(phase)
     if missing and gaps == "refuse":
-        detail = f"{missing} slices at the ends are missing that other volumes of the series have"
+        detail = (
+            f"{counted(missing, 'slice')} missing at the ends that other volumes of the series have"
+        )
         raise ScanError(Reason.SLICE_GAP, detail)
     stack = stack_slices(slices, gaps)
     if missing:

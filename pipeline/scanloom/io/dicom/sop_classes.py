@@ -107,6 +107,28 @@ def rejection_reason(header: Header) -> Reason | None:
     return Reason.NOT_AN_IMAGE
 
 
+_KINDS = {
+    Reason.COLOR: "colour image",
+    Reason.DERIVED: "derived image",
+    Reason.LOCALIZER: "localiser",
+    Reason.PROJECTION: "projection",
+}
+"""Kinds of objects whose class may be that of slices."""
+
+
+def object_name(header: Header) -> str:
+    """Return the kind of an object that is not a slice, such as "RT Structure Set"."""
+    from pydicom.uid import UID
+
+    if _is_class(header, _VOLUMES):
+        reason = rejection_reason(header)
+        return _KINDS.get(reason, "object without pixels") if reason else "slice"
+    name = UID(header.sop_class).name
+    return (
+        name.removesuffix(" Storage") if name != header.sop_class else "object of a private class"
+    )
+
+
 def is_truncated_header(header: Header) -> bool:
     """Return whether a file ended before its series, or even its SOP class, was complete."""
     if header.pixels is not None or (header.modality and header.series_uid):

@@ -36,6 +36,7 @@ from scanloom.io.index.workers import DescribeTask, HeaderWorkers
 from scanloom.io.output.layout import check_foreign_entries
 from scanloom.io.output.private import PRIVATE, check_key, private_folder, write_private
 from scanloom.io.session import current_session
+from scanloom.io.system.archives import MEMBER_SEPARATOR
 from scanloom.io.system.unpacking import UnpackedFiles
 from scanloom.own_python import make_private_folder
 
@@ -112,6 +113,12 @@ class Index:
             return 0
         paths = (self.table.entries[n].path for n in series.files)
         return self._unreadable.of(series.study_uid or series.series_uid, paths)
+
+    def path_of(self, series: IndexedSeries) -> str:
+        """Return the only file of a series, or the innermost folder or archive of all."""
+        paths = [self.table.entries[n].path for n in series.files]
+        ends = (min(paths), max(paths))  # what these two share, all paths between them share
+        return os.path.commonpath([path.split(MEMBER_SEPARATOR)[0] for path in ends])
 
     def stamp(self, series: IndexedSeries) -> str:
         """Return the stamp of the files of a series; see `Series`."""
@@ -384,7 +391,8 @@ def _store_in_output(table: IndexTable, out: Path, fingerprint: str) -> None:
             write_private(folder / INDEX_NAME, lambda draft: write_index(table, draft, fingerprint))
     except OSError as exc:
         reason = Reason.DISK_FULL if exc.errno == errno.ENOSPC else Reason.OUTPUT_UNWRITABLE
-        raise ScanError(reason, f"the index can't be written ({type(exc).__name__})") from exc
+        detail = f"the index can't be written ({type(exc).__name__})"
+        raise ScanError(reason, detail, str(out)) from exc
 
 
 def _store_in_cache(table: IndexTable, path: Path, fingerprint: str) -> None:

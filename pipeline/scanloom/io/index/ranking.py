@@ -19,16 +19,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.core import Gaps, Reason, ScanError, Series
+from scanloom.core import Gaps, Reason, ScanError, Series, counted
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
+from scanloom.io.index.listing import list_candidates
 
 BEST, ALL = "best", "all"
 """Values of `--series` besides a UID and a number."""
-SHOWN_DIGITS = 8
-"""Trailing characters of a UID shown in the list of series to choose from."""
 
 SHORT_COVERAGE = 0.5
 """Share of the longest coverage below which a series is short: bolus tracking, perfusion."""
@@ -154,11 +154,12 @@ def select_series(
     original = tuple(series for series in candidates if not series.derived)
     if original and (selection == ALL or len(original) == 1):
         return original
-    listed = _listed(candidates)
+    listed = list_candidates(candidates)
     if not original:
-        raise ScanError(Reason.DERIVED, f"{listed}. Type --series 1, or a whole UID")
-    detail = f"{len(candidates)} series: {listed}. Type --series 1, best or all"
-    raise ScanError(Reason.SERIES_AMBIGUOUS, detail)
+        detail = f"{counted(len(candidates), 'series', 'series')}, computed from other slices"
+        raise ScanError(Reason.DERIVED, detail, listed)
+    detail = f"there are {len(candidates)} series at this path"
+    raise ScanError(Reason.SERIES_AMBIGUOUS, detail, listed)
 
 
 def kernel_kind(kernel: str) -> Kernel | None:
@@ -188,20 +189,18 @@ def _numbered_or_uid(candidates: Sequence[Series], selection: str) -> Series:
         matching = [candidates[int(selection) - 1]]
     if len(matching) == 1:
         return matching[0]
-    listed = _listed(candidates)
+    listed = list_candidates(candidates)
     if matching:
-        raise ScanError(Reason.SERIES_AMBIGUOUS, f"{listed}. Type the number")
-    raise ScanError(Reason.SERIES_UNKNOWN, f"there are {len(candidates)}: {listed}")
-
-
-def _listed(candidates: Sequence[Series]) -> str:
-    """Return the list to choose from; without descriptions, which may name a patient."""
-    lines = []
-    for number, series in enumerate(candidates, 1):
-        uid = f", UID ...{series.series_uid[-SHOWN_DIGITS:]}" if series.series_uid else ""
-        kind = f"{series.modality or series.kind}{' (derived)' if series.derived else ''}"
-        lines.append(f"{number}: {kind}, {len(series.files)} files{uid}")
-    return "; ".join(lines)
+        detail = f"{len(matching)} series have this UID"
+        raise ScanError(Reason.SERIES_AMBIGUOUS, detail, listed)
+    expected = f"there {'is' if len(candidates) == 1 else 'are'} {len(candidates)} series here"
+    if selection.isdecimal():
+        detail = f"{expected}, and none has number {int(selection)}"
+    elif near := get_close_matches(selection.lower(), (BEST, ALL), n=1):
+        detail = f"did you mean --series {near[0]}? {expected}"
+    else:
+        detail = f"{expected}, and none has this UID"
+    raise ScanError(Reason.SERIES_UNKNOWN, detail, listed)
 
 
 def _best(candidates: Sequence[Series], preference: Preference, options: RankingOptions) -> Series:

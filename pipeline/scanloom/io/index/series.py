@@ -12,13 +12,13 @@ from scanloom.core import DICOM, MODALITIES, Reason, ScanError, Series
 from scanloom.io.dicom.header.elements import decode_elements
 from scanloom.io.dicom.header.header import HeaderCache, header_from_elements, pydicom_muted
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
-from scanloom.io.dicom.sop_classes import is_derived
+from scanloom.io.dicom.sop_classes import is_derived, object_name
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.inspection import FileInfo, inspect_files, series_description
 from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.session import current_session
-from scanloom.io.system.archives import MEMBER_SEPARATOR, is_archive
+from scanloom.io.system.archives import MEMBER_SEPARATOR, archive_kind, is_archive
 from scanloom.io.system.sandbox import start_sandbox
 from scanloom.io.system.unpacking import UnpackedFiles
 
@@ -296,17 +296,44 @@ def _no_scan_error(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> S
     reasons = [entry.reason for entry in entries if entry.reason is not None]
     failed = [reason for reason in reasons if reason.outcome == "failed"]
     if len(entries) == 1 and failed:
-        return ScanError(failed[0], "the given path can't be used")
+        return ScanError(failed[0], _unusable(entries[0].path, failed[0]), entries[0].path)
     for entry, info in zip(entries, infos, strict=True):
         if MEMBER_SEPARATOR in entry.path and info.detail and not info.kind:
-            return ScanError(Reason[info.reason], info.detail)  # the archive can't be unpacked
+            archive = entry.path.split(MEMBER_SEPARATOR)[0]
+            return ScanError(Reason[info.reason], info.detail, archive)
     skipped = Counter(info.reason for info in infos if info.packed and info.reason)
     skipped.update(info.reason for info in infos if info.reason == Reason.UNREADABLE.code)
     if len(skipped) == 1:
-        [(code, count)] = skipped.items()
-        return ScanError(Reason[code], f"{count} files, none of them a slice of a volume")
-    detail = ", ".join(
-        f"{count} {code}"
-        for code, count in sorted(skipped.items(), key=lambda pair: Reason[pair[0]].value)
-    )
-    return ScanError(Reason.NO_IMAGES, "no scan at this path" + (f" ({detail})" if detail else ""))
+        return ScanError(Reason[next(iter(skipped))], _objects(infos))
+    if not skipped:
+        single = len(entries) == 1 and len(infos) == 1
+        nothing = "neither a DICOM file nor named as a volume file" if single else "no scan here"
+        return ScanError(Reason.NO_IMAGES, nothing)
+    return ScanError(Reason.NO_IMAGES, f"no scan here, but {_objects(infos)}")
+
+
+def _unusable(path: str, reason: Reason) -> str:
+    """Return a sentence about a file that can't be listed, such as an archive that was cut off."""
+    if reason is Reason.UNREADABLE:
+        return "permission is missing, or the disk has a fault"
+    kind = archive_kind(path)
+    if kind is None:
+        return "a DICOMDIR that can't be read" if reason is Reason.DAMAGED else "it can't be used"
+    if reason in (Reason.DAMAGED, Reason.TRUNCATED):
+        return f"this {kind.name} archive is incomplete or damaged"
+    return f"this {kind.name} archive can't be unpacked"
+
+
+def _objects(infos: Sequence[FileInfo]) -> str:
+    """Return a sentence about the objects that are not slices, with a count of each kind."""
+    names: Counter[str] = Counter()
+    for info in infos:
+        if info.reason == Reason.UNREADABLE.code:
+            names["file that can't be read"] += 1
+        elif info.packed and info.reason:
+            header = header_from_elements("", decode_elements(info.packed))
+            names[object_name(header)] += 1
+    if names.total() == 1:
+        return f"a {next(iter(names))}, not a slice of a volume"
+    listed = ", ".join(f"{count} x {name}" for name, count in names.most_common())
+    return f"{names.total()} files that are not slices of a volume: {listed}"

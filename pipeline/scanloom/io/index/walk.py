@@ -133,7 +133,8 @@ def check_paths(paths: Sequence[Path | str], out: Path | None = None) -> None:
     roots = [root for path in explicit for root in _expand(path)]
     files = (entry for root in roots for entry in _list_root(root, walker))
     if next(itertools.chain(files, walker.linked()), None) is None:
-        raise ScanError(Reason.NO_IMAGES, "there is no file at any of these paths")
+        detail = "there is no file at this path" if len(explicit) == 1 else "no path has a file"
+        raise ScanError(Reason.NO_IMAGES, detail, "\n".join(explicit))
 
 
 def _expand(path: str) -> list[str]:
@@ -142,7 +143,7 @@ def _expand(path: str) -> list[str]:
         return [path]
     if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):
         return _outside_outputs(matching, path)
-    raise ScanError(Reason.NOT_FOUND, "a given path does not exist")
+    raise ScanError(Reason.NOT_FOUND, "this path does not exist", path)
 
 
 def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from scanloom.core import Reason, ScanError
 from scanloom.core.process.file_lock import lock_file
+from scanloom.io.identity import load_key, read_key
 from scanloom.io.system.atomic_write import atomic_write
 from scanloom.io.system.regular_files import read_regular_file
 
@@ -94,6 +95,15 @@ def check_key(out: Path, fingerprint: str) -> None:
     if read_fingerprint(out) not in (None, fingerprint):
         detail = "the ids in the output folder were made with another key"
         raise ScanError(Reason.KEY_MISMATCH, detail)
+
+
+def load_key_of(out: Path, file: Path | None = None) -> bytes:
+    """Return the key for the ids of an output folder; errors as for `load_key`.
+
+    A missing key is created only for an OUT that is not claimed yet: for any other, it can't be the
+    right one.
+    """
+    return load_key(file) if read_fingerprint(out) is None else read_key(file)
 
 
 @contextmanager

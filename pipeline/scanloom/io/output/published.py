@@ -29,6 +29,10 @@ FILE_STAMPS, SOURCE_STAMP = "files", "source_stamp"
 """Keys of `timing.json`: size and modification time of each other file; stamp of the source."""
 
 
+OTHER_RECIPE = "the existing result was made by another recipe"
+"""Detail of a result that is STALE because of the request, not of its files."""
+
+
 class ResultState(Enum):
     """State of a published result, compared with the requested case."""
 
@@ -100,7 +104,7 @@ def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultSt
     if provenance.recipe != case.recipe:
         if replace:
             return ResultState.REPLACEABLE
-        raise ScanError(Reason.STALE, "the existing result was made by another recipe")
+        raise ScanError(Reason.STALE, OTHER_RECIPE)
     if case.source_hash and provenance.source != case.source_hash:
         if not replace and _has_foreign_files(folder):
             detail = "the case folder contains foreign files, such as a correction"

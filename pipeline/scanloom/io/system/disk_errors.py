@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,8 +26,9 @@ _NOT_FROM_A_DISK = (
 def output_error(exc: OSError, subject: str = "the results") -> ScanError:
     """Return the ScanError for a failed write of `subject`, without the system's own message."""
     if exc.errno in _FULL_DISK:
-        return ScanError(Reason.DISK_FULL, f"no space left for {subject}")
-    return ScanError(Reason.OUTPUT_UNWRITABLE, f"{subject} can't be written ({_name(exc)})")
+        return ScanError(Reason.DISK_FULL, f"no space left for {subject}", _path(exc))
+    detail = f"{subject} can't be written ({_name(exc)})"
+    return ScanError(Reason.OUTPUT_UNWRITABLE, detail, _path(exc))
 
 
 def disk_error(error: Exception) -> ScanError | None:
@@ -46,7 +48,7 @@ def disk_error(error: Exception) -> ScanError | None:
     if error.errno in _FULL_DISK:
         return output_error(error, "one of scanloom's own files")
     detail = f"one of scanloom's own files can't be read or written ({_name(error)})"
-    return ScanError(Reason.OUTPUT_UNWRITABLE, detail)
+    return ScanError(Reason.OUTPUT_UNWRITABLE, detail, _path(error))
 
 
 @contextmanager
@@ -65,6 +67,11 @@ def disk_errors_as_scan_errors() -> Iterator[None]:
         if known is None:
             raise
         raise known from exc
+
+
+def _path(exc: OSError) -> str:
+    """Return the path that the system could not write; empty if it named none."""
+    return os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes | os.PathLike) else ""
 
 
 def _name(exc: OSError) -> str:

@@ -93,7 +93,7 @@ for _record_type in (
     *(Relations, CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite),
 ):
     register(_record_type)
-register(ScanError, lambda error: (error.reason, error.detail))
+register(ScanError, lambda error: (error.reason, error.detail, error.private))
 
 
 class Message:

@@ -177,7 +177,9 @@ def _run_job(
 def _error(reply: dict[str, Any], status: int) -> ScanError:
     """Return the error for a reply without a result, or for the exit status of a dead worker."""
     if isinstance(reply.get("error"), Reason):
-        return ScanError(reply["error"], str(reply.get("detail", "")))
+        return ScanError(
+            reply["error"], str(reply.get("detail", "")), str(reply.get("private", ""))
+        )
     if "memory" in reply:
         return ScanError(Reason.TOO_LARGE, "decoding takes more memory than the image size allows")
     if "fault" in reply:

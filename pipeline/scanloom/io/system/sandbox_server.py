@@ -103,7 +103,7 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         if isinstance(exc, MemoryError) and granted:
             return {"memory": True}
         if fault.reason is not Reason.INTERNAL:
-            return {"error": fault.reason, "detail": fault.detail}
+            return {"error": fault.reason, "detail": fault.detail, "private": fault.private}
         frame = traceback.extract_tb(exc.__traceback__)[-1]
         return {"fault": f"{type(exc).__name__} in {Path(frame.filename).name} {frame.lineno}"}
 

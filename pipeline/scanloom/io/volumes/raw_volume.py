@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scanloom.core import Flag, Grid, Nan, Reason, ScanError, Volume
+from scanloom.core import Flag, Grid, Nan, Reason, ScanError, Volume, counted
 from scanloom.io.affines import default_unit
 from scanloom.io.scan import GridOnlySource, Scan, Source
 from scanloom.io.system.sandbox import start_sandbox
@@ -84,7 +84,9 @@ def select_volume(volumes: int, phase: int | None) -> int:
     if phase is None and volumes > 1:
         raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes, numbered from 0")
     if not 0 <= (phase or 0) < volumes:
-        raise ScanError(Reason.FOUR_D, f"the file has {volumes} volumes from 0, not volume {phase}")
+        raise ScanError(
+            Reason.FOUR_D, f"the file has {counted(volumes, 'volume')} from 0, not volume {phase}"
+        )
     return phase or 0
 
 

@@ -44,7 +44,7 @@ def test_the_table_says_what_to_do(messy: tuple[Path, Outcomes]) -> None:
     root, expected = messy
     ended = scanloom("index", root)
     assert ended.code == 0
-    assert "SLICE_GAP: Slices are missing" in ended.out
+    assert "SLICE_GAP: Export the series again" in ended.out
     assert f"{len(expected)} files" in ended.out
 
 

@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_said_before(
     made = make_plan(tight, [shipped("data") / "torso_ct"], tmp_path / "out")
 
     assert [one.reason for one in made.cases] == ["OUT_OF_MEMORY"]
-    assert "1 cases would be refused: see their reasons" in made.notes
+    assert "1 case would be refused: see the reasons" in made.notes
     assert made.todo == []
 
 

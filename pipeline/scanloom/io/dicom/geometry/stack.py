@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Flag, Gaps, Reason, ScanError
+from scanloom.core import Flag, Gaps, Reason, ScanError, counted
 from scanloom.core.grid import ORTHOGONAL
 from scanloom.core.world import LPS_TO_RAS_AFFINE
 from scanloom.io.affines import orthogonalize
@@ -107,7 +107,7 @@ def stack_slices(slices: Sequence[Slice], gaps: Gaps = "refuse") -> Stack:
     normal = np.cross(row, column)
     positions = locate_slices(slices, normal)
     if len(positions.depth) < MIN_SLICES:
-        raise ScanError(Reason.TOO_FEW_SLICES, f"{len(positions.depth)} distinct slice positions")
+        raise ScanError(Reason.TOO_FEW_SLICES, counted(len(positions.depth), "slice position"))
     index = _slice_indices(positions, normal, gaps)
     line, flag = _slice_line(positions.positions, index, normal)
     step = line.step
@@ -291,7 +291,7 @@ def _slice_indices(
     on_line = np.abs(depth - even).max() <= tolerance or fit_line(positions.positions, index)
     # With more slices missing than present, most of the volume would be invented
     if gaps == "refuse" or missing >= len(depth) or not on_line:
-        raise ScanError(Reason.SLICE_GAP, f"{missing} slices are missing: {step_range}")
+        raise ScanError(Reason.SLICE_GAP, f"{counted(missing, 'slice')} missing: {step_range}")
     return index
 
 
@@ -390,7 +390,9 @@ def duplicate_position_error(stack: Stack) -> ScanError:
     if complete > position_count / 2:
         missing = sum(most - count for count in counts.values())
         short = f"{position_count - complete} of {position_count} positions have fewer than {most}"
-        detail = f"{missing} slices are missing: {short}"
+        detail = f"{counted(missing, 'slice')} missing: {short}"
         return ScanError(Reason.SLICE_GAP, detail)
     conflicting = len({k for k, _ in stack.twins})
-    return ScanError(Reason.DUPLICATE_SLICES, f"{conflicting} positions have slices that differ")
+    return ScanError(
+        Reason.DUPLICATE_SLICES, f"{counted(conflicting, 'position')} with slices that differ"
+    )

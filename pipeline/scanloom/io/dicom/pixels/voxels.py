@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -288,10 +289,14 @@ def _fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], work
     for frame, k in zip(frames, indices, strict=True):
         slices_by_frame.setdefault((frame.path, frame.frame), []).append((frame, values[k]))
     with ThreadPoolExecutor(workers) as pool:
-        tasks = [pool.submit(_read_frame, slices, tables) for slices in slices_by_frame.values()]
+        tasks = {
+            file: pool.submit(_read_frame, slices, tables)
+            for file, slices in slices_by_frame.items()
+        }
         try:
-            for task in tasks:
-                task.result()
+            for (path, _), task in tasks.items():
+                with _about(path):
+                    task.result()
         except _DoesNotFitError:
             pool.shutdown(cancel_futures=True)
             return False
@@ -299,6 +304,15 @@ def _fill(frames: list[FrameRef], indices: list[int], values: NDArray[Any], work
             pool.shutdown(cancel_futures=True)
             raise
     return True
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """Name the file in errors of the block."""
+    try:
+        yield
+    except ScanError as error:
+        raise error.about(str(path)) from error
 
 
 def _read_frame(

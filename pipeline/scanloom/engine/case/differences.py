@@ -1,0 +1,87 @@
+"""Differences between a published result and a request for the same scan, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from scanloom.cards.card import ModelCard
+from scanloom.core import ComputeOptions, ReadOptions
+from scanloom.engine.case.recipe import card_digest, outputs_document
+from scanloom.engine.workflow.schema import Workflow
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.json_file import read_json
+
+_ABSENT = "none"
+
+
+def options_document(read: ReadOptions, compute: ComputeOptions) -> dict[str, Any]:
+    """Return the options that can change a result, as `case.json` has them."""
+    options = {**asdict(read), **asdict(compute)}
+    del options["max_size"]
+    return options
+
+
+def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
+    """Return what differs between a published case and a request, such as "seg was binary".
+
+    Parameters
+    ----------
+    folder : Path
+        The case folder.
+    workflow : Workflow
+        The request.
+    cards : sequence of ModelCard
+        The models of the request.
+    """
+    try:
+        document = read_json(folder / CASE)
+        found = [
+            *_models(document["models"], cards),
+            *_fields(document["outputs"], outputs_document(workflow.output_options)),
+            *_fields(
+                document.get("options", {}),
+                options_document(workflow.read_options, workflow.compute_options),
+            ),
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = []
+    return "; ".join(found) or "its models are the same, but an option or relation differs"
+
+
+def _models(before: Sequence[Mapping[str, Any]], cards: Sequence[ModelCard]) -> Iterator[str]:
+    old = {model["name"]: model for model in before}
+    new = {card.name: card for card in cards}
+    if set(old) != set(new):
+        yield f"it was made by {', '.join(old)}, and {', '.join(new)} is requested"
+        return
+    for name, card in new.items():
+        if old[name]["card_sha256"] == card_digest(card):
+            continue
+        versions = (old[name]["version"], card.version)
+        if versions[0] != versions[1]:
+            yield f"{name} was version {versions[0]}, and is {versions[1]} now"
+        else:
+            yield f"{name} was the same version with another card or other weights"
+
+
+def _fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each option of the older document that has another value now."""
+    for name, value in before.items():
+        other = now.get(name)
+        if _plain(value) != _plain(other):
+            yield f"{name} was {_text(value)}, and is {_text(other)} now"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | list) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or _ABSENT
+    return _ABSENT if value is None else f"{value:g}" if isinstance(value, float) else str(value)

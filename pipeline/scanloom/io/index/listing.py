@@ -1,0 +1,186 @@
+"""Lists of series in which a person recognises each one, for the terminal.
+
+They show descriptions, file names and folders, which may name a patient: they are never written to
+an output folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from scanloom.core import DICOM, Series, printable
+from scanloom.io.index.inspection import SeriesInfo, describe_as_read
+from scanloom.io.output.crosswalk import common_parent
+
+TERMINAL_COLUMNS = 80
+WIDE_COLUMNS = 100
+"""Width from which shape and spacing of all axes and the number of files are shown."""
+MAX_LISTED = 20
+"""Series that a message lists; `scanloom index` lists all."""
+
+_GAP = " "
+_SHARES = {"name": 3, "folder": 2}
+"""Columns that are shortened, and how they share the width that is left."""
+_LEAST = 12
+"""Characters that a column of texts keeps when it is shortened."""
+_NUMERIC = frozenset(("#", "series", "files", "slices"))
+
+
+@dataclass(frozen=True)
+class SeriesLine:
+    """What a person recognises a series by.
+
+    Parameters
+    ----------
+    number : int or None
+        The number for `--series`; None if it can't be selected.
+    kind : str
+        Name of its format in `scanloom.io.formats.FORMATS`.
+    path : str
+        The only file, or the innermost folder of all files.
+    files : int
+        Number of its files.
+    info : SeriesInfo
+    id : str
+        Its case ID, if known.
+    """
+
+    number: int | None
+    kind: str
+    path: str
+    files: int
+    info: SeriesInfo
+    id: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The folder of its files."""
+        return os.path.dirname(self.path) if self._is_file else self.path
+
+    @property
+    def name(self) -> str:
+        """SeriesDescription, or else the name of its only file."""
+        description = " ".join(self.info.description.split())
+        if self.kind == DICOM and description:
+            return description
+        return os.path.basename(self.path) if self._is_file else ""
+
+    @property
+    def _is_file(self) -> bool:
+        return self.files == 1 or self.kind != DICOM
+
+    @property
+    def modality(self) -> str:
+        """Modality of its header, or else its format."""
+        return self.info.modality or ("" if self.kind == DICOM else self.kind)
+
+
+def list_candidates(candidates: Sequence[Series]) -> str:
+    """Return the list of the series at a path, of which one has to be chosen."""
+    lines = [
+        SeriesLine(
+            number,
+            series.kind,
+            common_parent(series.files),
+            len(series.files),
+            describe_as_read(series)._replace(description=series.description),
+        )
+        for number, series in enumerate(candidates[:MAX_LISTED], 1)
+    ]
+    rows = format_series(lines, TERMINAL_COLUMNS - 2)  # messages indent them
+    if more := len(candidates) - len(lines):
+        rows.append(f"... and {more} more: `scanloom index` lists all")
+    return "\n".join(rows)
+
+
+def format_series(lines: Sequence[SeriesLine], width: int = TERMINAL_COLUMNS) -> list[str]:
+    """Return a table of series, headings first, in lines of at most `width` columns.
+
+    No column is left out: texts are shortened, folders at their beginning and file names in their
+    middle. Folders are relative to the innermost folder of all series, which the last line names.
+    """
+    if not lines:
+        return []
+    root = _root(line.folder for line in lines)
+    columns = _columns(lines, root, wide=width >= WIDE_COLUMNS)
+    widths = _widths(columns, width)
+    rows = []
+    for n in range(len(lines) + 1):
+        cells = [_cell(name, values[n], widths[name]) for name, values in columns.items()]
+        rows.append(_GAP.join(cells).rstrip())
+    return [*rows, *([f"folders in {printable(root)}"] if root else [])]
+
+
+def _root(folders: Iterable[str]) -> str:
+    """Return the innermost folder of all; empty if there is none but the file system's."""
+    distinct = sorted(set(folders))
+    common = os.path.commonpath([distinct[0], distinct[-1]]) if distinct[0] else ""
+    return "" if common in ("", os.sep) else common
+
+
+def _columns(lines: Sequence[SeriesLine], root: str, *, wide: bool) -> dict[str, list[str]]:
+    """Return the cells of each column below its heading."""
+    columns = {
+        "#": ["" if line.number is None else str(line.number) for line in lines],
+        "name": [printable(line.name) for line in lines],
+        "series": [str(line.info.number) if line.info.number >= 0 else "" for line in lines],
+        "modality": [line.modality for line in lines],
+    }
+    if wide:
+        columns |= {
+            "files": [str(line.files) for line in lines],
+            "shape": ["x".join(map(str, line.info.shape)) for line in lines],
+            "spacing mm": ["x".join(f"{mm:.3g}" for mm in line.info.spacing) for line in lines],
+            "status": [line.info.reason or "used" for line in lines],
+        }
+    else:
+        columns["slices"] = [line.info.reason or _slices(line.info) for line in lines]
+    columns["folder"] = [printable(os.path.relpath(line.folder, root or os.sep)) for line in lines]
+    if any(line.id for line in lines):
+        columns["case id"] = [line.id for line in lines]
+    return {name: [name, *cells] for name, cells in columns.items()}
+
+
+def _slices(info: SeriesInfo) -> str:
+    """Return the number of slices and their spacing, such as "20 x 5 mm"."""
+    if not info.shape:
+        return ""
+    return f"{info.shape[2]} x {info.spacing[2]:.3g} mm"
+
+
+def _widths(columns: dict[str, list[str]], width: int) -> dict[str, int]:
+    """Return the width of each column: as its longest cell, or what is left for long texts."""
+    from rich.cells import cell_len
+
+    widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
+    excess = sum(widths.values()) + len(_GAP) * (len(widths) - 1) - width
+    while excess > 0:
+        longest = max(_SHARES, key=lambda name: widths[name] / _SHARES[name])
+        if widths[longest] <= _LEAST:
+            break
+        widths[longest] -= 1
+        excess -= 1
+    return widths
+
+
+def _cell(name: str, text: str, width: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) > width:
+        text = _shortened(text, width, at_start=name == "folder")
+    if name in _NUMERIC and name != "slices":
+        return " " * (width - cell_len(text)) + text
+    return set_cell_size(text, width)
+
+
+def _shortened(text: str, width: int, *, at_start: bool) -> str:
+    """Return a text with an ellipsis at its start, or in its middle: the end tells files apart."""
+    from rich.cells import cell_len, set_cell_size
+
+    head = "" if at_start else set_cell_size(text, (width - 1) // 2)
+    tail = text
+    while cell_len(head) + 1 + cell_len(tail) > width:
+        tail = tail[1:]
+    return f"{head}…{tail}"
