@@ -59,3 +59,19 @@ def test_meshnets_label_as_on_the_cpu(tmp_path: Path) -> None:
 
     print(f"MeshNet: {100 * equal:.4f} % equal")
     assert equal >= 0.999
+
+
+def test_uncertainty_is_that_of_the_cpu(tmp_path: Path) -> None:
+    card = read_model(write_model(tmp_path, folds=("0", "1")))
+    found = [
+        TorchPredictor(card, FLOAT32, device=device).predict(scan("CT"), uncertainty=True)
+        for device in ("cpu", "cuda")
+    ]
+
+    cpu, cuda = (segmentation.uncertainty for segmentation in found)
+    assert cpu is not None
+    assert cuda is not None
+    for ours, theirs in ((cpu.entropy, cuda.entropy), (cpu.disagreement, cuda.disagreement)):
+        assert ours is not None
+        assert theirs is not None
+        assert np.abs(ours.astype(int) - theirs.astype(int)).mean() < 1.0  # of 255
