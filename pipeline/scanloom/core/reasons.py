@@ -120,6 +120,11 @@ class Reason(Enum):
         "Slice positions are missing, so the geometry is unknown: export the series again",
     )
     BAD_GEOMETRY = ("failed", False, "The geometry is not that of a scan: export it again")
+    SHEAR_NOT_SUPPORTED = (
+        "failed",
+        False,
+        "Use `to_nibabel` or `to_metatensor`, or segment it: a rectangular copy is written",
+    )
     HEADER_CONTRADICTS = (
         "failed",
         False,

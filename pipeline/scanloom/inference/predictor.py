@@ -115,6 +115,10 @@ class TorchPredictor:
             rounded = card.window.sums == "float16"
             choose_backend(card.decision, card.n_outputs, self.device.device, rounded=rounded)
 
+    def __repr__(self) -> str:
+        made = f"{self.name} {self.card.version}"
+        return f"{type(self).__name__}({made}, {self.device_name}, {self.precision_name})"
+
     @property
     def name(self) -> str:
         """The model's name."""
