@@ -10,44 +10,59 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 TYPE_CHECKING = False  # as of typing, which may not be the standard library's yet: see __main__
 
 if TYPE_CHECKING:
-    from scanloom.core import Flag, Outputs, Reason, ScanError, Segmentation, Volume
-    from scanloom.engine.api import load_model, segment
+    from scanloom.core import (
+        CaseRecord,
+        Flag,
+        Grid,
+        Measurement,
+        Reason,
+        ScanError,
+        Segmentation,
+        Structure,
+        Volume,
+    )
+    from scanloom.engine.api import load_model, measurements, segment
     from scanloom.io.read import load_volume
 
+    __version__: str
+
 __all__ = [
+    "CaseRecord",
     "Flag",
-    "Outputs",
+    "Grid",
+    "Measurement",
     "Reason",
     "ScanError",
     "Segmentation",
+    "Structure",
     "Volume",
     "load_model",
     "load_volume",
+    "measurements",
     "segment",
 ]
 
 _HOMES = {
-    "Flag": "scanloom.core",
-    "Outputs": "scanloom.core",
-    "Reason": "scanloom.core",
-    "ScanError": "scanloom.core",
-    "Segmentation": "scanloom.core",
-    "Volume": "scanloom.core",
     "load_model": "scanloom.engine.api",
     "load_volume": "scanloom.io.read",
+    "measurements": "scanloom.engine.api",
     "segment": "scanloom.engine.api",
 }
-"""Where each public name is defined; it is imported on first access."""
+"""Where public functions are defined; a type is in `scanloom.core`. Imported on first access."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name: `import scanloom` alone loads nothing heavy."""
-    if name not in _HOMES:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("scanloom")
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "scanloom.core")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__all__", "__doc__", "__file__", "__name__", "__version__"])

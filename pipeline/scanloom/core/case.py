@@ -122,3 +122,18 @@ class CaseRecord:
     reused: bool = False
     updated: bool = False
     private: str = ""
+
+    def __repr__(self) -> str:
+        if self.reason is not None:
+            return f"CaseRecord({self.id or 'no id'}, {self.reason.code}: {self.detail})"
+        state = "from before" if self.reused else "published"
+        found = sum(1 for m in self.measurements if m.voxels)
+        structures = f"{found} of {len(self.measurements)} structures found"
+        flags = [flag.code for flag in self.flags]
+        return f"CaseRecord({', '.join((self.id, state, structures, *flags, str(self.folder)))})"
+
+    def _repr_html_(self) -> str:
+        """Return the preview and the volumes for a notebook, or the reason."""
+        from scanloom.interop.notebook import record_html
+
+        return record_html(self)

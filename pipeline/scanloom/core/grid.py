@@ -94,6 +94,17 @@ class Grid:
         signs = [self.affine[axis, n] > 0 for n, axis in enumerate(self.axes)]
         return "".join("RAS"[a] if up else "LPI"[a] for a, up in zip(self.axes, signs, strict=True))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """Shape, spacing and axes: "512 x 512 x 60 voxels of 0.80 x 0.80 x 5.00 mm, LPS"."""
+        shape = " x ".join(str(n) for n in self.shape)
+        spacing = " x ".join(f"{s:.2f}" for s in self.spacing)
+        tilt = ", sheared" if self.sheared else ""
+        return f"{shape} voxels of {spacing} mm, {self.axis_codes}{tilt}"
+
     def world(self, index: ArrayLike) -> NDArray[np.float64]:
         """Return the RAS mm (..., 3) of voxel indices (..., 3), which may be fractions."""
         points = np.asarray(index, dtype=np.float64)

@@ -155,6 +155,11 @@ class Reason(Enum):
         "Export the series again with the positions of its slices",
     )
     BAD_GEOMETRY = ("failed", False, "Export it again with the geometry of the scanner")
+    SHEAR_NOT_SUPPORTED = (
+        "failed",
+        False,
+        "Use `to_nibabel` or `to_metatensor`, or segment it: a rectangular copy is written",
+    )
     HEADER_CONTRADICTS = (
         "failed",
         False,

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core.grid import Grid
 from scanloom.core.reasons import Flag
+from scanloom.core.text import did_you_mean
 from scanloom.core.uncertainty import Uncertainty
+
+if TYPE_CHECKING:
+    import nibabel as nib
+    import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
+    import torch
+
+    from scanloom.core.measurement import Measurement
+    from scanloom.core.volume import Volume
 
 _SLUG = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 Color = tuple[int, int, int]
+LISTED = 6
+"""Number of structures that `repr` names."""
 
 
 def is_slug(text: str) -> bool:
@@ -105,6 +118,18 @@ class Layer:
         labels.flags.writeable = False
         object.__setattr__(self, "labels", labels)
 
+    def __repr__(self) -> str:
+        shape = " x ".join(str(n) for n in self.labels.shape)
+        return f"Layer({shape} {self.labels.dtype}: {_listed(self.structures)})"
+
+
+def _listed(structures: tuple[Structure, ...]) -> str:
+    """Return the number of structures and the labels of the first ones."""
+    labels = [structure.label for structure in structures[:LISTED]]
+    more = [f"and {len(structures) - LISTED} more"] if len(structures) > LISTED else []
+    noun = "structure" if len(structures) == 1 else "structures"
+    return f"{len(structures)} {noun}: {', '.join(labels + more)}"
+
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:
@@ -167,3 +192,149 @@ class Segmentation:
     def structures(self) -> tuple[Structure, ...]:
         """All structures, layer by layer."""
         return tuple(s for layer in self.layers for s in layer.structures)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of all structures, layer by layer."""
+        return tuple(s.label for s in self.structures)
+
+    def __repr__(self) -> str:
+        made = " ".join(part for part in (self.title, self.version) if part)
+        flags = [flag.code for flag in self.flags]
+        parts = (made, _listed(self.structures), self.grid.summary, *flags)
+        return f"Segmentation({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Return a picture of the structures, and their volumes, for a notebook."""
+        from scanloom.interop.notebook import segmentation_html
+
+        return segmentation_html(self)
+
+    def __contains__(self, label: object) -> bool:
+        return label in self.labels
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.labels)
+
+    def __len__(self) -> int:
+        return len(self.structures)
+
+    def __getitem__(self, label: str) -> NDArray[np.bool_]:
+        """Return the mask (I, J, K) of a structure on the scan's grid.
+
+        Raises
+        ------
+        KeyError
+            If the segmentation has no such structure; the message suggests a label.
+        """
+        structure = self.structure(label)
+        return np.asarray(self.layer_of(label).labels == structure.number)
+
+    def structure(self, label: str) -> Structure:
+        """Return the structure with a label; `KeyError` as for a mask."""
+        for structure in self.structures:
+            if structure.label == label:
+                return structure
+        raise KeyError(f"no structure {label!r}: {did_you_mean(str(label), self.labels)}")
+
+    def layer_of(self, label: str) -> Layer:
+        """Return the layer that holds a structure; `KeyError` as for a mask."""
+        wanted = self.structure(label)
+        return next(layer for layer in self.layers if wanted in layer.structures)
+
+    def single_layer(self) -> Layer:
+        """Return the only layer.
+
+        Raises
+        ------
+        ValueError
+            If structures overlap: no single label map holds them.
+        """
+        if len(self.layers) > 1:
+            raise ValueError(
+                f"structures overlap in {len(self.layers)} layers, which no single label map "
+                "holds: give the label of a structure"
+            )
+        return self.layers[0]
+
+    def _voxels(self, label: str | None) -> NDArray[Any]:
+        """Return the mask of a structure as uint8, or the label map."""
+        return self.single_layer().labels if label is None else self[label].view(np.uint8)
+
+    def to_nibabel(self, label: str | None = None) -> nib.Nifti1Image:
+        """Return the label map, or the mask of a structure, as an image of nibabel.
+
+        Raises
+        ------
+        ValueError
+            If structures overlap and no label is given.
+        """
+        from scanloom.interop.nibabel_images import to_nibabel
+
+        return to_nibabel(self._voxels(label), self.grid)
+
+    def to_sitk(self, label: str | None = None) -> sitk.Image:
+        """Return the label map, or the mask of a structure, as an image of SimpleITK.
+
+        Raises
+        ------
+        ScanError
+            SHEAR_NOT_SUPPORTED if the grid is sheared: ITK's direction is a rotation.
+        ValueError
+            If structures overlap and no label is given.
+        """
+        from scanloom.interop.sitk_images import to_sitk
+
+        return to_sitk(self._voxels(label), self.grid)
+
+    def to_torch(self, label: str | None = None) -> torch.Tensor:
+        """Return the label map, or the mask of a structure, as a writable tensor (I, J, K).
+
+        Raises
+        ------
+        ValueError
+            If structures overlap and no label is given.
+        """
+        from scanloom.interop.tensors import to_torch
+
+        return to_torch(self._voxels(label))
+
+    def save(self, path: str | Path, label: str | None = None) -> None:
+        """Write the label map, or the mask of a structure, as NIfTI (.nii.gz).
+
+        Raises
+        ------
+        ValueError
+            If the name does not end in .nii.gz, or structures overlap and no label is given.
+        OSError
+            If the file can't be written.
+        """
+        from scanloom.interop.results import save
+
+        save(self, Path(path), label)
+
+    def measure(self, volume: Volume) -> tuple[Measurement, ...]:
+        """Return sizes and intensities of all structures in the scan that was segmented.
+
+        Raises
+        ------
+        ValueError
+            If the grids differ.
+        """
+        from scanloom.interop.results import measure
+
+        return measure(self, volume)
+
+    def preview(self, volume: Volume, path: str | Path) -> None:
+        """Draw the scan with its structures to a PNG file, as in a case folder.
+
+        Raises
+        ------
+        ValueError
+            If the grids differ, or the scan is marked as having identifying text burned in.
+        OSError
+            If the file can't be written.
+        """
+        from scanloom.interop.results import preview
+
+        preview(self, volume, Path(path))

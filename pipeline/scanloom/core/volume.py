@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from scanloom.core.grid import Grid
 from scanloom.core.reasons import Flag
 
+if TYPE_CHECKING:
+    import nibabel as nib
+    import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
+    import torch
+    from monai.data import MetaTensor
+
 Unit = Literal["HU", "a.u.", "unknown"]
 MODALITIES = ("CT", "MR", "PT", "NM")
 """Supported modalities (DICOM PS3.3 C.7.3.1.1.1); any other is unknown (None)."""
+
+
+def default_unit(modality: str | None) -> Unit:
+    """Return the unit of values without a stated unit, from the modality that was given."""
+    if modality is None:
+        return "unknown"
+    return "HU" if modality == "CT" else "a.u."
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +73,120 @@ class Volume:
         array = np.asfortranarray(self.array).view()
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
+
+    def __repr__(self) -> str:
+        parts = (self.modality or "modality unknown", self.grid.summary, str(self.array.dtype))
+        flags = [flag.code for flag in self.flags]
+        return f"Volume({', '.join((*parts, self.unit, *flags))})"
+
+    def _repr_html_(self) -> str:
+        """Return a picture of the middle planes for a notebook."""
+        from scanloom.interop.notebook import volume_html
+
+        return volume_html(self)
+
+    @classmethod
+    def from_array(
+        cls,
+        array: ArrayLike,
+        affine: ArrayLike,
+        *,
+        modality: str | None = None,
+        padding: float | None = None,
+    ) -> Volume:
+        """Return a volume of an array.
+
+        Parameters
+        ----------
+        array : (I, J, K) array-like
+            Values: in Hounsfield units if the modality is "CT".
+        affine : (4, 4) array-like
+            Voxel index to RAS mm.
+        modality : str or None
+            One of `MODALITIES`; None if it is unknown.
+        padding : float or None
+            Value of voxels outside the scanner's field of view.
+
+        Raises
+        ------
+        ScanError
+            BAD_GEOMETRY if the affine is not that of a stack of slices.
+        ValueError
+            If the array has not three dimensions or holds no numbers.
+        """
+        values = np.asarray(array)
+        if values.ndim != 3:
+            raise ValueError(f"array must be (I, J, K), got {values.shape}")
+        i, j, k = values.shape
+        grid = Grid((i, j, k), np.asarray(affine, np.float64))
+        return cls(values, grid, default_unit(modality), modality, padding)
+
+    @classmethod
+    def from_nibabel(
+        cls,
+        image: nib.spatialimages.SpatialImage,
+        *,
+        modality: str | None = None,
+        padding: float | None = None,
+    ) -> Volume:
+        """Return a volume of an image of nibabel; parameters and errors as in `from_array`."""
+        from scanloom.interop.nibabel_images import from_nibabel
+
+        array, grid = from_nibabel(image)
+        return cls(array, grid, default_unit(modality), modality, padding)
+
+    @classmethod
+    def from_sitk(
+        cls, image: sitk.Image, *, modality: str | None = None, padding: float | None = None
+    ) -> Volume:
+        """Return a volume of an image of SimpleITK; parameters and errors as in `from_array`."""
+        from scanloom.interop.sitk_images import from_sitk
+
+        array, grid = from_sitk(image)
+        return cls(array, grid, default_unit(modality), modality, padding)
+
+    @classmethod
+    def from_metatensor(
+        cls, tensor: MetaTensor, *, modality: str | None = None, padding: float | None = None
+    ) -> Volume:
+        """Return a volume of a MetaTensor (1, I, J, K); parameters and errors as in `from_array`.
+
+        Its affine leads to RAS mm, or to LPS mm if its `space` says so.
+        """
+        from scanloom.interop.tensors import from_metatensor
+
+        array, grid = from_metatensor(tensor)
+        return cls(array, grid, default_unit(modality), modality, padding)
+
+    def to_nibabel(self) -> nib.Nifti1Image:
+        """Return a copy as a NIfTI image of nibabel, in RAS mm; float16 becomes float32."""
+        from scanloom.interop.nibabel_images import to_nibabel
+
+        return to_nibabel(self.array, self.grid)
+
+    def to_sitk(self) -> sitk.Image:
+        """Return a copy as an image of SimpleITK, in LPS mm; float16 becomes float32.
+
+        Raises
+        ------
+        ScanError
+            SHEAR_NOT_SUPPORTED if the grid is sheared: ITK's direction is a rotation.
+        """
+        from scanloom.interop.sitk_images import to_sitk
+
+        return to_sitk(self.array, self.grid)
+
+    def to_torch(self) -> torch.Tensor:
+        """Return a copy (I, J, K) as a contiguous, writable tensor of the array's type."""
+        from scanloom.interop.tensors import to_torch
+
+        return to_torch(self.array)
+
+    def to_metatensor(self) -> MetaTensor:
+        """Return a copy (1, I, J, K) as a MetaTensor of MONAI, with the affine in RAS mm."""
+        from scanloom.interop.tensors import to_metatensor
+
+        return to_metatensor(self.array, self.grid)
 
     def is_padding(self, values: NDArray[Any]) -> NDArray[np.bool_]:
         """Return a mask, of the same shape, of the values that are padding."""

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scanloom.cards.store import find_model
-from scanloom.core import CaseRecord, ComputeOptions, settle_in
-from scanloom.engine.segment import segment_options, segment_paths
+from scanloom.core import (
+    CaseRecord,
+    ComputeOptions,
+    Gaps,
+    Nan,
+    Outputs,
+    ReadOptions,
+    Reason,
+    ScanError,
+    settle_in,
+)
+from scanloom.core.options import Dates, Mirror, Modality, Precision, SegKind, check_choices
+from scanloom.core.text import parse_bytes
+from scanloom.engine.results.case_registry import FolderNaming
+from scanloom.engine.results.tables import read_measurements_table
+from scanloom.engine.segment import SegmentOptions, iter_segment
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from scanloom.engine.case.types import Predictor
 
+Progress = Callable[[str, int, int], None]
+"""Is called with a stage, and the number of its parts that are done and of all."""
 
-def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> Predictor:
+
+def load_model(name: str, *, device: str = "auto", precision: Precision = "auto") -> Predictor:
     """Load a model; its `predict(volume)` labels one volume after another.
 
     Parameters
@@ -30,11 +50,14 @@ def load_model(name: str, *, device: str = "auto", precision: str = "auto") -> P
     ------
     ScanError
         If there is no such model, it can't be expressed or trusted, or the device is not there.
+    ValueError
+        If the precision is unknown.
     """
     from scanloom.inference.combined.composite import make_predictor
 
     settle_in()
-    compute = ComputeOptions(precision=precision)  # type: ignore[arg-type]
+    compute = ComputeOptions(precision=precision)
+    check_choices(compute)
     return make_predictor(find_model(name), compute, device=device)
 
 
@@ -43,9 +66,33 @@ def segment(
     *,
     model: str | Sequence[str],
     out: str | Path,
-    **options: Any,
+    progress: Progress | None = None,
+    archives: bool = False,
+    series: str | int | None = None,
+    phase: int | None = None,
+    gaps: Gaps = "refuse",
+    nan: Nan = "refuse",
+    orientation: str | None = None,
+    modality: Modality | None = None,
+    device: str = "auto",
+    precision: Precision = "auto",
+    seg: SegKind = "binary",
+    dates: Dates = "source",
+    also: str | Sequence[str] = (),
+    structures: str | Sequence[str] = (),
+    key: str | Path | None = None,
+    names: FolderNaming = "id",
+    replace: bool = False,
+    memory_limit: int | str | None = None,
+    max_size: int | str | None = None,
+    skip_air: bool = True,
+    compiled_restore: bool = True,
+    mirror: Mirror = "auto",
+    remove_small: float = 0.0,
 ) -> tuple[CaseRecord, ...]:
     """Segment scans and publish a case folder for each, as `scanloom segment` does.
+
+    Every option has the name, default and meaning of the command's.
 
     Parameters
     ----------
@@ -55,9 +102,52 @@ def segment(
         Names or bundle folders.
     out : path
         The output folder.
-    **options
-        Fields of `scanloom.engine.segment.SegmentOptions`, such as `series`, `device`, `outputs`,
-        and of the options objects in it, such as `gaps` or `precision`.
+    progress : callable, optional
+        Is called with a stage, the number of its parts that are done, and that of all. The stage
+        "scans" counts scans; their total grows with `series="all"`. Each step of a scan, such as
+        "load", "network" or "write", is a stage too: 0 of 1 as it begins.
+    archives : bool
+        Whether archives in a folder are looked into.
+    series : str, int or None
+        Which series, as in `load_volume`; "all" for each series of a path.
+    phase : int or None
+        Index of the volume, from 0, if a scan has several.
+    gaps : "refuse" or "interpolate"
+        Handling of missing slices.
+    nan : "refuse" or "padding"
+        Handling of voxels that are not numbers.
+    orientation : str or None
+        Axis codes such as "RAS", for files that do not state theirs.
+    modality : "CT", "MR", "PT", "NM" or None
+        Modality for files that do not state theirs.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:N".
+    precision : "auto", "float32" or "half"
+        Numeric precision of the networks.
+    seg : "binary" or "labelmap"
+        Kind of DICOM SEG.
+    dates : "source" or "now"
+        Content dates of DICOM SEG.
+    also : str, or sequence of str
+        Further files: "image" or ("image", "masks").
+    structures : str, or sequence of str
+        Labels to keep: "bone" or ("bone", "lung"); by default, all.
+    key : path or None
+        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
+    names : "id" or "source"
+        How case folders are named; "source" uses words of headers and paths.
+    replace : bool
+        Whether results made with other models or options are replaced.
+    memory_limit, max_size : int, str or None
+        Memory that the process may use, and largest size of a scan's voxels: bytes, or "8GB".
+    skip_air : bool
+        Whether windows of air are skipped, if the model defines air.
+    compiled_restore : bool
+        Whether compiled kernels map labels back to the scan's grid, or plain PyTorch.
+    mirror : "auto" or "no"
+        Whether networks also run on mirrored scans: as the model says, or not.
+    remove_small : float
+        Connected components of a structure up to this volume, in mm3, are removed.
 
     Returns
     -------
@@ -69,9 +159,89 @@ def segment(
     ------
     ScanError
         If the models, the key or the output folder cannot be used.
+    ValueError
+        If an option has an unknown value.
     """
     settle_in()
-    models = (model,) if isinstance(model, str) else tuple(model)
-    request = segment_options(models=models, out=Path(out), **options)
-    listed = [paths] if isinstance(paths, (str, Path)) else list(paths)
-    return segment_paths([Path(path) for path in listed], request)
+    options = SegmentOptions(
+        models=(model,) if isinstance(model, str) else tuple(model),
+        out=Path(out),
+        archives=archives,
+        series=None if series is None else str(series),
+        phase=phase,
+        device=device,
+        read=ReadOptions(gaps, nan, orientation, modality, _size(max_size)),
+        outputs=Outputs(seg, dates, _words(also), _words(structures)),
+        compute=ComputeOptions(precision, skip_air, compiled_restore, mirror, remove_small),
+        key=None if key is None else Path(key),
+        names=names,
+        replace=replace,
+        memory_limit=_size(memory_limit),
+    )
+    for part in (options, options.read, options.outputs, options.compute):
+        check_choices(part)
+    given = [paths] if isinstance(paths, (str, Path)) else paths
+    return _segment([Path(path) for path in given], options, progress)
+
+
+def measurements(out: str | Path) -> pd.DataFrame:
+    """Return the measurements of all cases in an output folder as a table.
+
+    Parameters
+    ----------
+    out : path
+        The output folder of `scanloom segment` or `scanloom run`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each case, model and structure, with the columns of `measurements.csv`. Unknown
+        values are missing, never 0. A case that can't be read is left out, with a warning.
+
+    Raises
+    ------
+    ScanError
+        NOT_FOUND if there are no results.
+    ImportError
+        If pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("tables need pandas: pip install 'scanloom[pandas]'") from error
+    import pyarrow as pa
+
+    folder = Path(out)
+    if not (folder / "cases").is_dir():
+        raise ScanError(Reason.NOT_FOUND, "the folder has no results")
+    damaged = set[str]()
+    table = read_measurements_table(folder, damaged)
+    if damaged:
+        cases = ", ".join(sorted(damaged))
+        warnings.warn(f"left out, since they can't be read: {cases}", stacklevel=2)
+    types = {pa.int64(): pd.Int64Dtype()}  # an empty structure has no box
+    return table.to_pandas(types_mapper=types.get)
+
+
+def _segment(
+    paths: Sequence[Path], options: SegmentOptions, progress: Progress | None
+) -> tuple[CaseRecord, ...]:
+    """Return the records of all scans, with progress."""
+    if progress is None:
+        return tuple(record for _, record in iter_segment(paths, options))
+    records: list[CaseRecord] = []
+    progress("scans", 0, len(paths))
+    for _, record in iter_segment(paths, options, lambda _, step: progress(step, 0, 1)):
+        records.append(record)
+        progress("scans", len(records), max(len(records), len(paths)))
+    return tuple(records)
+
+
+def _words(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names as given, or those of a text with commas, as on the command line."""
+    listed = names.split(",") if isinstance(names, str) else names
+    return tuple(name.strip() for name in listed if name.strip())
+
+
+def _size(size: int | str | None) -> int | None:
+    return None if size is None else parse_bytes(size)

@@ -200,6 +200,10 @@ class PlacedModel:
     device: DeviceChoice
     precision: PrecisionChoice
 
+    def __repr__(self) -> str:
+        made = f"{self.name} {self.card.version}"
+        return f"{type(self).__name__}({made}, {self.device_name}, {self.precision_name})"
+
     @property
     def name(self) -> str:
         """The model's name."""

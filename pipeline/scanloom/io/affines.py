@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from scanloom.core import Flag, Reason, ScanError
 from scanloom.core.grid import ORTHOGONAL
-from scanloom.core.volume import Unit
 
 MIN_VOXELS = 3
 """Voxels along each axis: as for slices, two are not a volume."""
@@ -25,13 +24,6 @@ FLOAT32_COSINE = 1e-6
 """Largest cosine between two axes due to float32 rounding alone, which is not corrected."""
 
 _AXES = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1), "I": (2, -1)}
-
-
-def default_unit(modality: str | None) -> Unit:
-    """Return the unit of the values of a file without one, from the modality that was given."""
-    if modality is None:
-        return "unknown"
-    return "HU" if modality == "CT" else "a.u."
 
 
 def affine_from_codes(

@@ -38,7 +38,7 @@ from scanloom.io.voxel_values import rounding_flags
 def load_volume(
     path: str | Path,
     *,
-    series: str | None = None,
+    series: str | int | None = None,
     phase: int | None = None,
     gaps: Gaps = "refuse",
     nan: Nan = "refuse",
@@ -54,7 +54,7 @@ def load_volume(
     path : str or Path
         A DICOM folder or file, a volume file (NIfTI, Analyze, NRRD, MetaImage, MGH), a zip or tar
         archive, a DICOMDIR, or a glob pattern: see docs/reading.md.
-    series : str or None
+    series : str, int or None
         Series to read if there are several: its UID, its number in the list of the error
         SERIES_AMBIGUOUS, or "best"; see `scanloom.io.index.ranking`.
     phase : int or None
@@ -97,7 +97,7 @@ def load_volume(
     try:
         [chosen] = select_series(
             find_series(Path(path), archives=archives),
-            series,
+            None if series is None else str(series),
             preference,
             RankingOptions(phase, gaps, orientation),
         )

@@ -207,6 +207,14 @@ def write_measurements_table(out: Path, damaged: set[str]) -> None:
     _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, rows)
 
 
+def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
+    """Return the table that `write_measurements_table` would write."""
+    import pyarrow as pa
+
+    rows = itertools.chain.from_iterable(iter_cases(out, measurement_rows, damaged))
+    return pa.Table.from_pylist(list(rows), _schema(MEASUREMENT_COLUMNS))
+
+
 def measurement_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a published case, one per model and structure.
 

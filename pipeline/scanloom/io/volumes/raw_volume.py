@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scanloom.core import Flag, Grid, Nan, Reason, ScanError, Volume, counted
-from scanloom.io.affines import default_unit
+from scanloom.core.volume import default_unit
 from scanloom.io.scan import GridOnlySource, Scan, Source
 from scanloom.io.system.sandbox import start_sandbox
 from scanloom.io.volumes.raw_voxels import RawLayout, read_voxels

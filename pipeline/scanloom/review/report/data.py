@@ -14,14 +14,13 @@ from typing import Any
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
 from scanloom.core.reasons import current_code
 from scanloom.io.output.failures import FAILED
-from scanloom.io.output.file_names import TIMING
+from scanloom.io.output.file_names import PREVIEW, TIMING
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.system.liveness import observed_state
 from scanloom.io.system.regular_files import open_regular_file
 
-PREVIEW = "preview.png"
 MAX_IDS = 20
 """Number of ids that are listed below a reason; a link leads to the others."""
 FILE_OUTCOMES = ("used", *OUTCOMES, "open")

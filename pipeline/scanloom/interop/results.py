@@ -1,0 +1,41 @@
+"""Measurements, files and pictures of a segmentation in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scanloom.core import Flag, Measurement, Segmentation, Volume
+
+
+def measure(segmentation: Segmentation, volume: Volume) -> tuple[Measurement, ...]:
+    """Return the measurements of all structures: see `scanloom.ops.measure`."""
+    from scanloom.ops.measure import measure
+
+    return measure(segmentation, volume, _flags(segmentation, volume))
+
+
+def preview(segmentation: Segmentation, volume: Volume, path: Path) -> None:
+    """Draw the preview of a scan with its structures."""
+    from scanloom.review.preview.preview import draw_preview
+
+    flags = _flags(segmentation, volume)
+    draw_preview(volume, [segmentation], measure(segmentation, volume), flags, path)
+
+
+def _flags(segmentation: Segmentation, volume: Volume) -> tuple[Flag, ...]:
+    return tuple(dict.fromkeys((*volume.flags, *segmentation.flags)))
+
+
+def save(segmentation: Segmentation, path: Path, label: str | None) -> None:
+    """Write a label map, or the mask of a structure, as NIfTI."""
+    from scanloom.io.scan import GridOnlySource
+    from scanloom.io.write.nifti import write_label_map, write_mask
+
+    if not path.name.endswith(".nii.gz"):
+        raise ValueError(f"the file must end in .nii.gz, got {path.name!r}")
+    grid, source = segmentation.grid, GridOnlySource()
+    if label is None:
+        write_label_map(segmentation.single_layer(), grid, source, path)
+        return
+    structure = segmentation.structure(label)
+    write_mask(segmentation.layer_of(label), structure.number, grid, source, path)
