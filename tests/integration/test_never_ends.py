@@ -248,7 +248,7 @@ def test_a_damaged_file_is_named_with_the_way_out(
 
     assert ended.code == code, ended.err
     assert reported in ended.err
-    if command == "run" and code:
+    if command == "run" and reported:
         assert place.read_bytes() == TEXT  # it is never written over
         place.rename(tmp_path / "aside")
         assert scanloom(*run_before.words(out)).code == 65

@@ -95,7 +95,8 @@ def expected(
 ) -> Array:
     """Return the label map (I, J, K) by nnU-Net's steps."""
     arrays = [np.asarray(v.array.T, np.float32).transpose(transpose) for v in volumes]
-    own = np.array([volumes[0].grid.spacing[::-1][t] for t in transpose])
+    stated = np.float32(volumes[0].grid.spacing)  # as the header of a NIfTI file has it
+    own = np.array([float(stated[::-1][t]) for t in transpose])
     given = [card.grid.spacing[axis] if card.grid.spacing else None for axis in card.grid.order]
     wanted = np.array([n or o for n, o in zip(given, own, strict=True)])
     mask = ndimage.binary_fill_holes(np.any([array != 0 for array in arrays], axis=0))
