@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ PAGES = {
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 """Files of the root, and their pages on the site."""
+NOTEBOOK = "docs/tutorial.ipynb"
 CODE = re.compile(r"<code>([^<>\s]{1,28})</code>")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """Script that the theme's offline plugin loads from the network; a copy is in `docs/`."""
@@ -29,7 +31,16 @@ def on_files(files: Files, config: Any) -> Files:
     for name, page in PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=site_links(text, name, page)))
+    files.append(File.generated(config, "tutorial.md", content=notebook_page()))
     return files
+
+
+def notebook_page() -> str:
+    """Return the tutorial's notebook, which has no outputs, as Markdown."""
+    cells = json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
+    texts = {"markdown": "{}", "code": "```python\n{}\n```"}
+    page = "\n\n".join(texts[cell["cell_type"]].format("".join(cell["source"])) for cell in cells)
+    return f"{page}\n\nThe notebook: [tutorial.ipynb](tutorial.ipynb).\n"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

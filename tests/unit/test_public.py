@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 import scanloom
+from support.real_scans import ROOT
 
 HEAVY = ("torch", "monai", "highdicom", "SimpleITK", "distributed", "numpy")
 
@@ -18,6 +20,17 @@ def test_all_is_sorted_and_there() -> None:
     for name in scanloom.__all__:
         assert getattr(scanloom, name).__name__ == name
         assert name in dir(scanloom)
+
+
+def test_dir_lists_what_is_public_only() -> None:
+    named = [name for name in dir(scanloom) if not name.startswith("__")]
+    assert named == scanloom.__all__
+
+
+def test_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert scanloom.__version__ == project["version"]
+    assert "__version__" in dir(scanloom)
 
 
 def test_what_is_not_public_is_not_there() -> None:

@@ -1,0 +1,75 @@
+"""`scanloom.segment` has the command's options, by the same names and with the same defaults."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import scanloom
+from scanloom.cards.store import shipped
+from scanloom.core import ComputeOptions, Outputs, ReadOptions
+from scanloom.engine.segment import SegmentOptions
+
+SAMPLE = shipped("data") / "torso_ct"
+OF_CALL = {"paths", "model", "out", "progress"}
+WIDER = {"series", "also", "structures", "key", "memory_limit", "max_size"}
+"""Keywords that take further types, such as the number of a series or a single name."""
+EMBEDDED = {"read": ReadOptions, "outputs": Outputs, "compute": ComputeOptions}
+
+
+def test_every_option_is_a_keyword_with_its_default_and_type() -> None:
+    """An option that is added to the objects, and so to the command, must be added here."""
+    owners = [SegmentOptions, *EMBEDDED.values()]
+    options = {field.name: field for owner in owners for field in fields(owner)}
+    hints = {name: hint for owner in owners for name, hint in get_type_hints(owner).items()}
+    for name in (*EMBEDDED, "models", "out"):
+        del options[name]
+    parameters = inspect.signature(scanloom.segment).parameters
+    given = get_type_hints(scanloom.segment)
+
+    assert set(parameters) - OF_CALL == set(options)
+    for name, field in options.items():
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[name].default == field.default, name
+        assert hints[name] == given[name] or name in WIDER, name
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gaps": "fill"}, "gaps must be one of"),
+        ({"names": "patient"}, "names must be one of"),
+        ({"precision": "double"}, "precision must be one of"),
+        ({"also": "pictures"}, "also must be of"),
+        ({"memory_limit": "much"}, "a number and a unit"),
+    ],
+)
+def test_unknown_values_are_refused_before_anything_is_written(
+    options: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        scanloom.segment(SAMPLE, model="ct_tissue", out=tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="structure"):
+        scanloom.segment(SAMPLE, model="ct_tissue", out="out", structure="bone")  # type: ignore[call-arg]
+
+
+def test_a_series_may_be_given_by_number() -> None:
+    assert scanloom.load_volume(SAMPLE, series=1).modality == "CT"
+    with pytest.raises(scanloom.ScanError) as caught:
+        scanloom.load_volume(SAMPLE, series=2)
+    assert caught.value.reason is scanloom.Reason.SERIES_UNKNOWN
+
+
+def test_no_results_are_not_an_empty_table(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    with pytest.raises(scanloom.ScanError) as caught:
+        scanloom.measurements(tmp_path)
+    assert caught.value.reason is scanloom.Reason.NOT_FOUND
