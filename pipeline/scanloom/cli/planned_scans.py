@@ -1,4 +1,4 @@
-"""What `segment --dry-run` prints."""
+"""Output of `segment --dry-run`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def told_traceback(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Log:
-    """Where log messages go.
+    """Destination of log messages.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What `segment` would do with some scans, from headers and cards; nothing is written."""
+"""Plans what `segment` would do with some scans, from headers and cards; nothing is written."""
 
 from __future__ import annotations
 

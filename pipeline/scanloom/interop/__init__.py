@@ -1,1 +1,1 @@
-"""What users of notebooks and other libraries expect of the data types: images, tensors, HTML."""
+"""Conversion of the data types to images and tensors of other libraries, and to HTML."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Where the index is kept."""
+    """Place of the index, and its table."""
 
     panel: ClassVar[str] = "Output"
 

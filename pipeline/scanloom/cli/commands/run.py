@@ -35,7 +35,7 @@ IN_ORDER, AT_ONCE = 9.0, 2.0
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Where a run is executed, and what it reports."""
+    """Place of a run's execution, and its reports."""
 
     panel: ClassVar[str] = "Device"
 
@@ -60,7 +60,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class ResultOptions(RunOutputOptions):
-    """Where the results of a run are written, and which."""
+    """Results of a run, and their folder."""
 
     bids: Annotated[
         bool, typer.Option("--bids", help="Also OUT/bids, a BIDS derivative of label maps.")

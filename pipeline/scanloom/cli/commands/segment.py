@@ -51,7 +51,7 @@ _OF_COMMAND = ("paths", "input", "model", "dry_run", "strict")
 
 @dataclass(frozen=True)
 class SegmentOutputOptions(OutputOptions):
-    """Where results are written, and which scans must have one."""
+    """Folder of the results, and the scans that must have one."""
 
     strict: StrictOption = False
 

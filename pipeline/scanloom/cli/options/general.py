@@ -42,7 +42,7 @@ class General:
 
     @property
     def mode(self) -> OutputMode:
-        """How results and errors are printed."""
+        """Form in which results and errors are printed."""
         return OutputMode(debug=self.debug, verbose=self.verbose, log=self.log)
 
 
@@ -59,7 +59,7 @@ class Reporting(General):
 
     @property
     def mode(self) -> OutputMode:
-        """How results and errors are printed."""
+        """Form in which results and errors are printed."""
         return OutputMode(self.json, self.debug, self.quiet, self.verbose, self.log)
 
 

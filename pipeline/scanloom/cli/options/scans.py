@@ -55,7 +55,7 @@ def given_paths(paths: list[Path] | None, more: list[Path] | None) -> list[Path]
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """Which files are read from an archive."""
+    """Files that are read from an archive."""
 
     panel: ClassVar[str] = "Input"
 
@@ -101,7 +101,7 @@ class WorkflowOptions:
 
 @dataclass(frozen=True)
 class RunOutputOptions:
-    """Where the results of a run are written, and which are made again."""
+    """Folder of a run's results, and results that are made again."""
 
     panel: ClassVar[str] = "Output"
 

@@ -19,7 +19,7 @@ from scanloom.extras import EXTRAS
 
 @dataclass(frozen=True)
 class ScanOptions(ArchiveOptions):
-    """Which scan is segmented, and how it is read."""
+    """Choice of the scan, and of the way in which it is read."""
 
     series: Annotated[
         str | None,
@@ -58,7 +58,7 @@ class ScanOptions(ArchiveOptions):
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which models run, and which of their structures are kept."""
+    """Choice of models and of their structures."""
 
     panel: ClassVar[str] = "Model"
 
@@ -88,7 +88,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where results are written, and which."""
+    """Results and their folder."""
 
     panel: ClassVar[str] = "Output"
 
@@ -147,7 +147,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class ExpertOptions:
-    """How networks run: rarely needed."""
+    """Options for running networks that are rarely needed."""
 
     panel: ClassVar[str] = "Expert"
 

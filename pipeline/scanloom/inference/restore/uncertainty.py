@@ -154,7 +154,7 @@ def _to_steps(values: torch.Tensor) -> NDArray[np.uint8]:
 
 
 class _Base:
-    """What all restorers of uncertainty know of a model, and how they arrange its scores."""
+    """Properties of a model for restorers of uncertainty, and the arrangement of its scores."""
 
     def __init__(self, plan: NetworkPlan, card: ModelCard, members: int) -> None:
         self._plan, self._card, self._members = plan, card, members

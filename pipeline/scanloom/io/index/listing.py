@@ -30,7 +30,7 @@ _NUMERIC = frozenset(("#", "series", "files", "slices"))
 
 @dataclass(frozen=True)
 class SeriesLine:
-    """What a person recognises a series by.
+    """A series as a person recognises it.
 
     Parameters
     ----------
