@@ -80,6 +80,8 @@ def read_provenance(folder: Path) -> Provenance | None:
     """
     file = folder / PROVENANCE_FILE
     try:
+        if not stat.S_ISREG(file.lstat().st_mode):  # a pipe would be waited for
+            raise ScanError(Reason.MODEL_DAMAGED, f"{PROVENANCE_FILE} is not a file")
         with file.open("rb") as stream:
             document = json.loads(stream.read(_MAX_RECORD_BYTES))
     except FileNotFoundError:
@@ -90,7 +92,7 @@ def read_provenance(folder: Path) -> Provenance | None:
         raise ScanError(Reason.NEWER_VERSION, f"{PROVENANCE_FILE} has another schema")
     try:
         return _parse(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{PROVENANCE_FILE} is malformed") from exc
 
 

@@ -44,6 +44,8 @@ def find_source(request: str) -> Source:
     """
     if "://" in request:
         return HuggingFace.parse(request) or _address(request)
+    if not request.strip():
+        raise ScanError(Reason.MODEL_UNKNOWN, "the name of the model is empty")
     path = Path(request)
     if "\0" not in request and len(request) < _MAX_PATH_CHARACTERS and path.exists():
         return LocalFolder(path) if path.is_dir() else LocalZip(path)

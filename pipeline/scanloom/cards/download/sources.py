@@ -112,6 +112,9 @@ class LocalZip:
 
     def gather(self, work: Path, target: Path, progress: Progress) -> Gathered:
         """Unpack the file."""
+        if not self.path.is_file():
+            detail = f"{printable(self.path.name)} is neither a folder nor a zip file"
+            raise ScanError(Reason.MODEL_UNKNOWN, detail)
         unpack_zip(self.path, target)
         return Gathered(self.origin, published=False)
 

@@ -30,6 +30,8 @@ _MODALITIES: Final = {
 }
 """Words in the names of channels that state a modality."""
 
+MAX_LABELS: Final = 1000
+"""Most labels of a model; TotalSegmentator's largest has 118."""
 Label = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -38,7 +40,7 @@ class _Dataset(Fields):
 
     channel_names: dict[str, Text] = Field(default_factory=dict)
     modality: dict[str, Text] = Field(default_factory=dict)
-    labels: dict[str, Label | tuple[Label, ...]]
+    labels: dict[str, Label | tuple[Label, ...]] = Field(max_length=MAX_LABELS)
     regions_class_order: tuple[Label, ...] | None = None
     name: Text = ""
     description: Text = ""

@@ -31,6 +31,8 @@ from scanloom.cards.nnunet.trainers import check_trainer
 from scanloom.core import Reason, ScanError, format_bytes, slug
 
 CHECKPOINTS: Final = ("checkpoint_final.pth", "checkpoint_best.pth")
+MAX_FOLDS: Final = 100
+"""Most folds of a model; nnU-Net trains five."""
 MAX_WEIGHTS: Final = 4 << 30
 """Largest checkpoint; nnU-Net's largest planned networks have about 1.5 GB with their optimiser."""
 _AS_STORED: Final = ("SimpleITKIO", "NibabelIO")
@@ -76,8 +78,17 @@ def read_nnunet(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         raise ScanError(Reason.MODEL_UNKNOWN, detail)
     if not _is_model(folder):
         folder = _only_model(folder, configuration)
-    card = _read(folder, (), folds)
-    return replace(card, cleaning=read_cleaning(folder)) if cleaned == "yes" else card
+    card = _read(folder, (), folds, configuration)
+    return _cleaned(card, folder) if cleaned == "yes" else card
+
+
+def _cleaned(card: ModelCard, folder: Path) -> ModelCard:
+    """Return the card with the cleaning that nnU-Net determined."""
+    rules = read_cleaning(folder)
+    known = {structure.number for structure in card.structures}
+    if not all(known.issuperset(rule.numbers) for rule in rules):
+        raise ScanError(Reason.MODEL_DAMAGED, "postprocessing.pkl names labels of another model")
+    return replace(card, cleaning=rules)
 
 
 def _is_model(folder: Path) -> bool:
@@ -110,10 +121,18 @@ def _only_model(folder: Path, configuration: str | None) -> Path:
     raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
 
 
-def _read(folder: Path, later: Sequence[str], folds: str | None = None) -> ModelCard:
-    """Return the card of a model; `later` are the configurations of the stages after it."""
+def _read(
+    folder: Path, later: Sequence[str], folds: str | None = None, wanted: str | None = None
+) -> ModelCard:
+    """Return the card of a model; `later` are the configurations of the stages after it.
+
+    A model of another configuration than the `wanted` one is MODEL_UNKNOWN.
+    """
     plans, dataset = read_plans(folder), read_dataset(folder)
     weights, checkpoint = _folds(folder, folds)
+    if wanted not in (None, checkpoint.configuration):
+        detail = f"the model's configuration is {truncate(checkpoint.configuration)}"
+        raise ScanError(Reason.MODEL_UNKNOWN, detail)
     check_trainer(checkpoint.trainer)
     configuration = read_configuration(plans, checkpoint.configuration)
     stage = _stage(folder, checkpoint, configuration, dataset, later)
@@ -159,6 +178,10 @@ def _folds(folder: Path, chosen: str | None) -> tuple[tuple[Weights, ...], Check
         folds = [f"fold_{name}" for name in chosen.split("+")]
         if not all(name.isalnum() for name in chosen.split("+")):
             raise ScanError(Reason.MODEL_UNKNOWN, "folds are numbers joined by +, or all")
+        if len(set(folds)) < len(folds):
+            raise ScanError(Reason.MODEL_UNKNOWN, "a fold is named twice")
+    if len(folds) > MAX_FOLDS:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"more than {MAX_FOLDS} folds")
     weights, checkpoints = [], []
     for fold in folds:
         files = (find_file(folder, f"{fold}/{name}") for name in CHECKPOINTS)
@@ -198,6 +221,8 @@ def _stage(
         return None
     if previous in (*later, checkpoint.configuration):
         raise ScanError(Reason.MODEL_DAMAGED, "the stages of the cascade form a circle")
+    if later:
+        raise ScanError(Reason.MODEL_UNSUPPORTED, "a cascade of more than two stages")
     resampling = configuration.resampling_fn_seg_kwargs
     if resampling.order != 1 or resampling.order_z != 0 or not resampling.is_seg:
         detail = "resampling of the previous stage's labels by another order than 1"

@@ -12,6 +12,8 @@ from scanloom.cards.monai.config import truncate
 from scanloom.cards.monai.files import read_json
 from scanloom.core import Reason, ScanError
 
+MAX_CHAIN: Final = 20
+"""Most configurations of which one inherits; nnU-Net's have one or two."""
 _DEFAULT_RESAMPLING: Final = "resample_data_or_seg_to_shape"
 _NO_RESAMPLING: Final = "no_resampling_hack"
 _RESAMPLINGS: Final = (_DEFAULT_RESAMPLING, _NO_RESAMPLING)
@@ -157,6 +159,10 @@ def read_configuration(plans: Plans, name: str) -> Configuration:
             circle = " -> ".join(truncate(str(link)) for link in (*chain, parent))
             raise ScanError(Reason.MODEL_DAMAGED, f"configurations inherit in a circle: {circle}")
         chain.append(str(parent))
+        if len(chain) > MAX_CHAIN:
+            raise ScanError(
+                Reason.MODEL_DAMAGED, f"a configuration inherits over {MAX_CHAIN} others"
+            )
     configuration = parse(Configuration, entries, f"plans.json: {truncate(name)}")
     _check(configuration)
     return configuration

@@ -9,7 +9,7 @@ from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.monai.files import find_file
 from scanloom.cards.nnunet.checkpoint import NUMBERS
 from scanloom.cards.nnunet.inert_pickle import Name, read_pickle
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, format_bytes
 
 FILE: Final = "postprocessing.pkl"
 _MAX_BYTES: Final = 1 << 20
@@ -38,9 +38,11 @@ def read_cleaning(folder: Path) -> tuple[KeepLargest, ...]:
         raise ScanError(Reason.MODEL_DAMAGED, f"the model has no {FILE}")
     try:
         with file.open("rb") as stream:
-            data = stream.read(_MAX_BYTES)
+            data = stream.read(_MAX_BYTES + 1)
     except OSError as exc:
         raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} can't be read") from exc
+    if len(data) > _MAX_BYTES:
+        raise ScanError(Reason.MODEL_DAMAGED, f"{FILE} is larger than {format_bytes(_MAX_BYTES)}")
     content = read_pickle(data, {**NUMBERS, _LARGEST: _never}, name=FILE)
     try:
         functions, arguments = content
@@ -53,6 +55,8 @@ def _rule(function: Any, arguments: Any) -> KeepLargest:
     """Return a call of nnU-Net's function as a rule."""
     if not isinstance(function, Name) or function.text != _LARGEST:
         raise TypeError("not the function")
+    if not {"background_label", "labels_or_regions"}.issuperset(arguments):
+        raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: an unknown argument")
     if arguments.get("background_label", 0) != 0:
         raise ScanError(Reason.MODEL_UNSUPPORTED, f"{FILE}: another background than 0")
     chosen = arguments.get("labels_or_regions", ())

@@ -12,8 +12,10 @@ import yaml
 
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import find_file, read_json, read_text
-from scanloom.core import Reason, ScanError, did_you_mean
+from scanloom.core import Reason, ScanError, did_you_mean, format_bytes
 
+_MAX_YAML: Final = 1 << 17
+"""Largest config in YAML, which Python parses slowly; the largest in the model zoo has 10 kB."""
 _CONFIGS: Final = ("inference.json", "inference.yaml", "inference.yml")
 _MAX_DIGITS: Final = 40
 _CHOICES: Final = "displayable_configs"
@@ -36,8 +38,12 @@ def read_entries(folder: Path) -> dict[str, Any]:
     if name.endswith(".json"):
         entries = read_json(folder, name)
     else:
+        text = read_text(folder, name)
+        if len(text) > _MAX_YAML:
+            detail = f"{name} is larger than {format_bytes(_MAX_YAML)}"
+            raise ScanError(Reason.MODEL_UNSUPPORTED, detail)
         try:
-            entries = yaml.load(read_text(folder, name), Loader=_Loader)  # noqa: S506 a SafeLoader
+            entries = yaml.load(text, Loader=_Loader)  # noqa: S506 a SafeLoader
         except (yaml.YAMLError, RecursionError, ValueError) as exc:
             raise ScanError(Reason.MODEL_DAMAGED, f"{name} is not valid YAML") from exc
     if not isinstance(entries, dict):
@@ -61,7 +67,10 @@ def set_entries(entries: Mapping[str, Any], options: Mapping[str, str]) -> dict[
     ScanError
         MODEL_UNKNOWN if there is no such entry, or it takes no such value.
     """
-    changed = copy.deepcopy(dict(entries))
+    try:
+        changed = copy.deepcopy(dict(entries))
+    except RecursionError as exc:
+        raise ScanError(Reason.MODEL_DAMAGED, "the config is nested too deeply") from exc
     choices = changed.get(_CHOICES)
     mappings = [choices, changed] if isinstance(choices, dict) else [changed]
     for key, text in options.items():

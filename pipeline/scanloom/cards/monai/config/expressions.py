@@ -91,7 +91,7 @@ class Expression:
     def _judged(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=None | bool() | int() | float() as value):
-                return value
+                return bounded(value)
             case ast.Constant(value=str() as value) if MARK not in value:
                 return value
             case ast.Name(id=name) if name in self.references:
