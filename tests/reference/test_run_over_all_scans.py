@@ -46,7 +46,7 @@ def ended(out: Path) -> Ended:
 
 @pytest.fixture(scope="module")
 def manifest(out: Path, ended: Ended) -> list[dict[str, str]]:
-    assert ended.code == 1, ended.err  # some failed
+    assert ended.code == 0, ended.err  # all that were selected are done
     with (out / "manifest.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
