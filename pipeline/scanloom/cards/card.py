@@ -10,7 +10,7 @@ from typing import Any, Literal
 from scanloom.cards.cleaning import Cleaning
 from scanloom.cards.cleaning import KeepLargest as KeepLargest
 from scanloom.cards.intensity import IntensityStep
-from scanloom.cards.limits import Checks
+from scanloom.cards.limits import Checks, ReferenceRange
 from scanloom.core import MODALITIES, Flag, Structure, is_slug
 
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -302,7 +302,8 @@ class ModelCard:
     structures are united by label, later parts over earlier ones, and mapped back by nearest
     neighbour.
     `flags` are caveats of every result of the model; `limitations` are sentences on its known
-    errors. `subset` is the card for requested structures only.
+    errors, `reference_ranges` usual measurements of its structures. `subset` is the card for
+    requested structures only.
     """
 
     name: str
@@ -333,6 +334,7 @@ class ModelCard:
     parts: tuple[ModelCard, ...] = ()
     flags: tuple[Flag, ...] = ()
     limitations: tuple[str, ...] = ()
+    reference_ranges: tuple[ReferenceRange, ...] = ()
     subset: ModelCard | None = None
 
     def __post_init__(self) -> None:

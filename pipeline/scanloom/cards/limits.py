@@ -18,6 +18,31 @@ class Range:
         return self.low <= value <= self.high
 
 
+Quantity = Literal["mean_hu", "volume_ml"]
+
+
+@dataclass(frozen=True)
+class ReferenceRange:
+    """Usual range of a measurement of a structure, for results without a cohort.
+
+    Parameters
+    ----------
+    structure : str
+        Label of the structure.
+    quantity : "mean_hu" or "volume_ml"
+        The measurement: mean intensity of a scan in HU, or volume in ml.
+    range : Range
+        The usual values.
+    source : str
+        Where the range comes from, as a sentence.
+    """
+
+    structure: str
+    quantity: Quantity
+    range: Range
+    source: str
+
+
 @dataclass(frozen=True)
 class Checks:
     """Plausible ranges of scans for a model; None for no limit.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scanloom.cli.console import console, error_document
@@ -109,6 +110,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "license": card.license,
         "attribution": card.attribution,
         "limitations": card.limitations,
+        "reference_ranges": [asdict(each) for each in card.reference_ranges],
         "channels": [{"name": c.name, "modality": c.modality} for c in card.channels],
         "network": card.network.name,
         "orientation": card.grid.orientation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window
-from scanloom.cards.limits import Checks, Range
+from scanloom.cards.limits import Checks, Range, ReferenceRange
 from scanloom.cards.monai.allow_list import judge_network, judge_target
 from scanloom.cards.monai.checkpoint import read_weights_file
 from scanloom.cards.monai.config.arguments import describe
@@ -19,14 +19,20 @@ from scanloom.cards.monai.config.entries import read_entries, set_entries
 from scanloom.cards.monai.config.parser import Config
 from scanloom.cards.monai.files import find_file, read_text
 from scanloom.cards.monai.inferer import read_inferer
-from scanloom.cards.monai.metadata import Metadata, TensorFormat, one_line, read_metadata
+from scanloom.cards.monai.metadata import (
+    METADATA,
+    Metadata,
+    TensorFormat,
+    one_line,
+    read_metadata,
+)
 from scanloom.cards.monai.network import read_channels, read_network, read_output
 from scanloom.cards.monai.obstacles import Obstacles
 from scanloom.cards.monai.postprocessing import Postprocessing, read_postprocessing
 from scanloom.cards.monai.preprocessing import Preprocessing, read_preprocessing
 from scanloom.cards.monai.structures import read_structures
 from scanloom.cards.monai.vista import choose, everything, output_of
-from scanloom.core import Reason, ScanError, slug
+from scanloom.core import Reason, ScanError, Structure, slug
 
 STRUCTURES_OPTION: Final = "structures"
 """Option that chooses the classes of VISTA3D, by names joined with "+"."""
@@ -67,6 +73,9 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
     obstacles.check()
     content = _with_prompts(content, metadata, entries, classes)
     before, after = content.before, content.after
+    structures = read_structures(
+        content.output, after.decision, metadata.scanloom.structures, after.rests
+    )
     return ModelCard(
         name=slug(folder.resolve().name) or slug(metadata.name) or "model",
         version=metadata.version,
@@ -80,9 +89,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         weights=read_weights_file(folder, content.config, metadata.scanloom.weights_sha256),
         grid=before.grid,
         window=content.window,
-        structures=read_structures(
-            content.output, after.decision, metadata.scanloom.structures, after.rests
-        ),
+        structures=structures,
         before=tuple(before.before),
         after=tuple(before.after),
         activation=after.activation,
@@ -95,6 +102,28 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         kernel=metadata.scanloom.kernel,
         flags=after.flags,
         limitations=metadata.scanloom.limitations,
+        reference_ranges=_reference_ranges(metadata, structures),
+    )
+
+
+def _reference_ranges(
+    metadata: Metadata, structures: Sequence[Structure]
+) -> tuple[ReferenceRange, ...]:
+    """Return the usual measurements of the structures.
+
+    Raises
+    ------
+    ScanError
+        MODEL_DAMAGED for a structure that the model does not have.
+    """
+    labels = {structure.label for structure in structures}
+    for fields in metadata.scanloom.reference_ranges:
+        if fields.structure not in labels:
+            detail = f"{METADATA}: reference range of {fields.structure}, which the model lacks"
+            raise ScanError(Reason.MODEL_DAMAGED, detail)
+    return tuple(
+        ReferenceRange(each.structure, each.quantity, Range(*each.range), each.source)
+        for each in metadata.scanloom.reference_ranges
     )
 
 

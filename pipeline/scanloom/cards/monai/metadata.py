@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from pydantic import (
     ValidationError,
 )
 
+from scanloom.cards.limits import Quantity
 from scanloom.cards.monai.config.values import truncate
 from scanloom.cards.monai.files import read_json
 from scanloom.core import Reason, ScanError, printable
@@ -39,6 +41,13 @@ def _shown(text: str) -> str:
     if printable(text) != text:
         raise ValueError("control characters are not allowed")
     return text
+
+
+def _ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    """Accept two finite numbers, the lower one first."""
+    if not -math.inf < pair[0] < pair[1] < math.inf:
+        raise ValueError("the first number must be the lower one")
+    return pair
 
 
 Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
@@ -100,6 +109,15 @@ class CheckFields(_StrictModel):
     refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
 
 
+class ReferenceFields(_StrictModel):
+    """The usual range of a measurement; see `scanloom.cards.limits.ReferenceRange`."""
+
+    structure: Shown = Field(min_length=1, max_length=64)
+    quantity: Quantity
+    range: Annotated[Pair, AfterValidator(_ascending)]
+    source: Sentence
+
+
 class ScanloomFields(_StrictModel):
     """The entry "scanloom" of `metadata.json`."""
 
@@ -110,6 +128,7 @@ class ScanloomFields(_StrictModel):
     kernel: Literal["soft", "sharp"] | None = None
     structures: dict[str, StructureFields] = {}
     limitations: tuple[Sentence, ...] = ()
+    reference_ranges: tuple[ReferenceFields, ...] = ()
     license: Text = ""
     attribution: Text = ""
 

@@ -61,6 +61,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "device": device,
                 "precision": precision,
                 **_limitations(predictor.card),
+                **_reference_ranges(predictor.card),
             }
             for predictor, (device, precision) in zip(
                 segmented.predictors, segmented.placements, strict=True
@@ -75,6 +76,12 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
 def _limitations(card: ModelCard) -> dict[str, Any]:
     """Return the limitations of a model, if its card states any."""
     return {"limitations": list(card.limitations)} if card.limitations else {}
+
+
+def _reference_ranges(card: ModelCard) -> dict[str, Any]:
+    """Return the reference ranges of a model, if its card states any."""
+    ranges = [asdict(each) for each in card.reference_ranges]
+    return {"reference_ranges": ranges} if ranges else {}
 
 
 def weights_of_networks(card: ModelCard) -> dict[str, Any]:

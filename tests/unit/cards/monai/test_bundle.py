@@ -29,7 +29,7 @@ from scanloom.cards.card import (
 )
 from scanloom.cards.cleaning import KeepLargest
 from scanloom.cards.intensity import Normalize, ScaleMinMax, ScaleRange
-from scanloom.cards.limits import Checks, Range
+from scanloom.cards.limits import Checks, Range, ReferenceRange
 from scanloom.cards.monai import allow_list
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import Code, ScanError, Structure
@@ -127,6 +127,28 @@ def test_limitations_are_sentences(tmp_path: Path, sentence: object) -> None:
     metadata = spleen_metadata()
     metadata["scanloom"] = {"limitations": [sentence]}
     with pytest.raises(ScanError, match="limitations") as caught:
+        read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
+    assert caught.value.code == "MODEL_DAMAGED"
+
+
+def test_reference_ranges_are_those_of_the_metadata(tmp_path: Path) -> None:
+    metadata = spleen_metadata()
+    stated = {"structure": "spleen", "quantity": "mean_hu", "range": [30, 150], "source": "A page."}
+    metadata["scanloom"] = {"reference_ranges": [stated]}
+    card = read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
+    expected = ReferenceRange("spleen", "mean_hu", Range(30.0, 150.0), "A page.")
+    assert card.reference_ranges == (expected,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"structure": "rib"}, {"quantity": "mean"}, {"range": [150, 30]}, {"source": ""}],
+)
+def test_reference_ranges_are_checked(tmp_path: Path, change: dict[str, object]) -> None:
+    metadata = spleen_metadata()
+    stated = {"structure": "spleen", "quantity": "mean_hu", "range": [30, 150], "source": "A page."}
+    metadata["scanloom"] = {"reference_ranges": [{**stated, **change}]}
+    with pytest.raises(ScanError, match=r"reference.range") as caught:
         read_bundle(write_bundle(tmp_path / "b", metadata=metadata))
     assert caught.value.code == "MODEL_DAMAGED"
 

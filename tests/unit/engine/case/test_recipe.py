@@ -13,7 +13,7 @@ import pytest
 from scanloom.cards import card as cards
 from scanloom.cards import intensity
 from scanloom.cards.card import ModelCard
-from scanloom.cards.limits import Checks, Range
+from scanloom.cards.limits import Checks, Range, ReferenceRange
 from scanloom.core import Code, ComputeOptions, Outputs, ReadOptions
 from scanloom.engine.case.recipe import (
     FIELDS_OF_SCHEMA_1,
@@ -107,6 +107,11 @@ def test_a_class_without_schema_1_has_all_its_set_fields() -> None:
 
 def test_limitations_do_not_count(full: ModelCard) -> None:
     assert card_digest(replace(full, limitations=("Misses ribs.",))) == card_digest(full)
+
+
+def test_reference_ranges_do_not_count(full: ModelCard) -> None:
+    usual = ReferenceRange(full.structures[0].label, "mean_hu", Range(0.0, 9.0), "A page.")
+    assert card_digest(replace(full, reference_ranges=(usual,))) == card_digest(full)
 
 
 def test_the_place_of_the_weights_does_not_count(full: ModelCard, tmp_path: Path) -> None:
