@@ -7,29 +7,25 @@ review, and the report lists the findings behind it.
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from scanloom.core import Flag, Measurement
 from scanloom.core.measurement import Box
+from scanloom.review.cohort import OUTLIER_Z, Cohort, Distribution, Quantity, values_of
 
-MIN_COHORT = 8
-"""Minimum number of cases for a comparison; with fewer, the usual values are unknown."""
-OUTLIER_Z = 3.5
-"""Modified z-score from which a value counts as an outlier (Iglewicz and Hoaglin, 1993)."""
 IMBALANCE_RATIO = 1.8
 """Volume ratio from which the left and the right structure of a pair count as different."""
 MIN_PAIR_ML = 1.0
 """Volume in ml below which pairs are not compared: a single voxel would matter."""
 REVIEW_THRESHOLD = 1.0
 """Score from which a case needs review; a structure at the border alone does not reach it."""
-USUAL_SHARE = 0.5
-"""Share of a cohort from which the presence of a structure, or at the border, is usual."""
 UNKNOWN_FACTOR = 0.3
 """Factor of a finding's weight if the cohort is too small to know the usual values."""
+REFERENCE_FACTOR = 0.5
+"""Factor of the weight of a value outside the reference range of its model."""
+QUANTITIES: tuple[Quantity, ...] = ("volume", "intensity", "parts")
 
 Kind = Literal["volume", "empty", "parts", "imbalance", "side", "border", "intensity", "scan"]
 _WEIGHT: Mapping[Kind, float] = {
@@ -54,24 +50,55 @@ _SCAN_WEIGHT: Mapping[Flag, float] = {
 
 
 @dataclass(frozen=True)
+class Place:
+    """A value of a structure, to be shown in its distribution."""
+
+    model: str
+    label: str
+    quantity: Quantity
+    value: float
+
+
+@dataclass(frozen=True)
 class Finding:
-    """A property of one structure that calls for review; `text` describes it to the reviewer."""
+    """A property of one structure that calls for review.
+
+    Parameters
+    ----------
+    kind : str
+    structure : str
+        Display name of the structure, or "scan".
+    weight : float
+        Share in the score of the case.
+    text : str
+        Description for the reviewer.
+    place : Place or None
+        The value that is unusual, if it is a value.
+    subjects : tuple of Measurement
+        Measurements of the structures that it concerns, where they were found.
+    """
 
     kind: Kind
     structure: str
     weight: float
     text: str
+    place: Place | None = None
+    subjects: tuple[Measurement, ...] = ()
 
 
 def find_outliers(
-    cohort: Mapping[str, Sequence[Measurement]], axes: Mapping[str, str] | None = None
+    cases: Mapping[str, Sequence[Measurement]],
+    cohort: Cohort,
+    axes: Mapping[str, str] | None = None,
 ) -> dict[str, list[Finding]]:
     """Find the outliers of every case.
 
     Parameters
     ----------
-    cohort : mapping
+    cases : mapping
         Measurements of each case, by case id.
+    cohort : Cohort
+        The cases with which they are compared.
     axes : mapping, optional
         Axis codes of each case's grid, such as "LPS", by case id; needed to compare sides.
 
@@ -80,11 +107,10 @@ def find_outliers(
     dict
         Findings of every case, by case id, those of the highest weight first.
     """
-    findings: dict[str, list[Finding]] = {case: [] for case in cohort}
-    usual = _UsualValues(m for measurements in cohort.values() for m in measurements)
-    for case, measurements in cohort.items():
+    findings: dict[str, list[Finding]] = {case: [] for case in cases}
+    for case, measurements in cases.items():
         for measurement in measurements:
-            findings[case] += usual.compare(measurement)
+            findings[case] += _compare(measurement, cohort)
         findings[case] += _of_scan(measurements)
         findings[case] += _of_pairs(measurements, (axes or {}).get(case, ""))
         findings[case].sort(key=lambda entry: (-entry.weight, entry.structure, entry.kind))
@@ -101,83 +127,58 @@ def risk_score(findings: Sequence[Finding]) -> float:
     return sum(finding.weight / (n + 1) for n, finding in enumerate(counted))
 
 
-class _UsualValues:
-    """Usual values of each structure over a cohort: centre and spread, presence, border."""
-
-    def __init__(self, measurements: Iterable[Measurement]) -> None:
-        values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        borders: dict[tuple[str, str], list[bool]] = defaultdict(list)
-        presence: dict[tuple[str, str], list[bool]] = defaultdict(list)
-        for m in measurements:
-            presence[m.model, m.label].append(m.voxels > 0)
-            if m.voxels:
-                borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
-            for name, value in _values(m).items():
-                values[m.model, m.label, name].append(value)
-        self._centre = {key: _centre(v) for key, v in values.items() if len(v) >= MIN_COHORT}
-        self._at_border, self._present = _mostly(borders), _mostly(presence)
-        self._known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
-
-    def compare(self, m: Measurement) -> list[Finding]:
-        """Return the findings of one structure of a case."""
-        name = _name(m)
-        if m.voxels == 0:
-            key = m.model, m.label
-            if key in self._present:
-                return [Finding("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
-            if key in self._known:
-                return []
-            return [Finding("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
-        findings = []
-        z = {n: self._z(m, n, value) for n, value in _values(m).items()}
-        if abs(z.get("volume", 0.0)) >= OUTLIER_Z:
-            size = "large" if z["volume"] > 0 else "small"
-            text = f"{_three_digits(m.volume_ml)} ml is {size}"
-            findings.append(_outlier("volume", name, z["volume"], text))
-        if abs(z.get("intensity", 0.0)) >= OUTLIER_Z:
-            text = f"mean {m.mean:.4g} {m.unit} is unusual"
-            findings.append(_outlier("intensity", name, z["intensity"], text))
-        if z.get("parts", 0.0) >= OUTLIER_Z and m.components > 1:
-            findings.append(_outlier("parts", name, z["parts"], f"{m.components} separate parts"))
-        if Flag.TOUCHES_BORDER in m.flags and (m.model, m.label) not in self._at_border:
-            text = "reaches the border of the scan"
-            findings.append(Finding("border", name, _WEIGHT["border"], text))
-        return findings
-
-    def _z(self, m: Measurement, name: str, value: float) -> float:
-        """Return the modified z-score of a value; 0 if the usual values are unknown."""
-        usual = self._centre.get((m.model, m.label, name))
-        return 0.0 if usual is None else (value - usual[0]) / usual[1]
+def _compare(m: Measurement, cohort: Cohort) -> list[Finding]:
+    """Return the findings of one structure of a case."""
+    name = _name(m)
+    if m.voxels == 0:
+        if cohort.is_usual(m):
+            return [Finding("empty", name, _WEIGHT["empty"], "not found, though it usually is")]
+        if cohort.is_known(m):
+            return []
+        return [Finding("empty", name, UNKNOWN_FACTOR * _WEIGHT["empty"], "not found")]
+    found = [_outlier(m, quantity, cohort) for quantity in QUANTITIES]
+    findings = [finding for finding in found if finding is not None]
+    if Flag.TOUCHES_BORDER in m.flags and not cohort.is_usually_cut(m):
+        text = "reaches the border of the scan"
+        findings.append(Finding("border", name, _WEIGHT["border"], text, subjects=(m,)))
+    return findings
 
 
-def _mostly(flags: Mapping[tuple[str, str], Sequence[bool]]) -> set[tuple[str, str]]:
-    """Return the structures whose flag is true in most cases of a cohort."""
-    return {
-        key for key, v in flags.items() if len(v) >= MIN_COHORT and sum(v) >= USUAL_SHARE * len(v)
-    }
+def _outlier(m: Measurement, quantity: Quantity, cohort: Cohort) -> Finding | None:
+    """Return the finding of a value that is unusual in the cohort, or for the model."""
+    z, reference = cohort.z_score(m, quantity), cohort.reference(m, quantity)
+    value = values_of(m).get(quantity)
+    if value is None:
+        return None
+    if reference is not None and not reference.holds(value):
+        factor = REFERENCE_FACTOR
+    elif z >= OUTLIER_Z or (z <= -OUTLIER_Z and quantity != "parts"):
+        factor = min(abs(z) / OUTLIER_Z, 3.0)
+    else:
+        return None
+    usual = cohort.distributions[m.model, m.label, quantity]
+    text = f"{_described(m, quantity, value > usual.usual[1])} ({_expected(usual)})"
+    place = Place(m.model, m.label, quantity, value)
+    return Finding(quantity, _name(m), _WEIGHT[quantity] * factor, text, place, (m,))
 
 
-def _values(m: Measurement) -> dict[str, float]:
-    """Return the values to compare: volumes and counts as logarithms, which spread evenly."""
-    values = {}
-    if m.voxels and m.volume_ml > 0:
-        values["volume"] = math.log(m.volume_ml)
-        values["parts"] = math.log(max(m.components, 1))
-    if m.mean is not None:
-        values["intensity"] = m.mean
-    return values
+def _described(m: Measurement, quantity: Quantity, is_high: bool) -> str:
+    match quantity:
+        case "volume":
+            return f"{_three_digits(m.volume_ml)} ml is {'large' if is_high else 'small'}"
+        case "intensity":
+            return f"mean {_three_digits(m.mean or 0.0)} {m.unit} is {'high' if is_high else 'low'}"
+        case "parts":
+            return f"{m.components} separate parts"
 
 
-def _centre(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median, and the spread: 1.4826 times the median deviation, at least 0.05."""
-    middle = statistics.median(values)
-    spread = 1.4826 * statistics.median(abs(v - middle) for v in values)
-    return middle, max(spread, 0.05 * abs(middle), 0.05)
-
-
-def _outlier(kind: Kind, name: str, z: float, text: str) -> Finding:
-    factor = min(abs(z) / OUTLIER_Z, 3.0)
-    return Finding(kind, name, _WEIGHT[kind] * factor, f"{text} (z {z:+.1f})")
+def _expected(usual: Distribution) -> str:
+    """Return the range of usual values as text."""
+    low, high = (_three_digits(value) for value in usual.usual)
+    if usual.quantity == "parts":
+        return f"usually up to {math.floor(usual.usual[1])}"
+    origin = "reference range" if usual.source else "usually"
+    return f"{origin} {low} to {high} {usual.unit}"
 
 
 def _of_scan(measurements: Sequence[Measurement]) -> list[Finding]:
@@ -200,10 +201,11 @@ def _of_pairs(measurements: Sequence[Measurement], axes: str) -> list[Finding]:
             text = (
                 f"{_three_digits(m.volume_ml)} ml left, {_three_digits(right.volume_ml)} ml right"
             )
-            findings.append(Finding("imbalance", pair, _WEIGHT["imbalance"], text))
+            weight = _WEIGHT["imbalance"]
+            findings.append(Finding("imbalance", pair, weight, text, subjects=(m, right)))
         if _is_swapped(m.box, right.box, axes):
             text = "the structure named left is on the patient's right"
-            findings.append(Finding("side", pair, _WEIGHT["side"], text))
+            findings.append(Finding("side", pair, _WEIGHT["side"], text, subjects=(m, right)))
     return findings
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -14,8 +16,24 @@ from scanloom.cli.options.panels import takes_panels
 BEHIND = "the manifest lacks the latest run: give the key, or repeat the run"
 
 
+@dataclass(frozen=True)
+class ReportOptions:
+    """Form of the report."""
+
+    panel: ClassVar[str] = "Output"
+
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private", help="Also write private/report.html with names and paths; needs the key."
+        ),
+    ] = False
+
+
 @takes_panels
-def report(results: ResultsOptions, key: KeyOptions, general: Reporting) -> None:
+def report(
+    results: ResultsOptions, key: KeyOptions, form: ReportOptions, general: Reporting
+) -> None:
     """Write the report page: all results, doubtful cases first.
 
     Tables of shards are merged first. Tables that an interrupted run did not write are rebuilt
@@ -43,17 +61,35 @@ def report(results: ResultsOptions, key: KeyOptions, general: Reporting) -> None
                 behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
             if has_bids(out):
                 write_bids(out, metadata.version("scanloom"), damaged)
-            page = write_report(out, damaged)
+            pages = {"report": str(write_report(out, damaged))}
+            if form.private:
+                pages["private_report"] = str(_write_private(out, key.key, damaged))
         except OSError as exc:
             raise output_error(exc) from exc
-        plain = {"schema": 1, "report": str(page), "damaged": sorted(damaged)}
-        print_result(general.mode, lambda: plain, lambda: console().print(f"Report: {page}"))
+        plain = {"schema": 1, **pages, "damaged": sorted(damaged)}
+        print_result(general.mode, lambda: plain, lambda: _show(pages))
         if behind:
             typer.echo(f"scanloom: {BEHIND}.", err=True)
         warn_of_damaged(out, sorted(damaged))
         for file in damaged_totals(out):
             typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
     raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)
+
+
+def _show(pages: dict[str, str]) -> None:
+    console().print(f"Report: {pages['report']}")
+    if "private_report" in pages:
+        console().print(f"Report with names and paths: {pages['private_report']}")
+
+
+def _write_private(out: Path, file: Path | None, damaged: set[str]) -> Path:
+    """Write the report with names and paths for the holder of the key."""
+    from scanloom.cli.commands.where import check_holder
+    from scanloom.io.output.private import read_fingerprint
+    from scanloom.review.report.page import write_private_report
+
+    check_holder(out, file)
+    return write_private_report(out, read_fingerprint(out) or "", damaged)
 
 
 def _key_of(out: Path, file: Path | None) -> bytes | None:

@@ -36,6 +36,7 @@ from scanloom.review.preview.layout import (
 )
 from scanloom.review.preview.legend import Legend, legend_entries, legend_notes
 from scanloom.review.preview.slicing import LETTERS
+from scanloom.review.preview.tile_map import map_tiles, tile_info
 
 NOTICE = "Research use only - not for diagnosis"
 RULE_Y = HEADER_HEIGHT - 8
@@ -112,7 +113,9 @@ def draw_page(content: PreviewContent, flags: Sequence[Flag], path: Path) -> Non
     _draw_mosaic(page, content, mosaic, below)
     at = MARGIN, page.height - FOOTER_HEIGHT / 2
     draw_text(ImageDraw.Draw(page), at, NOTICE, 13, MUTED, "lm")
-    page.save(path, format="PNG", compress_level=PNG_LEVEL)
+    frames = [frame.moved(MARGIN, below) for frame in mosaic.frames]
+    info = tile_info(map_tiles(content.tiles, frames))
+    page.save(path, format="PNG", compress_level=PNG_LEVEL, pnginfo=info)
 
 
 def _draw_header(page: Image.Image, content: PreviewContent) -> None:

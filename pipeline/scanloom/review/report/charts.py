@@ -37,7 +37,7 @@ def draw_charts(
 
     Parameters
     ----------
-    cases : sequence of Shown
+    cases : sequence of ReportCase
         All cases; failed ones are ignored.
     structures : mapping
         Display name of each (model, label).

@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from scanloom.cards.limits import Range, ReferenceRange
 from scanloom.core import OUTCOMES, Flag, Measurement, Reason, ScanError
 from scanloom.core.reasons import current_code
 from scanloom.io.output.failures import FAILED
@@ -34,6 +35,8 @@ class ReportCase:
     ----------
     id : str
         Name of its folder in `cases/`, or the case id if it failed.
+    case_id : str
+        The case id.
     status : "done", "failed", "ambiguous" or "skipped"
     reason, detail : str
         Why it failed, or the choice that it waits for; of a case that is done, why a later
@@ -44,15 +47,20 @@ class ReportCase:
     modality : str
     axes : str
         Axis codes of its grid.
+    shape : tuple of int
+        Voxels along each axis of its grid.
     seconds : dict
         Wall seconds by step.
     preview : Path or None
         The picture of the preview.
     files : tuple of str
         Names of the files in its folder.
+    references : dict
+        Reference ranges by model.
     """
 
     id: str
+    case_id: str
     status: str
     reason: str = ""
     detail: str = ""
@@ -61,9 +69,11 @@ class ReportCase:
     measurements: tuple[Measurement, ...] = ()
     modality: str = ""
     axes: str = ""
+    shape: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     preview: Path | None = None
     files: tuple[str, ...] = ()
+    references: dict[str, tuple[ReferenceRange, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,9 @@ class ReportData:
 
     Parameters
     ----------
-    cases : tuple of Shown
+    cases : tuple of ReportCase
         Cases in the order of their ids.
-    left_out : tuple of LeftOut
+    left_out : tuple of ExclusionCount
         Counts by reason, those with the most files first.
     files : dict
         Count of files by outcome.
@@ -177,19 +187,42 @@ def _published(folder: Path) -> _Published:
     preview, results = folder / PREVIEW, document.get("results", [])
     shown = ReportCase(
         id=folder.name,
+        case_id=document["case"],
         status="done",
         models=tuple(each["name"] for each in (*document["models"], *results)),
         flags=tuple(flag["code"] for flag in document["flags"]),
         measurements=read_measurements(folder),
         modality=document["source"]["modality"] or "",
         axes=document["grid"]["axes"],
+        shape=tuple(document["grid"].get("shape", ())),
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
         preview=preview if preview.exists() else None,
-        files=tuple(sorted(file.name for file in folder.iterdir() if file.is_file())),
+        files=_files(folder),
+        references={m["name"]: _references(m) for m in document["models"]},
     )
     models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
     models |= {f"{result['name']} {result['version']}": result for result in results}
     return _Published(document["case"], shown, models, document["versions"])
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    """Return the paths of the files in a case folder and its subfolders, relative to it."""
+    inside = [file for entry in folder.iterdir() for file in (entry, *entry.glob("*"))]
+    names = (file.relative_to(folder).as_posix() for file in inside if file.is_file())
+    return tuple(sorted(names))
+
+
+def _references(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
+    """Return the reference ranges of a model in a `case.json`."""
+    return tuple(
+        ReferenceRange(
+            each["structure"],
+            each["quantity"],
+            Range(each["range"]["low"], each["range"]["high"]),
+            each["source"],
+        )
+        for each in model.get("reference_ranges", ())
+    )
 
 
 def _outdated(case: ReportCase, later: ReportCase) -> ReportCase:
@@ -205,7 +238,8 @@ def _failures(out: Path) -> Iterator[ReportCase]:
                 flags = tuple(flag["code"] for flag in document["flags"])
                 code = current_code(document["reason"])
                 status = Reason[code].outcome if code in Reason.__members__ else "failed"
-                yield ReportCase(document["case"], status, code, document["detail"], flags=flags)
+                case = document["case"]
+                yield ReportCase(case, case, status, code, document["detail"], flags=flags)
 
 
 _Manifest = tuple[tuple[ExclusionCount, ...], dict[str, int], dict[str, ReportCase]]
@@ -226,7 +260,7 @@ def _manifest(out: Path) -> _Manifest:
                     by_reason[key] += 1
                     if case:
                         series[key].add(case)
-                        excluded.setdefault(case, ReportCase(case, key[1], key[0]))
+                        excluded.setdefault(case, ReportCase(case, case, key[1], key[0]))
     except FileNotFoundError:
         return (), {}, {}
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as exc:

@@ -2,9 +2,10 @@
 (() => {
   const PAGE = 30;
   const MAX_FINDINGS = 6;
-  const { cases, structures, advice } = JSON.parse(document.getElementById("data").textContent);
+  const { cases, structures, distributions, advice, pictures, sources } = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
   const valueOf = (id) => byId(id)?.value ?? "";
+  const SOURCE = ["patient", "name", "accession", "study date", "series", "description", "path"];
   const FIELDS = ["search", "status", "reason", "flag", "model", "structure"];
   const state = { key: "risk", up: false, page: 0, shown: cases, opened: null };
   const find = new Map(cases.map((record) => [record.id, record]));
@@ -12,7 +13,7 @@
 
   for (const record of cases) {
     const present = structures.filter((_, n) => record.volumes[n] > 0);
-    record.searchText = [record.id, record.status, record.reason, record.detail, ...record.findings, ...present].join(" ").toLowerCase();
+    record.searchText = [record.id, record.status, record.reason, record.detail, ...record.findings.map((found) => found.text), ...(sources[record.case ?? record.id] ?? []), ...present].join(" ").toLowerCase();
   }
 
   function make(tag, text, kind) {
@@ -23,7 +24,7 @@
   }
 
   // Search, filters, order, page and the open case stand in the address: back and reload keep them.
-  function remember() {
+  function remember(isNew = false) {
     const words = new URLSearchParams();
     for (const id of FIELDS) if (valueOf(id) !== initial[id]) words.set(id, valueOf(id));
     if (byId("review").checked) words.set("review", "1");
@@ -32,7 +33,9 @@
     if (state.opened) words.set("case", state.opened.id);
     const text = words.toString();
     const address = text ? `#${text}` : location.pathname + location.search;
-    if (location.hash.slice(1) !== text) history.replaceState(null, "", address);
+    if (location.hash.slice(1) === text) return;
+    if (isNew) history.pushState("case", "", address);
+    else history.replaceState(history.state, "", address);
   }
 
   function recall() {
@@ -49,7 +52,10 @@
     draw();
     const record = find.get(words.get("case"));
     if (record) open(record);
-    else if (byId("case").open) byId("case").close();
+    else if (byId("case").open) {
+      state.opened = null;
+      byId("case").close();
+    }
   }
 
   function value(record) {
@@ -93,17 +99,28 @@
     return box;
   }
 
+  function stripOf(n, quantity, value) {
+    const known = distributions[`${n}:${quantity}`];
+    return known && value !== null && value !== undefined ? figures.strip(known, value) : null;
+  }
+
+  function reason(record) {
+    const line = make("p");
+    const sentences = [record.detail, advice[record.reason]].filter(Boolean).map((text) => ` ${text}.`);
+    line.append(make("code", record.reason), ...sentences);
+    return line;
+  }
+
   function findings(record) {
     const cell = make("td");
-    if (record.reason) {
-      const line = make("p");
-      const sentences = [record.detail, advice[record.reason]].filter(Boolean).map((text) => ` ${text}.`);
-      line.append(make("code", record.reason), ...sentences);
-      cell.append(line);
-    }
+    if (record.reason) cell.append(reason(record));
     if (record.findings.length) {
       const list = make("ul");
-      record.findings.slice(0, MAX_FINDINGS).forEach((text) => list.append(make("li", text)));
+      for (const found of record.findings.slice(0, MAX_FINDINGS)) {
+        const item = make("li", found.text), strip = found.place && stripOf(...found.place);
+        if (strip) item.append(strip);
+        list.append(item);
+      }
       if (record.findings.length > MAX_FINDINGS) list.append(make("li", `and ${record.findings.length - MAX_FINDINGS} more`));
       cell.append(list);
     } else if (record.status === "done" && !record.reason) cell.append(make("p", "no findings", "quiet"));
@@ -112,18 +129,83 @@
     return cell;
   }
 
+  // A finding with the slices that it is about, and its place among the other cases.
+  function card(record, found) {
+    const item = make("li");
+    item.append(make("p", found.text));
+    const shown = make("div", undefined, "slices");
+    for (const slice of found.slices ?? []) {
+      shown.append(figures.slice(path(record, "preview.png"), record.page, slice, `Slice ${slice.number}: ${found.text}`));
+    }
+    if (shown.firstChild) item.append(shown);
+    const strip = found.place && stripOf(...found.place);
+    if (strip) {
+      const known = distributions[`${found.place[0]}:${found.place[1]}`], box = make("figure");
+      box.append(strip, make("figcaption", `${figures.describe(known)}${known.source ? `. ${known.source}` : ""}`));
+      item.append(box);
+    }
+    return item;
+  }
+
+  function verdict(record) {
+    const box = section(record.status);
+    box.firstChild.className = record.status;
+    if (record.reason) box.append(reason(record));
+    if (record.findings.length) {
+      const list = make("ul", undefined, "plain cards");
+      list.append(...record.findings.map((found) => card(record, found)));
+      box.append(list);
+    } else if (record.status === "done" && !record.reason) box.append(make("p", "no findings", "quiet"));
+    return box;
+  }
+
+  function measurements(record) {
+    const table = make("table"), head = make("tr"), body = make("tbody"), top = make("thead");
+    const titles = ["Structure", "Volume, ml", "", `Mean, ${record.units}`, "", "Parts"];
+    for (const title of titles) {
+      const cell = title ? make("th", title, title === "Structure" ? "" : "number") : make("td");
+      if (title) cell.scope = "col";
+      head.append(cell);
+    }
+    structures.forEach((name, n) => {
+      if (!(record.volumes[n] >= 0) || record.volumes[n] === null) return;
+      const line = make("tr"), title = make("th", name);
+      title.scope = "row";
+      line.append(title);
+      for (const [quantity, value] of [["volume", record.volumes[n]], ["intensity", record.means[n]]]) {
+        const place = make("td"), strip = value === 0 && quantity === "volume" ? null : stripOf(n, quantity, value);
+        if (strip) place.append(strip);
+        line.append(make("td", value === null ? "" : String(value), "number"), place);
+      }
+      line.append(make("td", String(record.parts[n]), "number"));
+      body.append(line);
+    });
+    top.append(head);
+    table.append(top, body);
+    const box = make("div", undefined, "scroll");
+    box.tabIndex = 0;
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", "Measurements of the case");
+    box.append(table);
+    return box;
+  }
+
+  function path(record, name) {
+    return ["../cases", record.id, ...name.split("/")].map((part) => part === "../cases" ? part : encodeURIComponent(part)).join("/");
+  }
+
   function picture(record) {
     const cell = make("td");
     if (!record.preview) return cell;
     const link = make("a");
-    link.href = `../cases/${encodeURIComponent(record.id)}/preview.png`;
+    link.href = path(record, "preview.png");
     opens(link, record);
     const image = make("img");
     [image.width, image.height] = record.preview;
     image.loading = "lazy";
     image.decoding = "async";
     image.alt = `Preview of case ${record.id}`;
-    image.src = `thumbs/${encodeURIComponent(record.id)}.webp`;
+    image.src = `${pictures}thumbs/${encodeURIComponent(record.id)}.webp`;
     link.append(image);
     cell.append(link);
     return cell;
@@ -142,6 +224,8 @@
     link.href = `#case=${encodeURIComponent(record.id)}`;
     opens(link, record);
     name.append(link);
+    const known = sources[record.case ?? record.id];
+    if (known) name.append(make("p", [known[0], known[1], known[5]].filter(Boolean).join(", ") || known[6], "known"));
     const ml = record.volumes[valueOf("structure")];
     const line = make("tr");
     line.append(picture(record), name, make("td", record.status, record.status),
@@ -193,7 +277,7 @@
     const list = make("ul", undefined, "plain files");
     list.append(...record.files.map((name) => {
       const link = make("a", name), item = make("li");
-      link.href = `../cases/${encodeURIComponent(record.id)}/${encodeURIComponent(name)}`;
+      link.href = path(record, name);
       item.append(link);
       return item;
     }));
@@ -206,40 +290,44 @@
     return list;
   }
 
-  // One case over the page: picture, findings, flags, volumes, files, and the way to its source.
+  function source(record) {
+    const id = record.case ?? record.id, known = sources[id];
+    const box = section("Source", copyable(`scanloom where ${id}`));
+    if (known) {
+      const list = make("dl", undefined, "volumes");
+      SOURCE.forEach((title, n) => {
+        if (known[n]) list.append(make("dt", title), make("dd", known[n]));
+      });
+      box.append(list);
+    }
+    return box;
+  }
+
+  // The page of a case over the table: findings, picture, flags, measurements, files, source.
   function open(record) {
     const dialog = byId("case"), body = byId("case-body"), at = state.shown.indexOf(record);
+    const isNew = !dialog.open;
     state.opened = record;
     byId("case-title").textContent = `Case ${record.id}`;
     byId("case-place").textContent = at < 0 ? "not in the table's selection" : `${at + 1} of ${state.shown.length}`;
     byId("case-back").disabled = at <= 0;
     byId("case-next").disabled = at < 0 || at + 1 >= state.shown.length;
-    const found = findings(record);
-    found.querySelector("details")?.remove();
-    found.querySelector(".flag")?.remove();
-    const verdict = section(record.status, ...found.childNodes);
-    verdict.firstChild.className = record.status;
-    body.replaceChildren();
+    body.replaceChildren(verdict(record));
     if (record.preview) {
       const image = make("img", undefined, "large");
       image.alt = `Preview of case ${record.id}`;
-      image.src = `../cases/${encodeURIComponent(record.id)}/preview.png`;
+      image.src = path(record, "preview.png");
       body.append(image);
     }
+    if (record.volumes.length) body.append(section("Measurements", measurements(record)));
     const parts = make("div", undefined, "parts");
-    parts.append(verdict);
     if (record.flags.length) parts.append(section("Flags", explained(record)));
-    if (record.volumes.some((ml) => ml > 0)) {
-      const shown = volumes(record);
-      shown.open = true;
-      parts.append(section("Volumes", shown));
-    }
     if (record.files.length) parts.append(section("Files", files(record)));
-    parts.append(section("Source", copyable(`scanloom where ${record.id}`)));
+    parts.append(source(record));
     body.append(parts);
-    if (!dialog.open) dialog.showModal();
+    if (isNew) dialog.showModal();
     body.scrollTop = 0;
-    remember();
+    remember(isNew);
   }
 
   function step(by) {
@@ -295,8 +383,10 @@
     if (event.key === "ArrowRight") step(1);
   });
   byId("case").addEventListener("close", () => {
+    if (!state.opened) return;
     state.opened = null;
-    remember();
+    if (history.state === "case") history.back(); // the address before the case was opened
+    else remember();
   });
   for (const link of document.querySelectorAll("a[data-case]")) {
     link.addEventListener("click", (event) => {

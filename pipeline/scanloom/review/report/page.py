@@ -5,36 +5,31 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scanloom.core import Flag
 from scanloom.io.output.file_names import THUMBNAIL
-from scanloom.io.output.private import check_links
+from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.review.outliers import (
-    MIN_COHORT,
-    REVIEW_THRESHOLD,
-    Finding,
-    find_outliers,
-    risk_score,
-)
+from scanloom.review.cohort import MIN_COHORT
 from scanloom.review.report.charts import Chart, draw_charts
-from scanloom.review.report.data import ReportCase, ReportData, advice, collect_report_data
+from scanloom.review.report.data import ReportData, advice, collect_report_data
+from scanloom.review.report.rows import Structures, make_rows, structure_names
 from scanloom.review.report.runs import run_row, summed, valid_runs
+from scanloom.review.report.sources import private_rows
 from scanloom.review.report.thumbnails import draw_thumbs
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 REPORT = "report"
+PRIVATE_REPORT = "report.html"
 THUMBS = "thumbs"
-WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
-"""Risk by which series without a result are sorted: they follow the cases that need review, since
-there is no result to look at."""
-SKIPPED_RISK = -1.0
-"""Risk of series that were skipped: they come last."""
-MAX_NAMES = 4
-"""Number of structures that are named in front of the text of a shared finding."""
+SCRIPTS = ("figures.js", "page.js")
+"""Scripts of the page, in order."""
 MAX_RUNS = 50
 """Number of runs that are listed, the newest ones."""
 _HERE = Path(__file__).parent
@@ -63,6 +58,60 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
         If the report can't be written.
     """
     damaged = set() if damaged is None else damaged
+    page = out / REPORT / "index.html"
+    html = _render(_prepare(out, damaged))
+    atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
+    return page
+
+
+def write_private_report(out: Path, fingerprint: str, damaged: set[str] | None = None) -> Path:
+    """Write the report with names and paths, readable by its owner only.
+
+    Its pictures are those of `OUT/report/`, which are drawn if they are missing.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder, with a crosswalk.
+    fingerprint : str
+        Fingerprint of the key, as `scanloom.io.identity.key_fingerprint` returns it.
+    damaged : set of str, optional
+        As of `write_report`.
+
+    Returns
+    -------
+    Path
+        `OUT/private/report.html`.
+
+    Raises
+    ------
+    ScanError
+        As of `write_report`; KEY_MISMATCH if OUT has another key.
+    OSError
+        If the report can't be written.
+    """
+    damaged = set() if damaged is None else damaged
+    content = _prepare(out, damaged)
+    sources = private_rows(out)
+    html = _render(content, sources, f"../{REPORT}/")
+    with private_folder(out, fingerprint) as folder:
+        page = folder / PRIVATE_REPORT
+        write_private(page, lambda draft: draft.write_text(html, encoding="utf-8"))
+    return page
+
+
+@dataclass(frozen=True)
+class _Content:
+    """Content of the page: data, sizes of thumbnails, and charts."""
+
+    data: ReportData
+    structures: Structures
+    thumbs: dict[str, tuple[int, int]]
+    charts: Sequence[Chart]
+
+
+def _prepare(out: Path, damaged: set[str]) -> _Content:
+    """Collect the content of the page and draw its pictures."""
     check_links(out)
     data = collect_report_data(out, damaged)
     folder = out / REPORT
@@ -70,12 +119,8 @@ def write_report(out: Path, damaged: set[str] | None = None) -> Path:
     previews = [(case.id, _picture(case.preview)) for case in data.cases if case.preview]
     thumbs = draw_thumbs(previews, folder / THUMBS)
     damaged.update(case for case, _ in previews if case not in thumbs)
-    structures = _structures(data.cases)
-    charts = draw_charts(data.cases, structures, folder)
-    html = _render(data, structures, thumbs, charts)
-    page = folder / "index.html"
-    atomic_write(page, lambda draft: draft.write_text(html, encoding="utf-8"))
-    return page
+    structures = structure_names(data.cases)
+    return _Content(data, structures, thumbs, draw_charts(data.cases, structures, folder))
 
 
 def _picture(preview: Path) -> Path:
@@ -85,39 +130,34 @@ def _picture(preview: Path) -> Path:
 
 
 def _render(
-    data: ReportData,
-    structures: dict[tuple[str, str], str],
-    thumbs: dict[str, tuple[int, int]],
-    charts: Sequence[Chart],
+    content: _Content, sources: Mapping[str, Sequence[str]] | None = None, pictures: str = ""
 ) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
-    done = [case for case in data.cases if case.status == "done"]
-    findings = find_outliers({c.id: c.measurements for c in done}, {c.id: c.axes for c in done})
-    rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in data.cases]
-    rows.sort(key=lambda row: (-row["risk"], row["id"]))
-    names, runs = list(structures.values()), valid_runs(data.runs)
-    policy = (
-        "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
-        f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
-    )
-    return environment.get_template("page.html.jinja").render(
-        policy=policy,
+    """Return the page; with names and paths if there are sources by case id."""
+    data, names = content.data, list(content.structures.values())
+    rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
+    runs = valid_runs(data.runs)
+    script = "\n".join((_HERE / name).read_text() for name in SCRIPTS)
+    style = (_HERE / "page.css").read_text()
+    embedded = {
+        "structures": names,
+        "distributions": distributions,
+        "advice": _advice(rows),
+        "cases": rows,
+        "pictures": pictures,
+        "sources": sources or {},
+    }
+    return _template().render(
+        policy=_policy(script, style),
         style=style,
         script=script,
-        data=_embedded({"structures": names, "advice": _advice(rows), "cases": rows}),
+        data=_embedded(embedded),
+        private=sources is not None,
+        pictures=pictures,
         cases=len(rows),
         counts=Counter(row["status"] for row in rows),
         review=sum(row["review"] for row in rows),
         small=sum(row["status"] == "done" for row in rows) < MIN_COHORT,
+        references=any("source" in each for each in distributions.values()),
         cohort=MIN_COHORT,
         structures=names,
         shown=_most_frequent(rows, len(names)),
@@ -127,7 +167,7 @@ def _render(
         left_out=data.left_out,
         advice=advice,
         files=data.files,
-        charts=charts,
+        charts=content.charts,
         models=data.models,
         versions=data.versions,
         workflow=json.dumps(data.workflow, indent=2) if data.workflow else "",
@@ -136,60 +176,31 @@ def _render(
     )
 
 
-def _structures(cases: Sequence[ReportCase]) -> dict[tuple[str, str], str]:
-    """Return the display name of each (model, label), with the model if labels are ambiguous."""
-    pairs = sorted({(m.label, m.model) for case in cases for m in case.measurements})
-    count = Counter(label for label, _ in pairs)
-    return {
-        (model, label): label.replace("_", " ") + (f" ({model})" if count[label] > 1 else "")
-        for label, model in pairs
-    }
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.jinja")
 
 
-def _row(
-    case: ReportCase,
-    findings: Sequence[Finding],
-    structures: dict[tuple[str, str], str],
-    thumb: tuple[int, int] | None,
-) -> dict[str, Any]:
-    """Return a case as the data of the page's script."""
-    has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
-    risk = 1.0 if outdated else risk_score(findings)
-    older = [f"an older result: the later attempt failed ({case.reason})"] if outdated else []
-    ml = {(m.model, m.label): float(f"{m.volume_ml:.4g}") for m in case.measurements}
-    return {
-        "id": case.id,
-        "status": case.status,
-        "reason": case.reason,
-        "detail": case.detail,
-        "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
-        "review": has_result and risk >= REVIEW_THRESHOLD,
-        "findings": [*older, *_sentences(findings)],
-        "models": list(case.models),
-        "flags": list(case.flags),
-        "seconds": round(sum(case.seconds.values()), 2),
-        "volumes": [ml.get(key) for key in structures] if ml else [],
-        "preview": thumb,
-        "files": list(case.files),
-    }
+def _policy(script: str, style: str) -> str:
+    """Return the content security policy: only this script and style, and pictures beside it."""
+    return (
+        "default-src 'none'; img-src 'self' file:; base-uri 'none'; form-action 'none'; "
+        f"script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+    )
 
 
 def _advice(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the advice of each reason, and the text of each flag, that a row has."""
     codes = {row["reason"] for row in rows} | {flag for row in rows for flag in row["flags"]}
     return {code: advice(code) for code in sorted(codes - {""})}
-
-
-def _sentences(findings: Sequence[Finding]) -> list[str]:
-    """Return findings as text; structures with the same finding share a sentence."""
-    by_text: dict[str, list[str]] = defaultdict(list)
-    for finding in findings:
-        by_text[finding.text].append(finding.structure)
-    sentences = []
-    for text, names in by_text.items():
-        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-        sentences.append(f"{', '.join(names[:MAX_NAMES])}{more}: {text}")
-    return sentences
 
 
 def _most_frequent(rows: Sequence[dict[str, Any]], structures: int) -> int:

@@ -19,6 +19,7 @@ from scanloom.review.preview.legend import Legend, legend_entries, legend_notes
 from scanloom.review.preview.preview import RULE_Y, draw_preview
 from scanloom.review.preview.slicing import AXIAL, CORONAL, SAGITTAL
 from scanloom.review.preview.thumbnail import draw_thumbnail
+from scanloom.review.preview.tile_map import KEYWORD
 from support.empty_share import empty_share
 from support.review_phantoms import BODY, FRONT, HEAD, LEFT, MARKERS, case, stored, structure, torso
 from support.selections import one_in
@@ -255,7 +256,7 @@ def test_equal_input_gives_equal_bytes(tmp_path):
 
     assert len(hashes) == 1
     with Image.open(tmp_path / "a.png") as image:
-        assert image.info == {}
+        assert list(image.info) == [KEYWORD]
 
 
 def test_a_scan_with_burned_in_text_gets_no_picture(tmp_path):

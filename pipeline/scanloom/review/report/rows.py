@@ -1,0 +1,166 @@
+"""Rows of the report's table: the cases, as data of the page's script."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scanloom.core import Flag, Measurement
+from scanloom.review.cohort import Cohort, Distribution
+from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
+from scanloom.review.report.data import ReportCase
+from scanloom.review.report.slices import Mosaic, ShownSlice, read_mosaic, slices_of
+
+WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
+"""Risk by which series without a result are sorted: they follow the cases that need review, since
+there is no result to look at."""
+SKIPPED_RISK = -1.0
+"""Risk of series that were skipped: they come last."""
+MAX_NAMES = 4
+"""Number of structures that are named in front of the text of a shared finding."""
+
+Structures = dict[tuple[str, str], str]
+"""Display name of each (model, label)."""
+
+
+def structure_names(cases: Sequence[ReportCase]) -> Structures:
+    """Return the display name of each (model, label), with the model if labels are ambiguous."""
+    pairs = sorted({(m.label, m.model) for case in cases for m in case.measurements})
+    count = Counter(label for label, _ in pairs)
+    return {
+        (model, label): label.replace("_", " ") + (f" ({model})" if count[label] > 1 else "")
+        for label, model in pairs
+    }
+
+
+def make_rows(
+    cases: Sequence[ReportCase],
+    structures: Structures,
+    thumbs: Mapping[str, tuple[int, int]],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows in the order of review, and the distributions of measurements.
+
+    Parameters
+    ----------
+    cases : sequence of ReportCase
+    structures : mapping
+        As of `structure_names`.
+    thumbs : mapping
+        Size (width, height) of the thumbnail of each case that has one.
+
+    Returns
+    -------
+    rows : list of dict
+    distributions : dict
+        Distribution or reference range by "<index of the structure>:<quantity>".
+    """
+    done = [case for case in cases if case.status == "done"]
+    references = {model: ranges for case in done for model, ranges in case.references.items()}
+    cohort = Cohort((m for case in done for m in case.measurements), references)
+    findings = find_outliers(
+        {c.id: c.measurements for c in done}, cohort, {c.id: c.axes for c in done}
+    )
+    rows = [_row(c, findings.get(c.id, []), structures, thumbs.get(c.id)) for c in cases]
+    rows.sort(key=lambda row: (-row["risk"], row["id"]))
+    index = {key: n for n, key in enumerate(structures)}
+    distributions = {
+        f"{index[model, label]}:{quantity}": _plain(distribution)
+        for (model, label, quantity), distribution in sorted(cohort.distributions.items())
+        if (model, label) in index
+    }
+    return rows, distributions
+
+
+def _row(
+    case: ReportCase,
+    findings: Sequence[Finding],
+    structures: Structures,
+    thumb: tuple[int, int] | None,
+) -> dict[str, Any]:
+    has_result, outdated = case.status == "done", Flag.OUTDATED.code in case.flags
+    risk = 1.0 if outdated else risk_score(findings)
+    mosaic = read_mosaic(case.preview) if case.preview and findings else None
+    shown = _shown_findings(findings, case, list(structures), mosaic)
+    if outdated:
+        shown.insert(0, {"text": f"an older result: the later attempt failed ({case.reason})"})
+    by_key = {(m.model, m.label): m for m in case.measurements}
+    measured = [by_key.get(key) for key in structures] if by_key else []
+    return {
+        "id": case.id,
+        **({"case": case.case_id} if case.case_id != case.id else {}),
+        "status": case.status,
+        "reason": case.reason,
+        "detail": case.detail,
+        "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
+        "review": has_result and risk >= REVIEW_THRESHOLD,
+        "findings": shown,
+        "models": list(case.models),
+        "flags": list(case.flags),
+        "seconds": round(sum(case.seconds.values()), 2),
+        "volumes": [_rounded(m.volume_ml) if m else None for m in measured],
+        "means": [_rounded(m.mean) if m else None for m in measured],
+        "parts": [m.components if m else None for m in measured],
+        "units": _units(measured),
+        "preview": thumb,
+        **({"page": mosaic.page} if mosaic else {}),
+        "files": list(case.files),
+    }
+
+
+def _units(measured: Sequence[Measurement | None]) -> str:
+    """Return the unit of the intensities, which all structures of a scan share."""
+    return next((m.unit for m in measured if m is not None), "")
+
+
+def _shown_findings(
+    findings: Sequence[Finding],
+    case: ReportCase,
+    structures: Sequence[tuple[str, str]],
+    mosaic: Mosaic | None,
+) -> list[dict[str, Any]]:
+    """Return findings as text, with their place and slices; structures may share a finding."""
+    by_text: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        by_text[finding.text].append(finding)
+    shown = []
+    for text, found in by_text.items():
+        names = [finding.structure for finding in found]
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        entry: dict[str, Any] = {"text": f"{', '.join(names[:MAX_NAMES])}{more}: {text}"}
+        place = found[0].place
+        if place is not None:
+            n = structures.index((place.model, place.label))
+            entry["place"] = [n, place.quantity, _rounded(place.value)]
+        subjects = tuple(m for finding in found for m in finding.subjects)
+        if mosaic is not None and subjects:
+            together = Finding(found[0].kind, "", 0.0, text, subjects=subjects)
+            slices = slices_of(together, mosaic.tiles, case.shape)
+            entry["slices"] = [_plain_slice(each) for each in slices]
+        shown.append(entry)
+    return shown
+
+
+def _plain_slice(shown: ShownSlice) -> dict[str, Any]:
+    return {"number": shown.number, "area": shown.area, "outlines": shown.outlines}
+
+
+def _plain(distribution: Distribution) -> dict[str, Any]:
+    """Return a distribution as data of the page's script."""
+    median = {} if distribution.median is None else {"median": _rounded(distribution.median)}
+    return {
+        "unit": distribution.unit,
+        "log": distribution.logarithmic,
+        "first": _rounded(distribution.first),
+        "last": _rounded(distribution.last),
+        "usual": [_rounded(value) for value in distribution.usual],
+        "counts": list(distribution.counts),
+        **median,
+        **({"source": distribution.source} if distribution.source else {}),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return a number with four significant digits; None if there is none."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
