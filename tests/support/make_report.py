@@ -59,6 +59,7 @@ def add_case(
     *,
     flags: Sequence[Flag] = (),
     preview: Path | None = None,
+    references: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """Write what the report reads of a published case."""
     folder = out / "cases" / case
@@ -68,7 +69,7 @@ def add_case(
         "schema": 1,
         "case": case,
         "source": {"kind": "dicom", "files": 60, "hash": "h", "modality": "CT", "unit": "HU"},
-        "grid": {"axes": "LPS"},
+        "grid": {"axes": "LPS", "shape": [60, 50, 40]},
         "flags": [{"code": flag.code, "text": flag.text} for flag in flags],
         "recipe": "r",
         "models": [
@@ -80,6 +81,7 @@ def add_case(
                 "card_sha256": name,
                 "device": "cpu",
                 "precision": "float32",
+                "reference_ranges": list(references),
             }
             for name in models
         ],

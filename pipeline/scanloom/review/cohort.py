@@ -33,6 +33,7 @@ Key = tuple[str, str, Quantity]
 _LOGARITHMIC: tuple[Quantity, ...] = ("volume", "parts")
 _MIN_SPREAD: Mapping[Quantity, float] = {"volume": 0.05, "intensity": 0.05, "parts": 0.3}
 """Smallest spread of each quantity: usual values differ at least as much in other cohorts."""
+_UNITS: Mapping[Quantity, str] = {"volume": "ml", "intensity": "HU", "parts": ""}
 _REFERENCE_QUANTITY: Mapping[str, Quantity] = {"volume_ml": "volume", "mean_hu": "intensity"}
 
 
@@ -96,14 +97,12 @@ class Cohort:
         values: dict[Key, list[float]] = defaultdict(list)
         borders: dict[tuple[str, str], list[bool]] = defaultdict(list)
         presence: dict[tuple[str, str], list[bool]] = defaultdict(list)
-        units: dict[tuple[str, str], str] = {}
         for m in measurements:
             presence[m.model, m.label].append(m.voxels > 0)
             if m.voxels:
                 borders[m.model, m.label].append(Flag.TOUCHES_BORDER in m.flags)
             for quantity, value in values_of(m).items():
                 values[m.model, m.label, quantity].append(value)
-            units[m.model, m.label] = m.unit
         self._at_border, self._present = _mostly(borders), _mostly(presence)
         self._known = {key for key, v in presence.items() if len(v) >= MIN_COHORT}
         self._centre: dict[Key, tuple[float, float]] = {}
@@ -111,8 +110,7 @@ class Cohort:
         for key, cohort in values.items():
             if len(cohort) >= MIN_COHORT:
                 self._centre[key] = _centre(cohort, key[2])
-                unit = units[key[:2]]
-                self.distributions[key] = _distribution(key[2], cohort, self._centre[key], unit)
+                self.distributions[key] = _distribution(key[2], cohort, self._centre[key])
 
     def z_score(self, m: Measurement, quantity: Quantity) -> float:
         """Return the modified z-score of a value; 0 if there is none, or too few other cases."""
@@ -125,9 +123,7 @@ class Cohort:
     def reference(self, m: Measurement, quantity: Quantity) -> Distribution | None:
         """Return the reference range that applies to a measurement, for want of a cohort."""
         found = self.distributions.get((m.model, m.label, quantity))
-        if found is None or found.counts or (quantity == "intensity" and m.unit != found.unit):
-            return None
-        return found
+        return None if found is None or found.counts or quantity not in values_of(m) else found
 
     def is_known(self, m: Measurement) -> bool:
         """Return whether there are enough cases to know if a structure is usually present."""
@@ -143,12 +139,15 @@ class Cohort:
 
 
 def values_of(m: Measurement) -> dict[Quantity, float]:
-    """Return the values of a measurement that are compared."""
+    """Return the values of a measurement that are compared: intensities in HU only.
+
+    Other intensities depend on the scanner and its settings.
+    """
     values: dict[Quantity, float] = {}
     if m.voxels and m.volume_ml > 0:
         values["volume"] = m.volume_ml
         values["parts"] = float(max(m.components, 1))
-    if m.mean is not None:
+    if m.mean is not None and m.unit == "HU":
         values["intensity"] = m.mean
     return values
 
@@ -159,9 +158,9 @@ def _references(references: Mapping[str, Sequence[ReferenceRange]]) -> dict[Key,
         for each in stated:
             quantity = _REFERENCE_QUANTITY[each.quantity]
             low, high = each.range.low, each.range.high
-            unit = "HU" if quantity == "intensity" else "ml"
-            known = Distribution(quantity, unit, low, high, (low, high), source=each.source)
-            ranges[model, each.structure, quantity] = known
+            ranges[model, each.structure, quantity] = Distribution(
+                quantity, _UNITS[quantity], low, high, (low, high), source=each.source
+            )
     return ranges
 
 
@@ -194,7 +193,7 @@ def _centre(values: Sequence[float], quantity: Quantity) -> tuple[float, float]:
 
 
 def _distribution(
-    quantity: Quantity, values: Sequence[float], centre: tuple[float, float], unit: str
+    quantity: Quantity, values: Sequence[float], centre: tuple[float, float]
 ) -> Distribution:
     """Return the distribution of a cohort's values, with the range that counts as usual."""
     scaled = np.array([_scaled(value, quantity) for value in values])
@@ -207,7 +206,7 @@ def _distribution(
         low, high = math.exp(low), math.exp(high)
     return Distribution(
         quantity=quantity,
-        unit={"volume": "ml", "parts": "", "intensity": unit}[quantity],
+        unit=_UNITS[quantity],
         first=min(values),
         last=max(values),
         usual=(low, high),

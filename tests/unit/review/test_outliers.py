@@ -119,6 +119,13 @@ def test_without_a_cohort_values_are_compared_with_the_card() -> None:
     assert found(cases, references={"other": usual})["b"] == []
 
 
+def test_arbitrary_units_are_not_compared() -> None:
+    cases = cohort()
+    cases["odd"] = [measurement("liver", 1500.0, mean=900.0, unit="a.u.")]
+
+    assert kinds(cases, "odd") == []
+
+
 def test_a_cohort_replaces_the_reference_range() -> None:
     usual = [ReferenceRange("liver", "mean_hu", Range(0.0, 1.0), "A page.")]
 

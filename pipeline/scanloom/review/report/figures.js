@@ -18,7 +18,7 @@ const figures = (() => {
 
   function describe(known) {
     const unit = known.unit ? ` ${known.unit}` : "", [low, high] = range(known);
-    if (known.source) return `reference range ${number(low)} to ${number(high)}${unit}`;
+    if (known.source) return `reference range ${number(low)} to ${number(high)}${unit}. ${known.source}`;
     const cases = known.counts.reduce((sum, count) => sum + count, 0);
     return `${cases} cases, median ${number(known.median)}, usually ${number(low)} to ${number(high)}${unit}`;
   }
@@ -42,6 +42,7 @@ const figures = (() => {
       class: "strip", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT,
       role: "img", "aria-label": `${number(value)}${unit}; ${describe(known)}`,
     },
+    draw("title", {}, `${number(value)}${unit}; ${describe(known)}`),
     draw("rect", { class: "usual", x: x(scale(low)), y: 2, width: Math.max(1, x(scale(high)) - x(scale(low))), height: BASE - 2 }),
     draw("path", { class: "bars", d: bars }),
     draw("line", { class: "axis", x1: 0, x2: WIDTH, y1: BASE, y2: BASE }),

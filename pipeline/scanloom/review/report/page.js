@@ -141,7 +141,7 @@
     const strip = found.place && stripOf(...found.place);
     if (strip) {
       const known = distributions[`${found.place[0]}:${found.place[1]}`], box = make("figure");
-      box.append(strip, make("figcaption", `${figures.describe(known)}${known.source ? `. ${known.source}` : ""}`));
+      box.append(strip, make("figcaption", figures.describe(known)));
       item.append(box);
     }
     return item;
@@ -173,7 +173,8 @@
       title.scope = "row";
       line.append(title);
       for (const [quantity, value] of [["volume", record.volumes[n]], ["intensity", record.means[n]]]) {
-        const place = make("td"), strip = value === 0 && quantity === "volume" ? null : stripOf(n, quantity, value);
+        const isKnown = quantity === "volume" ? value > 0 : record.units === "HU";
+        const place = make("td"), strip = isKnown ? stripOf(n, quantity, value) : null;
         if (strip) place.append(strip);
         line.append(make("td", value === null ? "" : String(value), "number"), place);
       }
@@ -187,6 +188,7 @@
     box.setAttribute("role", "region");
     box.setAttribute("aria-label", "Measurements of the case");
     box.append(table);
+    if (box.querySelector("svg")) box.append(make("p", "Dot: this case. Bars: the other cases. Band: usual values, or the reference range of the model.", "notice"));
     return box;
   }
 

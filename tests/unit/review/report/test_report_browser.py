@@ -1,7 +1,7 @@
 """The report in a real browser: from disk, by keyboard, on a phone, and judged by axe-core.
 
-Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path); axe-core's file by SCANLOOM_AXE
-(`npm pack axe-core`, then `package/axe.min.js` of it). Skipped by name where they are not there.
+Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path). axe-core is that of the package
+axe-playwright-python, or the file that SCANLOOM_AXE names. Skipped by name where they are missing.
 """
 
 from __future__ import annotations
@@ -9,24 +9,35 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from scanloom.core import Reason
+from scanloom.core import Flag, Reason
+from scanloom.review.preview.preview import draw_preview
 from scanloom.review.report.page import write_report
-from support.make_report import add_failure, id_of, make_out, measured
+from support.make_report import add_case, add_failure, id_of, make_out, measured, usual
+from support.review_phantoms import case, torso
 
 pytestmark = pytest.mark.reference
+
+REFERENCE = {
+    "structure": "liver",
+    "quantity": "mean_hu",
+    "range": {"low": 0.0, "high": 40.0},
+    "source": "A page of a book.",
+}
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not here")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
     if program is None:
-        pytest.skip("Chromium is not here (SCANLOOM_CHROMIUM)")
+        pytest.skip("Chromium is not installed (SCANLOOM_CHROMIUM)")
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -34,29 +45,55 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(make_out(tmp_path_factory.mktemp("browser") / "out", 80))
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighty cases; of one, a structure of the preview is unusual and at the border."""
+    out = make_out(tmp_path_factory.mktemp("browser") / "out", 80)
+    scan = case(*torso())
+    page = out / "phantom.png"
+    draw_preview(*scan, [], page)
+    left = next(m for m in scan[2] if m.label == "s2")
+    seen = measured("organs", "liver", 4000.0, box=left.box, flags=(Flag.TOUCHES_BORDER,))
+    rest = usual(np.random.default_rng(5))[1:]
+    add_case(out, id_of(500), [seen, *rest], flags=(Flag.SHEARED,), preview=page)
+    return out
 
 
-def opened(browser: Any, page: Path, width: int = 1280, scheme: str = "light") -> tuple[Any, Any]:
-    """Open a page; return the tab, and what it complained of and asked for."""
+@pytest.fixture(scope="module")
+def page(out: Path) -> Path:
+    return write_report(out)
+
+
+def opened(
+    browser: Any, page: Path, width: int = 1400, scheme: str = "light", hash_: str = ""
+) -> tuple[Any, Any]:
+    """Open a page; return the tab, and its console messages and its requests elsewhere."""
     context = browser.new_context(
-        viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=False
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=False
     )
     tab, said = context.new_page(), []
     tab.on("console", lambda message: said.append(message.text))
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.on("request", lambda r: r.url.startswith("file:") or said.append(r.url))
-    tab.goto(page.as_uri())
+    tab.goto(page.as_uri() + hash_)
     return tab, said
 
 
-@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def overflow(tab: Any) -> int:
+    """Return by how many pixels the page is wider than the screen."""
+    return tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+@pytest.mark.parametrize("width", [1400, 768, 390, 320])
 def test_nothing_is_wider_than_the_screen(chromium: Any, page: Path, width: int) -> None:
     tab, said = opened(chromium, page, width)
 
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert overflow(tab) <= 0
     assert tab.locator("#rows tr").count() == 30
+    tab.locator("#reasons summary").first.click()
+    tab.locator("#rows tr:first-child th a").click()
+    assert overflow(tab) <= 0
+    body = tab.locator("#case-body")
+    assert body.evaluate("e => e.scrollWidth - e.clientWidth") <= 0
     assert said == []
 
 
@@ -64,29 +101,180 @@ def test_cases_are_filtered_and_sorted(chromium: Any, page: Path) -> None:
     tab, said = opened(chromium, page)
     count = tab.locator("#count")
 
-    assert count.inner_text() == "80 of 80 cases"
+    assert count.inner_text() == "81 of 81 series"
     tab.locator("#status").select_option("failed")
-    assert count.inner_text() == "3 of 80 cases"
+    assert count.inner_text() == "3 of 81 series"
     tab.locator("#status").select_option("")
     tab.locator("#search").fill("liver LARGE")
-    assert count.inner_text() == "1 of 80 cases"
+    assert count.inner_text() == "2 of 81 series"
     assert id_of(3) in tab.locator("#rows").inner_text()
     tab.locator("#search").fill("")
-    tab.get_by_role("button", name="Case").click()
+    tab.get_by_role("button", name="Case", exact=True).click()
     first = tab.locator("#rows th").first.inner_text()
-    assert first == min(id_of(n) for n in range(80))
+    assert first == min(id_of(n) for n in (*range(80), 500))
     assert tab.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
     assert said == []
+
+
+def test_failed_series_are_found_by_their_reason(chromium: Any, page: Path) -> None:
+    tab, _ = opened(chromium, page)
+
+    tab.locator("#search").fill("crashed")
+    rows = tab.locator("#rows tr")
+    assert rows.count() == 0
+    tab.locator("#search").fill("slice_gap")
+
+    assert rows.count() == 1
+    assert "failed" in rows.inner_text()
+
+
+def test_the_count_of_failures_leads_to_their_rows(chromium: Any, page: Path) -> None:
+    tab, said = opened(chromium, page)
+    count = tab.locator(".figures div", has_text="failed").locator("a")
+    failed = int(count.inner_text())
+
+    count.click()
+
+    tab.wait_for_function("document.getElementById('status').value === 'failed'")
+    assert tab.locator("#rows tr").count() == failed == 3
+    assert tab.locator("#rows td.failed").count() == failed
+    assert said == []
+
+
+def test_reasons_unfold_to_their_series(chromium: Any, page: Path) -> None:
+    tab, said = opened(chromium, page)
+    reason = tab.locator("#reasons tr", has_text="SLICE_GAP")
+    reason.locator("summary").click()
+    case_id = reason.locator("a.id").inner_text()
+
+    reason.locator("a.id").click()
+
+    assert tab.locator("#case-title").inner_text() == f"Case {case_id}"
+    assert f"scanloom where {case_id}" in tab.locator("#case-body").inner_text()
+    assert said == []
+
+
+def test_back_keeps_filter_and_order(chromium: Any, page: Path) -> None:
+    tab, said = opened(chromium, page)
+    tab.locator("#search").fill("kidney")
+    tab.locator("th[data-key=volume] button").click()
+    first = tab.locator("#rows th a").first.inner_text()
+
+    tab.locator("#rows th a").first.click()
+    assert f"case={first}" in tab.url
+    tab.go_back()
+    tab.wait_for_function("!document.getElementById('case').open")
+
+    assert tab.locator("#search").input_value() == "kidney"
+    assert tab.locator("th[aria-sort]").get_attribute("data-key") == "volume"
+    tab.locator("#rows th a").first.click()
+    tab.locator("#case-close").click()
+    tab.wait_for_function("!location.hash.includes('case=')")
+    assert "search=kidney" in tab.url
+    tab.locator("#rows th a").first.click()
+    tab.locator(".files a", has_text="case.json").click()
+    tab.wait_for_url("**/case.json")
+    tab.go_back()
+    tab.wait_for_function("document.getElementById('case').open")
+    assert tab.locator("#case-title").inner_text() == f"Case {first}"
+    assert tab.locator("#search").input_value() == "kidney"
+    assert said == []
+
+
+def test_the_viewer_goes_to_the_next_and_the_previous_case(chromium: Any, page: Path) -> None:
+    tab, said = opened(chromium, page)
+    ids = tab.locator("#rows th a").all_inner_texts()[:3]
+    title = tab.locator("#case-title")
+    tab.locator("#rows th a").first.click()
+
+    assert tab.locator("#case-back").is_disabled()
+    tab.locator("#case-next").click()
+    tab.keyboard.press("ArrowRight")
+    assert title.inner_text() == f"Case {ids[2]}"
+    assert tab.locator("#case-place").inner_text() == "3 of 81"
+    tab.keyboard.press("ArrowLeft")
+    assert title.inner_text() == f"Case {ids[1]}"
+    tab.keyboard.press("Escape")
+    tab.wait_for_function("!location.hash.includes('case=')")
+    assert not tab.locator("#case").is_visible()
+    assert said == []
+
+
+def test_a_case_has_an_address(chromium: Any, page: Path) -> None:
+    """Its page lists findings, measurements, flags, files and the way to the source."""
+    tab, said = opened(chromium, page, hash_=f"#case={id_of(500)}")
+    body = tab.locator("#case-body")
+
+    assert tab.locator("#case").is_visible()
+    text = body.inner_text()
+    for part in ("Measurements", "Flags", "Files", "Source", "SHEARED", "4000", "case.json"):
+        assert part in text
+    assert Flag.SHEARED.text in text
+    links = body.locator(".files a").evaluate_all("links => links.map((link) => link.href)")
+    assert links
+    assert all(Path(link.removeprefix("file://")).is_file() for link in links)
+    assert said == []
+
+
+def test_a_finding_shows_its_place_in_the_cohort(chromium: Any, page: Path) -> None:
+    tab, _ = opened(chromium, page, hash_=f"#case={id_of(500)}")
+    finding = tab.locator(".cards li", has_text="4000 ml is large")
+
+    assert "78 cases, median" in finding.locator("figcaption").inner_text()
+    dot, band = (
+        finding.locator(f"svg.strip {mark}").bounding_box() for mark in (".unusual", ".usual")
+    )
+    assert dot["x"] > band["x"] + band["width"]
+    for row in (tab.locator("#rows tr", has_text=id_of(500)),):
+        assert row.locator("svg.strip .unusual").count() == 1
+
+
+def test_a_finding_shows_its_slice(chromium: Any, page: Path) -> None:
+    """The pixels of the slice are drawn, and the outline surrounds the marked structure."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    tab, _ = opened(chromium, page, hash_=f"#case={id_of(500)}")
+    tab.wait_for_load_state("networkidle")
+    slice_ = tab.locator(".cards li", has_text="4000 ml is large").locator("svg.slice")
+    box, outline = slice_.bounding_box(), slice_.locator("rect").bounding_box()
+
+    picture = Image.open(BytesIO(slice_.screenshot())).convert("RGB")
+    pixels = np.asarray(picture).astype(int)
+    red = np.argwhere((pixels[..., 0] - pixels[..., 1:].max(axis=-1)) > 60)
+    assert len(red) > 20
+    middle = red.mean(axis=0)
+    assert abs(middle[1] - (outline["x"] - box["x"] + outline["width"] / 2)) < 4
+    assert abs(middle[0] - (outline["y"] - box["y"] + outline["height"] / 2)) < 4
+
+
+def test_a_few_cases_are_compared_with_the_card(chromium: Any, tmp_path: Path) -> None:
+    add_case(tmp_path, id_of(1), [measured("organs", "liver", 900.0)], references=[REFERENCE])
+    tab, said = opened(chromium, write_report(tmp_path), hash_=f"#case={id_of(1)}")
+    finding = tab.locator(".cards li")
+
+    assert "mean 50 HU is high (reference range 0 to 40 HU)" in finding.inner_text()
+    assert "A page of a book." in finding.inner_text()
+    assert finding.locator("svg.strip .unusual").count() == 1
+    assert said == []
+
+
+def test_without_cohort_and_reference_ranges_the_page_tells_it(
+    chromium: Any, tmp_path: Path
+) -> None:
+    add_case(tmp_path, id_of(1), [measured("organs", "liver", 900.0)])
+    tab, _ = opened(chromium, write_report(tmp_path))
+
+    assert "The cards of the models state no reference ranges" in tab.locator("main").inner_text()
+    assert tab.locator("svg").count() == 0
 
 
 def test_it_is_used_by_keyboard(chromium: Any, page: Path) -> None:
     tab, _ = opened(chromium, page)
 
-    tab.keyboard.press("Tab")
+    tab.locator("body").press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the cases"
-    tab.keyboard.press("Enter")
-    tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.id") == "search"
     tab.locator("th[data-key=id] button").focus()
     tab.keyboard.press("Enter")
     assert tab.locator("th[aria-sort]").get_attribute("data-key") == "id"
@@ -109,8 +297,6 @@ def test_pictures_load(chromium: Any, page: Path) -> None:
 
 
 def test_a_hostile_word_stays_a_word(chromium: Any, tmp_path: Path) -> None:
-    from support.make_report import add_case
-
     word = "<img src=x onerror=\"document.title='taken'\">"
     add_case(tmp_path, id_of(1), [measured(word, word, 5.0)])
     add_failure(tmp_path, id_of(2), Reason.DAMAGED, word)
@@ -124,22 +310,44 @@ def test_a_hostile_word_stays_a_word(chromium: Any, tmp_path: Path) -> None:
     assert said == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("cases", [80, 0])
-def test_axe_has_nothing_against_it(
-    chromium: Any, page: Path, tmp_path: Path, scheme: str, width: int, cases: int
-) -> None:
-    axe = Path(os.environ.get("SCANLOOM_AXE", "axe"))
-    if not axe.is_file():
-        pytest.skip("axe-core is not here (SCANLOOM_AXE)")
-    if not cases:
-        (tmp_path / "cases").mkdir()
-        page = write_report(tmp_path)
-    tab, _ = opened(chromium, page, width, scheme)
+def axe_core() -> str:
+    """Return the script of axe-core."""
+    package = find_spec("axe_playwright_python")
+    installed = Path(package.origin).with_name("axe.min.js") if package and package.origin else None
+    file = Path(os.environ["SCANLOOM_AXE"]) if "SCANLOOM_AXE" in os.environ else installed
+    if file is None or not file.is_file():
+        pytest.skip("axe-core is not installed (axe-playwright-python, or SCANLOOM_AXE)")
+    return file.read_text(encoding="utf-8")
 
-    tab.evaluate(axe.read_text(encoding="utf-8"))
+
+def violations(tab: Any) -> list[str]:
     found = tab.evaluate("axe.run()")
-
-    assert [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found["violations"]] == []
     assert len(found["passes"]) > 15
+    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found["violations"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_axe_finds_no_violation(chromium: Any, page: Path, scheme: str, width: int) -> None:
+    """Table, unfolded reasons, and the page of a case."""
+    script = axe_core()
+    tab, _ = opened(chromium, page, width, scheme)
+    tab.evaluate(script)
+
+    assert violations(tab) == []
+    for summary in tab.locator("#reasons summary, #provenance summary, #rows summary").all():
+        summary.click()
+    assert violations(tab) == []
+    tab.locator("#rows th a").first.click()
+    tab.locator("#case-body svg.strip").first.wait_for()
+    assert violations(tab) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation_without_cases(chromium: Any, tmp_path: Path, scheme: str) -> None:
+    script = axe_core()
+    (tmp_path / "cases").mkdir()
+    tab, _ = opened(chromium, write_report(tmp_path), 390, scheme)
+    tab.evaluate(script)
+
+    assert violations(tab) == []
