@@ -156,7 +156,7 @@ def _render(
         cases=len(rows),
         counts=Counter(row["status"] for row in rows),
         review=sum(row["review"] for row in rows),
-        small=sum(row["status"] == "done" for row in rows) < MIN_COHORT,
+        small=0 < sum(row["status"] == "done" for row in rows) < MIN_COHORT,
         references=any("source" in each for each in distributions.values()),
         cohort=MIN_COHORT,
         structures=names,
