@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from scanloom.core.process.file_lock import lock_file
 from scanloom.inference.engines.export_cache import export_key, exports_folder
-from scanloom.inference.engines.protocol import Engine, NetworkRequest
 from scanloom.own_python import make_private_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from scanloom.inference.engines.protocol import Engine, NetworkRequest
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +101,15 @@ class Verdict:
         speed = self.torch_s / self.engine_s if self.engine_s else 0.0
         return f"{speed:.2f} times as fast as torch, {compared}"
 
+    def __str__(self) -> str:
+        used = "used" if self.used else "not used"
+        return f"{self.engine} {self.version}, {self.precision}: {used}, {self.why}"
+
 
 def verdict_file(engine: Engine, request: NetworkRequest) -> Path:
     """Return the path of a verdict: it depends on network, library, torch, machine and threads."""
+    import torch
+
     subject = {
         "form": _SCHEMA,
         "engine": [engine.name, engine.version()],
@@ -117,6 +126,8 @@ def verdict_file(engine: Engine, request: NetworkRequest) -> Path:
 def device_model(device: torch.device) -> str:
     """Return the name of a device's hardware."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):

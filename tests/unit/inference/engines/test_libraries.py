@@ -104,8 +104,8 @@ def test_a_network_that_cannot_be_traced_is_refused() -> None:
         def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return values, values
 
+    asked = NetworkRequest(Twice, ("twice",), (1, 1, 8, 8, 8), torch.float32, CPU, 1)
     with pytest.raises(EngineUnfitError, match="2 outputs"):
-        asked = NetworkRequest(Twice, ("twice",), (1, 1, 8, 8, 8), torch.float32, CPU, 1)
         OpenVino().prepare(asked)
 
 
