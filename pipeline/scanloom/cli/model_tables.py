@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from scanloom.cards.card import ModelCard
     from scanloom.cards.store import ModelEntry
     from scanloom.core import Structure
+    from scanloom.inference.engines.verdicts import Verdict
 
 
 def print_list(entries: tuple[ModelEntry, ...]) -> None:
@@ -45,7 +46,7 @@ def print_entry(entry: ModelEntry) -> None:
     if card is None:
         raise ValueError("the model has no card")
     facts = Table.grid(padding=(0, 2))
-    for name, text in (*_facts(card), *_origin(entry)):
+    for name, text in (*_facts(card), *_origin(entry), *_engines(card)):
         facts.add_row(name, text)
     table = Table("number", "label", "name", "code", "side", box=SIMPLE_HEAD, pad_edge=False)
     for s in card.structures:
@@ -119,8 +120,26 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "networks": [_plain_network(network) for network in networks(card)],
         "weights_sha256": card.weights.sha256,
         **_plain_origin(entry),
+        "engines": [
+            {**asdict(verdict), "used": verdict.used, "why": verdict.why}
+            for verdict in verdicts_of(card)
+        ],
         "structures": [_plain_structure(s) for s in card.structures],
     }
+
+
+def _engines(card: ModelCard) -> list[tuple[str, str]]:
+    """Return what was measured of engines with a model on this machine, as lines of a table."""
+    return [("engine", str(verdict)) for verdict in verdicts_of(card)]
+
+
+def verdicts_of(card: ModelCard) -> list[Verdict]:
+    """Return the verdicts on engines for a model and its parts, by this user on this machine."""
+    from scanloom.cards.parts import networks
+    from scanloom.inference.engines.verdicts import all_verdicts
+
+    names = {network.name for network in networks(card)}
+    return [verdict for verdict in all_verdicts() if verdict.model in names]
 
 
 def _licence(entry: ModelEntry) -> str:

@@ -21,6 +21,8 @@ Nan = Literal["refuse", "padding"]
 """Handling of voxels that are not numbers (NaN)."""
 Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
+Engine = Literal["auto", "torch", "openvino", "onnxruntime", "compile", "cudagraphs"]
+"""Library that runs networks."""
 Mirror = Literal["auto", "no"]
 """Whether networks also run on mirrored scans: as the model card says, or not."""
 SegKind = Literal["binary", "labelmap"]
@@ -94,6 +96,23 @@ class ComputeOptions:
             "removed",
             "ge": 0.0,
             "examples": [200.0],
+        },
+    )
+    overlap: float | None = field(
+        default=None,
+        metadata={
+            "description": "Fraction of a window that the next window overlaps, instead of the "
+            "model's: fewer windows are faster, labels differ slightly",
+            "ge": 0.0,
+            "le": 0.9,
+            "examples": [0.25],
+        },
+    )
+    engine: Engine = field(
+        default="auto",
+        metadata={
+            "description": "Library that runs the networks: the fastest with the labels of torch, "
+            "as measured on this machine, or a named one"
         },
     )
 

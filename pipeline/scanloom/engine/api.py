@@ -19,7 +19,7 @@ from scanloom.core import (
     ScanError,
     settle_in,
 )
-from scanloom.core.options import Dates, Mirror, Modality, Precision, SegKind, check_choices
+from scanloom.core.options import Dates, Engine, Mirror, Modality, Precision, SegKind, check_choices
 from scanloom.core.text import parse_bytes
 from scanloom.engine.results.case_registry import FolderNaming
 from scanloom.engine.results.tables import read_measurements_table
@@ -89,6 +89,8 @@ def segment(
     compiled_restore: bool = True,
     mirror: Mirror = "auto",
     remove_small: float = 0.0,
+    overlap: float | None = None,
+    engine: Engine = "auto",
 ) -> tuple[CaseRecord, ...]:
     """Segment scans and publish a case folder for each, as `scanloom segment` does.
 
@@ -148,6 +150,11 @@ def segment(
         Whether networks also run on mirrored scans: as the model says, or not.
     remove_small : float
         Connected components of a structure up to this volume, in mm3, are removed.
+    overlap : float or None
+        Fraction of a window that the next window overlaps, 0 to 0.9; None for the model's.
+    engine : str
+        Library that runs the networks: "auto", "torch", "openvino", "onnxruntime", "compile" or
+        "cudagraphs".
 
     Returns
     -------
@@ -172,7 +179,9 @@ def segment(
         device=device,
         read=ReadOptions(gaps, nan, orientation, modality, _size(max_size)),
         outputs=Outputs(seg, dates, _words(also), _words(structures)),
-        compute=ComputeOptions(precision, skip_air, compiled_restore, mirror, remove_small),
+        compute=ComputeOptions(
+            precision, skip_air, compiled_restore, mirror, remove_small, overlap, engine
+        ),
         key=None if key is None else Path(key),
         names=names,
         replace=replace,

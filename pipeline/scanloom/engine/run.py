@@ -335,7 +335,7 @@ class _Run:
         structures = self.workflow.computed_labels
         setup = WorkerSetup(
             OutputTarget(self.out, self.fingerprint, self.options.scope.replace, self.key),
-            partial(load_models, self.workflow.models, digests, execution, structures),
+            partial(load_models, self.workflow.models, digests, execution, structures, len(book)),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
             neighbours=max(1, len(local_devices(execution))) if cluster == LOCAL else 1,

@@ -50,6 +50,15 @@ class PrecisionChoice:
         return str(self.dtype).removeprefix("torch.")
 
 
+@dataclass(frozen=True)
+class EngineChoice:
+    """The library that runs a network, its version, and the reason for its choice."""
+
+    name: str
+    version: str
+    why: str
+
+
 def set_thread_count(count: int) -> None:
     """Set torch's number of CPU threads: results are identical only for the same number."""
     torch.set_num_threads(count)
@@ -213,6 +222,11 @@ class PlacedModel:
     def device_name(self) -> str:
         """The device's name: "cpu", "cuda:0"."""
         return str(self.device.device)
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The library that runs its first network, and the reason for its choice."""
+        raise NotImplementedError
 
     @property
     def precision_name(self) -> str:

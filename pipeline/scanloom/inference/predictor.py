@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from scanloom.cards.card import Argmax, ModelCard, Threshold
+from scanloom.cards.card import Argmax, ModelCard
 from scanloom.cards.cleaning import with_small_removed
 from scanloom.core import (
     ComputeOptions,
     Flag,
     Grid,
-    Layer,
     Reason,
     ScanError,
     Segmentation,
@@ -24,6 +23,7 @@ from scanloom.core import (
 from scanloom.inference.checks import check_channels, check_supported
 from scanloom.inference.device import (
     ASKED_FOR,
+    EngineChoice,
     PlacedModel,
     PrecisionChoice,
     choose_batch,
@@ -32,6 +32,8 @@ from scanloom.inference.device import (
     deterministic,
     is_out_of_memory,
 )
+from scanloom.inference.engines.measurement import ScanWindows, TorchModel
+from scanloom.inference.engines.selection import EngineSelector
 from scanloom.inference.geometry import NetworkPlan, as_nifti, plan_grid
 from scanloom.inference.memory_estimate import (
     Budget,
@@ -39,14 +41,20 @@ from scanloom.inference.memory_estimate import (
     uncertainty_bytes,
 )
 from scanloom.inference.memory_fallback import MemoryPlan, fallback_plans, first_fitting, room
-from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, load_network, take_turns
+from scanloom.inference.network.loading import LoadedNetwork, load_network
 from scanloom.inference.resampling.crop import paste, source_box, uncrop
 from scanloom.inference.resampling.image import ModelInput, NetworkImage, network_image
 from scanloom.inference.resampling.shared import SharedScan
-from scanloom.inference.restore.decisions import Labels, only_numbers
+from scanloom.inference.restore.decisions import Labels
 from scanloom.inference.restore.restorers import choose_backend, make_restorer
 from scanloom.inference.restore.uncertainty import uncertainty_restorer
-from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
+from scanloom.inference.sliding_window import (
+    BatchSize,
+    Fold,
+    ScorePlanes,
+    SlidingWindow,
+    place_networks,
+)
 from scanloom.inference.task import Prediction, Task
 from scanloom.inference.windows.layout import window_size
 from scanloom.ops.uncertainty import change_maps
@@ -65,6 +73,8 @@ class TorchPredictor(PlacedModel):
         "auto", "cpu", "cuda" or "cuda:N".
     memory_limit : int, optional
         Bytes that the whole process may use; None for the machine's memory.
+    planned_cases : int
+        Scans that will be labelled: whether it pays to prepare an engine depends on it.
 
     Attributes
     ----------
@@ -89,9 +99,12 @@ class TorchPredictor(PlacedModel):
         *,
         device: str = "auto",
         memory_limit: int | None = None,
+        planned_cases: int = 1,
     ) -> None:
         if compute.mirror == "no":
             card = replace(card, window=replace(card.window, mirror=()))
+        if compute.overlap is not None:
+            card = replace(card, window=replace(card.window, overlap=compute.overlap))
         check_supported(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1
@@ -110,7 +123,10 @@ class TorchPredictor(PlacedModel):
             why = f"the model's weights overflow {self.precision.name}"
             self.precision = PrecisionChoice(loaded.dtype, why)
         self._loaded = {loaded.dtype: loaded}
-        self._folds_on(loaded, self.device.device)
+        place_networks(loaded, self.device.device)
+        self.engines = EngineSelector(
+            card, compute.engine, lambda: load_network(card, torch.float32), planned_cases
+        )
         if card.restore == "scores" and compute.compiled_restore:
             # Compiled now, not during the first scan
             rounded = card.window.sums == "float16"
@@ -174,7 +190,7 @@ class TorchPredictor(PlacedModel):
                 prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
             )
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
-            return self._segmentation(prediction, volume)
+            return prediction.segmentation(self.card, volume)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""
@@ -256,6 +272,11 @@ class TorchPredictor(PlacedModel):
         raise ScanError(Reason.OUT_OF_MEMORY, detail)
 
     @property
+    def engine(self) -> EngineChoice:
+        """The library that runs the network, and the reason for its choice."""
+        return self.engines.choice
+
+    @property
     def n_members(self) -> int:
         """Number of networks whose scores are averaged."""
         return 1 + len(self.card.folds)
@@ -289,7 +310,22 @@ class TorchPredictor(PlacedModel):
                 task.scan, plan, self.card, where, skip_air=skip_air, shared=shared
             )
             self._wait()
-        return self._planes(image, plan, memory_plan, task)
+        folds = self._folds(image, plan, memory_plan, task.clock)
+        return self._planes(image, plan, memory_plan, task, folds)
+
+    def _folds(
+        self, image: NetworkImage, plan: NetworkPlan, memory_plan: MemoryPlan, clock: StepTimer
+    ) -> list[Fold]:
+        """Return the card's networks, as run by the chosen engine; by torch if memory is scarce."""
+        loaded, batch = self._network_in(memory_plan.dtype), memory_plan.budget.windows
+        folds = place_networks(loaded, memory_plan.device)
+        if memory_plan.change:
+            return folds
+        runs = [fold.network for fold in folds]
+        model = TorchModel(self.card, loaded, runs, memory_plan.device)
+        windows = ScanWindows(image.image, self.card.window, plan, batch)
+        runs = self.engines.runs(model, windows, clock) or runs
+        return [replace(fold, network=run) for fold, run in zip(folds, runs, strict=True)]
 
     def _run(
         self, planes: Iterator[ScorePlanes], take: Callable[[ScorePlanes], None], clock: StepTimer
@@ -314,12 +350,13 @@ class TorchPredictor(PlacedModel):
         plan: NetworkPlan,
         memory_plan: MemoryPlan,
         task: Task,
+        networks: Sequence[Fold],
     ) -> Iterator[ScorePlanes]:
         """Yield the network's scores; note skipped windows, and a reduced batch."""
         clock = task.clock
         budget, batch = memory_plan.budget, BatchSize(memory_plan.budget.windows)
         loaded = self._network_in(memory_plan.dtype)
-        first, *folds = self._folds_on(loaded, memory_plan.device)
+        first, *folds = networks
         precision = PrecisionChoice(memory_plan.dtype, "").name
         sliding_window = SlidingWindow(
             network=first.network,
@@ -352,18 +389,6 @@ class TorchPredictor(PlacedModel):
             self._loaded[dtype] = load_network(self.card, dtype)
         return self._loaded[dtype]
 
-    def _folds_on(self, loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
-        """Return the card's networks for a device, which share its memory by turns if scarce."""
-        networks = [loaded, *loaded.folds]
-        turns = TakingTurns(device) if take_turns(networks, device) else None
-        return [
-            Fold(
-                turns.wrap(each.network) if turns else each.network.to(device),
-                each.head and each.head.to(device),
-            )
-            for each in networks
-        ]
-
     def _wait(self) -> None:
         """Wait for the device, so that its time is attributed to the right step."""
         if self.device.device.type == "cuda":
@@ -375,23 +400,3 @@ class TorchPredictor(PlacedModel):
 
         rules = with_small_removed(self.card.cleaning, self.compute.remove_small, "after")
         return clean(labels, rules, grid.spacing, when)
-
-    def _segmentation(self, prediction: Prediction, volume: Volume) -> Segmentation:
-        """Return label maps as layers of structures."""
-        structures, maps = self.card.structures, prediction.maps
-        if not isinstance(self.card.decision, Threshold):
-            layers = [Layer(only_numbers(maps[0], {s.number for s in structures}), structures)]
-        else:
-            layers = [Layer(maps[s.number - 1], (s,)) for s in structures]
-        reordered = as_nifti(self.card.grid, volume) is not self.card.grid
-        presented = (Flag.AXES_AS_NIFTI,) if reordered else ()
-        return Segmentation(
-            self.name,
-            tuple(layers),
-            volume.grid,
-            self.card.version,
-            uncertainty=prediction.uncertainty,
-            device=str(prediction.memory_plan.device),
-            precision=PrecisionChoice(prediction.memory_plan.dtype, "").name,
-            flags=(*self.card.flags, *prediction.flags, *presented),
-        )

@@ -19,6 +19,7 @@ from scanloom.inference.finite import all_finite
 from scanloom.inference.geometry import Shape
 from scanloom.inference.network.final_layer import FinalLayer
 from scanloom.inference.network.flips import mean_over_flips
+from scanloom.inference.network.loading import LoadedNetwork, TakingTurns, take_turns
 from scanloom.inference.resample import SLAB_BYTES
 from scanloom.inference.windows.layout import (
     pad_to_window,
@@ -101,6 +102,19 @@ class Fold:
 
     network: Network
     head: FinalLayer | None = None
+
+
+def place_networks(loaded: LoadedNetwork, device: torch.device) -> list[Fold]:
+    """Return the networks of a model for a device, which share its memory by turns if scarce."""
+    networks = [loaded, *loaded.folds]
+    turns = TakingTurns(device) if take_turns(networks, device) else None
+    return [
+        Fold(
+            turns.wrap(each.network) if turns else each.network.to(device),
+            each.head and each.head.to(device),
+        )
+        for each in networks
+    ]
 
 
 @dataclass(frozen=True, eq=False)

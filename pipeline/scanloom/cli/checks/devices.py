@@ -40,6 +40,7 @@ def check_devices() -> Iterator[Finding]:
         advice = "pip install --force-reinstall torch"
         yield Finding(TOPIC, "torch", "bad", f"does not load ({type(exc).__name__})", advice)
         return
+    yield _engines()
     yield judge_torch(inventory.version, inventory.cuda, driver, len(inventory.devices))
     seen = f"{inventory.threads} threads, {inventory.cpu_capability}"
     yield Finding(TOPIC, "torch on the CPU", "ok", seen)
@@ -53,6 +54,20 @@ def check_devices() -> Iterator[Finding]:
             yield Finding(TOPIC, name, "bad", f"{seen}: {device.fault}", advice)
         else:
             yield Finding(TOPIC, name, "ok", f"{seen}: computes correctly")
+
+
+def _engines() -> Finding:
+    """Return a finding on the engines that are installed, and those that "auto" uses here."""
+    from scanloom.core import counted
+    from scanloom.inference.engines.registry import ENGINES
+    from scanloom.inference.engines.verdicts import all_verdicts
+
+    versions = {name: engine.version() for name, engine in ENGINES.items()}
+    present = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    verdicts = all_verdicts()
+    used = sum(verdict.used for verdict in verdicts)
+    measured = f"measured {counted(len(verdicts), 'time')} here, faster and alike in {used}"
+    return Finding(TOPIC, "engines", "ok", f"{present}; {measured}")
 
 
 def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: int) -> Finding:

@@ -189,13 +189,14 @@ def summary(records: Records, seconds: float) -> str:
 
 
 def _devices_of(record: CaseRecord) -> list[str]:
-    """Return device and precision of each model of a case that was segmented now."""
+    """Return device, precision and engine of each model of a case that was segmented now."""
     from scanloom.io.output.file_names import CASE
     from scanloom.io.output.json_file import read_json
 
     if record.folder is None or record.reused:
         return []
-    return [f"{m['device']} ({m['precision']})" for m in read_json(record.folder / CASE)["models"]]
+    models = read_json(record.folder / CASE)["models"]
+    return [f"{m['device']} ({m['precision']}, {m['engine']['name']})" for m in models]
 
 
 def show_case(path: Path, record: CaseRecord) -> None:

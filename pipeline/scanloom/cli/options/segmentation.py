@@ -137,6 +137,10 @@ class DeviceOptions:
     precision: Annotated[
         Literal["auto", "float32", "half"], typer.Option(help="Numeric precision of the network.")
     ] = "auto"
+    engine: Annotated[
+        Literal["auto", "torch", "openvino", "onnxruntime", "compile", "cudagraphs"],
+        typer.Option(help="Library that runs the network; auto measures which is fastest."),
+    ] = "auto"
     memory_limit: Annotated[
         int | None,
         typer.Option(
@@ -158,3 +162,7 @@ class ExpertOptions:
     mirror: Annotated[Literal["auto", "no"], typer.Option(help="Run on mirrored scans too.")] = (
         "auto"
     )
+    overlap: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=0.9, help="Overlap of windows; by default, the model's."),
+    ] = None

@@ -60,6 +60,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "card_sha256": card_digest(predictor.card),
                 "device": device,
                 "precision": precision,
+                "engine": asdict(predictor.engine),
                 **_limitations(predictor.card),
                 **_reference_ranges(predictor.card),
             }

@@ -133,6 +133,7 @@ def load_models(
     digests: Sequence[str],
     execution: Execution,
     structures: Sequence[str] = (),
+    planned_cases: int = 1,
 ) -> tuple[Predictor, ...]:
     """Load the networks of models, in the process that will run them.
 
@@ -146,6 +147,8 @@ def load_models(
         On which device, with how many threads: the same number gives the same bytes.
     structures : sequence of str
         Labels that are requested; empty for all. Parts of models without one are not loaded.
+    planned_cases : int
+        Scans that will be segmented: whether it pays to prepare an engine depends on it.
 
     Raises
     ------
@@ -166,6 +169,7 @@ def load_models(
                 device=execution.device,
                 memory_limit=execution.memory_limit,
                 structures=structures,
+                planned_cases=planned_cases,
             )
             for card in cards
         )

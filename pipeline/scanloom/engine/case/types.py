@@ -12,6 +12,7 @@ from scanloom.engine.machine.energy import EnergyMeter
 from scanloom.io.scan import Scan
 
 if TYPE_CHECKING:
+    from scanloom.inference.device import EngineChoice
     from scanloom.inference.resampling.shared import SharedScan
 
 
@@ -29,6 +30,10 @@ class Predictor(Protocol):
     @property
     def precision_name(self) -> str:
         """Floating-point type of the network: "float32", "float16"."""
+
+    @property
+    def engine(self) -> EngineChoice:
+        """Library that runs the network, and the reason for its choice."""
 
     def predict(
         self,

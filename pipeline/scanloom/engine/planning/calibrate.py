@@ -68,7 +68,14 @@ def calibrate(
     with _scratch_folder(out, fingerprint) as scratch:
         setup = WorkerSetup(
             OutputTarget(scratch, fingerprint, key=key),
-            partial(load_models, workflow.models, digests, execution, workflow.computed_labels),
+            partial(
+                load_models,
+                workflow.models,
+                digests,
+                execution,
+                workflow.computed_labels,
+                len(samples),
+            ),
             in_flight=execution.in_flight,
             memory_limit=execution.memory_limit,
         )

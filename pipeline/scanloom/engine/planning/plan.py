@@ -27,6 +27,7 @@ from scanloom.engine.case.memory_estimate import Placement, check_memory, estima
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
 from scanloom.engine.planning.calibrate import calibrate
 from scanloom.engine.planning.cost_model import CostModel
+from scanloom.engine.planning.engines import engine_notes
 from scanloom.engine.planning.gpu_break_even import gpu_advice, on_other_device
 from scanloom.engine.planning.model import (
     PLAN_FILE,
@@ -129,7 +130,12 @@ def make_plan(
     planned = [_with_costs(case, rates) for case in planned]
     advice = _gpu_advice(_runnable(planned), workflow, site, rates, cards, cost_model)
     planned += [_blocked(record) for record in selection.cases.blocked]
-    notes = (*_notes(planned, site, out), *_existing_results(pending, out), advice)
+    notes = (
+        *_notes(planned, site, out),
+        *_existing_results(pending, out),
+        *engine_notes(cards),
+        advice,
+    )
     return _assembled(workflow, index, selection, site, rates, planned, notes)
 
 

@@ -22,7 +22,13 @@ from scanloom.core import (
 )
 from scanloom.core.measurement import Box
 from scanloom.core.uncertainty import Uncertainty
-from scanloom.inference.device import PlacedModel, choose_device, deterministic, is_out_of_memory
+from scanloom.inference.device import (
+    EngineChoice,
+    PlacedModel,
+    choose_device,
+    deterministic,
+    is_out_of_memory,
+)
 from scanloom.inference.geometry import NetworkPlan, plan_grid
 from scanloom.inference.predictor import TorchPredictor
 from scanloom.inference.resample import SLAB_BYTES
@@ -50,15 +56,22 @@ def make_predictor(
     device: str = "auto",
     memory_limit: int | None = None,
     structures: Collection[str] = (),
+    planned_cases: int = 1,
 ) -> TorchPredictor | CompositePredictor:
     """Return the predictor of a model; arguments and errors as `TorchPredictor`.
 
     `structures` are labels that are requested; by default, all. Other parts are not loaded.
     """
     if card.parts or (card.stage is not None and card.stage.use == "crop"):
-        card_and_options = (card, compute, structures)
-        return CompositePredictor(*card_and_options, device=device, memory_limit=memory_limit)
-    return TorchPredictor(card, compute, device=device, memory_limit=memory_limit)
+        return CompositePredictor(
+            *(card, compute, structures),
+            device=device,
+            memory_limit=memory_limit,
+            planned_cases=planned_cases,
+        )
+    return TorchPredictor(
+        card, compute, device=device, memory_limit=memory_limit, planned_cases=planned_cases
+    )
 
 
 class CompositePredictor(PlacedModel):
@@ -76,6 +89,8 @@ class CompositePredictor(PlacedModel):
         "auto", "cpu", "cuda" or "cuda:N".
     memory_limit : int, optional
         Bytes that the whole process may use; None for the machine's memory.
+    planned_cases : int
+        Scans that will be labelled.
 
     Raises
     ------
@@ -91,6 +106,7 @@ class CompositePredictor(PlacedModel):
         *,
         device: str = "auto",
         memory_limit: int | None = None,
+        planned_cases: int = 1,
     ) -> None:
         self.card, self.compute = card, compute
         self._needed = needed_parts(card, structures)
@@ -103,9 +119,15 @@ class CompositePredictor(PlacedModel):
                 device=device,
                 memory_limit=memory_limit,
                 structures=self._needed.stage.labels,
+                planned_cases=planned_cases,
             )
         self.parts = tuple(
-            TorchPredictor(part, united, device=device, memory_limit=memory_limit)
+            TorchPredictor(
+                *(part, united),
+                device=device,
+                memory_limit=memory_limit,
+                planned_cases=planned_cases,
+            )
             for part in self._needed.parts
         )
         self.precision = self.parts[0].precision
@@ -136,6 +158,11 @@ class CompositePredictor(PlacedModel):
         inside = [crop_volume(each, box) for each in volumes]
         cropped = self._unite(inside, clock, uncertainty=uncertainty)
         return paste_segmentation(cropped, box, volume.grid)
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The library that runs its first network, and the reason."""
+        return self.parts[0].engine
 
     def _unite(
         self, volumes: Sequence[Volume], clock: StepTimer, *, uncertainty: bool

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from scanloom.core import Reason, ScanError, Segmentation, StepTimer, Volume
-from scanloom.inference.device import PrecisionChoice
+from scanloom.inference.device import EngineChoice, PrecisionChoice
 from scanloom.inference.geometry import NetworkPlan
 from scanloom.inference.memory_estimate import Budget, estimate_network
 from scanloom.inference.memory_fallback import MemoryPlan
@@ -43,6 +43,11 @@ class Ensemble(TorchPredictor):
         if any(member.precision.dtype is not first.precision.dtype for member in members):
             self.precision = PrecisionChoice(torch.float32, "the models have different precisions")
         self.overflows = any(member.overflows for member in members)
+
+    @property
+    def engine(self) -> EngineChoice:
+        """The library that runs its first network, and the reason."""
+        return self.members[0].engine
 
     @property
     def n_members(self) -> int:

@@ -27,12 +27,12 @@ class PlaneNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, axis: int) -> None:
         super().__init__()
-        self._network, self._dim = network, axis + 2
+        self.network, self.dim = network, axis + 2
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         """Return the scores (N, C, x, y, z) of windows (N, channels, x, y, z)."""
-        scores: torch.Tensor = self._network(windows.squeeze(self._dim))
-        return scores.unsqueeze(self._dim)
+        scores: torch.Tensor = self.network(windows.squeeze(self.dim))
+        return scores.unsqueeze(self.dim)
 
 
 def input_size(window: Window) -> tuple[int, ...]:

@@ -1,0 +1,201 @@
+"""OpenVINO: runs a network on CPUs in about half of torch's time.
+
+The network is traced by torch, converted by OpenVINO's reader for PyTorch, and cached as OpenVINO's
+own file format. `openvino.convert_model` is not used, since it reports its use over the network.
+
+In bfloat16, OpenVINO rounds all layers. The layers that `find_exact_layers` names are marked in the
+file to stay float32, as they do in torch: attribute `precise` of their operations.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.metadata
+import time
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from scanloom.inference.engines.export_cache import cached_export, export_key
+from scanloom.inference.engines.protocol import (
+    EngineUnfitError,
+    NetworkRequest,
+    PreparedNetwork,
+    Run,
+)
+from scanloom.inference.network.exact_layers import find_exact_layers
+from scanloom.inference.network.planes import PlaneNetwork
+
+_FORM = 1
+"""Version of this module's exports: to be raised when they change."""
+_GRAPH, _WEIGHTS = "network.xml", "network.bin"
+_HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class OpenVino:
+    """OpenVINO on a CPU."""
+
+    name: ClassVar[str] = "openvino"
+    package: ClassVar[str] = "openvino"
+
+    def version(self) -> str | None:
+        """Return the version of OpenVINO; None if it is not installed."""
+        try:
+            return importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether the device is a CPU and the type float32 or bfloat16."""
+        return device.type == "cpu" and dtype in _HINTS
+
+    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+        """Prepare a network: read it from the cache or export it, and compile it."""
+        began = time.perf_counter()
+        subject = {
+            "engine": [self.name, self.version(), _FORM],
+            "torch": torch.__version__,
+            "network": list(request.identity),
+            "shape": list(request.shape),
+            "precision": request.precision,
+        }
+        try:
+            with cached_export(export_key(subject), lambda f: _export(request, f)) as (folder, old):
+                run = _compile(folder, request)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, OSError) as exc:
+            raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
+        return PreparedNetwork(run, time.perf_counter() - began, cached=old)
+
+
+def _export(request: NetworkRequest, folder: Path) -> None:
+    """Write a network in OpenVINO's file format, its exact layers marked."""
+    import openvino
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    network = request.build()
+    exact: Collection[str] = ()
+    if request.dtype is torch.bfloat16:
+        network = copy.deepcopy(network)
+        exact = _exact_layers(network, request.shape)
+        _keep_activations_exact(network, exact)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of conditions on shapes, which are constant here
+        example = torch.zeros(request.shape)
+        # torch's function has no types
+        traced = torch.jit.trace(network, example, check_trace=False)  # type: ignore[no-untyped-call]
+        decoder = TorchScriptPythonDecoder(traced)  # not owned by what is loaded from it
+        reader = FrontEndManager().load_by_framework("pytorch")
+        model = reader.convert(reader.load(decoder))
+    parameter = model.inputs[0].get_node()
+    parameter.set_element_type(openvino.Type.f32)
+    parameter.set_partial_shape(openvino.PartialShape(list(request.shape)))
+    model.validate_nodes_and_infer_types()
+    if len(model.outputs) != 1:
+        raise EngineUnfitError(f"the network has {len(model.outputs)} outputs")
+    openvino.save_model(model, folder / _GRAPH, compress_to_fp16=False)
+    if exact:
+        _mark(folder / _GRAPH, [f"__module.{name}/" for name in exact])
+
+
+def _exact_layers(network: nn.Module, shape: tuple[int, ...]) -> set[str]:
+    """Return the names of the layers that stay float32, those that take the image too."""
+    prefix = ""
+    if isinstance(network, PlaneNetwork):
+        prefix, shape = "network.", shape[: network.dim] + shape[network.dim + 1 :]
+        network = network.network
+    layers = find_exact_layers(network, shape)
+    return {prefix + name for name in layers.first | layers.exact}
+
+
+class _ExactLeakyReLU(nn.Module):
+    """Leaky ReLU, written so that OpenVINO does not replace it by an operation in bfloat16."""
+
+    def __init__(self, slope: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("slope", slope)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return positive values unchanged, negative values times the slope."""
+        slope = self.get_buffer("slope")
+        if slope.numel() > 1:
+            slope = slope.view(-1, *(1,) * (values.ndim - 2))
+        return torch.relu(values) - slope * torch.relu(-values)
+
+
+def _keep_activations_exact(network: nn.Module, exact: Collection[str]) -> None:
+    """Replace leaky ReLUs among the exact layers: OpenVINO forgets their mark."""
+    for name, module in list(network.named_modules()):
+        if name not in exact or not isinstance(module, nn.LeakyReLU | nn.PReLU):
+            continue
+        slope = module.weight.detach() if isinstance(module, nn.PReLU) else module.negative_slope
+        parent, _, leaf = name.rpartition(".")
+        layer = _ExactLeakyReLU(torch.as_tensor(slope, dtype=torch.float32))
+        setattr(network.get_submodule(parent), leaf, layer)
+
+
+def _mark(graph: Path, prefixes: Collection[str]) -> None:
+    """Mark operations to stay float32; they are named by torch's names of their modules.
+
+    A sum with the output of such a convolution is marked too: OpenVINO computes both as one, which
+    fails with types that differ.
+    """
+    tree = ET.parse(graph)  # noqa: S314 -- written by this process
+    layers = {layer.get("id"): layer for layer in tree.iterfind("layers/layer")}
+    exact = {
+        number
+        for number, layer in layers.items()
+        if layer.get("type") != "Const" and layer.get("name", "").startswith(tuple(prefixes))
+    }
+    if not exact:
+        raise EngineUnfitError("its first and last layers were not found in the exported network")
+    for edge in tree.iterfind("edges/edge"):
+        source, target = layers[edge.get("from-layer")], layers[edge.get("to-layer")]
+        if source.get("id") in exact and target.get("type") == "Add":
+            exact.add(target.get("id"))
+    for number in exact:
+        layer = layers[number]
+        info = layer.find("rt_info")
+        if info is None:
+            info = ET.Element("rt_info")
+            layer.insert(0 if layer.find("data") is None else 1, info)
+        ET.SubElement(info, "attribute", {"name": "precise", "version": "0"})
+    tree.write(graph)
+
+
+@functools.cache
+def _core() -> Any:
+    """Return OpenVINO's runtime, which finds its plugins once a process."""
+    import openvino
+
+    return openvino.Core()
+
+
+def _compile(folder: Path, request: NetworkRequest) -> Run:
+    """Return a function that runs an exported network."""
+    import openvino
+
+    options = {
+        "INFERENCE_PRECISION_HINT": _HINTS[request.dtype],
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": request.threads,
+        "ENABLE_CPU_PINNING": False,  # several workers would share the same cores
+    }
+    compiled = _core().compile_model(folder / _GRAPH, "CPU", options)
+    inference = compiled.create_infer_request()
+    shape = tuple(compiled.output(0).get_shape())
+
+    def run(windows: torch.Tensor) -> torch.Tensor:
+        scores = torch.empty(shape)
+        inference.set_input_tensor(openvino.Tensor(windows.contiguous().numpy(), True))
+        inference.set_output_tensor(openvino.Tensor(scores.numpy(), True))
+        inference.infer()
+        return scores
+
+    return run

@@ -1,0 +1,95 @@
+"""What an engine is given, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import nn
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+"""Maps windows (N, channels, x, y, z) to scores or features (N, C, x, y, z)."""
+
+
+class EngineUnfitError(Exception):
+    """An engine cannot run a network; the text says why, in words without paths or names."""
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """A network for an engine to prepare.
+
+    Parameters
+    ----------
+    build : callable
+        Returns the network in float32 on the CPU, in evaluation mode, its final layer detached if
+        its features are summed. It is not to be changed. It is called only if nothing is cached.
+    identity : tuple of str
+        Hash of the weights, and everything else of the card from which the network follows.
+    shape : (N, channels, x, y, z)
+        Shape of a batch of windows.
+    dtype : torch.dtype
+        Type in which the network calculates. The first and last layers are float32 in bfloat16.
+    device : torch.device
+        Device of the input and the output.
+    threads : int
+        Threads of the CPU.
+    """
+
+    build: Callable[[], nn.Module]
+    identity: tuple[str, ...]
+    shape: tuple[int, int, int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+    threads: int
+
+    @property
+    def precision(self) -> str:
+        """The numeric type's name: "float32", "bfloat16", "float16"."""
+        return str(self.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedNetwork:
+    """A network that an engine has prepared.
+
+    Parameters
+    ----------
+    run : callable
+        Maps float32 windows of the request's shape to float32 scores, which later calls leave
+        unchanged.
+    seconds : float
+        Wall time of the preparation.
+    cached : bool
+        Whether the preparation was read from the user's cache.
+    """
+
+    run: Run
+    seconds: float
+    cached: bool = False
+
+
+class Engine(Protocol):
+    """A library that runs networks."""
+
+    name: ClassVar[str]
+    """Name, as in `--engine`."""
+    package: ClassVar[str]
+    """Distribution to install, as in `pip install`."""
+
+    def version(self) -> str | None:
+        """Return the version of the library; None if it is not installed."""
+
+    def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Return whether the engine runs on a device in a numeric type."""
+
+    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+        """Prepare a network.
+
+        Raises
+        ------
+        EngineUnfitError
+            If the library does not support the network, or fails.
+        """

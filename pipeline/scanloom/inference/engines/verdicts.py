@@ -1,0 +1,176 @@
+"""Verdicts on engines: what was measured for a model on this machine, kept in the user's cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scanloom.core.process.file_lock import lock_file
+from scanloom.inference.engines.export_cache import export_key, exports_folder
+from scanloom.own_python import make_private_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from scanloom.inference.engines.protocol import Engine, NetworkRequest
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = 1
+LEAST_EQUAL = 0.9999
+"""Fraction of voxels in which an engine in float32 has torch's labels, at least."""
+LEAST_DICE = 0.998
+"""Dice of each structure above 1 ml with torch in float32, at least, in half precision."""
+LEAST_GAIN = 0.1
+"""Fraction of torch's time that an engine must save."""
+_LONGEST_MEASUREMENT_S = 900.0
+"""Time to wait for another process that measures the same engine."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was measured of an engine with a model's network on this machine.
+
+    Parameters
+    ----------
+    model, engine, version, precision : str
+        Names, and the version of the engine's library.
+    windows : int
+        Windows of a real scan that were compared.
+    equal : float
+        Fraction of their voxels with the labels of torch in float32.
+    dice : float or None
+        Smallest Dice of a structure above 1 ml with torch in float32; None without such structure.
+    torch_s, engine_s : float
+        Seconds a window, of torch in the same precision and of the engine.
+    prepare_s : float
+        Seconds of the preparation.
+    failed : str
+        Why the engine can't run the network; empty if it can.
+    """
+
+    model: str
+    engine: str
+    version: str
+    precision: str
+    windows: int = 0
+    equal: float = 0.0
+    dice: float | None = None
+    torch_s: float = 0.0
+    engine_s: float = 0.0
+    prepare_s: float = 0.0
+    failed: str = ""
+
+    @property
+    def alike(self) -> bool:
+        """Whether the labels are those of torch, within the limits."""
+        if self.failed:
+            return False
+        if self.precision == "float32":
+            return self.equal >= LEAST_EQUAL
+        return self.dice is not None and self.dice >= LEAST_DICE
+
+    @property
+    def faster(self) -> bool:
+        """Whether the engine saves enough of torch's time."""
+        return 0.0 < self.engine_s <= (1 - LEAST_GAIN) * self.torch_s
+
+    @property
+    def used(self) -> bool:
+        """Whether "auto" uses the engine."""
+        return self.alike and self.faster
+
+    @property
+    def why(self) -> str:
+        """The verdict in words."""
+        if self.failed:
+            return self.failed
+        compared = f"{100 * self.equal:.4f} % of voxels equal in {self.windows} windows"
+        if self.dice is not None and self.precision != "float32":
+            compared += f", Dice at least {self.dice:.4f}"
+        if not self.alike:
+            return f"labels differ: {compared}"
+        speed = self.torch_s / self.engine_s if self.engine_s else 0.0
+        return f"{speed:.2f} times as fast as torch, {compared}"
+
+    def __str__(self) -> str:
+        used = "used" if self.used else "not used"
+        return f"{self.engine} {self.version}, {self.precision}: {used}, {self.why}"
+
+
+def verdict_file(engine: Engine, request: NetworkRequest) -> Path:
+    """Return the path of a verdict: it depends on network, library, torch, machine and threads."""
+    import torch
+
+    subject = {
+        "form": _SCHEMA,
+        "engine": [engine.name, engine.version()],
+        "torch": torch.__version__,
+        "network": list(request.identity),
+        "shape": list(request.shape),
+        "precision": request.precision,
+        "threads": request.threads,
+        "device": device_model(request.device),
+    }
+    return exports_folder() / "verdicts" / f"{export_key(subject)}.json"
+
+
+def device_model(device: torch.device) -> str:
+    """Return the name of a device's hardware."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """Return a verdict; None if there is none, or it is damaged."""
+    try:
+        verdict = Verdict(**json.loads(path.read_text(encoding="utf-8")))
+        numbers = [verdict.equal, verdict.torch_s, verdict.engine_s, verdict.prepare_s]
+        numbers += [verdict.dice or 0.0, float(verdict.windows)]
+        return verdict if all(math.isfinite(n) and n >= 0 for n in numbers) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def save_verdict(path: Path, verdict: Verdict) -> None:
+    """Keep a verdict; without a writable cache folder nothing is kept."""
+    try:
+        make_private_folder(path.parent)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
+            json.dump(asdict(verdict), draft)
+        Path(draft.name).replace(path)
+    except OSError:
+        logger.debug("the verdict on an engine can't be saved", exc_info=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until no other process measures for the same verdict."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # without a lock, several may measure
+            make_private_folder(path.parent)
+            file = stack.enter_context(path.with_suffix(".lock").open("ab"))
+            lock_file(file.fileno(), _LONGEST_MEASUREMENT_S)
+        yield
+
+
+def all_verdicts() -> list[Verdict]:
+    """Return all verdicts of this user on this machine, by model and engine."""
+    paths = (exports_folder() / "verdicts").glob("*.json")
+    found = [verdict for path in paths if (verdict := read_verdict(path)) is not None]
+    return sorted(found, key=lambda v: (v.model, v.engine, v.precision))

@@ -1,0 +1,140 @@
+"""Each engine computes what torch computes, or says why it can't."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from monai.networks.nets import DynUNet, SegResNet, UNet
+from torch import nn
+
+from scanloom.inference.device import bfloat16_units
+from scanloom.inference.engines import export_cache
+from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime
+from scanloom.inference.engines.openvino_engine import OpenVino
+from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
+from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
+from scanloom.inference.network.mixed_bfloat16 import MixedBfloat16
+from scanloom.inference.network.planes import PlaneNetwork
+
+CPU = torch.device("cpu")
+INSTANCE = ("INSTANCE", {"affine": True})
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "UNet": lambda: UNet(3, 1, 4, (8, 16, 32), (2, 2), num_res_units=1, act="LEAKYRELU"),
+    "DynUNet": lambda: DynUNet(3, 1, 4, [3] * 3, [1, 2, 2], [2, 2], norm_name=INSTANCE),
+    "SegResNet": lambda: SegResNet(3, 16, 1, 4, blocks_down=(1, 1), blocks_up=(1,)),
+    "planes": lambda: PlaneNetwork(UNet(2, 1, 4, (8, 16), (2,)), 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_cache, "user_cache_folder", lambda: tmp_path / "cache")
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[name]().eval()
+
+
+def request(name: str, dtype: torch.dtype = torch.float32) -> NetworkRequest:
+    shape = (1, 1, 32, 32, 1) if name == "planes" else (1, 1, 32, 32, 32)
+    return NetworkRequest(lambda: build(name), (name,), shape, dtype, CPU, 1)
+
+
+def windows(asked: NetworkRequest, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(asked.shape, generator=generator)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_openvino_is_exact_in_float32(name: str) -> None:
+    asked = request(name)
+    prepared, network = OpenVino().prepare(asked), build(name)
+    with torch.inference_mode():
+        for seed in (1, 2):
+            image = windows(asked, seed)
+            torch.testing.assert_close(prepared.run(image), network(image), rtol=1e-3, atol=1e-4)
+
+
+def test_scores_outlive_the_next_window() -> None:
+    asked = request("UNet")
+    run = OpenVino().prepare(asked).run
+    first = run(windows(asked, 1))
+    kept = first.clone()
+    run(windows(asked, 2))
+    assert torch.equal(first, kept)
+    assert torch.equal(run(windows(asked, 1)), kept)
+
+
+def test_an_export_is_read_again() -> None:
+    asked = request("UNet")
+    first = OpenVino().prepare(asked)
+
+    def again() -> nn.Module:
+        raise AssertionError("built again")
+
+    second = OpenVino().prepare(NetworkRequest(again, ("UNet",), asked.shape, asked.dtype, CPU, 1))
+    assert (first.cached, second.cached) == (False, True)
+    assert torch.equal(first.run(windows(asked)), second.run(windows(asked)))
+
+
+@pytest.mark.skipif(bfloat16_units() is None, reason="the CPU has no bfloat16 units")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_ends_are_exact_in_bfloat16(name: str) -> None:
+    """Errors are about as large as those of torch with exact ends; they are larger without."""
+    asked = request(name, torch.bfloat16)
+    run, exact, image = OpenVino().prepare(asked).run, build(name), windows(asked)
+    mixed = build(name)
+    if isinstance(mixed, PlaneNetwork):
+        mixed = PlaneNetwork(MixedBfloat16(mixed.network, 1, (32, 32)), 2)
+    else:
+        mixed = MixedBfloat16(mixed, 1, (32, 32, 32))
+    with torch.inference_mode():
+        expected = exact(image)
+        error, of_torch = ((f(image) - expected).abs().mean() for f in (run, mixed))
+    assert 0 < error < 2 * of_torch
+
+
+def test_a_network_that_cannot_be_traced_is_refused() -> None:
+    class Twice(nn.Module):
+        def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return values, values
+
+    asked = NetworkRequest(Twice, ("twice",), (1, 1, 8, 8, 8), torch.float32, CPU, 1)
+    with pytest.raises(EngineUnfitError, match="2 outputs"):
+        OpenVino().prepare(asked)
+
+
+def test_onnxruntime_is_exact() -> None:
+    if OnnxRuntime().version() is None:
+        pytest.skip("ONNX Runtime is not installed")
+    asked = request("UNet")
+    prepared, image = OnnxRuntime().prepare(asked), windows(asked)
+    with torch.inference_mode():
+        expected = build("UNet")(image)
+    torch.testing.assert_close(prepared.run(image), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", [OpenVino(), OnnxRuntime(), CudaGraphs()])
+def test_engines_name_what_they_support(engine: OpenVino | OnnxRuntime | CudaGraphs) -> None:
+    cuda = torch.device("cuda", 0)
+    assert engine.supports(CPU, torch.float32) is (engine.name != "cudagraphs")
+    assert engine.supports(cuda, torch.float16) is (engine.name == "cudagraphs")
+    assert not OpenVino().supports(CPU, torch.float16)
+
+
+@pytest.mark.slow
+def test_compiled_by_torch() -> None:
+    asked = request("UNet")
+    try:
+        prepared = TorchCompile().prepare(asked)
+    except EngineUnfitError as exc:
+        pytest.skip(str(exc))  # without a C++ compiler
+    image = windows(asked)
+    with torch.inference_mode():
+        expected = build("UNet")(image)
+        torch.testing.assert_close(prepared.run(image), expected, rtol=1e-3, atol=1e-4)

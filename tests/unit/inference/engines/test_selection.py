@@ -1,0 +1,219 @@
+"""An engine is used if its labels are those of torch and it is faster, as measured on a scan."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from scanloom.cards.card import ModelCard, Window
+from scanloom.core import ComputeOptions, Reason, ScanError, StepTimer, Volume
+from scanloom.inference.engines import export_cache, registry, selection
+from scanloom.inference.engines.export_cache import exports_folder
+from scanloom.inference.engines.protocol import (
+    EngineUnfitError,
+    NetworkRequest,
+    PreparedNetwork,
+)
+from scanloom.inference.engines.verdicts import Verdict, all_verdicts
+from scanloom.inference.predictor import TorchPredictor
+from support import model_cards
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Other:
+    """Torch itself, with its scores changed and its passes delayed: an engine to be judged."""
+
+    name: ClassVar[str] = "openvino"
+    package: ClassVar[str] = "openvino"
+
+    def __init__(self, change: Change = torch.clone, faster: bool = True) -> None:
+        self.change, self.faster = change, faster
+        self.prepared = 0
+
+    def version(self) -> str | None:
+        return "1.0"
+
+    def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
+        return dtype is torch.float32
+
+    def prepare(self, request: NetworkRequest) -> PreparedNetwork:
+        self.prepared += 1
+        network = request.build()
+        known: dict[bytes, torch.Tensor] = {}
+
+        def run(windows: torch.Tensor) -> torch.Tensor:
+            if not self.faster:
+                time.sleep(0.2)
+            key = windows.numpy().tobytes()
+            if key not in known:
+                known[key] = self.change(network(windows))
+            return known[key].clone()
+
+        return PreparedNetwork(run, 0.0)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    return model_cards.card(model_cards.small_weights(tmp_path_factory.mktemp("model"), seed=1))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_cache, "user_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(registry, "AUTOMATIC", ("openvino",))
+    monkeypatch.setattr(selection, "AUTOMATIC", ("openvino",))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Other]:
+    def install(change: Change = torch.clone, faster: bool = True) -> Other:
+        other = Other(change, faster)
+        monkeypatch.setitem(registry.ENGINES, "openvino", other)
+        return other
+
+    return install
+
+
+def scan(
+    shape: tuple[int, int, int] = (33, 30, 18),
+    spacing: tuple[float, float, float] = (1.3, 1.2, 2.6),
+) -> Volume:
+    grid = model_cards.grid(shape, spacing)
+    return Volume(model_cards.smooth_scan(shape), grid, "HU", "CT")
+
+
+def predictor(card: ModelCard, engine: str = "auto", cases: int = 1000) -> TorchPredictor:
+    compute = ComputeOptions(precision="float32", engine=engine)  # type: ignore[arg-type]  # words
+    return TorchPredictor(card, compute, device="cpu", planned_cases=cases)
+
+
+def test_a_faster_engine_with_equal_labels_is_used(card, engine) -> None:
+    other = engine()
+    first, clock = predictor(card), StepTimer()
+    labels = first.predict(scan(), clock).layers[0].labels
+
+    assert (first.engine.name, first.engine.version) == ("openvino", "1.0")
+    assert "100.0000 % of voxels equal" in first.engine.why
+    assert "engine" in clock.steps
+    assert np.array_equal(labels, predictor(card, "torch").predict(scan()).layers[0].labels)
+    (verdict,) = all_verdicts()
+    assert verdict.used
+    prepared = other.prepared
+
+    again, clock = predictor(card), StepTimer()
+    again.predict(scan(), clock)
+    again.predict(scan(), clock)
+    assert again.engine == first.engine
+    assert other.prepared == prepared + 1  # not measured again, prepared once
+
+
+def test_an_engine_that_changes_labels_is_not_used(card, engine, caplog) -> None:
+    engine(lambda scores: scores.flip(1))
+    one = predictor(card)
+    labels = one.predict(scan()).layers[0].labels
+    assert one.engine.name == "torch"
+    assert "labels differ" in one.engine.why
+    assert np.array_equal(labels, predictor(card, "torch").predict(scan()).layers[0].labels)
+
+    with caplog.at_level(logging.WARNING):
+        forced = predictor(card, "openvino")
+        assert np.array_equal(labels, forced.predict(scan()).layers[0].labels)
+    assert forced.engine.name == "torch"
+    assert "torch is used instead of openvino: labels differ" in caplog.text
+
+
+def test_a_slower_engine_is_used_on_request_only(card, engine) -> None:
+    engine(faster=False)
+    one = predictor(card)
+    one.predict(scan())
+    assert one.engine.name == "torch"
+    forced = predictor(card, "openvino")
+    forced.predict(scan())
+    assert forced.engine.name == "openvino"
+
+
+def test_an_engine_that_fails_is_not_used(card, engine) -> None:
+    def fail(request: NetworkRequest) -> PreparedNetwork:
+        raise EngineUnfitError("the library lacks an operation")
+
+    engine().prepare = fail
+    one = predictor(card)
+    one.predict(scan())
+    assert (one.engine.name, one.engine.why) == (
+        "torch",
+        "openvino: the library lacks an operation",
+    )
+    assert [verdict.failed for verdict in all_verdicts()] == ["the library lacks an operation"]
+
+
+def test_few_windows_are_not_worth_a_measurement(card, engine) -> None:
+    other = engine()
+    one, clock = predictor(card, cases=1), StepTimer()
+    one.predict(scan(), clock)
+    assert one.engine.name == "torch"
+    assert other.prepared == 0
+    assert "engine" not in clock.steps
+    assert not exports_folder().exists()
+
+
+def test_whole_scans_are_run_by_torch(card, engine) -> None:
+    engine()
+    one = predictor(replace(card, window=Window(None)))
+    one.predict(scan((16, 16, 16), (2.0, 2.0, 2.0)))
+    assert "whole scan" in one.engine.why
+
+
+def test_an_engine_that_is_not_installed_is_refused(card, engine) -> None:
+    engine().version = lambda: None
+    with pytest.raises(ScanError, match="pip install openvino") as caught:
+        predictor(card, "openvino")
+    assert caught.value.reason is Reason.DEVICE_UNAVAILABLE
+    one = predictor(card)
+    one.predict(scan())
+    assert one.engine.why == "no other engine is installed"
+
+
+def test_another_version_is_measured_again(card, engine) -> None:
+    engine()
+    predictor(card).predict(scan())
+    newer = engine()
+    newer.version = lambda: "2.0"
+    predictor(card).predict(scan())
+    assert newer.prepared > 1
+    assert len(all_verdicts()) == 2
+
+
+def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
+    engine()
+    predictor(card).predict(scan())
+    (path,) = (exports_folder() / "verdicts").glob("*.json")
+    path.write_text(path.read_text()[:-5])
+    predictor(card).predict(scan())
+    assert len(all_verdicts()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "used"),
+    [
+        ({}, True),
+        ({"equal": 0.99989}, False),
+        ({"engine_s": 0.95}, False),
+        ({"engine_s": 0.89}, True),
+        ({"failed": "no"}, False),
+        ({"precision": "bfloat16", "equal": 0.99}, True),
+        ({"precision": "bfloat16", "dice": 0.9979}, False),
+        ({"precision": "bfloat16", "dice": None}, False),
+    ],
+)
+def test_limits_of_verdicts(change: dict[str, object], used: bool) -> None:
+    measured = Verdict("m", "openvino", "1", "float32", 2, 0.9999, 0.998, 1.0, 0.5, 3.0)
+    assert replace(measured, **change).used is used
