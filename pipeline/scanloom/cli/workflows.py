@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,13 +38,19 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
 
     known = shipped_workflows()
     is_folder = os.path.isdir(name)  # noqa: PTH112 False where Path.is_dir() raises
-    if not is_folder and os.path.exists(name):  # noqa: PTH110
+    is_file = not is_folder and os.path.exists(name)  # noqa: PTH110
+    swapped = [str(path) for path in paths if _names_workflow(path, known)]
+    if swapped and not _names_workflow(Path(name), known):
+        detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
+        raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
+    if is_file:
         return read_workflow(Path(name))
     if name in known:
         return read_workflow(known[name])
-    swapped = [str(path) for path in paths if str(path) in known or path.suffix == ".yaml"]
-    if swapped:
-        detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
-        raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
     problem = "a folder is not a workflow" if is_folder else f"there is no workflow {name!r}"
     raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{problem}; {did_you_mean(name, known)}")
+
+
+def _names_workflow(path: Path, known: Mapping[str, Path]) -> bool:
+    """Return whether an argument is the name of a shipped workflow, or has a workflow's suffix."""
+    return str(path) in known or path.suffix.lower() in (".yaml", ".yml", ".json")

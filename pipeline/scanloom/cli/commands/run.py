@@ -230,13 +230,16 @@ def _living(board: StatusWriter, screen: Any) -> Iterator[None]:
 def _plain_lines(
     board: StatusWriter, print_line: Callable[[str], None], period: float = 10.0
 ) -> Iterator[None]:
+    from scanloom.core import counted
+
     over = threading.Event()
 
     def keep_saying() -> None:
         while not over.wait(period):
             now = board.now()
             rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
-            print_line(f"{now.state}: {now.ended} of {now.cases} cases, {now.failed} failed{rate}")
+            cases = counted(now.cases, "case")
+            print_line(f"{now.state}: {now.ended} of {cases}, {now.failed} failed{rate}")
 
     speaker = threading.Thread(target=keep_saying, daemon=True)
     speaker.start()
