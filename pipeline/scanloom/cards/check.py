@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
+from scanloom.cards.hounsfield import find_foreign_scale
 from scanloom.cards.limits import Checks, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
+
+CT = "CT"
 
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
@@ -27,7 +32,8 @@ def check_scan(
     card : ModelCard
         The model.
     further_channels : sequence of Volume
-        Further input channels, in the card's order; only their modality counts.
+        Further input channels, in the card's order; of their intensities, only the scale of CT is
+        checked.
 
     Returns
     -------
@@ -38,9 +44,12 @@ def check_scan(
     ------
     ScanError
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
-        another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan.
+        another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan, or its
+        intensities are no Hounsfield units and the model is for CT.
     """
-    flags = list(check_modalities([v.modality for v in (volume, *further_channels)], card))
+    volumes = (volume, *further_channels)
+    flags = list(check_modalities([v.modality for v in volumes], card))
+    _check_scale(volumes, card)
     checks = card.checks
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
@@ -81,19 +90,57 @@ def check_modalities(modalities: Sequence[str | None], card: ModelCard) -> tuple
     return (Flag.MODALITY_UNKNOWN,) if unknown else ()
 
 
+def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> None:
+    """Refuse CT whose intensities can't be Hounsfield units, unless the card accepts them.
+
+    A header that states another unit is believed: such CT has the flag NOT_HOUNSFIELD.
+    """
+    for volume, channel in zip(volumes, card.channels, strict=True):
+        required = card.checks.hounsfield
+        if required is None:
+            required = channel.modality == CT
+        if not required or volume.unit == "a.u.":
+            continue
+        problem = find_foreign_scale(_sample(volume))
+        if problem is not None:
+            detail = f"{card.name} is for CT in Hounsfield units, and this scan has none: {problem}"
+            raise ScanError(Reason.IMPLAUSIBLE, detail)
+
+
+def check_assumed_modality(modality: str | None, cards: Sequence[ModelCard]) -> None:
+    """Refuse models of several modalities for a scan that does not state its own.
+
+    Raises
+    ------
+    ScanError
+        MODALITY: it can't be assumed to match each model.
+    """
+    models = {card.channels[0].modality: card.name for card in cards if len(card.channels) == 1}
+    models.pop(ANY_MODALITY, None)
+    if modality is None and len(models) > 1:
+        listed = " and ".join(f"{name} is for {of}" for of, name in models.items())
+        detail = f"{listed}, and the scan states no modality: set it with `segment --modality`"
+        raise ScanError(Reason.MODALITY, detail)
+
+
 def percentiles(volume: Volume) -> tuple[float, float] | None:
     """Return the 1st and 99th percentile without padding; None if all voxels are padding.
 
     Computed from every n-th voxel, at most `MAX_SAMPLES`, so that results are reproducible.
     """
+    sample = _sample(volume)
+    if not sample.size:
+        return None
+    low, high = np.percentile(sample, (1, 99))
+    return float(low), float(high)
+
+
+def _sample(volume: Volume) -> NDArray[Any]:
+    """Return every n-th voxel, without padding and voxels that are not finite."""
     flat = volume.array.reshape(-1, order="F")  # a view: I runs fastest in memory
     sample = flat[:: _stride(volume.grid.shape)]
-    keep = np.isfinite(sample)
-    keep &= ~volume.is_padding(sample)
-    if not keep.any():
-        return None
-    low, high = np.percentile(sample[keep], (1, 99))
-    return float(low), float(high)
+    kept: NDArray[Any] = sample[np.isfinite(sample) & ~volume.is_padding(sample)]
+    return kept
 
 
 def _stride(shape: tuple[int, int, int]) -> int:

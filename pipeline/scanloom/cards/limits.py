@@ -57,6 +57,9 @@ class Checks:
         Range of the field of view along each patient axis, mm.
     refuse : tuple of "intensity", "spacing", "extent"
         Checks that refuse a scan (IMPLAUSIBLE) instead of flagging it.
+    hounsfield : bool or None
+        Whether intensities that no CT in Hounsfield units has refuse a scan (IMPLAUSIBLE): see
+        `scanloom.cards.hounsfield`. None if the input is CT.
     """
 
     low: Range | None = None
@@ -64,3 +67,4 @@ class Checks:
     spacing: Range | None = None
     extent: Range | None = None
     refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
+    hounsfield: bool | None = None

@@ -199,6 +199,8 @@ def _format_spacing(spacing: Sequence[float | None] | None) -> str:
 
 def _origin(entry: ModelEntry) -> list[tuple[str, str]]:
     """Return section, format and provenance of a model as lines of a table."""
+    from scanloom.core import counted
+
     lines = [
         ("section", entry.section or "a folder outside of the store"),
         ("format", entry.format),
@@ -214,7 +216,7 @@ def _origin(entry: ModelEntry) -> list[tuple[str, str]]:
         ("address", record.address),
         ("added", record.added),
         ("licence shown", f"{record.licence or 'not stated'}{accepted}"),
-        ("hashes", f"of {len(record.files)} files, {published}; unchanged"),
+        ("hashes", f"of {counted(len(record.files), 'file')}, {published}; unchanged"),
     ]
 
 

@@ -43,7 +43,7 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
 def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
     from rich.table import Table
 
-    from scanloom.core import printable
+    from scanloom.core import counted, printable
 
     screen = console()
     for scan in planned:
@@ -55,7 +55,7 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
         screen.print(printable(str(scan.path)))
         screen.print(table)
     fitting = sum(scan.error is None for scan in planned)
-    scans = "1 scan" if len(planned) == 1 else f"{len(planned)} scans"
+    scans = counted(len(planned), "scan")
     screen.print(f"{scans}: {fitting} would be segmented. Nothing was written.")
 
 

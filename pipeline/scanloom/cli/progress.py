@@ -99,13 +99,15 @@ class _PlainLines:
             say(line, err=True)
 
     def on_windows(self, path: Path, count: WindowCount) -> None:
+        from scanloom.core import counted
+
         now = time.monotonic()
         is_new = (path, count.model) not in self._models
         if not is_new and now < self._next_at:
             return
         self._models.add((path, count.model))
         self._next_at = now + PERIOD_S
-        windows = f"{count.done} of {count.total} windows"
+        windows = f"{count.done} of {counted(count.total, 'window')}"
         say(f"{self._titles[path]}: {windows}, {_where(count)}", err=True)
 
 

@@ -15,7 +15,7 @@ def status_table(status: Status) -> RenderableType:
     """Return the status of a run as a table."""
     from rich.table import Table
 
-    from scanloom.core import format_bytes
+    from scanloom.core import counted, format_bytes
 
     table = Table.grid(padding=(0, 2))
     cause = f" ({status.reason})" if status.reason else ""
@@ -28,10 +28,10 @@ def status_table(status: Status) -> RenderableType:
     if status.remade:
         table.add_row("replaced", f"{status.remade}, because their scans had changed")
     for problem, count in status.sent_away.items():
-        table.add_row("rejected", f"{count} worker{'s' if count > 1 else ''}: {problem}")
+        table.add_row("rejected", f"{counted(count, 'worker')}: {problem}")
     if status.per_hour:
         remaining = f", {format_clock(status.left_s)} left" if status.left_s else ""
-        table.add_row("rate", f"{status.per_hour:.0f} scans an hour{remaining}")
+        table.add_row("rate", f"{counted(round(status.per_hour), 'scan')} an hour{remaining}")
     table.add_row("time", format_clock(status.elapsed_s))
     if status.state == "died":
         heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))
@@ -55,18 +55,18 @@ def totals_table(totals: dict[str, Any]) -> RenderableType:
     """Return the totals of a run as a table."""
     from rich.table import Table
 
-    from scanloom.core import OUTCOMES
+    from scanloom.core import OUTCOMES, counted
 
     table = Table.grid(padding=(0, 2))
     for outcome in OUTCOMES:
         for reason, count in totals["files"].get(outcome, {}).items():
-            table.add_row(outcome, f"{count} files: {reason}")
+            table.add_row(outcome, f"{counted(count, 'file')}: {reason}")
     if totals["steps"]:
         steps = (f"{name} {step['wall_s']:.1f}" for name, step in totals["steps"].items())
         table.add_row("seconds", ", ".join(steps))
     if totals["device"]:
         busy, workers = totals["device"]["busy_share"], totals["device"]["workers"]
-        table.add_row("device", f"{busy:.1%} busy, {workers} worker{'s' if workers > 1 else ''}")
+        table.add_row("device", f"{busy:.1%} busy, {counted(workers, 'worker')}")
     if totals["joules_a_scan"] is not None:
         table.add_row("energy", f"{totals['joules_a_scan']:.0f} J a scan, of the whole machine")
     if totals["cost"]:

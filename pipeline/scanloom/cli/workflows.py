@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scanloom.cli.console import say
 
 if TYPE_CHECKING:
     from scanloom.engine.workflow.schema import Workflow
@@ -38,13 +41,54 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
 
     known = shipped_workflows()
     is_folder = os.path.isdir(name)  # noqa: PTH112 False where Path.is_dir() raises
-    if not is_folder and os.path.exists(name):  # noqa: PTH110
+    is_file = not is_folder and os.path.exists(name)  # noqa: PTH110
+    swapped = [str(path) for path in paths if _names_workflow(path, known)]
+    if swapped and not _names_workflow(Path(name), known):
+        detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
+        raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
+    if is_file:
         return read_workflow(Path(name))
     if name in known:
         return read_workflow(known[name])
-    swapped = [str(path) for path in paths if str(path) in known or path.suffix == ".yaml"]
-    if swapped:
-        detail = f"{name!r} is not a workflow, but {swapped[0]!r} is: swap them"
-        raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{detail}, the workflow comes first")
     problem = "a folder is not a workflow" if is_folder else f"there is no workflow {name!r}"
     raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{problem}; {did_you_mean(name, known)}")
+
+
+def explain_nothing_selected(reasons: Mapping[str, int], unstated: int, workflow: str) -> None:
+    """Report on stderr why no file of an archive became part of a case.
+
+    Parameters
+    ----------
+    reasons : mapping
+        Counts of files or series by the code of their reason; the key of a file without is "".
+    unstated : int
+        Number of series that were not selected because their files state no modality.
+    workflow : str
+        The workflow, as it was given.
+    """
+    from scanloom.core import counted
+
+    counts = Counter({reason: count for reason, count in reasons.items() if reason})
+    listed = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+    say(f"scanloom: files were found, but no case ({listed}).", err=True)
+    if unstated:
+        series = counted(unstated, "series states", "series state")
+        file = shipped_workflows().get(workflow)
+        place = f"a copy of {file}" if file else "the workflow"
+        say(
+            f"{series} no modality, such as NIfTI. If they are CT, add `policy: {{modality: CT}}` "
+            f"to {place}, or use `scanloom segment --modality CT --series all`.",
+            err=True,
+        )
+    elif "NOT_SELECTED" in counts:
+        say(
+            "Check `select` and `policy` of the workflow. `scanloom index` lists the series.",
+            err=True,
+        )
+    else:
+        say("`scanloom index` lists the series.", err=True)
+
+
+def _names_workflow(path: Path, known: Mapping[str, Path]) -> bool:
+    """Return whether an argument is the name of a shipped workflow, or has a workflow's suffix."""
+    return str(path) in known or path.suffix.lower() in (".yaml", ".yml", ".json")

@@ -385,7 +385,7 @@ class Flag(Enum):
     SEG_NOT_POSSIBLE = "The source lacks attributes that DICOM SEG must reference; none was written"
     # --- of a structure ------------------------------------------------------------------------
     TOUCHES_BORDER = "It reaches the border of the scan, so its volume is incomplete"
-    EMPTY = "It has no voxels"
+    EMPTY = "Nothing was found: there are no voxels"
 
 
 def known_flags(codes: Iterable[str]) -> tuple[Flag, ...]:

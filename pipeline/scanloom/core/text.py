@@ -75,5 +75,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = list(known)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     best = {k.lower(): k for k in names}.get(name.lower()) or (matches[0] if matches else None)
+    if names == [best]:
+        return f"did you mean {best}?"
     expected = f"expected one of {', '.join(names)}"
     return f"did you mean {best}? {expected}" if best else expected

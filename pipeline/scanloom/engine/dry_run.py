@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scanloom.cards.card import ModelCard
-from scanloom.cards.check import check_modalities
+from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.store import find_model
 from scanloom.core import Grid, Reason, ScanError, Series
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
@@ -113,8 +113,10 @@ def _plan_series(
     ScanError
         As the segmentation would raise for the scan's headers, the memory limit and OUT.
     """
+    modality = series.modality or options.read.modality
+    check_assumed_modality(modality, cards)
     for card in cards:
-        check_modalities([series.modality or options.read.modality], card)
+        check_modalities([modality], card)
     grid, dtype = read_outline(series, options.read, phase=options.phase)
     number, state = "", None
     if key is not None:

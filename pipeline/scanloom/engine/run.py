@@ -44,7 +44,7 @@ from scanloom.engine.worker.pool import LocalPool, Pool
 from scanloom.engine.worker.supervisor import CaseOutcome, WorkerSupervisor
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.engine.workflow.scope import Scope
-from scanloom.engine.workflow.selection import LeftOut, check_channels, select
+from scanloom.engine.workflow.selection import NO_MODALITY, LeftOut, check_channels, select
 from scanloom.io.identity import key_fingerprint
 from scanloom.io.index.build import build_index
 from scanloom.io.index.sources import record_series
@@ -128,6 +128,8 @@ class RunResult:
         Number of cases that the workflow selected, those from before included.
     refused : int
         Number of series that failed by their headers, so that they are no cases.
+    unstated : int
+        Number of series that were not selected because their files state no modality.
     """
 
     run: str
@@ -139,6 +141,7 @@ class RunResult:
     damaged: tuple[str, ...] = ()
     selected: int = 0
     refused: int = 0
+    unstated: int = 0
 
     @property
     def failed_cases(self) -> int:
@@ -201,7 +204,7 @@ def run(
         damaged = tuple(sorted(current.damaged))
         return RunResult(
             *(name, status, files, complete, totals, current.compared, damaged),
-            *(current.selected, current.refused),
+            *(current.selected, current.refused, current.unstated),
         )
 
 
@@ -253,7 +256,7 @@ class _Run:
         self.course = RunTimeline(time.monotonic())
         self.compared: dict[str, Any] | None = None
         self.damaged: set[str] = set()
-        self.selected = self.refused = 0
+        self.selected = self.refused = self.unstated = 0
 
     def _cases(self) -> RunCases:
         explain = partial(describe_differences, workflow=self.workflow, cards=self.cards)
@@ -272,6 +275,7 @@ class _Run:
         self.refused = sum(
             left.reason.outcome == "failed" and scope.holds(left.series.id) for left in left_out
         )
+        self.unstated = sum(left.detail == NO_MODALITY for left in left_out)
         left_out += id_conflicts(ambiguous, index.series)
         earlier = self.cases.earlier_outcomes(unique)
         pending = earlier.pending

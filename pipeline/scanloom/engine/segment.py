@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scanloom.cards.check import check_modalities
+from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
@@ -293,8 +293,10 @@ class _Session:
 
     def _check_headers(self, case: Case) -> None:
         """Refuse a scan by its headers, before torch is imported and voxels are read."""
+        modality = case.series.modality or case.read.modality
+        check_assumed_modality(modality, self.cards)
         for card in self.cards:
-            check_modalities([case.series.modality or case.read.modality], card)
+            check_modalities([modality], card)
         outline = read_outline(case.series, case.read, phase=case.phase)
         if self.options.memory_limit is not None:
             need = estimate_case(*outline, self.cards, self.options.outputs)

@@ -170,7 +170,8 @@ def _unreadable_neighbours(series: Series) -> Iterator[None]:
         detail = error.detail
         if series.unreadable:
             lost = counted(series.unreadable, "file")
-            detail = f"{detail}; {lost} next to its slices can't be read"
+            they = "its" if series.unreadable == 1 else "their"
+            detail = f"{detail}. {lost} next to its slices can't be read: check {they} permissions"
         raise ScanError(error.reason, detail, _subject(series, error.private)) from error
 
 

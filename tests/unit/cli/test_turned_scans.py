@@ -58,7 +58,7 @@ def test_a_turned_series_is_published_where_it_lies(
 @pytest.mark.parametrize("forms", ["qform", "both"])
 def test_a_turned_nifti_is_published_as_it_is(forms: str, tiny_model: Path, tmp_path: Path) -> None:
     """Its own forms and codes, to the bit: every reader sees result and scan alike."""
-    image = nib.Nifti1Image(noise(SHAPE), None)
+    image = nib.Nifti1Image(noise(SHAPE) - 1024, None)
     affine = about((1, 2, 3), 1e-3).affine
     image.set_sform(affine, 1 if forms != "qform" else 0)
     image.set_qform(affine, 1 if forms != "sform" else 0)
@@ -82,7 +82,7 @@ def test_a_qform_is_read_as_itk_reads_it(tmp_path: Path) -> None:
     """nibabel takes it for half a turn, a milliradian off."""
     import scanloom as package
 
-    image = nib.Nifti1Image(noise(SHAPE), None)
+    image = nib.Nifti1Image(noise(SHAPE) - 1024, None)
     image.set_qform(about((0, 0, 1), 1e-3).affine, 1)
     image.header.set_xyzt_units("mm")
     image.to_filename(tmp_path / "scan.nii")
@@ -95,7 +95,7 @@ def test_a_qform_is_read_as_itk_reads_it(tmp_path: Path) -> None:
 
 def test_a_qform_in_float64_goes_into_the_sform(tiny_model: Path, tmp_path: Path) -> None:
     """NIfTI-2 says it exactly, NIfTI-1 could not by its qform."""
-    image = nib.Nifti2Image(noise(SHAPE), None)
+    image = nib.Nifti2Image(noise(SHAPE) - 1024, None)
     affine = about((1, 2, 3), 1e-3).affine
     image.set_qform(affine, 3)
     image.header.set_xyzt_units("mm")

@@ -247,7 +247,7 @@ def _checks(metadata: Metadata) -> Checks:
         if pair is not None and not pair[0] <= pair[1]:
             raise ScanError(Reason.MODEL_DAMAGED, f"scanloom.checks.{name} is empty")
         ranges[name] = None if pair is None else Range(*pair)
-    return Checks(**ranges, refuse=fields.refuse)
+    return Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
 
 
 def _license(folder: Path) -> str:

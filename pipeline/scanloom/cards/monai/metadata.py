@@ -107,6 +107,7 @@ class CheckFields(_StrictModel):
     spacing: Pair | None = None
     extent: Pair | None = None
     refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
+    hounsfield: bool | None = None
 
 
 class ReferenceFields(_StrictModel):

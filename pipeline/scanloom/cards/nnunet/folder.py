@@ -28,7 +28,7 @@ from scanloom.cards.nnunet.dataset import Dataset, modality_of, read_dataset
 from scanloom.cards.nnunet.plans import Configuration, Plans, read_configuration, read_plans
 from scanloom.cards.nnunet.postprocessing import read_cleaning
 from scanloom.cards.nnunet.trainers import check_trainer
-from scanloom.core import Reason, ScanError, format_bytes, slug
+from scanloom.core import Reason, ScanError, counted, format_bytes, slug
 
 CHECKPOINTS: Final = ("checkpoint_final.pth", "checkpoint_best.pth")
 MAX_FOLDS: Final = 100
@@ -247,7 +247,8 @@ def _channels(dataset: Dataset, plans: Plans, configuration: Configuration) -> t
     count = len(dataset.channels)
     schemes, masked = configuration.normalization_schemes, configuration.use_mask_for_norm
     if len(schemes) != count or len(masked) != count:
-        detail = f"plans.json: normalisation of {len(schemes)} channels, dataset.json has {count}"
+        normalized = counted(len(schemes), "channel")
+        detail = f"plans.json: normalisation of {normalized}, dataset.json has {count}"
         raise ScanError(Reason.MODEL_DAMAGED, detail)
     return tuple(
         Channel(

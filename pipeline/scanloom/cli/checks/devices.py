@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scanloom.cli.checks.finding import Finding
-from scanloom.core import format_bytes
+from scanloom.core import counted, format_bytes
 from scanloom.core.process.cpu_count import core_count
 from scanloom.engine.machine.nvml import nvml_handles
 
@@ -90,7 +90,7 @@ def judge_torch(version: str, cuda: str | None, driver: Driver | None, usable: i
         advice = "no action without an NVIDIA GPU; otherwise install its driver"
         return Finding(TOPIC, "torch", "warn", seen, advice)
     known = f"driver {driver.version} for CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
-    seen = f"{built}; {known}, {len(driver.gpus)} GPUs"
+    seen = f"{built}; {known}, {counted(len(driver.gpus), 'GPU')}"
     if cuda is None and driver.gpus:
         advice = "the GPU stays idle: install a torch built with CUDA (pytorch.org)"
         return Finding(TOPIC, "torch", "warn", seen, advice)

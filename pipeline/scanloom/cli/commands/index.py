@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from scanloom.io.index.build import Index
     from scanloom.io.index.listing import SeriesLine
     from scanloom.io.index.storage import IndexedSeries
+
+
+MAX_FILES = 10
+"""Failed files of no series that are listed for each reason."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def _series(number: int, series: IndexedSeries) -> dict[str, Any]:
 
 def show(listed: Index, *, ids: bool = False) -> None:
     """Print a table of the series and the counts of files."""
-    from scanloom.core import Reason, counted
+    from scanloom.core import Reason, counted, printable
     from scanloom.io.index.listing import format_series
 
     screen = console()
@@ -128,6 +134,24 @@ def show(listed: Index, *, ids: bool = False) -> None:
     reasons = Counter(reason for _, reason in listed.outcomes() if reason)
     for code, count in reasons.most_common():
         screen.print(f"{count:7} {code}: {Reason[code].advice}.", soft_wrap=True)
+        files = _failed_files(listed, code)
+        for path in islice(files, MAX_FILES):
+            screen.print(f"        {printable(path)}", soft_wrap=True)
+        if more := sum(1 for _ in files):
+            screen.print(f"        and {more} more")
+
+
+def _failed_files(listed: Index, code: str) -> Iterator[str]:
+    """Yield the paths of the files of no series that failed for a reason."""
+    from scanloom.core import Reason
+
+    table = listed.table
+    if Reason[code].outcome == "failed":
+        for entry, reason, series in zip(
+            table.entries, table.reasons, table.series_numbers, strict=True
+        ):
+            if reason == code and series < 0:
+                yield entry.path
 
 
 def _lines(listed: Index, *, ids: bool) -> list[SeriesLine]:

@@ -13,7 +13,7 @@ from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.cli.options.scans import RunOutputOptions, WorkflowOptions
-from scanloom.cli.workflows import find_workflow
+from scanloom.cli.workflows import explain_nothing_selected, find_workflow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,6 +33,7 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
     with error_boundary(general.mode):
         from scanloom.engine.planning.plan import make_plan, save_plan
         from scanloom.engine.workflow.scope import Scope
+        from scanloom.engine.workflow.selection import NO_MODALITY
 
         paths, out, key = scans.given, output.out, output.key
         scope = Scope(output.replace, output.retry_failed, scans.shard)
@@ -42,8 +43,12 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
         save_plan(planned, out)
         plain = {"schema": 1, "plan": document(planned)}
         print_result(general.mode, lambda: plain, lambda: console().print(table(planned)))
-    nothing = scans.shard is None and not planned.cases and not planned.before
-    raise typer.Exit(Exit.UNUSABLE if nothing and planned.files["found"] else Exit.OK)
+        nothing = scans.shard is None and not planned.cases and not planned.before
+        nothing = nothing and planned.files["found"] > 0
+        if nothing:
+            unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
+            explain_nothing_selected(planned.left_out, unstated, scans.workflow)
+    raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 
 def document(planned: Plan) -> dict[str, Any]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from scanloom.cli.commands.plan import compared_rows
-from scanloom.cli.console import console, error_boundary, print_result, say, warn_of_damaged
+from scanloom.cli.console import console, error_boundary, print_result, warn_of_damaged
 from scanloom.cli.exit_codes import Exit, exit_of_run
 from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.cli.options.scans import RunOutputOptions, StrictOption, WorkflowOptions
 from scanloom.cli.run_tables import status_table, totals_table
-from scanloom.cli.workflows import find_workflow
+from scanloom.cli.workflows import explain_nothing_selected, find_workflow
 from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ def run(
         warn_of_damaged(output.out, result.damaged)
         nothing = scans.shard is None and not result.selected and result.files["found"] > 0
         if nothing:
-            explain_nothing_selected(result.totals["files"])
+            reasons = chain.from_iterable(
+                files.items() for files in result.totals["files"].values()
+            )
+            explain_nothing_selected(dict(reasons), result.unstated, scans.workflow)
     raise typer.Exit(_exit(result, stop, strict=output.strict, nothing=nothing))
 
 
@@ -120,18 +123,6 @@ def _run_options(
         bids=output.bids,
         archives=scans.archives,
     )
-
-
-def explain_nothing_selected(files: Mapping[str, Mapping[str, int]]) -> None:
-    """Report on stderr why no file of an archive became part of a case."""
-    counts = Counter(
-        {reason: n for reasons in files.values() for reason, n in reasons.items() if reason}
-    )
-    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
-    advice = "`scanloom index` lists the series"
-    if "NOT_SELECTED" in counts:
-        advice = f"Check `select` and `policy` of the workflow; {advice}"
-    say(f"scanloom: files were found, but no case ({reasons}). {advice}.", err=True)
 
 
 def document(result: RunResult) -> dict[str, Any]:
@@ -230,13 +221,16 @@ def _living(board: StatusWriter, screen: Any) -> Iterator[None]:
 def _plain_lines(
     board: StatusWriter, print_line: Callable[[str], None], period: float = 10.0
 ) -> Iterator[None]:
+    from scanloom.core import counted
+
     over = threading.Event()
 
     def keep_saying() -> None:
         while not over.wait(period):
             now = board.now()
             rate = f", {now.per_hour:.0f} an hour" if now.per_hour else ""
-            print_line(f"{now.state}: {now.ended} of {now.cases} cases, {now.failed} failed{rate}")
+            cases = counted(now.cases, "case")
+            print_line(f"{now.state}: {now.ended} of {cases}, {now.failed} failed{rate}")
 
     speaker = threading.Thread(target=keep_saying, daemon=True)
     speaker.start()

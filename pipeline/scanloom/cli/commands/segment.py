@@ -173,7 +173,7 @@ def show_limitations(records: Records) -> None:
 
 def summary(records: Records, seconds: float) -> str:
     """Return a line that counts the scans by outcome, with the time and the device."""
-    from scanloom.core import format_duration
+    from scanloom.core import counted, format_duration
 
     outcomes = Counter(
         record.reason.outcome if record.reason else "from before" if record.reused else "done"
@@ -182,7 +182,7 @@ def summary(records: Records, seconds: float) -> str:
     named = ("done", "from before", "skipped", "ambiguous", "failed")
     always = ("done", "failed")
     counts = ", ".join(f"{outcomes[n]} {n}" for n in named if outcomes[n] or n in always)
-    scans = "1 scan" if len(records) == 1 else f"{len(records)} scans"
+    scans = counted(len(records), "scan")
     devices = dict.fromkeys(d for _, record in records for d in _devices_of(record))
     where = f" on {' and '.join(devices)}" if devices else ""
     return f"{scans}: {counts}; {format_duration(seconds)}{where}"

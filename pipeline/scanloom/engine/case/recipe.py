@@ -54,12 +54,13 @@ FIELDS_OF_SCHEMA_1: Mapping[str, tuple[str, ...]] = {
 
 _NOT_IN_RECIPE: Mapping[str, tuple[str, ...]] = {
     "Weights": ("file",),
+    "Checks": ("hounsfield",),
     "ModelCard": ("limitations", "reference_ranges"),
     "ReadOptions": ("max_size",),
     "Outputs": ("also",),  # part of `outputs_document`
 }
-"""Fields that cannot change a result: weights are the same wherever their file is, and labels
-however a model's limitations are worded and its results are judged."""
+"""Fields that cannot change a result: weights are the same wherever their file is, labels however a
+model's limitations are worded and its results are judged, and a scan that is refused has none."""
 _KEYS_OF_SCHEMA_1 = {"skip_air": "body_box", "compiled_restore": "fused_restore"}
 """Names of fields in recipes, if they were renamed since."""
 _EXTRAS_OF_SCHEMA_1 = {"image": "image", "masks": "split"}

@@ -104,6 +104,9 @@ def write(segmented: SegmentedCase, folder: Path) -> CaseRecord:
             ],
             case.relations.shares,
         )
+    if not any(measurement.voxels for measurement in measurements):
+        flags = (*flags, Flag.EMPTY)
+        segmented = replace(segmented, flags=flags)
     cards = [predictor.card for predictor in segmented.predictors]
     content = CaseContent(case, scan, segmented.segmentations, measurements, flags, cards)
     writers = writers_of(case.outputs)

@@ -18,6 +18,10 @@ Inputs = tuple[IndexedSeries, ...]
 """The series of a case: one, or one for each input channel of its models, in their order."""
 
 
+NO_MODALITY = "by select.modality: its files do not state the modality"
+"""Detail of a series, such as NIfTI, that a selection of a modality leaves out."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A series without a case; `detail` holds no text of its headers."""
@@ -136,7 +140,10 @@ def mismatch(info: SeriesInfo, selection: Selection, policy: Policy) -> str | No
             ),
         ),
     )
-    return next((f"by select.{name}" for name, test in tests if not test()), None)
+    failed = next((name for name, test in tests if not test()), None)
+    if failed == "modality" and not (info.modality or policy.modality):
+        return NO_MODALITY
+    return f"by select.{failed}" if failed else None
 
 
 def _allowed(reason: Reason, policy: Policy) -> bool:

@@ -114,6 +114,7 @@ _KINDS = {
     Reason.PROJECTION: "projection",
 }
 """Kinds of objects whose class may be that of slices."""
+_NOT_IN_PYDICOM = "object of a class that is private or newer than pydicom"
 
 
 def object_name(header: Header) -> str:
@@ -124,9 +125,7 @@ def object_name(header: Header) -> str:
         reason = rejection_reason(header)
         return _KINDS.get(reason, "object without pixels") if reason else "slice"
     name = UID(header.sop_class).name
-    return (
-        name.removesuffix(" Storage") if name != header.sop_class else "object of a private class"
-    )
+    return name.partition(" Storage")[0] if name != header.sop_class else _NOT_IN_PYDICOM
 
 
 def is_truncated_header(header: Header) -> bool:

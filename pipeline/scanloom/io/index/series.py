@@ -329,11 +329,11 @@ def _objects(infos: Sequence[FileInfo]) -> str:
     names: Counter[str] = Counter()
     for info in infos:
         if info.reason == Reason.UNREADABLE.code:
-            names["file that can't be read"] += 1
+            names["unreadable file"] += 1
         elif info.packed and info.reason:
             header = header_from_elements("", decode_elements(info.packed))
             names[object_name(header)] += 1
     if names.total() == 1:
-        return f"a {next(iter(names))}, not a slice of a volume"
+        return f"this is not a slice of a volume, but: {next(iter(names))}"
     listed = ", ".join(f"{count} x {name}" for name, count in names.most_common())
     return f"{names.total()} files that are not slices of a volume: {listed}"

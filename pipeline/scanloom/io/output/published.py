@@ -33,6 +33,10 @@ OTHER_RECIPE = "the existing result was made by another recipe"
 """Detail of a result that is STALE because of the request, not of its files."""
 
 
+class _ChangedFileError(ValueError):
+    """A file of a published case differs from its record; the text names the file."""
+
+
 class ResultState(Enum):
     """State of a published result, compared with the requested case."""
 
@@ -95,8 +99,7 @@ def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultSt
     except (OSError, ValueError) as exc:
         if replace:
             return ResultState.REPLACEABLE
-        detail = "a file of the published result was changed or is missing"
-        raise ScanError(Reason.RESULT_DAMAGED, detail) from exc
+        raise ScanError(Reason.RESULT_DAMAGED, _damage(folder, exc)) from exc
     except ScanError:  # NEWER_VERSION
         if replace:
             return ResultState.REPLACEABLE
@@ -115,6 +118,16 @@ def result_state(out: Path, name: str, case: Case, *, replace: bool) -> ResultSt
     return (
         ResultState.CURRENT if case.stamp and provenance.stamp == case.stamp else ResultState.UNSURE
     )
+
+
+def _damage(folder: Path, error: OSError | ValueError) -> str:
+    """Return which file of a published case is missing, or was changed."""
+    if isinstance(error, FileNotFoundError) and error.filename:
+        missing = Path(os.fsdecode(error.filename)).name
+        return f"{missing} of the published case {folder.name} is missing"
+    if isinstance(error, _ChangedFileError):
+        return f"{error} in the published case {folder.name}"
+    return f"a file of the published case {folder.name} was changed or can't be read"
 
 
 def read_provenance(folder: Path) -> Provenance:
@@ -198,7 +211,7 @@ def _check_files(folder: Path, timing: dict[str, Any]) -> None:
     for name, stamp in stamps.items():
         state = os.stat(folder / name)  # noqa: PTH116
         if not isinstance(stamp, list) or state.st_size != stamp[0]:
-            raise ValueError(f"{name} has a different size")
+            raise _ChangedFileError(f"{name} has a different size")
         if state.st_mtime_ns != stamp[1]:
             touched.append(name)
     if touched:
@@ -215,7 +228,7 @@ def _compare_sums(folder: Path, files: Sequence[str]) -> None:
             continue
         with open_regular_file(folder / name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sums.get(name):
-                raise ValueError(f"{name} was changed")
+                raise _ChangedFileError(f"{name} was changed")
 
 
 def _write_timing(folder: Path, timing: dict[str, Any]) -> None:

@@ -12,6 +12,17 @@ from scanloom.core import Reason, ScanError
 _FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk and of an exhausted quota."""
 
+_CAUSES = {
+    errno.EACCES: "permission is missing, EACCES",
+    errno.EPERM: "permission is missing, EPERM",
+    errno.EROFS: "the disk is read-only, EROFS",
+    errno.ENOTDIR: "a file is where a folder is needed, ENOTDIR",
+    errno.EEXIST: "a file is where a folder is needed, EEXIST",
+    errno.ENOENT: "its folder is missing, ENOENT",
+    errno.ENAMETOOLONG: "the path is too long, ENAMETOOLONG",
+}
+"""Causes that a person can remove."""
+
 _NOT_FROM_A_DISK = (
     ConnectionError,
     TimeoutError,
@@ -75,4 +86,6 @@ def _path(exc: OSError) -> str:
 
 
 def _name(exc: OSError) -> str:
-    return errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+    """Return the cause in words, or else the system's name for it."""
+    number = exc.errno or 0
+    return _CAUSES.get(number) or errno.errorcode.get(number, type(exc).__name__)

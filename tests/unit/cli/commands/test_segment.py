@@ -32,7 +32,7 @@ def study(tmp_path: Path) -> Path:
 
 def nifti(path: Path, code: int = 1) -> Path:
     """Write a NIfTI whose header says nothing but its geometry, and with code 0 not even that."""
-    image = nib.Nifti1Image(noise(), np.diag([2.0, 2.0, 3.0, 1.0]))
+    image = nib.Nifti1Image(noise() - 1024, np.diag([2.0, 2.0, 3.0, 1.0]))
     image.set_sform(image.affine, code)
     image.set_qform(image.affine, code)
     nib.save(image, path)
@@ -71,7 +71,7 @@ def test_the_same_command_again_in_the_study_itself_finds_the_result(
 def test_nan_outside_the_field_of_view_is_told_with_what_became_of_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    array = noise().astype(np.float32)
+    array = noise().astype(np.float32) - 1024
     array[:3] = np.nan
     nib.save(nib.Nifti1Image(array, np.diag([2.0, 2.0, 3.0, 1.0])), tmp_path / "scan.nii.gz")
     command = ["segment", tmp_path / "scan.nii.gz", "--model", tiny_model, "--modality", "CT"]

@@ -120,7 +120,7 @@ def test_joined_tables_do_not_go_into_results(case: tuple[Path, str], tmp_path: 
     assert join(out, tmp_path / "t.csv", "--to", tmp_path / "joined.xlsx").code == 2
     ended = join(out, tmp_path / "t.csv", "--to", tmp_path / "no" / "joined.csv")
     assert ended.code == 74
-    assert "the joined table can't be written (ENOENT)" in ended.err
+    assert "the joined table can't be written (its folder is missing, ENOENT)" in ended.err
 
 
 def test_a_joined_file_that_fails_leaves_the_old_one(

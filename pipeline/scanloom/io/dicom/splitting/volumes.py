@@ -16,7 +16,7 @@ from operator import methodcaller
 import numpy as np
 from numpy.typing import NDArray
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Reason, ScanError, counted
 from scanloom.io.dicom.geometry.positions import locate_slices
 from scanloom.io.dicom.geometry.slices import Slice, unique_by_shared
 from scanloom.io.dicom.geometry.stack import (
@@ -112,9 +112,11 @@ class Volumes:
         if count == 1:
             raise ScanError(Reason.FOUR_D, f"there is one volume, but number {phase} was requested")
         sizes = sorted({len(group) for group in self.groups})
-        slices = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        slices = (
+            counted(sizes[0], "slice") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} slices"
+        )
         names = " and ".join(self.told_by)
-        detail = f"{count} volumes of {slices} slices, distinguished by {names}"
+        detail = f"{count} volumes of {slices}, distinguished by {names}"
         raise ScanError(Reason.PHASES, f"{detail}, numbered from 0 to {count - 1}")
 
 

@@ -1,0 +1,73 @@
+"""Tell intensities that no CT in Hounsfield units has: label maps, pictures, wrong rescale values.
+
+The rules refuse no scan for its anatomy. Air, fat, noise and padding give nearly every CT values
+below 0, and then only the scale is checked: few values are below -4096. In a CT that is scaled by
+10, air is near -10000. A crop of dense tissue without such values still differs from other images:
+
+- Noise spreads its values over several HU, unlike those of a mask, or intensities from 0 to 1.
+- Its lowest value is rare. The background of label maps, of MR and PET, and of pictures with 256
+  grey values is a large share of voxels with the value 0.
+- Few voxels are as dense as cortical bone. In a CT whose RescaleIntercept of -1024 was lost, soft
+  tissue is near 1024.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_NEGATIVE = -2.0
+"""Limit above which no value counts as negative; it includes intensities from -1 to 1."""
+LEAST_RANGE_HU = 5.0
+"""Smallest range of 98 % of the values; the noise of CT has a standard deviation of 3 to 50 HU."""
+COMMON_LOWEST = 0.01
+"""Share of voxels from which on the lowest value is a background, not the tail of noise."""
+DENSE_HU = 1000.0
+"""Lower limit of cortical bone. 1 % of all voxels are denser only next to values below 0."""
+LOWEST_HU = -4096.0
+"""Lower limit of values other than padding: that of 12 bits, with a margin for other slopes."""
+
+
+def find_foreign_scale(sample: NDArray[Any]) -> str | None:
+    """Return why intensities can't be Hounsfield units, None if they may be.
+
+    Parameters
+    ----------
+    sample : (N,) array
+        Finite intensities of a scan without its declared padding.
+    """
+    if not sample.size:
+        return None
+    lowest = float(sample.min())
+    inner = sample[sample > lowest]  # padding that no header declares is the lowest value
+    if lowest > NOT_NEGATIVE:
+        return _without_negative(lowest, inner, 1 - inner.size / sample.size)
+    if inner.size and (fifth := float(np.percentile(inner, 5))) < LOWEST_HU:
+        return f"5 % of the values are below {fifth:.6g}"
+    return None
+
+
+def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str | None:
+    """Return why intensities without values below 0 can't be Hounsfield units, None if they may.
+
+    Parameters
+    ----------
+    lowest : float
+        The lowest value.
+    inner : (N,) array
+        All higher values.
+    share : float
+        Share of the voxels that have the lowest value.
+    """
+    if not inner.size:
+        return f"all voxels have the value {lowest:g}"
+    low, high = (float(value) for value in np.percentile(inner, (1, 99)))
+    if high - low < LEAST_RANGE_HU:
+        return f"98 % of the values above the lowest lie between {low:.4g} and {high:.4g}"
+    if share >= COMMON_LOWEST:
+        return f"no value is below 0, and {share:.0%} of the voxels have the lowest, {lowest:g}"
+    if high >= DENSE_HU:
+        return f"no value is below 0, and 1 % of them are above {high:.0f}"
+    return None
