@@ -117,11 +117,9 @@ def by_nnunet(inputs: Inputs, environment: Path, model: str) -> Program:
     return Program("nnU-Net", model, command, "case.nii.gz", unused)
 
 
-def by_monai(inputs: Inputs) -> Program:
-    """Return MONAI's bundle runner, in scanloom's environment: the network is scanloom's class."""
-    bundle = real_network.save_monai_bundle(
-        inputs.folder / "monai-runner", inputs.structures, inputs.size
-    )
+def by_monai(inputs: Inputs, environment: Path | None) -> Program:
+    """Return MONAI's bundle runner, in scanloom's environment if none is given."""
+    bundle = inputs.model(BUNDLE)
     options = {
         "config_file": bundle / "configs" / "inference.json",
         "meta_file": bundle / "configs" / "metadata.json",
@@ -131,9 +129,8 @@ def by_monai(inputs: Inputs) -> Program:
         "output_dir": "OUT",
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return Program(
-        "MONAI", BUNDLE, [sys.executable, "-m", "monai.bundle", "run", *words], "*.nii.gz"
-    )
+    python = environment / "bin" / "python" if environment else sys.executable
+    return Program("MONAI", BUNDLE, [python, "-m", "monai.bundle", "run", *words], "*.nii.gz")
 
 
 def by_totalsegmentator(inputs: Inputs, environment: Path) -> Program:
@@ -161,10 +158,11 @@ def programs(inputs: Inputs, given: argparse.Namespace) -> tuple[list[Program], 
             missing.append("nnU-Net: name its environment with --nnunet-env")
     if "monai" in given.peers:
         models.append(BUNDLE)
-        if importlib.util.find_spec("ignite") and importlib.util.find_spec("fire"):
-            found.append(by_monai(inputs))
+        own = importlib.util.find_spec("ignite") and importlib.util.find_spec("fire")
+        if own or given.monai_env:
+            found.append(by_monai(inputs, given.monai_env))
         else:
-            missing.append("MONAI's runner: pip install 'scanloom[test]' (pytorch-ignite, fire)")
+            missing.append("MONAI's runner: name its environment with --monai-env")
     if "totalsegmentator" in given.peers:
         models.append(TOTAL)
         if given.totalsegmentator_env:
@@ -277,6 +275,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of each program")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     parser.add_argument("--nnunet-env", type=Path, help="environment with nnU-Net")
+    parser.add_argument("--monai-env", type=Path, help="environment with MONAI's runner")
     parser.add_argument("--totalsegmentator-env", type=Path, help="environment with that program")
     parser.add_argument("--mirror", action="store_true", help="mirrored too: 8 times the work")
     parser.add_argument("--precision", nargs="+", default=["float32"], help="of scanloom")

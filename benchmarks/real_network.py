@@ -101,26 +101,63 @@ def balanced_weights(structures: int, size: Size) -> dict[str, torch.Tensor]:
     return dict(network.state_dict())
 
 
-def save_bundle(folder: Path, structures: int, size: Size, target: str = "PlainConvUNet") -> Path:
-    """Write a MONAI bundle that maps labels back; `target` is the name of the network's class."""
+def save_bundle(folder: Path, structures: int, size: Size) -> Path:
+    """Write a MONAI bundle that maps labels back, with the same weights in MONAI's DynUNet."""
+    network = monai_args(structures + 1, size)
     wanted = config(structures, "labels")
-    wanted["network_def"] = {"_target_": target, **network_args(structures + 1, size)}
+    wanted["network_def"] = {"_target_": "DynUNet", **network}
     wanted["inferer"]["roi_size"] = list(size.window)
-    return _write_bundle(folder, structures, size, wanted)
-
-
-def save_monai_bundle(folder: Path, structures: int, size: Size) -> Path:
-    """Write the bundle for MONAI's own runner, which needs the class's whole name."""
-    return save_bundle(folder, structures, size, "scanloom.inference.nets.unet.PlainConvUNet")
-
-
-def _write_bundle(folder: Path, structures: int, size: Size, wanted: dict[str, Any]) -> Path:
     (folder / "configs").mkdir(parents=True, exist_ok=True)
     (folder / "models").mkdir(exist_ok=True)
-    torch.save(balanced_weights(structures, size), folder / "models" / "model.pt")
+    torch.save(monai_weights(structures, size), folder / "models" / "model.pt")
     (folder / "configs" / "inference.json").write_text(json.dumps(wanted))
     (folder / "configs" / "metadata.json").write_text(json.dumps(metadata(structures)))
     return folder
+
+
+def monai_args(classes: int, size: Size) -> dict[str, Any]:
+    """Return the arguments of MONAI's DynUNet for the same network."""
+    return {
+        "spatial_dims": 3,
+        "in_channels": 1,
+        "out_channels": classes,
+        "kernel_size": size.kernels,
+        "strides": size.strides,
+        "upsample_kernel_size": size.strides[1:],
+        "filters": list(size.features),
+        "norm_name": ["INSTANCE", {"affine": True}],
+        "trans_bias": True,
+    }
+
+
+def monai_weights(structures: int, size: Size) -> dict[str, torch.Tensor]:
+    """Return the weights by MONAI's names.
+
+    MONAI's convolutions have no bias; before an instance normalisation it has no effect.
+    """
+    from monai.networks.nets.dynunet import DynUNet
+
+    ours, found = balanced_weights(structures, size), dict[str, torch.Tensor]()
+    last = len(size.features) - 1
+    middle = [f"downsamples.{n - 1}" for n in range(1, last)]
+    names = {f"encoder.stages.{n}.0": name for n, name in enumerate(["input_block", *middle])}
+    names[f"encoder.stages.{last}.0"] = "bottleneck"
+    names |= {f"decoder.stages.{n}": f"upsamples.{n}.conv_block" for n in range(last)}
+    for old, new in names.items():
+        for n in (0, 1):
+            found[f"{new}.conv{n + 1}.conv.weight"] = ours[f"{old}.convs.{n}.conv.weight"]
+            for kind in ("weight", "bias"):
+                found[f"{new}.norm{n + 1}.{kind}"] = ours[f"{old}.convs.{n}.norm.{kind}"]
+    for kind in ("weight", "bias"):
+        for n in range(last):
+            upsampling = f"upsamples.{n}.transp_conv.conv.{kind}"
+            found[upsampling] = ours[f"decoder.transpconvs.{n}.{kind}"]
+        found[f"output_block.conv.conv.{kind}"] = ours[f"decoder.seg_layers.{last - 1}.{kind}"]
+    network = DynUNet(**monai_args(structures + 1, size))
+    missing, unknown = network.load_state_dict(found, strict=False)
+    if unknown or any(not name.startswith("skip_layers.") for name in missing):
+        raise ValueError("the weights do not fit MONAI's DynUNet")
+    return dict(network.state_dict())  # with the second names of layers
 
 
 def save_nnunet(folder: Path, structures: int, size: Size, mirror: bool) -> Path:
