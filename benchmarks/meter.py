@@ -38,6 +38,8 @@ PEERS: dict[str, tuple[str, ...]] = {
 """What pip installs into the environment of each peer."""
 
 
+SAMPLE = Path(__file__).parents[1] / "data" / "torso_ct"
+"""The study that ships with scanloom."""
 UNAVAILABLE = 69
 """Exit status of a script that misses another program, as EX_UNAVAILABLE of sysexits.h."""
 
