@@ -9,9 +9,9 @@ most resident bytes of each stage; between stages they count for the one before.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,15 @@ def labels_only(scan: Path, bundle: Path, out: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Warm up once, then run and report."""
-    work = {"whole": once, "labels": labels_only}[sys.argv[1]]
-    scan, bundle, out = (Path(path) for path in sys.argv[2:5])
-    results = [work(scan, bundle, out) for _ in range(int(sys.argv[5]) + 1)]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ways = {"whole": once, "labels": labels_only}
+    parser.add_argument("way", choices=ways)
+    for name in ("scan", "bundle", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("runs", type=int)
+    given = parser.parse_args()
+    work = ways[given.way]
+    results = [work(given.scan, given.bundle, given.out) for _ in range(given.runs + 1)]
     print(json.dumps({"first": results[0], "warm": results[1:]}))
 
 

@@ -21,11 +21,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from meter import table
+from meter import SAMPLE, parse, table
 
-import scanloom
-
-SAMPLE = Path(scanloom.__file__).parents[2] / "data" / "torso_ct"
 PROGRAM = "from scanloom.cli.main import main; main()"
 REST = "start, imports, loading the model, publishing"
 HEAVIEST = 12  # packages that are listed
@@ -46,7 +43,7 @@ def once(given: argparse.Namespace) -> dict[str, Spent]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         began = time.perf_counter()
-        running = subprocess.Popen(command(given, out))
+        running = subprocess.Popen(command(given, out), env=with_bytecode())
         _, status, used = os.wait4(running.pid, 0)
         wall = time.perf_counter() - began
         running.returncode = os.waitstatus_to_exitcode(status)
@@ -63,6 +60,11 @@ def once(given: argparse.Namespace) -> dict[str, Spent]:
     return parts
 
 
+def with_bytecode() -> dict[str, str]:
+    """Return the environment of a user, whose modules are compiled once and kept."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def less(whole: Spent, parts: Iterable[Spent]) -> Spent:
     """Return what the parts leave of the whole."""
     wall, cpu = zip(*parts, strict=True)
@@ -74,7 +76,9 @@ def imports(given: argparse.Namespace) -> Counter[str]:
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         asked = command(given, Path(folder) / "out", "-X", "importtime")
-        told = subprocess.run(asked, capture_output=True, text=True, check=True).stderr
+        told = subprocess.run(
+            asked, capture_output=True, text=True, check=True, env=with_bytecode()
+        ).stderr
     for line in told.splitlines():
         own, _, module = line.removeprefix("import time:").partition("|")
         if line.startswith("import time:") and own.strip().isdecimal():
@@ -91,7 +95,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--python", default=sys.executable, help="of another environment")
-    given = parser.parse_args()
+    given = parse(parser, runs=1)
     runs = [once(given) for _ in range(given.runs + 1)][1:]
     rows = [
         (name, *(f"{statistics.median(run[name][n] for run in runs):.2f}" for n in (0, 1)))

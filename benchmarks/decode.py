@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from meter import cache, machine, median, table
+from meter import cache, machine, median, parse, table
 from study import study
 
 SYNTAXES = {
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slices", type=int, default=100)
-    options = parser.parse_args()
+    options = parse(parser, rounds=1, slices=4)
     folders = {name: compressed(name, options.slices) for name in SYNTAXES}
     print(machine("scanloom", "pydicom", "imagecodecs", "numpy"), "\n")
     walls: dict[tuple[str, str], list[float]] = {}

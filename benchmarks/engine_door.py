@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from engine_sleep import draw, sleepers
-from meter import machine, table
+from meter import machine, parse, table
 
 from scanloom.core import Case
 from scanloom.engine.case.run_case import OutputTarget
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--sleep", type=float, default=0.5, help="s at the device a case")
-    options = parser.parse_args()
+    options = parse(parser, cases=4, sleep=0.05)
     print(machine("scanloom"), "\n")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

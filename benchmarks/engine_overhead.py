@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from engine_sleep import draw, sleepers
-from meter import machine, table
+from meter import machine, parse, table
 
 from scanloom.core import Case
 from scanloom.engine.case.run_case import OutputTarget, run_case
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--grow", type=int, nargs=2, default=[100, 20_000])
     parser.add_argument("--sleep", type=float, default=1.0, help="s a case, for two workers")
     parser.add_argument("--folder", type=Path, help="where scans and results go for a while")
-    options = parser.parse_args()
+    options = parse(parser, cases=4, grow=[2, 6], sleep=0.05)
     print(machine("scanloom", "distributed"), "\n")
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:

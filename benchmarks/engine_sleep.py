@@ -67,6 +67,8 @@ class Sleeper:
         clock: StepTimer | None = None,
         *,
         further_channels: Sequence[Volume] = (),
+        shared: object = None,
+        uncertainty: bool = False,
     ) -> Segmentation:
         """Label after a sleep."""
         with (clock or StepTimer()).step("network"):

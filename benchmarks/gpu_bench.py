@@ -24,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from meter import parse, unavailable
 from phantom import draw_labels, draw_scan, draw_scores, phantom
 
 from scanloom import load_volume
@@ -252,9 +253,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file")
-    out = parser.parse_args().out
+    out = parse(parser).out
     if not torch.cuda.is_available():
-        sys.exit("no CUDA device is here: nothing was measured")
+        unavailable("a CUDA device: nothing was measured")
     device = torch.device("cuda", 0)
     machine = {
         "device": torch.cuda.get_device_name(device),

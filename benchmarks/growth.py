@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from meter import machine, run, table
+from meter import machine, parse, run, table
 from model import SPACING as NETWORK_SPACING
 from study import SHAPE, SPACING, STRUCTURES, study
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, nargs="*", default=[8, 25, 60, 118])
     parser.add_argument("--points", type=_pair, nargs="*", default=[(100, 118), (1000, 118)])
     parser.add_argument("--picture", type=Path)
-    options = parser.parse_args()
+    options = parse(parser, slices=[20], classes=[], points=[])
     print(machine("scanloom", "torch", "numpy", "numba"), "\n")
     by_slices = [point(n, STRUCTURES) for n in options.slices]
     by_classes = [point(SHAPE[2], n) for n in options.classes]

@@ -24,7 +24,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from meter import machine
+from meter import machine, parse
 
 SERIES = 300
 CORES = len(os.sched_getaffinity(0))
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="Where to draw files; default a temporary one.")
     parser.add_argument("--real", type=Path, action="append", default=[], help="Real folders too.")
-    options = parser.parse_args()
+    options = parse(parser, files=300, others=30, rounds=1)
     print(machine())
     base = Path(tempfile.mkdtemp(dir=options.folder))
     os.environ["XDG_CACHE_HOME"] = str(base / "cache")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from meter import machine, median, table
+from meter import machine, median, parse, table
 from study import SHAPE, study
 
 Read = Callable[[Path], Any]  # folder to (I, J, K) or (K, J, I) values
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--slices", type=int, default=SHAPE[2])
-    options = parser.parse_args()
+    options = parse(parser, rounds=1, slices=20)
     rounds, folder = options.rounds, study(options.slices).dicom
     print(machine("scanloom", "pydicom", "SimpleITK", "numpy"), "\n")
     walls: dict[str, list[float]] = {name: [] for name in WAYS}

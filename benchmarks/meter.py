@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 OFTEN, SELDOM = 0.02, 0.25  # s between looks at memory: cheap ones, and dear ones
 LIMIT = 3600.0  # s that a command may take: a peer that hangs must not hang the others
@@ -35,6 +36,12 @@ PEERS: dict[str, tuple[str, ...]] = {
     ),
 }
 """What pip installs into the environment of each peer."""
+
+
+SAMPLE = Path(__file__).parents[1] / "data" / "torso_ct"
+"""The study that ships with scanloom."""
+UNAVAILABLE = 69
+"""Exit status of a script that misses another program, as EX_UNAVAILABLE of sysexits.h."""
 
 
 class Failed(SystemExit):
@@ -239,6 +246,20 @@ def machine(*packages: str) -> str:
         f"{time.strftime('%Y-%m-%d')}; {model} ({flags}), {cores} cores, {memory:.0f} GiB, "
         f"load {load:.1f} at the start; Python {platform.python_version()}, {known}"
     )
+
+
+def parse(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
+    """Parse the command line; with --smallest, `smallest` replaces the defaults of arguments."""
+    parser.add_argument("--smallest", action="store_true", help="the smallest form: does it run?")
+    if "--smallest" in sys.argv[1:]:
+        parser.set_defaults(**smallest)
+    return parser.parse_args()
+
+
+def unavailable(needed: str) -> NoReturn:
+    """End the script with status `UNAVAILABLE`, and say what it needs."""
+    print(f"not available: {needed}", file=sys.stderr)
+    raise SystemExit(UNAVAILABLE)
 
 
 def median(values: Sequence[float]) -> float:

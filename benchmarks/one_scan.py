@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agree import Agreement, agreement, load_labels
-from meter import Failed, Spent, machine, median, peer_python, run, table
+from meter import Failed, Spent, machine, median, parse, peer_python, run, table
 from model import save_bundle
 from study import SHAPE, study
 
@@ -260,7 +260,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slices", type=int, default=SHAPE[2], help="fewer for a trial")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for each process")
     parser.add_argument("--json", type=Path, help="where to write all figures")
-    return parser.parse_args()
+    return parse(parser, runs=1, slices=20, peers=[])
 
 
 def main() -> None:

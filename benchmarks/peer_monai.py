@@ -7,9 +7,9 @@ Prints JSON. The bundle says whether scores or labels are brought back. The scan
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,5 +63,9 @@ def main(scan: Path, bundle: Path, out: Path, runs: int, small: Path) -> dict[st
 
 
 if __name__ == "__main__":
-    scan, bundle, out, runs, small = sys.argv[1:6]
-    print(json.dumps(main(Path(scan), Path(bundle), Path(out), int(runs), Path(small))))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name in ("scan", "bundle", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("runs", type=int)
+    parser.add_argument("small", type=Path)
+    print(json.dumps(main(**vars(parser.parse_args()))))

@@ -10,9 +10,9 @@ SMALL warms up.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,16 @@ def restore_alone(scores: Path, shape: str, out: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    what, *given = sys.argv[1:]
-    if what == "case":
-        scan, bundle, out, runs, small = given
-        answer = case(Path(scan), Path(bundle), Path(out), int(runs), Path(small))
-    else:
-        scores, shape, out = given
-        answer = restore_alone(Path(scores), shape, Path(out))
-    print(json.dumps(answer))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    whats = parser.add_subparsers(dest="what", required=True)
+    a_case, alone = whats.add_parser("case"), whats.add_parser("restore")
+    for name in ("scan", "bundle", "out"):
+        a_case.add_argument(name, type=Path)
+    a_case.add_argument("runs", type=int)
+    a_case.add_argument("small", type=Path)
+    alone.add_argument("scores", type=Path)
+    alone.add_argument("shape")
+    alone.add_argument("out", type=Path)
+    given = vars(parser.parse_args())
+    work = {"case": case, "restore": restore_alone}[given.pop("what")]
+    print(json.dumps(work(**given)))

@@ -15,10 +15,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from meter import machine, table
+from meter import machine, parse, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -43,11 +44,19 @@ def scanloom(folder: Path, *arguments: str) -> Any:
 def main() -> None:
     """Plan, run, compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="kept; default a temporary one")
     parser.add_argument("--studies", type=int, default=2010)
-    given = parser.parse_args()
-    folder: Path = given.folder
-    make_archive(folder / "archive", given.studies)
+    given = parse(parser, studies=12)
+    if given.folder:
+        compare(given.folder, given.studies)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        compare(Path(name), given.studies)
+
+
+def compare(folder: Path, studies: int) -> None:
+    """Plan and run an archive of so many studies, which is drawn if it is not in the folder."""
+    make_archive(folder / "archive", studies)
     for name in ("cache", "out", "bundles"):
         shutil.rmtree(folder / name, ignore_errors=True)
     bundle = write_tiny_bundle(folder / "bundles")

@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -26,6 +27,7 @@ from typing import Any
 import nibabel
 import numpy as np
 import SimpleITK
+from meter import SAMPLE, parse, unavailable
 from nibabel.orientations import io_orientation, ornt_transform
 from pydicom import dcmread
 
@@ -217,12 +219,21 @@ def cases_of(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("*/*") if path.is_dir())
 
 
+def _sample() -> Path:
+    """Return a folder with the sample study as its only case."""
+    root = Path(tempfile.mkdtemp())
+    shutil.copytree(SAMPLE, root / "sample" / SAMPLE.name)
+    return root
+
+
 def main() -> None:
     """Print the table and the account."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--all", action="store_true", help="Also lines of what is equal.")
-    options = parser.parse_args()
+    options = parse(parser, folder=_sample() if "--smallest" in sys.argv else None)
+    if options.folder is None:
+        unavailable("a folder of real scans: name it")
     root = options.folder.resolve()
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
     total: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from meter import machine, table
+from meter import SAMPLE, machine, parse, table
 
 OWN = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID")
 AIM = 1.15
@@ -29,10 +29,10 @@ AIM = 1.15
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scans", type=Path, nargs="+", metavar="SCAN")
+    parser.add_argument("scans", type=Path, nargs="*", default=[SAMPLE], metavar="SCAN")
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--device", default="auto")
-    options = parser.parse_args()
+    options = parse(parser, cases=2, device="cpu")
     print(machine("scanloom", "torch"), "\n")
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

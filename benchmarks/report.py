@@ -10,6 +10,7 @@ that shows its result.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 import statistics
 import sys
@@ -20,6 +21,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests")]
+
+from meter import parse, unavailable  # noqa: E402 needs the path
 
 STEP = """async (act) => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
@@ -82,7 +85,11 @@ def main() -> None:
     asked.add_argument("--structures", type=int, default=5)
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
-    told = asked.parse_args()
+    told = parse(asked, cases=20, structures=2, rounds=1)
+    if importlib.util.find_spec("playwright") is None:
+        unavailable("playwright (pip install playwright), and Chromium")
+    if shutil.which(told.chromium) is None:
+        unavailable("Chromium: name it with --chromium")
 
     from scanloom.review.report.page import write_report
     from support.make_report import STRUCTURES, make_out

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from meter import Watch, cache, machine, median, peer_python, run, table
+from meter import Watch, cache, machine, median, parse, peer_python, run, table
 from model import SPACING
 from phantom import draw_scores, phantom
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=["torch", "nnunet"])
     parser.add_argument("--nnunet-env", type=Path, help="an environment that has nnU-Net")
     parser.add_argument("--one", nargs=4, metavar=("SCORES", "WAY", "ROUNDS", "OUT"))
-    options = parser.parse_args()
+    options = parse(parser, classes=4, slices=20, rounds=1, peers=["torch"])
     if options.one:
         path, way, rounds, out = options.one
         print(json.dumps(ours(Path(path), options.slices, way, int(rounds), Path(out))))

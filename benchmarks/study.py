@@ -35,11 +35,15 @@ class Study:
         return self.folder / f"ellipsoids-{back}"
 
 
-def study(slices: int = SHAPE[2], structures: int = STRUCTURES) -> Study:
-    """Return the study with so many slices and structures; it is drawn if it is not there."""
+def study(slices: int = SHAPE[2], structures: int = STRUCTURES, across: int = SHAPE[0]) -> Study:
+    """Return the study of so many slices, each of `across` x `across` pixels, and structures.
+
+    It is drawn if it is not in the cache.
+    """
     from model import save_bundle
 
-    folder = cache("studies", f"{slices}-slices-{structures}-structures")
+    name = f"{slices}-slices-{structures}-structures"
+    folder = cache("studies", name if across == SHAPE[0] else f"{across}-pixels-{name}")
     found = Study(folder)
     if (folder / "whole").is_file():
         for back in ("scores", "labels"):  # anew: cheap, and the network may be another
@@ -47,7 +51,7 @@ def study(slices: int = SHAPE[2], structures: int = STRUCTURES) -> Study:
         return found
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    shape = (SHAPE[0], SHAPE[1], slices)
+    shape = (across, across, slices)
     extent = tuple(n * s for n, s in zip(shape, SPACING, strict=True))
     drawn = phantom((extent[0], extent[1], extent[2]), structures)
     scan = draw_scan(drawn, draw_labels(drawn, SPACING, shape))

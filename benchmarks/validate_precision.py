@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from meter import table
+from meter import SAMPLE, parse, table
 
 import scanloom
 from scanloom.cards.store import find_model
@@ -40,10 +40,10 @@ def dices(one: Segmentation, other: Segmentation) -> dict[str, tuple[float, floa
 def main() -> int:
     """Print a table, and what to write into the card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("scans", nargs="+", type=Path)
+    parser.add_argument("model", nargs="?", default="ct_tissue")
+    parser.add_argument("scans", nargs="*", type=Path, default=[SAMPLE])
     parser.add_argument("--device", default="auto")
-    given = parser.parse_args()
+    given = parse(parser, device="cpu")
     card = find_model(given.model)
     full = TorchPredictor(card, device=given.device, compute=ComputeOptions(precision="float32"))
     half = TorchPredictor(card, device=given.device, compute=ComputeOptions(precision="half"))

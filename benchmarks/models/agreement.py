@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from meter import parse, unavailable
 
 LEAST_VOXELS = 1000
 """Classes of fewer voxels have no Dice."""
@@ -55,7 +61,11 @@ def agreement(ours: NDArray[Any], theirs: NDArray[Any]) -> Agreement:
 
 
 def compare_all(
-    compare: Callable[[Path, str], bool], scripts: dict[str, Path], root: str = "."
+    compare: Callable[[Path, str], bool],
+    scripts: dict[str, Path],
+    root: str = ".",
+    *,
+    smallest: str,
 ) -> int:
     """Compare the models of the command line; return the exit status.
 
@@ -68,11 +78,15 @@ def compare_all(
         without an option the first.
     root : str
         Place below the folder with a subfolder for each model.
+    smallest : str
+        Model of the smallest form.
     """
     import torch
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(
+        description=(sys.modules["__main__"].__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, nargs="?", help="default: a temporary one")
     parser.add_argument("models", nargs="*")
     parser.add_argument("--env", help="Python of the other program's environment")
     parser.add_argument("--threads", type=int, default=1)
@@ -80,11 +94,26 @@ def compare_all(
     for name in others:
         parser.add_argument(f"--{name}", dest="made", action="store_const", const=name)
     parser.set_defaults(made=default)
-    given = parser.parse_args()
+    given = parse(parser, models=[smallest])
+    if given.folder is None and given.env is None:
+        unavailable("the Python of the other program's environment: name it with --env")
     torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as name:
+        folder = given.folder or Path(name)
+        return _compare_in(folder, given, scripts[given.made], compare, root)
+
+
+def _compare_in(
+    folder: Path,
+    given: argparse.Namespace,
+    script: Path,
+    compare: Callable[[Path, str], bool],
+    root: str,
+) -> int:
+    """Make the models with the other program, if it is given, and compare them."""
     if given.env:
-        command = [given.env, str(scripts[given.made]), str(given.folder), *given.models]
+        command = [given.env, str(script), str(folder), *given.models]
         subprocess.run(command, check=True)
-    models = given.models or sorted(entry.name for entry in (given.folder / root).iterdir())
-    agreed = [compare(given.folder, name) for name in models]
+    models = given.models or sorted(entry.name for entry in (folder / root).iterdir())
+    agreed = [compare(folder, name) for name in models]
     return 0 if all(agreed) else 1

@@ -8,6 +8,7 @@ mean of a T1-weighted image, then blur, a smooth bias and noise. Prints the Dice
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,10 @@ import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from meter import parse, unavailable
 
 from scanloom.cards.readers import read_model
 from scanloom.core import ComputeOptions, Grid, Volume
@@ -79,4 +84,10 @@ def main(model: Path, label_map: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("label_map", type=Path, nargs="?")
+    given = parse(parser)
+    if given.label_map is None:
+        unavailable("a MeshNet of 18 classes and a label map of SynthSeg: name both")
+    main(given.model, given.label_map)

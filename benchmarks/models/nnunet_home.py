@@ -10,9 +10,9 @@ rounding shows: a network that is trained forgives more.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -346,5 +346,9 @@ def make(folder: Path, model: Model) -> None:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[2:] or list(MODELS):
-        make(Path(sys.argv[1]) / chosen, MODELS[chosen])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*", help="default: all")
+    given = parser.parse_args()
+    for chosen in given.models or list(MODELS):
+        make(given.folder / chosen, MODELS[chosen])

@@ -74,4 +74,5 @@ def compare(root: Path, model: str) -> bool:
 
 if __name__ == "__main__":
     home = Path(__file__).with_name("nnunet_home.py")
-    sys.exit(compare_all(compare, {"random": home, "trained": home.with_name("nnunet_trained.py")}))
+    made = {"random": home, "trained": home.with_name("nnunet_trained.py")}
+    sys.exit(compare_all(compare, made, smallest="ct_2d"))

@@ -9,10 +9,10 @@ FOLDER/MODEL. A scan has three nested ellipsoids of their own intensities in smo
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,4 +166,8 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*", help="default: all")
+    given = parser.parse_args()
+    main(given.folder, given.models)

@@ -22,6 +22,9 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.append(str(Path(__file__).parents[1]))
+
+from meter import parse
 
 from scanloom.cards.card import ModelCard, NetworkGrid, Window
 from scanloom.core import DICOM, Case, Outputs, Series, StepTimer
@@ -72,7 +75,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
+    arguments = parse(parser, shape=(48, 48, 24), repeats=1)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:

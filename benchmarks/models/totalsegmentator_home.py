@@ -10,9 +10,9 @@ share of a scan, except those of a rough model that crop it: they have a few vox
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-HOME = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path()
+parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+parser.add_argument("folder", type=Path)
+parser.add_argument("tasks", nargs="*", help="default: all")
+given = parser.parse_args()
+HOME = given.folder.resolve()
 os.environ["TOTALSEG_WEIGHTS_PATH"] = str(HOME / "weights")
 os.environ["TOTALSEG_HOME_DIR"] = str(HOME / "home")
 for unused in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
@@ -179,7 +183,7 @@ def main() -> None:
     model = replace(nnunet_home.Model(), channels=("CT",), scans=SCANS)
     names = nnunet_home.write_scans(HOME / "scans", model)
     scans = [HOME / "scans" / f"{name}_0000.nii.gz" for name in names]
-    for name in sys.argv[2:] or TASKS:
+    for name in given.tasks or TASKS:
         prepare(name, scans)
         predict(name, scans)
         print(name, flush=True)

@@ -7,6 +7,7 @@ OVERRIDES is a JSON object as of `monai.bundle run`. Prints CPU seconds and peak
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -33,4 +34,8 @@ def main(bundle: Path, config: str, run_id: str, overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:5])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    for name in ("config", "run", "overrides"):
+        parser.add_argument(name)
+    main(*vars(parser.parse_args()).values())

@@ -27,6 +27,10 @@ from agreement import agreement
 from numpy.typing import NDArray
 from zoo_bundles import BUNDLES, CPU
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from meter import SAMPLE, parse, unavailable
+
 SEED = 7
 
 
@@ -265,13 +269,15 @@ def segment(bundle: Path, name: str, out: Path, scans: list[Path]) -> None:
 def main() -> None:
     """Compare all bundles, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("zoo", type=Path)
-    parser.add_argument("scan", type=Path)
-    parser.add_argument("--home", required=True)
+    parser.add_argument("zoo", type=Path, nargs="?")
+    parser.add_argument("scan", type=Path, nargs="?", default=SAMPLE.with_suffix(".nii.gz"))
+    parser.add_argument("--home", default=sys.executable)
     parser.add_argument("--bundle", action="append", choices=sorted(BUNDLES))
     parser.add_argument("--case", action="append", choices=("twice", "oblique"))
     parser.add_argument("--work", type=Path, default=Path("zoo-parity"))
-    args = parser.parse_args()
+    args = parse(parser, bundle=["spleen_ct_segmentation"], case=["twice"])
+    if args.zoo is None:
+        unavailable("a checkout of MONAI's Model Zoo: name it")
     work = args.work.resolve()
     failed = False
     for name in args.bundle or BUNDLES:

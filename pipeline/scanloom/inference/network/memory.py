@@ -79,7 +79,9 @@ def _window_bytes(
             last = last_layer(spec, size) if detached else None
             if last is not None:
                 replace_with_identity(network, last[0])
-            network = MixedBfloat16(network, channels, size) if ends else network
+        if ends:
+            with meta_dispatch():
+                network = MixedBfloat16(network, channels, size)
         window = torch.empty((1, channels, *size), device="meta")
         with torch.inference_mode(), _LiveMemoryMode() as live:
             network(window)

@@ -60,8 +60,14 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
     if (func, ndim) in ((aten.conv_transpose3d.input, 5), (aten.conv_transpose2d.input, 4)):
         return _transposed_convolution(*args)
     pooling = ((aten.max_pool3d_with_indices.default, 5), (aten.max_pool2d_with_indices.default, 4))
-    if (func, ndim) in pooling and len(args) < 6:  # no ceil_mode
-        return _max_pooling(*args)
+    if (func, ndim) in pooling and not any(args[5:]):  # no ceil_mode
+        return _max_pooling(*args[:5])
+    pooling = ((aten.max_pool3d.default, 5), (aten.max_pool2d.default, 4))  # in inference mode
+    if (func, ndim) in pooling and not any(args[5:]):
+        found = _max_pooling(*args[:5])
+        return found and found[0]
+    if func is aten.pad.default and len(args) > 2 and args[2] in ("constant", "replicate"):
+        return _padding(*args[:2])
     if func is aten.cat.default:
         tensors, axis = args[0], args[1] if len(args) > 1 else 0
         shape = list(tensors[0].shape)
@@ -72,7 +78,11 @@ def _apply_rule(func: Any, args: tuple[Any, ...]) -> Any:
     pointwise = torch.Tag.pointwise in func.tags and len(shapes) == 1
     if not (norm or pointwise) or not isinstance(args[0], torch.Tensor):
         return None
-    return args[0] if func._schema.is_mutable else torch.empty_like(args[0])
+    if func._schema.is_mutable:
+        return args[0]
+    if args[0].is_contiguous():
+        return args[0].new_empty(args[0].shape)  # `empty_like` can import SymPy
+    return torch.empty_like(args[0])
 
 
 def _convolution(
@@ -130,6 +140,14 @@ def _max_pooling(
         return None
     shape = (*image.shape[:2], *space)
     return image.new_empty(shape), image.new_empty(shape, dtype=torch.int64)
+
+
+def _padding(image: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+    """Return the output of padding by (before, after) of the last axis, the one before it, ..."""
+    shape = list(image.shape)
+    for n, width in enumerate(widths):
+        shape[-1 - n // 2] += width
+    return image.new_empty(shape)
 
 
 def _per_axis(numbers: Sequence[int], count: int) -> Sequence[int]:

@@ -57,6 +57,16 @@ def test_pooling_gives_what_torch_says(pool: nn.Module) -> None:
     assert found.shape == pool(image).shape
 
 
+@pytest.mark.parametrize("mode", ["constant", "replicate"])
+@pytest.mark.parametrize("widths", [(0,) * 6, (1, 2, 0, 3, 4, 0), (1, 0)])
+def test_padding_gives_what_torch_says(mode: str, widths: tuple[int, ...]) -> None:
+    image = torch.zeros(2, 4, 9, 10, 11)[(..., 0) if len(widths) == 2 else ...]
+    image = image[..., 0] if len(widths) == 2 else image
+    with torch.inference_mode(), meta_dispatch():
+        found = nn.functional.pad(image.to("meta"), widths, mode)
+    assert found.shape == nn.functional.pad(image, widths, mode).shape
+
+
 @pytest.mark.parametrize("image", [torch.zeros(1, 3, 9, 9, 9), torch.zeros(1, 4, 2, 9, 9)])
 def test_what_does_not_fit_is_refused_as_torch_refuses_it(image: torch.Tensor) -> None:
     layer = nn.Conv3d(4, 6, kernel_size=3).to("meta")
