@@ -232,30 +232,30 @@ def measure(
         A real scan.
     """
     names = (model.card.name, engine.name, str(engine.version()), request.precision)
-    try:
-        prepared = engine.prepare(request)
-    except EngineUnfitError as exc:
-        return Verdict(*names, failed=str(exc))
 
     def wait() -> None:
         if request.device.type == "cuda":
             torch.cuda.synchronize(request.device)
 
-    own, other = TimedRun(model.runs[0], wait), TimedRun(prepared.run, wait)
-    exact = own
-    if request.dtype is not torch.float32:
-        exact = TimedRun(request.build().to(request.device), wait)
     card, loaded = model.card, model.loaded
     rule = LabelRule(card.decision, card.activation, loaded.head, card.n_outputs)
     probes = scan.probes()
     typed = [probe.to(loaded.takes) for probe in probes]
-    agreement = compare_labels(
-        [rule.labels(exact(probe)) for probe in probes],
-        [rule.labels(other(probe)) for probe in typed],
-        scan.voxel_ml,
-    )
-    for run in (own, other, own):  # the first pass of each takes longer
-        run(typed[0])
+    own = TimedRun(model.runs[0], wait)
+    exact = own
+    if request.dtype is not torch.float32:
+        exact = TimedRun(request.build().to(request.device), wait)
+        own(typed[0])
+    reference = [rule.labels(exact(probe)) for probe in probes]
+    own(typed[0])  # the first pass takes longer
+    try:  # after torch has freed its memory
+        prepared = engine.prepare(request)
+    except EngineUnfitError as exc:
+        return Verdict(*names, failed=str(exc))
+    other = TimedRun(prepared.run, wait)
+    found = [rule.labels(other(probe)) for probe in typed]
+    other(typed[0])
+    agreement = compare_labels(reference, found, scan.voxel_ml)
     compared = (len(probes), agreement.equal, agreement.dice)
     verdict = Verdict(*names, *compared, own.seconds, other.seconds, prepared.seconds)
     logger.info(

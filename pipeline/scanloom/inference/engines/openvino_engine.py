@@ -16,6 +16,7 @@ import time
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,9 +33,11 @@ from scanloom.inference.engines.protocol import (
 from scanloom.inference.network.exact_layers import find_exact_layers
 from scanloom.inference.network.planes import PlaneNetwork
 
-_FORM = 1
+_FORM = 2
 """Version of this module's exports: to be raised when they change."""
 _GRAPH, _WEIGHTS = "network.xml", "network.bin"
+_TRACED_SIZE = 48
+"""Length of an input, in voxels, above which half of it is traced if possible."""
 _HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -76,8 +79,6 @@ class OpenVino:
 def _export(request: NetworkRequest, folder: Path) -> None:
     """Write a network in OpenVINO's file format, its exact layers marked."""
     import openvino
-    from openvino.frontend import FrontEndManager
-    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     network = request.build()
     exact: Collection[str] = ()
@@ -85,23 +86,49 @@ def _export(request: NetworkRequest, folder: Path) -> None:
         network = copy.deepcopy(network)
         exact = _exact_layers(network, request.shape)
         _keep_activations_exact(network, exact)
-    with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of conditions on shapes, which are constant here
-        example = torch.zeros(request.shape)
-        # torch's function has no types
-        traced = torch.jit.trace(network, example, check_trace=False)  # type: ignore[no-untyped-call]
-        decoder = TorchScriptPythonDecoder(traced)  # not owned by what is loaded from it
-        reader = FrontEndManager().load_by_framework("pytorch")
-        model = reader.convert(reader.load(decoder))
-    parameter = model.inputs[0].get_node()
-    parameter.set_element_type(openvino.Type.f32)
-    parameter.set_partial_shape(openvino.PartialShape(list(request.shape)))
-    model.validate_nodes_and_infer_types()
-    if len(model.outputs) != 1:
-        raise EngineUnfitError(f"the network has {len(model.outputs)} outputs")
+    model = _convert(network, request.shape)
     openvino.save_model(model, folder / _GRAPH, compress_to_fp16=False)
     if exact:
         _mark(folder / _GRAPH, [f"__module.{name}/" for name in exact])
+
+
+def _convert(network: nn.Module, shape: tuple[int, int, int, int, int]) -> Any:
+    """Return a network as OpenVINO's model for an input of a shape.
+
+    Tracing keeps all values of a pass. Networks of convolutions are traced with a smaller input if
+    they accept it; others may contain numbers that follow from the size.
+    """
+    convolutional = not any(isinstance(m, nn.Linear | nn.LayerNorm) for m in network.modules())
+    smaller = tuple(n // 2 if n > _TRACED_SIZE and n % 2 == 0 else n for n in shape[2:])
+    if convolutional and smaller != shape[2:]:
+        with suppress(RuntimeError, ValueError, EngineUnfitError):
+            return _traced(network, (*shape[:2], *smaller), shape)
+    return _traced(network, shape, shape)
+
+
+def _traced(network: nn.Module, traced: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """Return OpenVINO's model of a network, traced with one shape, for another."""
+    import openvino
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of conditions on shapes, which are constant here
+        # torch's function has no types
+        script = torch.jit.trace(network, torch.zeros(traced), check_trace=False)  # type: ignore[no-untyped-call]
+        decoder = TorchScriptPythonDecoder(script)  # not owned by what is loaded from it
+        reader = FrontEndManager().load_by_framework("pytorch")
+        model = reader.convert(reader.load(decoder))
+    if len(model.outputs) != 1:
+        raise EngineUnfitError(f"the network has {len(model.outputs)} outputs")
+    parameter = model.inputs[0].get_node()
+    parameter.set_element_type(openvino.Type.f32)
+    parameter.set_partial_shape(openvino.PartialShape(list(shape)))
+    model.validate_nodes_and_infer_types()
+    found = model.outputs[0].get_partial_shape()
+    if found.is_dynamic or tuple(found.to_shape())[2:] != shape[2:]:
+        raise EngineUnfitError("its output has another size than its input")
+    return model
 
 
 def _exact_layers(network: nn.Module, shape: tuple[int, ...]) -> set[str]:
