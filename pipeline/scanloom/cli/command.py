@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from scanloom.cli.config_file import SOURCES, option_key
 from scanloom.cli.console import clean
 
 PANEL = "General"
+EMPTY = "the text is empty, as if a variable of the shell were not set"
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of the program, which its commands inherit."""
 
@@ -63,6 +65,14 @@ class Command(_PlainHelp, TyperCommand):
             if parameter.param_type_name == "option" and option_key(parameter) != "key":
                 parameter.envvar = variable_of(parameter)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; an empty one would be the current folder as a path, and is refused."""
+        for before, argument in zip(["", *args], args, strict=False):
+            if argument == "" and before != "--structures":
+                place = before if before.startswith("-") else "PATH"
+                raise typer.BadParameter(EMPTY, ctx=ctx, param_hint=f"'{place}'")
+        return super().parse_args(ctx, args)
+
 
 class Group(_PlainHelp, TyperGroup):
     """Commands whose usage errors name the source of a value; foreign text in them is escaped."""
@@ -85,7 +95,8 @@ def _explained() -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
-            error.message = clean(error.message)  # type: ignore[attr-defined]
+            message = clean(error.message).replace("Value error, ", "")  # pydantic's prefix
+            error.message = message  # type: ignore[attr-defined]
             _name_source(error)
         raise
 
