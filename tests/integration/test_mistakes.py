@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import zipfile
@@ -71,13 +72,13 @@ def ct(folder: Path) -> None:
 
 
 def mr(folder: Path) -> None:
-    write_series(folder / "mr", noise(), words=Words(modality="MR"))
+    write_series(folder / "mr", noise(), words=Words(modality="MR", name="mr"))
 
 
 def objects(sop_class: str, modality: str) -> Callable[[Path], None]:
     """Return a function that writes an object of a class, without geometry or frames."""
 
-    def edit(dataset: Dataset, index: int) -> None:
+    def edit(index: int, dataset: Dataset) -> None:
         dataset.SOPClassUID = dataset.file_meta.MediaStorageSOPClassUID = sop_class
         del dataset.ImagePositionPatient, dataset.ImageOrientationPatient
 
@@ -441,11 +442,31 @@ def test_damaged_result_is_noticed_by_segment_and_report(
     assert "scanloom verify out" in message
 
 
-def test_nothing_found_is_one_flag_and_a_line(
-    workplace: Path, result: tuple[Path, tuple[str, ...]]
-) -> None:
-    _, command = result
-    ended = scanloom(*command, "--replace", "--structures", "liver")
-    found = "EMPTY" not in ended.out
+def test_nothing_found_is_one_flag_and_a_line(workplace: Path, tmp_path_factory: Any) -> None:
+    """The network has no weights: every voxel is background."""
+    from support.commands import write_tiny_bundle
 
-    assert found == ("Nothing was found" not in ended.out)
+    ct(workplace)
+    model = write_tiny_bundle(tmp_path_factory.mktemp("blind") / "models")
+    silence(model)
+
+    code, message = said("segment", "ct", "--model", str(model), "--out", "out", "--device", "cpu")
+
+    assert code == 0, message
+    assert message.count("EMPTY") == 1
+    assert "Nothing was found: there are no voxels (EMPTY)." in message
+    [case] = (workplace / "out" / "cases").glob("*/case.json")
+    assert [flag["code"] for flag in json.loads(case.read_text())["flags"]].count("EMPTY") == 1
+
+
+def silence(bundle: Path) -> None:
+    """Let the last layer of a bundle's network choose the background everywhere."""
+    import torch
+
+    [file] = (bundle / "models").glob("*.pt")
+    weights = torch.load(file, weights_only=True)
+    for name, tensor in weights.items():
+        weights[name] = torch.zeros_like(tensor)
+    last = [name for name, tensor in weights.items() if tensor.shape == (3,)][-1]
+    weights[last] = torch.tensor([9.0, 0.0, 0.0])
+    torch.save(weights, file)

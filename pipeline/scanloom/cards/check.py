@@ -119,7 +119,8 @@ def check_assumed_modality(modality: str | None, cards: Sequence[ModelCard]) -> 
     models.pop(ANY_MODALITY, None)
     if modality is None and len(models) > 1:
         listed = " and ".join(f"{name} is for {of}" for of, name in models.items())
-        detail = f"{listed}, and the scan states no modality: set it with `segment --modality`"
+        options = "`segment --modality` or a workflow's `modality`"
+        detail = f"{listed}, and the scan states no modality: set it with {options}"
         raise ScanError(Reason.MODALITY, detail)
 
 

@@ -13,6 +13,8 @@ from scanloom.cli.config_file import SOURCES, option_key
 from scanloom.cli.console import clean
 
 PANEL = "General"
+_PREFIX = "Value error, "
+"""Words of pydantic in front of our own."""
 EMPTY = "the text is empty, as if a variable of the shell were not set"
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of the program, which its commands inherit."""
@@ -95,8 +97,7 @@ def _explained() -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
-            message = clean(error.message).replace("Value error, ", "")  # pydantic's prefix
-            error.message = message  # type: ignore[attr-defined]
+            error.message = clean(error.message.replace(_PREFIX, ""))  # type: ignore[attr-defined]
             _name_source(error)
         raise
 
