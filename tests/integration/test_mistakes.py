@@ -127,6 +127,8 @@ def folder_of_nifti(folder: Path) -> None:
         nifti(f"archive/{name}")(folder)
 
 
+SHIFTED = np.where(noise() > 1000, 1000, 20).astype(np.int16) + noise(seed=1) % 100
+"""A CT without its RescaleIntercept: air near 24, soft tissue near 1050."""
 LABELS = (np.indices((24, 20, 6)).sum(0) // 10).astype(np.uint8)
 TYPO = "name: x\nmodls: [ct_tissue]\nselect: {modality: CT, max_spacing: -3}\n"
 NO_FILE = ("this path does not exist", "NOT_FOUND", "Check the spelling")
@@ -194,7 +196,7 @@ MISTAKES = {
         (*SEGMENT, "l.nii"), ("IMPLAUSIBLE", "Hounsfield"), make=nifti("l.nii", LABELS)
     ),
     "CT without RescaleIntercept": Mistake(
-        (*SEGMENT, "s.nii", "--modality", "CT"), ("IMPLAUSIBLE",), make=nifti("s.nii", noise())
+        (*SEGMENT, "s.nii", "--modality", "CT"), ("IMPLAUSIBLE",), make=nifti("s.nii", SHIFTED)
     ),
     "a structure of another model": Mistake(
         (*SEGMENT, "ct", "--structures", "liver"), ("has no liver; expected one of lung",), make=ct

@@ -213,7 +213,7 @@ def nifti_of_words(folder: Path) -> None:
 
 def itk(folder: Path, suffix: str) -> Path:
     folder.mkdir(parents=True)
-    image = sitk.GetImageFromArray(noise().transpose(2, 1, 0))
+    image = sitk.GetImageFromArray((noise() - 1024).transpose(2, 1, 0))
     for key in ("Comment", "PatientName", "Name", "Modality"):
         image.SetMetaData(key, CANARY)
     path = folder / f"{CANARY}{suffix}"

@@ -103,7 +103,7 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> None:
             continue
         problem = find_foreign_scale(_sample(volume))
         if problem is not None:
-            detail = f"{card.name} is for CT in Hounsfield units, and this scan has none: {problem}"
+            detail = f"{card.name} is for CT in Hounsfield units, and these are not: {problem}"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
 
 
