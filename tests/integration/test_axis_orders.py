@@ -10,6 +10,7 @@ import pytest
 from nibabel.orientations import axcodes2ornt, ornt_transform
 
 import scanloom
+from scanloom.cards.limits import Checks
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
 from scanloom.engine.case import steps
 from support.case_folders import ORDERS, directions, turned
@@ -43,7 +44,7 @@ class Threshold:
     device_name, precision_name = "cpu", "float32"
 
     def __init__(self, weights: Path) -> None:
-        self.card = card(weights, structures=structures(1))
+        self.card = card(weights, structures=structures(1), checks=Checks(hounsfield=False))
 
     def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
         labels = np.asfortranarray((volume.array > 500).astype(np.uint8))

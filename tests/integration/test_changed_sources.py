@@ -317,7 +317,7 @@ def test_a_run_keeps_the_names_that_segment_gave(runs: Runs, tmp_path: Path) -> 
 
 def test_volume_files_that_share_an_id_and_differ_are_told(runs: Runs) -> None:
     """An id is made of samples of a file: neither of them is taken for the other."""
-    values = np.zeros((64, 64, 64), np.int16)
+    values = np.full((64, 64, 64), -1000, np.int16)
     values[3:6, 3:6, 1:3] = GOOD[0]
     image = nib.Nifti1Image(values, np.eye(4))
     for name in ("one.nii", "two.nii"):
@@ -339,7 +339,7 @@ def test_a_volume_file_that_holds_another_scan_outdates_the_result_of_the_first(
     runs: Runs,
 ) -> None:
     def write(brightest: int) -> None:
-        values = np.zeros((12, 10, 4), np.int16)
+        values = np.full((12, 10, 4), -1000, np.int16)
         values[3:6, 3:6, 1:3] = brightest
         nib.save(nib.Nifti1Image(values, np.eye(4)), runs.archive / "scan.nii")
 
@@ -431,7 +431,7 @@ def test_a_piece_of_the_same_series_elsewhere_gets_its_own_result(
 def test_a_volume_file_whose_middle_changed_is_segmented_anew(tmp_path: Path, model: Path) -> None:
     """Where no sample of its fingerprint lies: its case id stays the same."""
     segment, path = Segments(tmp_path, model), tmp_path / "scan.nii"
-    values = noise((64, 64, 64)).astype(np.int16)
+    values = noise((64, 64, 64)) - 1024
     nib.save(nib.Nifti1Image(values, np.diag([1.0, 1.0, 2.0, 1.0])), path)
     first = segment(path)
     content = bytearray(path.read_bytes())

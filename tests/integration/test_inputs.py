@@ -22,7 +22,7 @@ Writer = Callable[[Path, NDArray[np.int16], int], Path]
 
 
 def scan_of(brightest: int) -> NDArray[np.int16]:
-    values = (noise((12, 10, 6), brightest) % 900).astype(np.int16)
+    values = (noise((12, 10, 6), brightest) % 900 - 1000).astype(np.int16)
     values[3:6, 3:6, 1:4] = brightest
     return values
 

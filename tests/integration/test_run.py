@@ -84,7 +84,7 @@ def done(runs: Runs, thorax: Path) -> Runs:
 
 
 def test_equal_volume_files_are_one_case(runs, tmp_path):
-    values = np.zeros((12, 10, SLICES), np.int16)
+    values = np.full((12, 10, SLICES), -1000, np.int16)
     values[3:6, 3:6, 1:3] = GOOD[0]
     runs.archive = tmp_path / "copies"
     for name in ("one", "two"):

@@ -174,6 +174,7 @@ def no_images(folder: Path) -> None:
 def nifti(folder: Path, code: int = 1, suffix: str = ".nii.gz", volumes: int = 1) -> Path:
     folder.mkdir(parents=True)
     array = noise() if volumes == 1 else np.stack([noise(seed=n) for n in range(volumes)], 3)
+    array = array - 1024  # HU
     image = nib.Nifti1Image(array, np.diag([2.0, 2.0, 3.0, 1.0]))
     image.set_sform(image.affine, code)
     image.set_qform(image.affine, code)
@@ -212,7 +213,7 @@ def nifti_of_words(folder: Path) -> None:
 
 def itk(folder: Path, suffix: str) -> Path:
     folder.mkdir(parents=True)
-    image = sitk.GetImageFromArray(noise().transpose(2, 1, 0))
+    image = sitk.GetImageFromArray((noise() - 1024).transpose(2, 1, 0))
     for key in ("Comment", "PatientName", "Name", "Modality"):
         image.SetMetaData(key, CANARY)
     path = folder / f"{CANARY}{suffix}"

@@ -103,7 +103,7 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> None:
             continue
         problem = find_foreign_scale(_sample(volume))
         if problem is not None:
-            detail = f"{card.name} is for CT in Hounsfield units, and this scan has none: {problem}"
+            detail = f"{card.name} is for CT in Hounsfield units, and these are not: {problem}"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
 
 
@@ -119,7 +119,8 @@ def check_assumed_modality(modality: str | None, cards: Sequence[ModelCard]) -> 
     models.pop(ANY_MODALITY, None)
     if modality is None and len(models) > 1:
         listed = " and ".join(f"{name} is for {of}" for of, name in models.items())
-        detail = f"{listed}, and the scan states no modality: set it with `segment --modality`"
+        options = "`segment --modality` or a workflow's `modality`"
+        detail = f"{listed}, and the scan states no modality: set it with {options}"
         raise ScanError(Reason.MODALITY, detail)
 
 

@@ -7,8 +7,9 @@ below 0, and then only the scale is checked: few values are below -4096. In a CT
 - Noise spreads its values over several HU, unlike those of a mask, or intensities from 0 to 1.
 - Its lowest value is rare. The background of label maps, of MR and PET, and of pictures with 256
   grey values is a large share of voxels with the value 0.
-- Few voxels are as dense as cortical bone. In a CT whose RescaleIntercept of -1024 was lost, soft
-  tissue is near 1024.
+
+In a CT whose RescaleIntercept of -1024 was lost, soft tissue is near 1024 and little below 0. No
+other scan has half of its dense voxels there.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ NOT_NEGATIVE = -2.0
 """Limit above which no value counts as negative; it includes intensities from -1 to 1."""
 LEAST_RANGE_HU = 5.0
 """Smallest range of 98 % of the values; the noise of CT has a standard deviation of 3 to 50 HU."""
-COMMON_LOWEST = 0.01
+COMMON_LOWEST = 0.05
 """Share of voxels from which on the lowest value is a background, not the tail of noise."""
-DENSE_HU = 1000.0
-"""Lower limit of cortical bone. 1 % of all voxels are denser only next to values below 0."""
+SHIFTED_HU = (900.0, 1200.0)
+"""Fat and soft tissue in a CT without its RescaleIntercept of -1024."""
+DENSE_HU = 300.0
+"""Limit above which lie all tissues of such a CT but lung."""
+FEW_BELOW_HU = -200.0
+"""Limit below which 1 % of the voxels lie wherever there is air."""
 LOWEST_HU = -4096.0
 """Lower limit of values other than padding: that of 12 bits, with a margin for other slopes."""
 
@@ -43,10 +48,11 @@ def find_foreign_scale(sample: NDArray[Any]) -> str | None:
     lowest = float(sample.min())
     inner = sample[sample > lowest]  # padding that no header declares is the lowest value
     if lowest > NOT_NEGATIVE:
-        return _without_negative(lowest, inner, 1 - inner.size / sample.size)
+        found = _without_negative(lowest, inner, 1 - inner.size / sample.size)
+        return found or _shifted(inner)
     if inner.size and (fifth := float(np.percentile(inner, 5))) < LOWEST_HU:
         return f"5 % of the values are below {fifth:.6g}"
-    return None
+    return _shifted(inner)
 
 
 def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str | None:
@@ -68,6 +74,17 @@ def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str |
         return f"98 % of the values above the lowest lie between {low:.4g} and {high:.4g}"
     if share >= COMMON_LOWEST:
         return f"no value is below 0, and {share:.0%} of the voxels have the lowest, {lowest:g}"
-    if high >= DENSE_HU:
-        return f"no value is below 0, and 1 % of them are above {high:.0f}"
     return None
+
+
+def _shifted(inner: NDArray[Any]) -> str | None:
+    """Return why intensities seem to lack a RescaleIntercept of -1024, None if they may not."""
+    dense = inner[inner > DENSE_HU]
+    low, high = SHIFTED_HU
+    between = dense[(dense >= low) & (dense <= high)]
+    if not dense.size or between.size < 0.5 * dense.size or between.size < 0.1 * inner.size:
+        return None
+    if float(np.percentile(inner, 1)) < FEW_BELOW_HU:
+        return None
+    share = between.size / inner.size
+    return f"{share:.0%} of the values lie between {low:g} and {high:g}, and few below 0"

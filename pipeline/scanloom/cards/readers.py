@@ -116,7 +116,9 @@ def read_model(folder: Path, options: Mapping[str, str] = MappingProxyType({})) 
     reader = find_reader(folder)
     if reader is None:
         formats = ", ".join(reader.name for reader in READERS)
-        raise ScanError(Reason.MODEL_DAMAGED, f"the folder is not a model ({formats})")
+        raise ScanError(
+            Reason.MODEL_DAMAGED, f"this folder is not a model ({formats})", str(folder)
+        )
     if not options:
         return reader.read(folder)
     if reader.read_with is None:

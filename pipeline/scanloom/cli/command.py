@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from scanloom.cli.config_file import SOURCES, option_key
 from scanloom.cli.console import clean
 
 PANEL = "General"
+_PREFIX = "Value error, "
+"""Words of pydantic in front of our own."""
+EMPTY = "the text is empty, as if a variable of the shell were not set"
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of the program, which its commands inherit."""
 
@@ -63,6 +67,14 @@ class Command(_PlainHelp, TyperCommand):
             if parameter.param_type_name == "option" and option_key(parameter) != "key":
                 parameter.envvar = variable_of(parameter)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments; an empty one would be the current folder as a path, and is refused."""
+        for before, argument in zip(["", *args], args, strict=False):
+            if argument == "" and before != "--structures":
+                place = before if before.startswith("-") else "PATH"
+                raise typer.BadParameter(EMPTY, ctx=ctx, param_hint=f"'{place}'")
+        return super().parse_args(ctx, args)
+
 
 class Group(_PlainHelp, TyperGroup):
     """Commands whose usage errors name the source of a value; foreign text in them is escaped."""
@@ -85,7 +97,7 @@ def _explained() -> Iterator[None]:
         yield
     except Exception as error:
         if isinstance(getattr(error, "message", None), str):  # click.UsageError, vendored by typer
-            error.message = clean(error.message)  # type: ignore[attr-defined]
+            error.message = clean(error.message.replace(_PREFIX, ""))  # type: ignore[attr-defined]
             _name_source(error)
         raise
 

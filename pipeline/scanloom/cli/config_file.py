@@ -9,6 +9,7 @@ like commands, which take precedence.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,5 +144,10 @@ def _as_typed(option: Any, value: Any, where: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a scalar as text; YAML and TOML read yes and no as booleans."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    """Return a scalar as text; YAML and TOML read yes and no as booleans.
+
+    A path that begins with ~ is in the home folder, as a shell would read it.
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return os.path.expanduser(value) if str(value).startswith("~/") else str(value)  # noqa: PTH111

@@ -50,6 +50,8 @@ def find_workflow(name: str, paths: Sequence[Path] = ()) -> Workflow:
         return read_workflow(Path(name))
     if name in known:
         return read_workflow(known[name])
+    if not is_folder and _names_workflow(Path(name), known):
+        raise ScanError(Reason.WORKFLOW_UNKNOWN, "this file does not exist", name)
     problem = "a folder is not a workflow" if is_folder else f"there is no workflow {name!r}"
     raise ScanError(Reason.WORKFLOW_UNKNOWN, f"{problem}; {did_you_mean(name, known)}")
 

@@ -10,7 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, Channel, ModelCard
-from scanloom.cards.check import MAX_SAMPLES, check_scan, percentiles
+from scanloom.cards.check import (
+    MAX_SAMPLES,
+    check_assumed_modality,
+    check_scan,
+    percentiles,
+)
 from scanloom.cards.limits import Checks, Range
 from scanloom.cards.monai.bundle import read_bundle
 from scanloom.core import MODALITIES, Flag, Grid, ScanError, Volume
@@ -126,3 +131,14 @@ def test_sampled_percentiles_are_those_of_all_voxels(shape: tuple[int, int, int]
     low, high = percentiles(scan(array)) or (0, 0)
 
     assert (low, high) == pytest.approx(np.percentile(array, (1, 99)), rel=0.01)
+
+
+def test_models_of_several_modalities_need_a_modality(card: ModelCard) -> None:
+    mr = replace(card, name="of-mr", channels=(Channel("image", "MR"),))
+    any_modality = replace(card, name="of-any", channels=(Channel("image", ANY_MODALITY),))
+
+    check_assumed_modality("CT", [card, mr])
+    check_assumed_modality(None, [card, card, any_modality])
+    with pytest.raises(ScanError, match="of-mr is for MR") as caught:
+        check_assumed_modality(None, [card, mr])
+    assert caught.value.code == "MODALITY"

@@ -64,6 +64,12 @@ REAL: dict[str, Callable[[], Array]] = {
     "aorta with contrast agent, nothing below 0": lambda: airless(350, 25),
     "little noise, tiny": lambda: airless(60, 3, (23, 38, 3)),
     "bone without air": lambda: airless(700, 120),
+    "shaft of a femur without air": lambda: np.concatenate(
+        [airless(1300, 350, (20, 10, 40)), airless(20, 60, (20, 10, 40))]
+    ),
+    "heart with contrast agent and ribs": lambda: np.concatenate(
+        [airless(350, 60), airless(60, 15), airless(1000, 250, (6, 40, 20))]
+    ),
     "clipped to a window": lambda: torso().clip(-160, 240),
 }
 FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
@@ -74,10 +80,14 @@ FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
     "0 to 255": (lambda: ((torso() + 160) / 400).clip(0, 1) * 255, "no value is below 0"),
     "0 to 1": (lambda: (torso() + 1024) / 4095, "lie between"),
     "-1 to 1": (lambda: torso().clip(-1000, 1000) / 1000, "lie between"),
-    "without RescaleIntercept": (lambda: torso() + 1024, "no value is below 0"),
+    "without RescaleIntercept": (lambda: torso() + 1024, "lie between 900 and 1200"),
+    "without RescaleIntercept, with artefacts below -1024": (
+        lambda: torso() + 1000,
+        "lie between 900 and 1200",
+    ),
     "without RescaleIntercept, few slices": (
         lambda: torso((23, 38, 3)) + 1024,
-        "no value is below 0",
+        "lie between 900 and 1200",
     ),
     "RescaleSlope of 10": (lambda: torso() * 10, "are below"),
 }

@@ -53,7 +53,7 @@ def report(
         from scanloom.review.report.runs import damaged_totals
 
         if not any((out / name).is_dir() for name in ("cases", "failed", "runs")):
-            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
+            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
         damaged: set[str] = set()
         behind = lacks_tables(out)
         try:

@@ -44,7 +44,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
         segmented = (out / "cases").is_dir()
         hint = "; its results were written by `scanloom segment`" if segmented else ""
-        raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}")
+        raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}", str(out))
 
 
 def _print(now: Status, mode: OutputMode) -> None:

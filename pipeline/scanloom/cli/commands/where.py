@@ -89,7 +89,7 @@ def check_holder(out: Path, key: Path | None) -> None:
     from scanloom.io.output.private import check_key, read_fingerprint
 
     if read_fingerprint(out) is None:
-        raise ScanError(Reason.NOT_FOUND, "this output folder has no crosswalk")
+        raise ScanError(Reason.NOT_FOUND, "this output folder has no crosswalk", str(out))
     check_key(out, key_fingerprint(read_key(key)))
 
 

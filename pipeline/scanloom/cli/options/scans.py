@@ -96,6 +96,11 @@ class WorkflowOptions:
     @property
     def given(self) -> list[Path]:
         """The paths of the scans; see `given_paths`."""
+        if not self.paths and not self.input and Path(self.workflow).is_dir():
+            raise typer.BadParameter(
+                f"a workflow comes before the scans, such as ct_tissue {self.workflow}",
+                param_hint="'WORKFLOW'",
+            )
         return given_paths(self.paths, self.input)
 
 

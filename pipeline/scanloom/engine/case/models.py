@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 
 from scanloom.cards.card import ModelCard
@@ -25,8 +26,9 @@ def unique_cards(cards: Sequence[ModelCard]) -> tuple[ModelCard, ...]:
     ScanError
         MODEL_UNKNOWN if two have the same name: their results would take each other's place.
     """
-    if len({card.name for card in cards}) != len(cards):
-        raise ScanError(Reason.MODEL_UNKNOWN, "two of the models have the same name")
+    counts = Counter(card.name for card in cards)
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise ScanError(Reason.MODEL_UNKNOWN, f"two of the models have the name {repeated[0]}")
     return tuple(cards)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from scanloom.cards.check import check_scan
+from scanloom.cards.check import check_assumed_modality, check_scan
 from scanloom.core import (
     Case,
     CaseRecord,
@@ -69,6 +69,7 @@ def segment(loaded: LoadedCase, predictors: Sequence[Predictor]) -> SegmentedCas
     flags = list(volume.flags)
     if volume.grid.sheared:
         flags.append(Flag.SHEARED)
+    check_assumed_modality(volume.modality, [predictor.card for predictor in predictors])
     for predictor in predictors:
         flags.extend(check_scan(volume, predictor.card, further))
     if isinstance(loaded.scan.source, DicomSource) and not loaded.scan.source.can_refer:

@@ -57,7 +57,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
     """
     folders, expected = published_cases(out), recorded_cases(out)
     if not expected and not (out / CASES).is_dir():
-        raise ScanError(Reason.NOT_FOUND, "there are no results in this folder")
+        raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
     intact = set()
     for folder in folders:
         findings = list(_verify_case(folder, f"{CASES}/{folder.name}"))

@@ -308,6 +308,8 @@ def _no_scan_error(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> S
     if not skipped:
         single = len(entries) == 1 and len(infos) == 1
         nothing = "neither a DICOM file nor named as a volume file" if single else "no scan here"
+        if single and entries[0].size == 0:
+            nothing = "the file is empty"
         return ScanError(Reason.NO_IMAGES, nothing)
     return ScanError(Reason.NO_IMAGES, f"no scan here, but {_objects(infos)}")
 

@@ -143,7 +143,19 @@ def _expand(path: str) -> list[str]:
         return [path]
     if glob.has_magic(path) and (matching := sorted(glob.glob(path, recursive=True))):
         return _outside_outputs(matching, path)
-    raise ScanError(Reason.NOT_FOUND, "this path does not exist", path)
+    raise ScanError(Reason.NOT_FOUND, _absence(path), path)
+
+
+def _absence(path: str) -> str:
+    """Return why there is nothing at a path, as far as its text tells."""
+    names = path.split(os.sep)
+    if any(name.startswith("~") for name in names):
+        return "this path does not exist: quotes keep the shell from replacing ~"
+    if "\\" in path:
+        return "this path does not exist: folders are separated by / here"
+    if glob.has_magic(path):
+        return "no file matches this pattern"
+    return "this path does not exist"
 
 
 def _outside_outputs(matching: Sequence[str], pattern: str) -> list[str]:
