@@ -69,7 +69,8 @@ def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str
     yield "series", f"{series.modality or series.kind}, {len(series.files)} file{number}"
     yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
     yield "model", ", ".join(options.models)
-    yield "memory", f"{format_bytes(scan.memory or 0)}, estimated for a CPU"
+    if scan.memory is not None:
+        yield "memory", f"{format_bytes(scan.memory)}, estimated for a CPU"
     yield "result", _result(scan, options)
 
 

@@ -36,7 +36,8 @@ class PlannedScan:
     grid : Grid or None
         Grid of the scan.
     memory : int or None
-        Estimated peak memory of the process, in bytes, with a CPU as the device.
+        Estimated peak memory of the process, in bytes, with a CPU as the device. Estimated only
+        with a memory limit, since the estimate needs torch.
     case : str
         The case id; empty if there is no key yet.
     state : ResultState or None
@@ -128,6 +129,9 @@ def _plan_series(
             state = result_state(
                 options.out, number, with_source_hash(case, key), replace=options.replace
             )
-    estimate = estimate_case(grid, dtype, cards, options.outputs)
-    check_memory(estimate, options.memory_limit)
-    return PlannedScan(Path(), series, grid, estimate.peak, number, state)
+    memory = None
+    if options.memory_limit is not None:
+        estimate = estimate_case(grid, dtype, cards, options.outputs)
+        check_memory(estimate, options.memory_limit)
+        memory = estimate.peak
+    return PlannedScan(Path(), series, grid, memory, number, state)

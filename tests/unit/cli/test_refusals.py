@@ -1,4 +1,4 @@
-"""Scans that headers rule out are refused before torch is imported."""
+"""Scans are refused by their headers, and planned, before torch is imported."""
 
 from __future__ import annotations
 
@@ -63,6 +63,16 @@ def turned(folder: Path) -> Path:
     return nifti(folder / "scan.nii", noise(), code=0)
 
 
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ.copy(),
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "options", "reason"),
     [
@@ -79,15 +89,18 @@ def test_a_scan_is_refused_by_its_headers_without_torch(
 ) -> None:
     scan = make(tmp_path)
     command = ["segment", str(scan), "--model", "ct_tissue", "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *command, *options],
-        capture_output=True,
-        text=True,
-        env=os.environ.copy(),
-        check=False,
-    )
+    done = run_program(*command, *options)
 
     assert done.returncode == 65, done.stderr
     assert f"({reason})" in done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
     assert not list((tmp_path / "out").glob("cases/*"))
+
+
+def test_a_dry_run_plans_a_scan_without_torch(tmp_path: Path) -> None:
+    scan, out = ct_series(tmp_path), tmp_path / "out"
+    done = run_program("segment", str(scan), "-m", "ct_tissue", "-o", str(out), "--dry-run")
+
+    assert done.returncode == 0, done.stderr
+    assert "1 would be segmented" in done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"

@@ -33,11 +33,19 @@ def test_a_dry_run_writes_nothing(
     for words in (
         "CT, 6 files",
         "24 x 20 x 6 at 0.7 x 0.8 x 2.5 mm",
-        "iB, estimated",
         str(out / "cases"),
     ):
         assert words in ended.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["study"]
+
+
+def test_a_dry_run_estimates_memory_only_with_a_limit(study: Path, tiny_model: Path) -> None:
+    command = ["segment", study, "-m", tiny_model, "-n"]
+    assert "memory" not in scanloom(*command).out
+    assert "iB, estimated" in scanloom(*command, "--memory-limit", "64GB").out
+    refused = scanloom(*command, "--memory-limit", "1MB")
+    assert refused.code == 65
+    assert "(OUT_OF_MEMORY)" in refused.err
 
 
 def test_a_dry_run_names_the_folder_that_the_run_writes(
@@ -91,7 +99,7 @@ def test_the_line_at_the_end_adds_up(
     ended = scanloom(*command, "--device", "cpu", "--precision", "float32")
     last = ended.out.splitlines()[-1]
     assert last.startswith("3 scans: 1 done, 1 skipped, 1 failed; ")
-    assert last.endswith("s on cpu (float32)")
+    assert last.endswith("s on cpu (float32, torch)")
     again = scanloom(*command, "--device", "cpu", "--precision", "float32")
     assert "0 done, 1 from before, 1 skipped, 1 failed" in again.out.splitlines()[-1]
     assert scanloom("segment", study, mr, *command[4:], "--strict").code == 1
