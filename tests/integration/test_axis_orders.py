@@ -13,6 +13,7 @@ import scanloom
 from scanloom.cards.limits import Checks
 from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, Series, StepTimer, Volume
 from scanloom.engine.case import steps
+from scanloom.inference.engines.selection import torch_choice
 from support.case_folders import ORDERS, directions, turned
 from support.model_cards import card, structures
 
@@ -42,6 +43,7 @@ class Threshold:
     """Calls everything above 500 the one structure."""
 
     device_name, precision_name = "cpu", "float32"
+    engine = torch_choice("the test's own formula")
 
     def __init__(self, weights: Path) -> None:
         self.card = card(weights, structures=structures(1), checks=Checks(hounsfield=False))

@@ -23,6 +23,7 @@ from scanloom.cards.intensity import Clip, Normalize
 from scanloom.cards.readers import read_model
 from scanloom.core import Grid, Volume
 from scanloom.inference.network.loading import load_network
+from scanloom.inference.network.planes import PlaneNetwork
 from scanloom.inference.predictor import TorchPredictor
 from support.nnunet_folders import CONFIGURATION, DATASET, PLANS, REGIONS, plans, write_model
 from support.nnunet_windows import mean_of, scores_of
@@ -134,7 +135,7 @@ def expected(
 
 def _inner(network: Any) -> Any:
     """Return a two-dimensional network without its adapter to windows of one plane."""
-    return getattr(network, "_network", network)
+    return network.network if isinstance(network, PlaneNetwork) else network
 
 
 FLAT = copy.deepcopy(CONFIGURATION)

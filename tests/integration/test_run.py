@@ -127,7 +127,7 @@ def test_series_that_wait_for_a_choice_did_not_fail(runs, tmp_path):
     assert json.loads(noted.read_text())["outcome"] == "ambiguous"
     assert "1 ambiguous, 0 failed" in scanloom("status", runs.out).out
     page = (runs.out / "report" / "index.html").read_text()
-    assert "<dt>files ambiguous</dt><dd>1</dd>" in page
+    assert '<dt>ambiguous</dt><dd><a href="#status=ambiguous">1</a></dd>' in page
     assert "<dt>failed</dt><dd>0</dd>" in page
     joined = scanloom("status", runs.out, "--json").document
     assert joined["status"]["ambiguous"] == 1

@@ -18,6 +18,7 @@ from scipy.spatial import KDTree
 from scanloom.core import Case, Flag, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
 from scanloom.engine.case import steps
 from scanloom.engine.case.types import SegmentedCase
+from scanloom.inference.engines.selection import torch_choice
 from scanloom.io.index.series import find_series
 from support.balls import BALL, LATE, SHAPE, STEP, TO_RAS, Ball, around, drawn
 from support.case_folders import RIGHT_HANDED, directions
@@ -40,6 +41,7 @@ class Threshold:
     """Calls what is nearer to a ball's inside the one structure."""
 
     device_name, precision_name = "cpu", "float32"
+    engine = torch_choice("the test's own formula")
 
     def __init__(self, weights: Path) -> None:
         self.card = card(weights, structures=structures(1))

@@ -17,6 +17,7 @@ import nibabel as nib
 import numpy as np
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.limits import Checks
 from scanloom.core import (
     Case,
     Layer,
@@ -29,6 +30,7 @@ from scanloom.core import (
     StepTimer,
     Volume,
 )
+from scanloom.inference.engines.selection import torch_choice
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.system.liveness import process_start_ticks
 from support.model_cards import card, structures
@@ -44,9 +46,15 @@ class Threshold:
 
     device_name = "cpu"
     precision_name = "float32"
+    engine = torch_choice("the test's own formula")
 
     def __init__(self, weights: Path, starts: Path | None, seconds: float) -> None:
-        self.card: ModelCard = card(weights, name="threshold", structures=structures(1))
+        self.card: ModelCard = card(
+            weights,
+            name="threshold",
+            structures=structures(1),
+            checks=Checks(hounsfield=False),  # each scan has a value of its own
+        )
         self._starts, self._seconds = starts, seconds
 
     def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:

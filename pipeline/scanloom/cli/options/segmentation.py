@@ -106,11 +106,11 @@ class OutputOptions:
         "binary"
     )
     dates: Annotated[
-        Literal["source", "now"], typer.Option(help="Dates in the DICOM SEG; now for a PACS.")
+        Literal["source", "now"], typer.Option(help="Dates in DICOM SEG; now for PACS.")
     ] = "source"
     names: Annotated[
         Literal["id", "source"],
-        typer.Option(help="Names of case folders; source identifies patients."),
+        typer.Option(help="Folder names; source names patients."),
     ] = "id"
     replace: ReplaceOption = False
     key: KeyOption = None
@@ -139,7 +139,7 @@ class DeviceOptions:
     ] = "auto"
     engine: Annotated[
         Literal["auto", "torch", "openvino", "onnxruntime", "compile", "cudagraphs"],
-        typer.Option(help="Library that runs the network; auto measures which is fastest."),
+        typer.Option(metavar="NAME", help="torch, openvino, onnxruntime ..."),
     ] = "auto"
     memory_limit: Annotated[
         int | None,
@@ -159,10 +159,12 @@ class ExpertOptions:
     compiled_restore: Annotated[bool, typer.Option(help="Restore labels by compiled kernels.")] = (
         True
     )
-    mirror: Annotated[Literal["auto", "no"], typer.Option(help="Run on mirrored scans too.")] = (
-        "auto"
-    )
+    mirror: Annotated[Literal["auto", "no"], typer.Option(help="Mirrored scans too.")] = "auto"
     overlap: Annotated[
         float | None,
-        typer.Option(min=0.0, max=0.9, help="Overlap of windows; by default, the model's."),
+        typer.Option(
+            parser=values.window_overlap,
+            metavar="SHARE",
+            help="Overlap of windows (the model's)",
+        ),
     ] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 import typer
@@ -33,6 +34,15 @@ def extra_name(text: str) -> str:
     if name not in EXTRAS:
         raise typer.BadParameter(did_you_mean(name, EXTRAS))
     return name
+
+
+def window_overlap(text: str) -> float:
+    """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
+    with suppress(ValueError):
+        share = float(text)
+        if 0 <= share <= 0.9:
+            return share
+    raise typer.BadParameter("a number from 0 to 0.9, such as 0.5")
 
 
 def byte_count(text: str) -> int:
