@@ -3,6 +3,7 @@
 #   make test     the whole suite, lint, types, floors
 #   make test-thorough   further cases of the same checks; CI runs both
 #   make bench    what loading, the way back and a small scan take here; some 3 minutes, no peers
+#   make bench-smoke   every script of benchmarks/ in its smallest form
 #   make fuzz     each header reader fuzzed for 10 minutes (SECONDS=600); its corpus is kept
 #   make docs     the documentation site, in build/site; open build/site/index.html
 #   make constraints   constraints.txt anew, from a fresh environment with the newest versions
@@ -78,6 +79,10 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/load.py --rounds 3
 	$(BIN)/python benchmarks/restore.py --peers torch
 	$(BIN)/python benchmarks/one_scan.py --slices 60 --runs 2 --peers
+
+.PHONY: bench-smoke
+bench-smoke: $(VENV)/.installed-test
+	$(BIN)/pytest $(PARALLEL) -m slow tests/unit/test_benchmark_scripts.py
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[fuzz]'

@@ -26,7 +26,7 @@ SCRIPTS = sorted(
     for path in BENCHMARKS.rglob("*.py")
     if "__main__" in path.read_text() and 'if __name__ == "__main__"' in path.read_text()
 )
-pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def start(script: str, option: str, cache: Path) -> subprocess.CompletedProcess[str]:
