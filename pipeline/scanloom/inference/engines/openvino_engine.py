@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from scanloom.inference.engines.export_cache import cached_export, export_key
+from scanloom.inference.engines.openvino_norms import pool_norms
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
     NetworkRequest,
@@ -33,7 +34,7 @@ from scanloom.inference.engines.protocol import (
 from scanloom.inference.network.exact_layers import find_exact_layers
 from scanloom.inference.network.planes import PlaneNetwork
 
-_FORM = 2
+_FORM = 3
 """Version of this module's exports: to be raised when they change."""
 _GRAPH, _WEIGHTS = "network.xml", "network.bin"
 _TRACED_SIZE = 48
@@ -87,6 +88,7 @@ def _export(request: NetworkRequest, folder: Path) -> None:
         exact = _exact_layers(network, request.shape)
         _keep_activations_exact(network, exact)
     model = _convert(network, request.shape)
+    pool_norms(model)
     openvino.save_model(model, folder / _GRAPH, compress_to_fp16=False)
     if exact:
         _mark(folder / _GRAPH, [f"__module.{name}/" for name in exact])
@@ -132,13 +134,15 @@ def _traced(network: nn.Module, traced: tuple[int, ...], shape: tuple[int, ...])
 
 
 def _exact_layers(network: nn.Module, shape: tuple[int, ...]) -> set[str]:
-    """Return the names of the layers that stay float32, those that take the image too."""
-    prefix = ""
+    """Return all names of the layers that stay float32, those that take the image too."""
+    inner, size, prefix = network, shape, ""
     if isinstance(network, PlaneNetwork):
-        prefix, shape = "network.", shape[: network.dim] + shape[network.dim + 1 :]
-        network = network.network
-    layers = find_exact_layers(network, shape)
-    return {prefix + name for name in layers.first | layers.exact}
+        inner, prefix = network.network, "network."
+        size = shape[: network.dim] + shape[network.dim + 1 :]
+    found = find_exact_layers(inner, size)
+    layers = [network.get_submodule(prefix + name) for name in found.first | found.exact]
+    names = network.named_modules(remove_duplicate=False)
+    return {name for name, module in names if any(module is layer for layer in layers)}
 
 
 class _ExactLeakyReLU(nn.Module):
@@ -158,7 +162,7 @@ class _ExactLeakyReLU(nn.Module):
 
 def _keep_activations_exact(network: nn.Module, exact: Collection[str]) -> None:
     """Replace leaky ReLUs among the exact layers: OpenVINO forgets their mark."""
-    for name, module in list(network.named_modules()):
+    for name, module in list(network.named_modules(remove_duplicate=False)):
         if name not in exact or not isinstance(module, nn.LeakyReLU | nn.PReLU):
             continue
         slope = module.weight.detach() if isinstance(module, nn.PReLU) else module.negative_slope

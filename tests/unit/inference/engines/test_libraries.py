@@ -60,6 +60,29 @@ def test_openvino_is_exact_in_float32(name: str) -> None:
             torch.testing.assert_close(prepared.run(image), network(image), rtol=1e-3, atol=1e-4)
 
 
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "instance": lambda: nn.InstanceNorm3d(4),
+    "instance, affine": lambda: nn.InstanceNorm3d(4, affine=True),
+    "group": lambda: nn.GroupNorm(2, 4),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_large_windows_are_normalised_without_loss_of_digits(name: str) -> None:
+    """OpenVINO's own operation for instances misses the limit four times over."""
+    norm = NORMS[name]()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0, generator=generator)
+    shape = (1, 4, 96, 96, 96)
+    image = torch.randn(shape, generator=generator) + torch.tensor([1, 10, -5, 20]).view(4, 1, 1, 1)
+    asked = NetworkRequest(lambda: norm, (name,), shape, torch.float32, CPU, 1)
+    found = OpenVino().prepare(asked).run(image)
+    with torch.inference_mode():
+        exact = norm.double()(image.double()).float()
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-5)
+
+
 def test_scores_outlive_the_next_window() -> None:
     asked = request("UNet")
     run = OpenVino().prepare(asked).run
