@@ -52,6 +52,9 @@ class Volume:
     acquisition : "2D", "3D" or None
         Of a DICOM series: whether its slices were acquired together (MRAcquisitionType 3D), or one
         by one. None for volume files.
+    suv_factor : float or None
+        Standardised uptake value by body weight (g/ml) of a voxel with the value 1, of a PET series
+        whose headers state it.
     """
 
     array: NDArray[np.generic]
@@ -62,6 +65,7 @@ class Volume:
     flags: tuple[Flag, ...] = ()
     padding_limit: float | None = None
     acquisition: Literal["2D", "3D"] | None = None
+    suv_factor: float | None = None
 
     def __post_init__(self) -> None:
         if self.array.shape != self.grid.shape:

@@ -30,6 +30,7 @@ from scanloom.io.dicom.header.repeated_elements import has_contradicting_groups
 from scanloom.io.dicom.pixels.voxels import check_decodable, check_size, read_values, same_pixels
 from scanloom.io.dicom.sop_classes import has_reversed_rows, is_multiframe, rejection_reason
 from scanloom.io.dicom.splitting.volumes import Volumes, split_volumes
+from scanloom.io.dicom.suv import suv_factor
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import DicomSource, Scan, SourceSlice
 from scanloom.io.session import current_session
@@ -93,6 +94,7 @@ def read_dicom(
         flags=tuple(flags),
         padding_limit=padding_limit,
         acquisition=_acquisition(stack.real),
+        suv_factor=suv_factor(stack.real[0].header.read_dataset()) if modality == "PT" else None,
     )
     return Scan(volume, _source(stack))
 

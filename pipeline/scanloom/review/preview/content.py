@@ -203,7 +203,9 @@ def choose_content(
         measurements=tuple(measurements),
         about=about,
         layers=tuple(_drawn_layers(segmentations, measurements, color_of, body.volume_ml)),
-        window=choose_window(body.values, modality, "HU" if hounsfield else volume.unit),
+        window=choose_window(
+            body.values, modality, "HU" if hounsfield else volume.unit, volume.suv_factor
+        ),
         planes=_planes(view, main, main_axis, center, crop),
         tiles=_tiles(view, main, main_axis, crop, shown, segmentations),
         color_of=color_of,

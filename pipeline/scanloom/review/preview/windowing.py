@@ -38,9 +38,13 @@ def hounsfield(width: int, level: int) -> Window:
 
 SOFT_TISSUE = hounsfield(400, 40)
 LUNG = hounsfield(1500, -600)
+HIGHEST_SUV = 7.0
+"""SUV that is shown black: usual in reading FDG."""
 
 
-def choose_window(values: NDArray[Any], modality: str | None, unit: str) -> Window:
+def choose_window(
+    values: NDArray[Any], modality: str | None, unit: str, suv_factor: float | None = None
+) -> Window:
     """Choose a window.
 
     Parameters
@@ -51,15 +55,20 @@ def choose_window(values: NDArray[Any], modality: str | None, unit: str) -> Wind
         Modality of the scan, stated or assumed.
     unit : str
         Unit of the intensities; with "HU" the soft tissue window is chosen.
+    suv_factor : float or None
+        Standardised uptake value of an intensity of 1, if known.
 
     Returns
     -------
     Window
-        For CT in HU the soft tissue window; for PET from 0 to the 99.5th percentile, inverted;
-        otherwise from the 0.5th to the 99.5th percentile.
+        For CT in HU the soft tissue window; for PET from 0 to an SUV of 7, inverted, or to the
+        99.5th percentile if SUVs are unknown; otherwise from the 0.5th to the 99.5th percentile.
     """
     if unit == "HU":
         return SOFT_TISSUE
+    if suv_factor is not None:
+        text = f"SUV 0 to {HIGHEST_SUV:g}, inverted"
+        return Window(0.0, HIGHEST_SUV / suv_factor, text, inverted=True)
     low, high = (float(v) for v in np.percentile(values, (0.5, 99.5))) if values.size else (0, 1)
     inverted = modality in NUCLEAR
     if inverted and high > 0:

@@ -33,6 +33,12 @@ def test_uptake_is_black_on_white():
     assert "inverted" in window.text
 
 
+def test_pet_of_known_suv_is_shown_up_to_an_suv_of_7() -> None:
+    window = choose_window(VALUES, "PT", "a.u.", suv_factor=0.001)
+    assert (window.low, window.high, window.inverted) == (0, pytest.approx(7000), True)
+    assert window.text == "SUV 0 to 7, inverted"
+
+
 @pytest.mark.parametrize("value", [0.0, 7.0, -3e30])
 @pytest.mark.parametrize("modality", ["MR", "PT"])
 def test_a_scan_of_one_value_has_a_window(value, modality):
