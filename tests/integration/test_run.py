@@ -172,10 +172,8 @@ def test_each_file_is_in_the_manifest_once(runs: Runs, archive: Path) -> None:
     assert files == {"found": 24, "used": 16, "skipped": 5, "failed": 7, "open": 0, **files}
 
 
-def test_every_series_of_the_manifest_is_brought_back_to_its_source(
-    runs: Runs, archive: Path
-) -> None:
-    """Also what was left out by its headers; a file of no series has no id to ask for."""
+def test_every_row_of_the_manifest_is_brought_back_to_its_source(runs: Runs, archive: Path) -> None:
+    """Also what was left out by its headers, and files of no series."""
     runs()
     joined = scanloom("join", runs.out / "manifest.csv", "--out", runs.out)
     rows = list(csv.DictReader(io.StringIO(joined.out)))
@@ -185,7 +183,15 @@ def test_every_series_of_the_manifest_is_brought_back_to_its_source(
     assert places.pop(str(archive / "gap")) == "SLICE_GAP"
     assert places.pop(str(archive / "mr")) == "NOT_SELECTED"
     assert len(places) == 5
-    assert [row["source_path"] for row in rows if not row["case"]] == [""]
+    [text] = [row for row in rows if not row["case"]]
+    assert Path(text["source_path"]).is_file()
+
+    joined = scanloom("join", runs.out / "manifest.csv", "--column", "file", "--out", runs.out)
+    rows = list(csv.DictReader(io.StringIO(joined.out)))
+    files = sorted(str(path) for path in archive.rglob("*") if path.is_file())
+    assert sorted(row["source_path"] for row in rows) == files
+    found = scanloom("where", text["file"], "--out", runs.out, "--json").document
+    assert [source["path"] for source in found["sources"]] == [text["source_path"]]
 
 
 @pytest.mark.slow

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from scanloom.cli.commands.where import CrosswalkOptions, check_holder
+from scanloom.cli.commands.where import CrosswalkOptions, check_holder, find_all
 from scanloom.cli.console import error_boundary, say
 from scanloom.cli.exit_codes import Exit
 from scanloom.cli.options.general import General
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from scanloom.io.output.crosswalk import SourceRecord
+    from scanloom.io.output.join_sources import FindSource
 
 
 @dataclass(frozen=True)
@@ -44,35 +43,39 @@ class JoinOptions:
 def join(
     table: Annotated[
         Path,
-        typer.Argument(metavar="TABLE", help="CSV or Parquet with a column of case ids."),
+        typer.Argument(metavar="TABLE", help="CSV or Parquet with a column of ids."),
     ],
     crosswalk: CrosswalkOptions,
     joined: JoinOptions,
     general: General,
 ) -> None:
-    """Add patient, UIDs and path to a table of case ids.
+    """Add patient, UIDs and path to a table of case or file ids.
 
     Requires the key and read access to OUT/private. The output identifies patients: the file is
     readable by you only (mode 0600) and must lie outside OUT.
     """
     out, to, column = crosswalk.out, joined.to, joined.column
     with error_boundary(general.mode):
-        from scanloom.io.output.crosswalk import find_sources, latest_by_id
         from scanloom.io.output.join_sources import join_csv, read_ids
         from scanloom.io.system.atomic_write import check_replaceable
 
         _check_target(out, to)
         if to is not None:
             check_replaceable(to, "the joined table")
-        check_holder(out, crosswalk.key)
-        sources = latest_by_id(find_sources(out, sorted(read_ids(table, column))))
+        key = check_holder(out, crosswalk.key)
+        ids = read_ids(table, column)
+        sources = {(source.id, copy): source for copy, source in find_all(out, ids, key)}
+
+        def find_source(row_id: str, copy: int) -> SourceRecord | None:
+            return sources.get((row_id, copy)) or sources.get((row_id, 1))
+
         if to is None:
             text = io.StringIO()
-            unknown = join_csv(table, sources, text, column)
+            unknown = join_csv(table, find_source, text, column)
             shown = say if sys.stdout.isatty() else typer.echo  # a pipe gets the text unchanged
             shown(text.getvalue(), nl=False)
         else:
-            unknown = _write(table, sources, to, column)
+            unknown = _write(table, find_source, to, column)
         if unknown:
             say(f"scanloom: rows with ids that are not in the crosswalk: {unknown}.", err=True)
             raise typer.Exit(Exit.SOME_FAILED)
@@ -92,7 +95,7 @@ def _check_target(out: Path, to: Path | None) -> None:
         )
 
 
-def _write(table: Path, sources: Mapping[str, SourceRecord], to: Path, column: str | None) -> int:
+def _write(table: Path, find_source: FindSource, to: Path, column: str | None) -> int:
     from scanloom.io.output.join_sources import join_csv, join_parquet
     from scanloom.io.output.private import write_private
     from scanloom.io.system.disk_errors import output_error
@@ -102,10 +105,10 @@ def _write(table: Path, sources: Mapping[str, SourceRecord], to: Path, column: s
     def fill(draft: Path) -> None:
         nonlocal unknown
         if to.suffix.lower() == ".parquet":
-            unknown = join_parquet(table, sources, draft, column)
+            unknown = join_parquet(table, find_source, draft, column)
             return
         with draft.open("w", encoding="utf-8", newline="") as file:
-            unknown = join_csv(table, sources, file, column)
+            unknown = join_csv(table, find_source, file, column)
 
     try:
         write_private(to, fill)

@@ -1,4 +1,4 @@
-"""`scanloom where`: look up the source of a case id."""
+"""`scanloom where`: look up the source of a case or file id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scanloom.cli.options.general import DEFAULT_OUT, KeyOption, Reporting
 from scanloom.cli.options.panels import takes_panels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from scanloom.io.output.crosswalk import SourceRecord
 
@@ -46,21 +46,20 @@ class CrosswalkOptions:
 
 @takes_panels
 def where(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Case ids.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Case or file ids.")],
     crosswalk: CrosswalkOptions,
     general: Reporting,
 ) -> None:
-    """Show the source of cases: path, UIDs, patient.
+    """Show the source of cases and files: path, UIDs, patient.
 
     Requires the key and read access to OUT/private. The output identifies patients.
     """
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
-        from scanloom.io.output.crosswalk import find_sources
 
-        check_holder(crosswalk.out, crosswalk.key)
+        key = check_holder(crosswalk.out, crosswalk.key)
         requested = list(dict.fromkeys(text.strip().lower() for text in ids))
-        sources = find_sources(crosswalk.out, requested)
+        sources = [source for _, source in find_all(crosswalk.out, requested, key)]
         unknown = [text for text in requested if text not in {source.id for source in sources}]
         if not sources:
             raise ScanError(Reason.ID_UNKNOWN, "the crosswalk has none of these ids")
@@ -70,14 +69,26 @@ def where(
             raise typer.Exit(Exit.SOME_FAILED)
 
 
+def find_all(out: Path, ids: Collection[str], key: bytes) -> list[tuple[int, SourceRecord]]:
+    """Return the sources of case ids and file ids, oldest first, with the number of the copy."""
+    from scanloom.io.output.crosswalk import find_sources
+
+    found = [(1, source) for source in find_sources(out, sorted(ids))]
+    if left := set(ids) - {source.id for _, source in found} - {""}:
+        from scanloom.engine.results.file_sources import find_files
+
+        found += find_files(out, left, key)
+    return found
+
+
 def document(sources: Sequence[SourceRecord], unknown: Sequence[str]) -> dict[str, Any]:
     """Return the document for `--json`."""
     rows = [asdict(source) for source in sources]
     return {"schema": 1, "sources": rows, "unknown": list(unknown)}
 
 
-def check_holder(out: Path, key: Path | None) -> None:
-    """Check that the caller has the key of an output folder.
+def check_holder(out: Path, key: Path | None) -> bytes:
+    """Return the key of an output folder, which the caller must have.
 
     Raises
     ------
@@ -90,7 +101,9 @@ def check_holder(out: Path, key: Path | None) -> None:
 
     if read_fingerprint(out) is None:
         raise ScanError(Reason.NOT_FOUND, "this output folder has no crosswalk", str(out))
-    check_key(out, key_fingerprint(read_key(key)))
+    secret = read_key(key)
+    check_key(out, key_fingerprint(secret))
+    return secret
 
 
 def _show(sources: Sequence[SourceRecord]) -> None:

@@ -255,7 +255,7 @@ def _manifest_rows(
             outcome, detail = str(Reason[code].outcome), ""
         else:
             outcome, code, detail = outcomes.get(series.id, ("open", "", ""))
-        file = _file_id(entry.path, look.packed, key)
+        file = manifest_file_id(entry.path, look.packed, key)
         copies[file] += 1
         yield {
             "file": file,
@@ -276,7 +276,7 @@ def _series_outcome(cases: Sequence[CaseOutcome]) -> tuple[str, str, str]:
     return Reason[first.reason].outcome, first.reason, first.detail
 
 
-def _file_id(path: str, packed: EncodedElements | None, key: bytes) -> str:
+def manifest_file_id(path: str, packed: EncodedElements | None, key: bytes) -> str:
     """Return the id of a file; if the file can't be read, an id of its path."""
     instance = ""
     if packed:

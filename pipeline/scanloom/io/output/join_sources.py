@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 ID_COLUMNS = ("case", "case_id", "id")
 """Names of the id column; the first that the table has is used."""
+FILE_COLUMN = "file"
+"""Column of file ids in a manifest; those of files without a case are looked up too."""
 SOURCE_COLUMNS = ("patient_id", "accession_number", "study_date", "study_uid", "series_uid", "path")
 """Columns of the crosswalk that are added, with the prefix `source_`."""
 
+FindSource = Callable[[str, int], SourceRecord | None]
+"""Returns the source of an id; the number distinguishes copies of a file, from 1."""
+
+_COPY = "copy"
 _MAX_CELL = 1 << 24
 
 
@@ -63,15 +69,14 @@ def read_ids(path: Path, column: str | None = None) -> set[str]:
     """
     if _is_parquet(path):
         table = _read_parquet(path)
-        return set(map(str, table.column(_columns(table.column_names, column).ids).to_pylist()))
+        name = _columns(table.column_names, column).ids
+        return {_id(row, name) for row in _text_rows(_id_columns(table, name))}
     with _csv_rows(path) as (names, rows):
         name = _columns(names, column).ids
-        return {row[name] for row in rows}
+        return {_id(row, name) for row in rows}
 
 
-def join_csv(
-    path: Path, sources: Mapping[str, SourceRecord], file: TextIO, column: str | None = None
-) -> int:
+def join_csv(path: Path, find_source: FindSource, file: TextIO, column: str | None = None) -> int:
     """Write a table as CSV with the source of each row; return the count of unknown ids.
 
     A row without an id, such as that of a file that belongs to no series, is left unchanged.
@@ -86,13 +91,13 @@ def join_csv(
     """
     if _is_parquet(path):
         table = _read_parquet(path)
-        return _write_csv(table.column_names, _text_rows(table), sources, file, column)
+        return _write_csv(table.column_names, _text_rows(table), find_source, file, column)
     with _csv_rows(path) as (names, rows):
-        return _write_csv(names, rows, sources, file, column)
+        return _write_csv(names, rows, find_source, file, column)
 
 
 def join_parquet(
-    path: Path, sources: Mapping[str, SourceRecord], target: Path, column: str | None = None
+    path: Path, find_source: FindSource, target: Path, column: str | None = None
 ) -> int:
     """Write a table as Parquet with the source of each row; return the count of unknown ids.
 
@@ -108,21 +113,21 @@ def join_parquet(
 
     table = _read_parquet(path) if _is_parquet(path) else _read_csv(path)
     columns = _columns(table.column_names, column)
-    ids = [_text(value) for value in table.column(columns.ids).to_pylist()]
-    row_sources = [sources.get(case_id) for case_id in ids]
+    rows = list(_text_rows(_id_columns(table, columns.ids)))
+    row_sources = [find_source(_id(row, columns.ids), _copy(row)) for row in rows]
     joined = table.select(list(columns.kept))
     for name in SOURCE_COLUMNS:
         values = [None if source is None else getattr(source, name) for source in row_sources]
         joined = joined.append_column(f"source_{name}", pa.array(values, pa.string()))
     parquet.write_table(joined, target)
-    pairs = zip(ids, row_sources, strict=True)
-    return sum(case_id != "" and source is None for case_id, source in pairs)
+    pairs = zip(rows, row_sources, strict=True)
+    return sum(row[columns.ids] != "" and source is None for row, source in pairs)
 
 
 def _write_csv(
     names: Sequence[str],
     rows: Iterable[Mapping[str, str]],
-    sources: Mapping[str, SourceRecord],
+    find_source: FindSource,
     file: TextIO,
     column: str | None,
 ) -> int:
@@ -131,12 +136,28 @@ def _write_csv(
     table.writerow([escape_formula(name) for name in columns.all])
     unknown = 0
     for row in rows:
-        source = sources.get(row[columns.ids])
+        source = find_source(_id(row, columns.ids), _copy(row))
         unknown += source is None and row[columns.ids] != ""
         cells = [row[name] for name in columns.kept]
         cells += ["" if source is None else getattr(source, name) for name in SOURCE_COLUMNS]
         table.writerow([escape_formula(cell) for cell in cells])
     return unknown
+
+
+def _id_columns(table: pa.Table, column: str) -> pa.Table:
+    """Return the columns by which sources are found."""
+    return table.select([n for n in table.column_names if n in (column, FILE_COLUMN, _COPY)])
+
+
+def _id(row: Mapping[str, str], column: str) -> str:
+    """Return the id of a row, or that of its file if it belongs to no case."""
+    return row[column] or row.get(FILE_COLUMN, "")
+
+
+def _copy(row: Mapping[str, str]) -> int:
+    """Return the number of a copy of a file; 1 if the row has none."""
+    text = row.get(_COPY, "")
+    return int(text) if text.isdecimal() else 1
 
 
 def _columns(names: Sequence[str], column: str | None) -> JoinedColumns:

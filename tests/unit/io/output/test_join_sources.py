@@ -25,6 +25,10 @@ TABLE = 'case,label,mean,flags\naaa,liver,-12.50,\nbbb,"=HYPERLINK(1)",1e5,X Y\n
 ADDED = [f"source_{name}" for name in SOURCE_COLUMNS]
 
 
+def find_source(row_id: str, copy: int) -> SourceRecord | None:
+    return SOURCES.get(row_id if copy == 1 else f"{row_id}, copy {copy}")
+
+
 def written(path: Path, text: str = TABLE) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
@@ -32,7 +36,7 @@ def written(path: Path, text: str = TABLE) -> Path:
 
 def joined(path: Path, column: str | None = None) -> tuple[list[dict[str, str]], int]:
     text = io.StringIO()
-    unknown = join_csv(path, SOURCES, text, column)
+    unknown = join_csv(path, find_source, text, column)
     return list(csv.DictReader(io.StringIO(text.getvalue()), strict=True)), unknown
 
 
@@ -53,13 +57,23 @@ def test_rows_get_their_source_and_keep_the_rest(tmp_path: Path) -> None:
 def test_a_row_without_an_id_is_not_unknown(tmp_path: Path) -> None:
     table = written(tmp_path / "t.csv", "file,case\nf1,aaa\nf2,\nf3,zzz\n")
 
-    assert joined(table)[1] == join_parquet(table, SOURCES, tmp_path / "t.parquet") == 1
+    assert joined(table)[1] == join_parquet(table, find_source, tmp_path / "t.parquet") == 1
+
+
+def test_a_file_of_no_case_is_looked_up_by_its_own_id(tmp_path: Path) -> None:
+    table = written(tmp_path / "t.csv", "file,copy,case\nf1,1,aaa\naaa,1,\nf3,1,\naaa,2,\n")
+    rows, unknown = joined(table)
+    assert [row["source_path"] for row in rows] == ["/å/one", "/å/one", "", ""]
+    assert unknown == 0
+    join_parquet(table, find_source, tmp_path / "t.parquet")
+    paths = pq.read_table(tmp_path / "t.parquet").column("source_path").to_pylist()
+    assert paths == ["/å/one", "/å/one", None, None]
 
 
 def test_a_table_may_be_joined_twice(tmp_path: Path) -> None:
     first, second = io.StringIO(), io.StringIO()
-    join_csv(written(tmp_path / "t.csv"), SOURCES, first)
-    join_csv(written(tmp_path / "again.csv", first.getvalue()), SOURCES, second)
+    join_csv(written(tmp_path / "t.csv"), find_source, first)
+    join_csv(written(tmp_path / "again.csv", first.getvalue()), find_source, second)
 
     assert first.getvalue() == second.getvalue()
 
@@ -94,7 +108,7 @@ def parquet(path: Path) -> Path:
 
 def test_parquet_stays_typed(tmp_path: Path) -> None:
     """And unescaped: no spreadsheet opens it."""
-    assert join_parquet(parquet(tmp_path / "t.parquet"), SOURCES, tmp_path / "to.parquet") == 1
+    assert join_parquet(parquet(tmp_path / "t.parquet"), find_source, tmp_path / "to.parquet") == 1
     table = pq.read_table(tmp_path / "to.parquet")
     assert table.column_names == ["case", "mean", "box", *ADDED]
     assert table.column("mean").to_pylist() == [-12.5, None, 3.0]
@@ -107,7 +121,7 @@ def test_parquet_becomes_csv_and_csv_parquet(tmp_path: Path) -> None:
     assert [row["mean"] for row in rows] == ["-12.5", "", "3.0"]
     assert [row["box"] for row in rows] == ["1 2", "", "3"]
 
-    join_parquet(written(tmp_path / "t.csv"), SOURCES, tmp_path / "to.parquet")
+    join_parquet(written(tmp_path / "t.csv"), find_source, tmp_path / "to.parquet")
     table = pq.read_table(tmp_path / "to.parquet")
     assert table.column("mean").to_pylist() == [-12.5, 1e5, 3.0]
     assert table.column("source_study_uid").to_pylist() == ["1.2", "", None]
