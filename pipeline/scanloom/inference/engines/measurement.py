@@ -242,12 +242,12 @@ def measure(
     probes = scan.probes()
     typed = [probe.to(loaded.takes) for probe in probes]
     own = TimedRun(model.runs[0], wait)
-    exact = own
-    if request.dtype is not torch.float32:
-        exact = TimedRun(request.build().to(request.device), wait)
-        own(typed[0])
-    reference = [rule.labels(exact(probe)) for probe in probes]
+    reference = own_labels = [rule.labels(own(probe)) for probe in typed]
     own(typed[0])  # the first pass takes longer
+    half = request.dtype is not torch.float32
+    if half:
+        exact = request.build().to(request.device)
+        reference = [rule.labels(exact(probe)) for probe in probes]
     try:  # after torch has freed its memory
         prepared = engine.prepare(request)
     except EngineUnfitError as exc:
@@ -256,7 +256,8 @@ def measure(
     found = [rule.labels(other(probe)) for probe in typed]
     other(typed[0])
     agreement = compare_labels(reference, found, scan.voxel_ml)
-    compared = (len(probes), agreement.equal, agreement.dice)
+    torch_dice = compare_labels(reference, own_labels, scan.voxel_ml).dice if half else None
+    compared = (len(probes), agreement.equal, agreement.dice, torch_dice)
     verdict = Verdict(*names, *compared, own.seconds, other.seconds, prepared.seconds)
     logger.info(
         "%s with %s: %s, prepared in %s",

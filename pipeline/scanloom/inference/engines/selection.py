@@ -121,7 +121,7 @@ class EngineSelector:
                 verdict = self._verdict(engine, requests[0], model, scan, clock)
                 if verdict is None:
                     return None
-                if verdict.used or (self.requested != "auto" and verdict.alike):
+                if verdict.used or (self.requested != "auto" and verdict.as_torch):
                     with clock.step("engine"):
                         runs = [engine.prepare(request).run for request in requests]
                     version = str(engine.version())

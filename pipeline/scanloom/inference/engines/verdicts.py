@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SCHEMA = 1
+_SCHEMA = 2
 LEAST_EQUAL = 0.9999
 """Fraction of voxels in which an engine in float32 has torch's labels, at least."""
 LEAST_DICE = 0.998
 """Dice of each structure above 1 ml with torch in float32, at least, in half precision."""
+MOST_BELOW_TORCH = 0.002
+"""Dice by which an engine in half precision may be below torch in half precision, if requested."""
 LEAST_GAIN = 0.1
 """Fraction of torch's time that an engine must save."""
 _LONGEST_MEASUREMENT_S = 900.0
@@ -49,6 +51,8 @@ class Verdict:
         Fraction of their voxels with the labels of torch in float32.
     dice : float or None
         Smallest Dice of a structure above 1 ml with torch in float32; None without such structure.
+    torch_dice : float or None
+        The same for torch in half precision; None in float32.
     torch_s, engine_s : float
         Seconds a window, of torch in the same precision and of the engine.
     prepare_s : float
@@ -64,6 +68,7 @@ class Verdict:
     windows: int = 0
     equal: float = 0.0
     dice: float | None = None
+    torch_dice: float | None = None
     torch_s: float = 0.0
     engine_s: float = 0.0
     prepare_s: float = 0.0
@@ -77,6 +82,16 @@ class Verdict:
         if self.precision == "float32":
             return self.equal >= LEAST_EQUAL
         return self.dice is not None and self.dice >= LEAST_DICE
+
+    @property
+    def as_torch(self) -> bool:
+        """Whether a request for the engine is followed: half precision costs no more than torch's.
+
+        Whoever requests half precision gets its labels from torch too, so that they are compared.
+        """
+        if self.failed or self.dice is None or self.torch_dice is None:
+            return self.alike
+        return self.alike or self.dice >= self.torch_dice - MOST_BELOW_TORCH
 
     @property
     def faster(self) -> bool:
@@ -96,6 +111,8 @@ class Verdict:
         compared = f"{100 * self.equal:.4f} % of voxels equal in {self.windows} windows"
         if self.dice is not None and self.precision != "float32":
             compared += f", Dice at least {self.dice:.4f}"
+            if self.torch_dice is not None:
+                compared += f" (torch {self.torch_dice:.4f})"
         if not self.alike:
             return f"labels differ: {compared}"
         speed = self.torch_s / self.engine_s if self.engine_s else 0.0
@@ -141,7 +158,7 @@ def read_verdict(path: Path) -> Verdict | None:
     try:
         verdict = Verdict(**json.loads(path.read_text(encoding="utf-8")))
         numbers = [verdict.equal, verdict.torch_s, verdict.engine_s, verdict.prepare_s]
-        numbers += [verdict.dice or 0.0, float(verdict.windows)]
+        numbers += [verdict.dice or 0.0, verdict.torch_dice or 0.0, float(verdict.windows)]
         return verdict if all(math.isfinite(n) and n >= 0 for n in numbers) else None
     except (OSError, ValueError, TypeError):
         return None

@@ -201,6 +201,11 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     assert len(all_verdicts()) == 1
 
 
+MEASURED = Verdict(
+    "m", "openvino", "1", "float32", 2, equal=0.9999, dice=0.998, torch_s=1.0, engine_s=0.5
+)
+
+
 @pytest.mark.parametrize(
     ("change", "used"),
     [
@@ -215,5 +220,22 @@ def test_a_damaged_verdict_is_measured_again(card, engine) -> None:
     ],
 )
 def test_limits_of_verdicts(change: dict[str, object], used: bool) -> None:
-    measured = Verdict("m", "openvino", "1", "float32", 2, 0.9999, 0.998, 1.0, 0.5, 3.0)
-    assert replace(measured, **change).used is used
+    assert replace(MEASURED, **change).used is used
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({"dice": 0.95, "torch_dice": 0.951}, True),
+        ({"dice": 0.95, "torch_dice": 0.953}, False),
+        ({"dice": 0.998, "torch_dice": 1.0}, True),
+        ({"dice": 0.95}, False),
+        ({"dice": 0.95, "torch_dice": 0.95, "failed": "no"}, False),
+    ],
+)
+def test_a_request_is_followed_if_torch_loses_as_much(
+    change: dict[str, object], taken: bool
+) -> None:
+    measured = replace(MEASURED, precision="bfloat16", **change)
+    assert measured.as_torch is taken
+    assert measured.used is (taken and measured.dice == 0.998)
