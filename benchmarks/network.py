@@ -1,7 +1,7 @@
 """A network of nnU-Net's size on one CT: scanloom compared with nnU-Net, MONAI, TotalSegmentator.
 
     python benchmarks/network.py [--nnunet-env FOLDER] [--totalsegmentator-env FOLDER] [--mirror]
-        [--precision float32 half] [--engine NAME] [--runs 3] [--scale] ...
+        [--precision float32 half] [--engine auto torch] [--runs 3] [--scale] ...
 
 A CT of 512 x 512 x 300 voxels (0.7 x 0.7 x 1.0 mm), a network grid of 1.5 mm, 25 classes and the
 background. All programs take the same weights, each in its own format, through its own command
@@ -92,7 +92,7 @@ class Inputs:
         return save[name]()
 
 
-def by_scanloom(inputs: Inputs, given: argparse.Namespace, model: str, precision: str) -> Program:
+def by_scanloom(inputs: Inputs, model: str, precision: str, engine: str) -> Program:
     """Return scanloom on a model."""
     folder = inputs.model(PLAIN if model == MIRRORED else model)
     folder = folder / TASK if model == TOTAL else folder
@@ -100,9 +100,10 @@ def by_scanloom(inputs: Inputs, given: argparse.Namespace, model: str, precision
     command = [sys.executable, "-m", "scanloom", "segment", inputs.scan, "--model", folder]
     command += ["--modality", modality, "--device", "cpu", "--precision", precision, "--quiet"]
     command += ["--mirror", "auto" if model == MIRRORED else "no", "--out", "OUT"]
-    command += ["--engine", given.engine] if given.engine else []
-    name = "scanloom" + (f", {given.engine}" if given.engine else "")
-    name += "" if precision == "float32" else f", {precision}"
+    command += ["--engine", engine]
+    words = [] if engine == "auto" else [engine]
+    words += [] if precision == "float32" else [precision]
+    name = ", ".join(["scanloom", *words])
     key = {"SCANLOOM_KEY": str(inputs.folder / "key")}
     return Program(name, model, command, "cases/*/segmentation.nii.gz", key)
 
@@ -169,7 +170,12 @@ def programs(inputs: Inputs, given: argparse.Namespace) -> tuple[list[Program], 
             found.append(by_totalsegmentator(inputs, given.totalsegmentator_env))
         else:
             missing.append("TotalSegmentator: name its environment with --totalsegmentator-env")
-    ours = [by_scanloom(inputs, given, m, p) for p in given.precision for m in models]
+    ours = [
+        by_scanloom(inputs, model, precision, engine)
+        for precision in given.precision
+        for engine in given.engine
+        for model in models
+    ]
     return ours + found, missing
 
 
@@ -245,9 +251,8 @@ def scale(given: argparse.Namespace, size: Size, folder: Path) -> list[list[Any]
     for slices, structures, count in dict.fromkeys(points):
         case = study(slices, structures, given.across)
         place = folder / f"{slices}-{structures}-{count}"
-        program = by_scanloom(
-            Inputs(place, case, structures, size), given, PLAIN, given.precision[0]
-        )
+        inputs = Inputs(place, case, structures, size)
+        program = by_scanloom(inputs, PLAIN, given.precision[0], given.engine[0])
         os.sched_setaffinity(0, cores[:count])
         try:
             found = measure(program, place / "out", given.runs, given.limit)
@@ -279,7 +284,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--totalsegmentator-env", type=Path, help="environment with that program")
     parser.add_argument("--mirror", action="store_true", help="mirrored too: 8 times the work")
     parser.add_argument("--precision", nargs="+", default=["float32"], help="of scanloom")
-    parser.add_argument("--engine", help="of scanloom")
+    parser.add_argument("--engine", nargs="+", default=["auto"], help="of scanloom")
     parser.add_argument("--slices", type=int, default=SHAPE[2])
     parser.add_argument("--across", type=int, default=SHAPE[0], help="pixels of a row")
     parser.add_argument("--structures", type=int, default=TASK_CLASSES)
