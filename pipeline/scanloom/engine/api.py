@@ -21,6 +21,7 @@ from scanloom.core import (
 )
 from scanloom.core.options import Dates, Engine, Mirror, Modality, Precision, SegKind, check_choices
 from scanloom.core.text import parse_bytes
+from scanloom.engine.default_model import default_model
 from scanloom.engine.results.case_registry import FolderNaming
 from scanloom.engine.results.tables import read_measurements_table
 from scanloom.engine.segment import SegmentOptions, iter_segment
@@ -64,7 +65,7 @@ def load_model(name: str, *, device: str = "auto", precision: Precision = "auto"
 def segment(
     paths: str | Path | Sequence[str | Path],
     *,
-    model: str | Sequence[str],
+    model: str | Sequence[str] | None = None,
     out: str | Path,
     progress: Progress | None = None,
     archives: bool = False,
@@ -100,14 +101,15 @@ def segment(
     ----------
     paths : path, or sequence of paths
         Paths as in `load_volume`.
-    model : str, or sequence of str
-        Names or bundle folders.
+    model : str, sequence of str, or None
+        Names or bundle folders; None for the only model of the store that fits the scans.
     out : path
         The output folder.
     progress : callable, optional
         Is called with a stage, the number of its parts that are done, and that of all. The stage
         "scans" counts scans; their total grows with `series="all"`. Each step of a scan, such as
-        "load", "network" or "write", is a stage too: 0 of 1 as it begins.
+        "load", "network" or "write", is a stage too: 0 of 1 as it begins. After each batch,
+        "network" counts the windows of the network that runs.
     archives : bool
         Whether archives in a folder are looked into.
     series : str, int or None
@@ -165,13 +167,16 @@ def segment(
     Raises
     ------
     ScanError
-        If the models, the key or the output folder cannot be used.
+        If the models, the key or the output folder cannot be used; MODEL_UNKNOWN if none is named
+        and no model fits, or several do.
     ValueError
         If an option has an unknown value.
     """
     settle_in()
+    given = tuple(Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths))
+    named = (model,) if isinstance(model, str) else tuple(model or ())
     options = SegmentOptions(
-        models=(model,) if isinstance(model, str) else tuple(model),
+        models=named or (default_model(given, modality, archives=archives),),
         out=Path(out),
         archives=archives,
         series=None if series is None else str(series),
@@ -189,8 +194,7 @@ def segment(
     )
     for part in (options, options.read, options.outputs, options.compute):
         check_choices(part)
-    given = [paths] if isinstance(paths, (str, Path)) else paths
-    return _segment([Path(path) for path in given], options, progress)
+    return _segment(given, options, progress)
 
 
 def measurements(out: str | Path) -> pd.DataFrame:
@@ -240,7 +244,13 @@ def _segment(
         return tuple(record for _, record in iter_segment(paths, options))
     records: list[CaseRecord] = []
     progress("scans", 0, len(paths))
-    for _, record in iter_segment(paths, options, lambda _, step: progress(step, 0, 1)):
+    steps = iter_segment(
+        paths,
+        options,
+        lambda _, step: progress(step, 0, 1),
+        lambda _, windows: progress("network", windows.done, windows.total),
+    )
+    for _, record in steps:
         records.append(record)
         progress("scans", len(records), max(len(records), len(paths)))
     return tuple(records)

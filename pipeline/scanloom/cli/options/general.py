@@ -92,5 +92,15 @@ class ResultsOptions:
 
     @property
     def path(self) -> Path:
-        """The output folder, given by --out or as an argument."""
-        return self.out if self.folder is None else self.folder
+        """The output folder, given by --out or as an argument.
+
+        Raises
+        ------
+        typer.BadParameter
+            If both are given and differ.
+        """
+        if self.folder is None or self.folder == self.out:
+            return self.out
+        if self.out != DEFAULT_OUT:
+            raise typer.BadParameter(f"OUT is {self.folder}, but --out is {self.out}: give one")
+        return self.folder
