@@ -14,8 +14,6 @@ from scanloom.cards.hounsfield import find_foreign_scale
 from scanloom.cards.limits import Checks, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
-CT = "CT"
-
 MAX_SAMPLES = 1_000_000
 """Largest number of voxels for percentiles: accurate to 0.1 %, within a few milliseconds."""
 
@@ -96,10 +94,7 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> None:
     A header that states another unit is believed: such CT has the flag NOT_HOUNSFIELD.
     """
     for volume, channel in zip(volumes, card.channels, strict=True):
-        required = card.checks.hounsfield
-        if required is None:
-            required = channel.modality == CT
-        if not required or volume.unit == "a.u.":
+        if not card.checks.needs_hounsfield(channel.modality) or volume.unit == "a.u.":
             continue
         problem = find_foreign_scale(_sample(volume))
         if problem is not None:

@@ -9,7 +9,8 @@ below 0, and then only the scale is checked: few values are below -4096. In a CT
   grey values is a large share of voxels with the value 0.
 
 In a CT whose RescaleIntercept of -1024 was lost, soft tissue is near 1024 and little below 0. No
-other scan has half of its dense voxels there.
+other scan has half of its dense voxels there. If it was subtracted twice, air is near -2024, and no
+tissue but the densest bone is above -500.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ DENSE_HU = 300.0
 """Limit above which lie all tissues of such a CT but lung."""
 FEW_BELOW_HU = -200.0
 """Limit below which 1 % of the voxels lie wherever there is air."""
+TWICE_HU = (-1300.0, -500.0)
+"""Limits of the 5th and 95th percentile in a CT with its RescaleIntercept subtracted twice."""
 LOWEST_HU = -4096.0
 """Lower limit of values other than padding: that of 12 bits, with a margin for other slopes."""
 
@@ -52,7 +55,7 @@ def find_foreign_scale(sample: NDArray[Any]) -> str | None:
         return found or _shifted(inner)
     if inner.size and (fifth := float(np.percentile(inner, 5))) < LOWEST_HU:
         return f"5 % of the values are below {fifth:.6g}"
-    return _shifted(inner)
+    return _shifted(inner) or _shifted_twice(inner)
 
 
 def _without_negative(lowest: float, inner: NDArray[Any], share: float) -> str | None:
@@ -88,3 +91,13 @@ def _shifted(inner: NDArray[Any]) -> str | None:
         return None
     share = between.size / inner.size
     return f"{share:.0%} of the values lie between {low:g} and {high:g}, and few below 0"
+
+
+def _shifted_twice(inner: NDArray[Any]) -> str | None:
+    """Return why a RescaleIntercept of -1024 seems to be subtracted twice, None if it may not."""
+    if not inner.size:
+        return None
+    low, high = (float(value) for value in np.percentile(inner, (5, 95)))
+    if low > TWICE_HU[0] or high > TWICE_HU[1]:
+        return None
+    return f"90 % of the values lie between {low:.6g} and {high:.6g}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+CT = "CT"
+
 
 @dataclass(frozen=True)
 class Range:
@@ -68,3 +70,7 @@ class Checks:
     extent: Range | None = None
     refuse: tuple[Literal["intensity", "spacing", "extent"], ...] = ()
     hounsfield: bool | None = None
+
+    def needs_hounsfield(self, modality: str) -> bool:
+        """Return whether an input of a modality must be in Hounsfield units."""
+        return modality == CT if self.hounsfield is None else self.hounsfield

@@ -120,6 +120,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "networks": [_plain_network(network) for network in networks(card)],
         "weights_sha256": card.weights.sha256,
         **_plain_origin(entry),
+        "checks": asdict(card.checks),
         "engines": [
             {**asdict(verdict), "used": verdict.used, "why": verdict.why}
             for verdict in verdicts_of(card)
@@ -162,8 +163,26 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
         ("axes", card.grid.orientation or "the scan's own"),
         ("spacing", _format_spacing(spacing)),
         ("precisions", ", ".join(card.precisions)),
+        *_checks(card),
         *_weights(card),
     ]
+
+
+def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:
+    """Yield a line for each range that scans are compared with."""
+    checks = card.checks
+    ranges = (
+        ("intensity", "1st percentile", checks.low, ""),
+        ("intensity", "99th percentile", checks.high, ""),
+        ("spacing", "spacing", checks.spacing, " mm"),
+        ("extent", "field of view", checks.extent, " mm"),
+    )
+    for check, quantity, limits, unit in ranges:
+        if limits is not None:
+            outcome = "refused" if check in checks.refuse else "flagged"
+            yield "check", f"{quantity} {limits.low:g} to {limits.high:g}{unit}, or {outcome}"
+    if any(checks.needs_hounsfield(channel.modality) for channel in card.channels):
+        yield "check", "CT must be in Hounsfield units, or refused"
 
 
 def _weights(card: ModelCard) -> Iterator[tuple[str, str]]:

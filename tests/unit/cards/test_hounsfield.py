@@ -70,6 +70,8 @@ REAL: dict[str, Callable[[], Array]] = {
     "heart with contrast agent and ribs": lambda: np.concatenate(
         [airless(350, 60), airless(60, 15), airless(1000, 250, (6, 40, 20))]
     ),
+    "lung only": lambda: airless(-860, 60),
+    "air only": lambda: airless(-1000, 25),
     "clipped to a window": lambda: torso().clip(-160, 240),
 }
 FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
@@ -89,6 +91,7 @@ FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
         lambda: torso((23, 38, 3)) + 1024,
         "lie between 900 and 1200",
     ),
+    "RescaleIntercept subtracted twice": (lambda: torso() - 1024, "90 % of the values lie"),
     "RescaleSlope of 10": (lambda: torso() * 10, "are below"),
 }
 

@@ -162,7 +162,7 @@ def check_memory(estimate: CaseEstimate, limit: int | None) -> None:
         OUT_OF_MEMORY with both figures.
     """
     if limit is not None and estimate.peak > limit:
-        need = f"needs {format_bytes(estimate.peak)} to {estimate.largest_stage}"
+        need = f"needs {format_bytes(estimate.peak)} in the step {estimate.largest_stage}"
         source = "`segment --memory-limit` or a workflow's `memory_limit`"
         detail = f"{need}, limit {format_bytes(limit)} by {source}"
         raise ScanError(Reason.OUT_OF_MEMORY, detail)

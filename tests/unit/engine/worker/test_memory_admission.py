@@ -85,7 +85,7 @@ def test_those_in_memory_fit_and_none_is_passed_over(
 def test_who_would_not_fit_alone_is_refused_by_its_header(
     tmp_path: Path, models: Sequence[em.Threshold]
 ) -> None:
-    with pytest.raises(ScanError, match=r"needs .* GiB to .*, limit 1 GiB") as caught:
+    with pytest.raises(ScanError, match=r"needs .* GiB in the step .*, limit 1 GiB") as caught:
         MemoryAdmission(models, GIB, places=3).need(only_header(tmp_path, 1000))
     assert caught.value.reason is Reason.OUT_OF_MEMORY
     assert MemoryAdmission(models, None, places=3).need(only_header(tmp_path, 1000)) > GIB
