@@ -35,8 +35,8 @@ from scanloom.inference.network.loading import LoadedNetwork
 logger = logging.getLogger(__name__)
 
 TORCH = "torch"
-LEAST_WINDOWS = 40
-"""Windows that are to be run, at least, before an engine is measured: it costs about 4 of them."""
+LEAST_WINDOWS = 20
+"""Windows that are to be run, at least, before an engine is measured: it costs about 5 of them."""
 
 
 def torch_choice(why: str) -> EngineChoice:
