@@ -87,6 +87,8 @@ def cases() -> dict[str, Case]:
     lean = 1.7 * np.arange(4)[:, None]
     tight = smooth(6, 5, 17, 11).transpose(2, 3)
     many, most = smooth(5, 40, 9, 10), smooth(3, 260, 3, 4)
+    noise = torch.randn(6, 20, 7, 9, generator=torch.Generator().manual_seed(9))
+    over = _places(noise, (8, 15, 20))
     single = smooth(1, 3, 1, 9)
     tied = torch.ones(4, 5, 6, 7)
     tied[:, 0] = 0
@@ -109,6 +111,13 @@ def cases() -> dict[str, Case]:
         "labels backwards": Case(plain, where, out=_backwards),
         "leaning, backwards": Case(plain, leaning, out=_backwards),
         "labels apart": Case(plain, where, out=lambda s: np.empty((*s, 2), np.uint8)[..., 1]),
+        "noise": Case(noise, over),
+        "noise, leaning, backwards": Case(
+            noise, (over[0], over[1] + 0.9 * np.arange(8)[:, None], over[2]), out=_backwards
+        ),
+        "noise, rounded": Case((noise + 8).to(torch.float16), over, rounded=True),
+        "noise of many classes": Case(noise.reshape(2, 60, 7, 9), _places(noise[:2], (3, 9, 17))),
+        "noise, one voxel thick": Case(noise[:1, :, :1], _places(noise[:1, :, :1], (2, 3, 21))),
         "two words of classes": Case(many, _places(many, (4, 7, 13))),
         "more classes than a byte": Case(most, _places(most, (2, 5, 7)), out=_wide),
         "one class": Case(plain[:, :1], where),

@@ -20,7 +20,7 @@ _MAX_EXACT_CELLS = 1 << 22
 """Largest exact histogram (structures x integer values); 32 MiB."""
 _COARSE_BINS = 4096
 """Bins for all other intensities; a second pass refines only the bins that hold a quantile."""
-SLAB_VOXELS = 1 << 20
+SLAB_VOXELS = 1 << 19
 
 _IntArray = NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class _Bins:
     def of(self, values: NDArray[Any]) -> _IntArray:
         """Return the bin number of each value."""
         if self.exact:
-            return values.astype(np.int64) - int(self.low)
+            return np.subtract(values, int(self.low), dtype=np.int64)
         if self.high == self.low:
             return np.zeros(values.shape, np.int64)
         scale = (self.count - 1) / (self.high - self.low)
@@ -159,22 +159,26 @@ def _finite_or_none(value: float) -> float | None:
 def _voxels_and_boxes(layer: Layer) -> tuple[_IntArray, list[Box]]:
     """Return the voxel count of each structure, and its box: first and last voxel."""
     row_of, count = _structure_rows(layer), len(layer.structures)
-    rows, columns = layer.labels.shape[:2]
+    rows, columns, slices = layer.labels.shape
     voxels = np.zeros(count + 1, np.int64)
-    first, last = np.full((count + 1, 3), max(layer.labels.shape)), np.full((count + 1, 3), -1)
+    begins, ends, in_j, in_k = (
+        np.zeros((length, count + 1), bool) for length in (rows, rows, columns, slices)
+    )
     for slab in iter_slabs(layer.labels.shape):
         runs = find_runs(layer.labels[:, :, slab])
         structure = row_of[runs.value]
         voxels += np.bincount(structure, runs.length, count + 1).astype(np.int64)
-        row, i = np.divmod(runs.start, rows)
-        k, j = np.divmod(row, columns)
-        for axis, low, high in (
-            (0, i, i + runs.length - 1),
-            (1, j, j),
-            (2, k + slab.start, k + slab.start),
-        ):
-            np.minimum.at(first[:, axis], structure, low)
-            np.maximum.at(last[:, axis], structure, high)
+        row = runs.start // rows
+        i = runs.start - row * rows
+        begins[i, structure] = True
+        ends[i + runs.length - 1, structure] = True
+        filled = np.zeros((slab.stop - slab.start, columns, count + 1), bool)
+        filled.reshape(-1, count + 1)[row, structure] = True
+        in_j |= filled.any(axis=0)
+        in_k[slab] = filled.any(axis=1)
+    pairs = ((begins, ends), (in_j, in_j), (in_k, in_k))
+    first = np.stack([low.argmax(axis=0) for low, _ in pairs], axis=1)
+    last = np.stack([len(high) - 1 - high[::-1].argmax(axis=0) for _, high in pairs], axis=1)
     boxes = [
         ((int(a[0]), int(a[1]), int(a[2])), (int(b[0]), int(b[1]), int(b[2])))
         for a, b in zip(first[1:], last[1:], strict=True)
@@ -217,13 +221,19 @@ def _valid_mask(values: NDArray[Any], volume: Volume) -> NDArray[np.bool_]:
 
 
 def _foreground(layer: Layer, volume: Volume) -> Iterator[tuple[_IntArray, NDArray[Any]]]:
-    """Yield, by slabs, the structures (N,), from 1, and intensities (N,) of valid voxels."""
+    """Yield, by slabs, the structures (N,), from 1, and intensities (N,) of valid voxels.
+
+    Voxels of the background may be among them, as structure 0, where most voxels are labelled.
+    """
     row_of = _structure_rows(layer)
     for slab in iter_slabs(layer.labels.shape, SLAB_VOXELS):
         labels = layer.labels[:, :, slab].reshape(-1, order="F")
         values = volume.array[:, :, slab].reshape(-1, order="F")
-        is_valid = (labels != 0) & _valid_mask(values, volume)
-        yield row_of[labels[is_valid]], values[is_valid]
+        is_valid = _valid_mask(values, volume)
+        if 2 * np.count_nonzero(labels) < labels.size or not is_valid.all():
+            is_valid &= labels != 0
+            labels, values = labels[is_valid], values[is_valid]
+        yield row_of[labels], values
 
 
 def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
@@ -231,8 +241,9 @@ def _intensities(layer: Layer, volume: Volume, bins: _Bins) -> _Intensities:
     n = len(layer.structures) + 1  # row 0 is for labels without a structure
     histogram, sums = np.zeros((n, bins.count), np.int64), np.zeros(n)
     for row, values in _foreground(layer, volume):
-        cells = np.bincount(row * bins.count + bins.of(values), minlength=histogram.size)
-        histogram += cells.reshape(histogram.shape)
+        cells = row * bins.count
+        cells += bins.of(values)
+        histogram += np.bincount(cells, minlength=histogram.size).reshape(histogram.shape)
         if not bins.exact:
             sums += np.bincount(row, values, n)
     total = histogram.sum(axis=1)

@@ -77,6 +77,28 @@ def test_equals_numpy_on_each_mask(dtype, padding, far):
         assert m.components == ndimage.label(mask, np.ones((3, 3, 3)))[1]
 
 
+@pytest.mark.usefixtures("_slabs")
+@pytest.mark.parametrize("padding", [None, 300])
+@pytest.mark.parametrize("dtype", ["int16", "float32"])
+def test_labels_that_are_noise_equal_scipy(dtype, padding):
+    """Nearly every voxel is labelled; structures have hundreds of parts, and numbers have gaps."""
+    labels = np.random.default_rng(4).integers(0, 26, (23, 17, 9)).astype(np.uint16) * 11
+    numbers, array = tuple(range(22, 11 * 26, 11)), intensities(dtype).round()
+
+    found = measure(segmentation((labels, numbers)), volume(array, padding))
+
+    valid = np.where(array == padding, 0, labels)
+    np.testing.assert_allclose([m.mean for m in found], ndimage.mean(array, valid, numbers))
+    medians = ndimage.median(array, valid, numbers)
+    np.testing.assert_allclose([m.median for m in found], medians)
+    boxes = ndimage.find_objects(labels.astype(int))
+    for m in found:
+        box = tuple((at.start, at.stop - 1) for at in boxes[m.number - 1])
+        assert tuple(zip(*m.box, strict=True)) == box
+        assert m.voxels == np.count_nonzero(labels == m.number)
+        assert m.components == ndimage.label(labels == m.number, np.ones((3, 3, 3)))[1] > 10
+
+
 def test_agrees_with_simpleitk():
     """ITK computes the same size, box, mean and standard deviation."""
     labels, array = labels_of(), intensities(np.int16)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
 import itertools
 import shutil
 import tempfile
@@ -113,7 +114,7 @@ def _temporary_folder() -> Path:
 @functools.cache
 def _kernels() -> ModuleType:
     """Import the kernels; their compiled code is loaded from and saved to the cache folder."""
-    folder = cache_folder()
+    folder = cache_folder() / _digest()
     from numba import config
 
     before = config.CACHE_DIR
@@ -123,6 +124,12 @@ def _kernels() -> ModuleType:
     finally:
         config.CACHE_DIR = before
     return numba_kernels
+
+
+def _digest() -> str:
+    """Return a hash of the kernels' code: Numba looks for changes in a function's own file only."""
+    sources = [Path(__file__).with_name(f"numba_{name}.py") for name in ("cells", "kernels")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 def _works(decision: Decision, dtype: torch.dtype, labels: np.dtype[Any], *, rounded: bool) -> bool:

@@ -12,66 +12,28 @@ arrays with their strides in elements, so that one compiled function supports an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-BLOCK = 4
-"""Edge of a block in network voxels: larger blocks exclude fewer classes, smaller cost more."""
+from scanloom.inference.restore.numba_cells import (
+    BLOCK,
+    CORNERS,
+    EDGE,
+    LANES,
+    compiled,
+    gather,
+    label_cells,
+    lerp,
+    rounded,
+    to_float32,
+)
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a function that releases the GIL; compiled code is kept in Numba's cache folder.
-
-    Floating point may ignore the sign of zero and fuse multiply-add: neither changes a comparison.
-    """
-    decorate = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract"})
-    return cast(Callable[_P, _R], decorate(function))
+_FEW = 3
+"""Classes that are interpolated in a whole block; more are excluded cell by cell first."""
 
 
-def _generated(function: Callable[_P, Any]) -> Callable[..., Any]:
-    """Make a compiled function from a generator of LLVM code."""
-    return cast(Callable[..., Any], intrinsic(function))
-
-
-@_generated
-def _to_float32(_context: Any, stored: Any) -> Any:
-    """Convert a stored score to float32: half is stored as uint16, bfloat16 as int16."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        bits = arguments[0]
-        if stored == types.uint16:  # half: converted by the processor
-            return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
-        if stored == types.int16:  # bfloat16: the upper half of a float32
-            extended = builder.zext(bits, ir.IntType(32))
-            high = builder.shl(extended, ir.Constant(ir.IntType(32), 16))
-            return builder.bitcast(high, ir.FloatType())
-        return bits
-
-    return types.float32(stored), generate
-
-
-@_generated
-def _rounded(_context: Any, value: Any, half: Any) -> Any:
-    """Round a float32 score to half precision if `half` is not None, which its type says."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        if isinstance(half, types.NoneType):
-            return arguments[0]
-        return builder.fpext(builder.fptrunc(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(value, half), generate
-
-
-@_compiled
+@compiled
 def _bounds(
     scores: Any, start: int, steps: Any, planes: int, rows: int, low: Any, high: Any, work: Any
 ) -> None:
@@ -88,7 +50,7 @@ def _bounds(
             offset = start + p * steps[0] + b * steps[2]
             row = scores[offset : offset + columns]
             for d in range(columns):
-                v = _to_float32(row[d])
+                v = to_float32(row[d])
                 work[0, d] = v if v < work[0, d] else work[0, d]
                 work[1, d] = v if v > work[1, d] else work[1, d]
     for n in range(low.shape[0]):
@@ -99,7 +61,7 @@ def _bounds(
             high[n] = max(high[n], work[1, d])
 
 
-@_compiled
+@compiled
 def _find_remaining(low: Any, high: Any, n: int, remaining: Any) -> int:
     """Write to `remaining` which classes can win in block `n`; return their number, at least 1."""
     largest_minimum = low[0, n]
@@ -116,7 +78,7 @@ def _find_remaining(low: Any, high: Any, n: int, remaining: Any) -> int:
     return count
 
 
-@_compiled
+@compiled
 def _interpolate(
     scores: Any,
     base: Any,
@@ -137,8 +99,8 @@ def _interpolate(
     for b in range(size[0]):
         offset = start + b * steps[2]
         for d in range(size[1]):
-            v = _to_float32(scores[offset + d])
-            w = _to_float32(scores[offset + to_above + d])
+            v = to_float32(scores[offset + d])
+            w = to_float32(scores[offset + to_above + d])
             plane[b, d] = v + t * (w - v)
     for b in range(size[0]):
         for j in range(index.shape[0]):
@@ -146,7 +108,7 @@ def _interpolate(
             at_columns[b, j] = plane[b, d] + weight[j] * (plane[b, d + 1] - plane[b, d])
 
 
-@_compiled
+@compiled
 def _fill(out: Any, offset: int, layout: Any, size: Any, label: int) -> None:
     """Fill a block of a slice with one label."""
     for i in range(size[0]):
@@ -154,7 +116,7 @@ def _fill(out: Any, offset: int, layout: Any, size: Any, label: int) -> None:
             out[offset + i * layout[2] + j * layout[3]] = label
 
 
-@_compiled
+@compiled
 def argmax_rows(
     scores: Any,
     shape: Any,
@@ -204,6 +166,11 @@ def argmax_rows(
     best = np.zeros((max_rows, max_columns), np.float32)
     labels = np.zeros((max_rows, max_columns), np.int32)
     index = np.zeros(max_columns, np.int64)
+    row_index = np.zeros(max_rows, np.int64)
+    lanes = -(-classes // LANES) * LANES
+    gathered = np.empty(EDGE * CORNERS * lanes, np.float32)
+    between = np.empty(CORNERS * lanes, np.float32)
+    cell = (np.empty((2, lanes), np.float32), np.zeros(lanes, np.int64))
     for n in range(along[2].shape[1] - 1):
         if along[2][0, n] == along[2][0, n + 1]:
             continue
@@ -218,6 +185,13 @@ def argmax_rows(
                 d0 = x * BLOCK
                 n_columns = min(BLOCK, width - 1 - d0) + 1
                 count = _find_remaining(low, high, x, remaining)
+                padded = -(-count // LANES) * LANES
+                corners = gathered[: EDGE * CORNERS * padded].reshape(EDGE, CORNERS, padded)
+                in_slice = between[: CORNERS * padded].reshape(CORNERS, padded)
+                if count > _FEW:
+                    start = n * BLOCK * steps[0] + b0 * steps[2] + d0
+                    block = (n_planes, n_rows, n_columns)
+                    gather(scores, start, steps, block, remaining[:count], corners)
                 for s in range(along[2][0, n], along[2][0, n + 1]):
                     row_line = s if rows[2].shape[0] > 1 else 0
                     column_line = s if columns[2].shape[0] > 1 else 0
@@ -232,6 +206,21 @@ def argmax_rows(
                     for j in range(j1 - j0):
                         index[j] = columns[0][column_line, j0 + j] - d0
                     p, t = along[0][0, s], along[1][0, s]
+                    if count > _FEW:
+                        lerp(corners[p - n * BLOCK], corners[p - n * BLOCK + 1], t, between)
+                        for i in range(i1 - i0):
+                            row_index[i] = rows[0][row_line, i0 + i] - b0
+                        label_cells(
+                            in_slice,
+                            remaining[:count],
+                            (row_index[: i1 - i0], rows[1][row_line, i0:i1]),
+                            (index[: j1 - j0], columns[1][column_line, j0:j1]),
+                            out,
+                            (offset, layout[2], layout[3]),
+                            cell,
+                            half,
+                        )
+                        continue
                     to_above = steps[0] if p + 1 < planes else 0
                     base = p * steps[0] + b0 * steps[2] + d0
                     for k in range(count):
@@ -249,7 +238,7 @@ def argmax_rows(
                             b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
                             for j in range(j1 - j0):
                                 v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
-                                v = _rounded(v, half)
+                                v = rounded(v, half)
                                 larger = k == 0 or v > best[i - i0, j]
                                 best[i - i0, j] = v if larger else best[i - i0, j]
                                 labels[i - i0, j] = remaining[k] if larger else labels[i - i0, j]
@@ -258,7 +247,7 @@ def argmax_rows(
                             out[offset + i * layout[2] + j * layout[3]] = labels[i, j]
 
 
-@_compiled
+@compiled
 def threshold_rows(
     scores: Any,
     shape: Any,
@@ -329,11 +318,11 @@ def threshold_rows(
                         b, u = rows[0][row_line, i] - b0, rows[1][row_line, i]
                         for j in range(j1 - j0):
                             v = at_columns[b, j] + u * (at_columns[b + 1, j] - at_columns[b, j])
-                            if _rounded(v, half) >= value:
+                            if rounded(v, half) >= value:
                                 out[offset + (i - i0) * layout[2] + j * layout[3]] = label
 
 
-@_compiled
+@compiled
 def _max_per_block(starts: Any) -> int:
     """Return the maximum number of source indices in a block, at least 1."""
     largest = 1

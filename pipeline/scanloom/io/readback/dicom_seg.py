@@ -6,6 +6,7 @@ comes from ImagePositionPatient, ImageOrientationPatient and PixelSpacing (PS3.3
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +61,46 @@ _IDENTIFICATION, _SEGMENT = 0x0062000A, 0x0062000B
 
 
 @dataclass(frozen=True, eq=False)
+class _Bits:
+    """The bits of a frame of a BINARY.
+
+    Parameters
+    ----------
+    packed : (N,) uint8 array
+        The bytes that contain the frame.
+    begin : int
+        Bits of the first byte that belong to the frame before.
+    shape : (rows, columns)
+        Shape of the frame.
+    """
+
+    packed: NDArray[np.uint8]
+    begin: int
+    shape: tuple[int, int]
+
+    def unpack(self) -> NDArray[np.bool_]:
+        """Return the pixels (rows, columns)."""
+        # PS3.5 8.1.1: bits are stored from the lowest
+        bits = np.unpackbits(self.packed, bitorder="little")
+        size = self.shape[0] * self.shape[1]
+        return bits[self.begin : self.begin + size].reshape(self.shape).view(np.bool_)
+
+    def equals(self, mask: NDArray[np.bool_]) -> bool:
+        """Return whether the frame has the shape and the pixels of a mask."""
+        if mask.shape != self.shape or self.begin or mask.size % 8:
+            return np.array_equal(self.unpack(), mask)
+        # Whole bytes are compared packed: an eighth of the memory
+        return np.array_equal(self.packed, np.packbits(mask, bitorder="little"))
+
+
+@dataclass(frozen=True, eq=False)
 class _Frame:
     """One decoded frame.
 
     Parameters
     ----------
-    pixels : (rows, columns) array
-        0 and 1 in a BINARY, segment numbers in a LABELMAP.
+    pixels : _Bits or (rows, columns) array
+        Bits of a BINARY; segment numbers in a LABELMAP.
     segment : int
         Segment number; 0 in a LABELMAP, whose frames contain all segments.
     position : (3,) array
@@ -77,7 +111,7 @@ class _Frame:
         SOPInstanceUID and frame number of the source images that the frame refers to.
     """
 
-    pixels: NDArray[Any]
+    pixels: _Bits | NDArray[Any]
     segment: int
     position: NDArray[np.float64]
     index: NDArray[np.float64]
@@ -134,6 +168,7 @@ def _check_frames(
     labels_of = {s.number: layer.labels for layer in layers for s in layer.structures}
     voxels = dict.fromkeys(segments, 0)
     seen = set()
+    limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
     for frame in _frames(dataset, grid, source):
         k = round(float(frame.index[2]))
         key = (frame.segment, k)
@@ -141,16 +176,14 @@ def _check_frames(
         if not 0 <= k < grid.shape[2] or between or key in seen:
             raise mismatch_error("a frame of the DICOM SEG is repeated or not at a slice")
         seen.add(key)
-        origin = -frame.index[[1, 0]]
         if source is not None:
             _check_reference(frame, source.slices[k])
-            _check_in_plane_shift(frame, grid)
-            origin = np.zeros(2)
+            _check_in_plane_shift(frame, limits)
         structure = segments[frame.segment]
         labels = layers[0].labels if structure is None else labels_of[structure.number]
         plane = labels[:, :, k].T
         expected = plane if structure is None else plane == structure.number
-        if not contains_only(frame.pixels, expected, origin, NEAREST_SHIFT_VOXELS):
+        if not _contains_only(frame, expected, aligned=source is not None):
             raise mismatch_error(
                 "a frame of the DICOM SEG contains different voxels than its slice"
             )
@@ -158,6 +191,19 @@ def _check_frames(
     # A frame cannot contain more of a structure than its slice: equal sums imply equal counts
     if sum(voxels.values()) != sum(_stored_voxels(layer.labels, source) for layer in layers):
         raise mismatch_error("frames of the DICOM SEG are missing")
+
+
+def _contains_only(frame: _Frame, expected: NDArray[Any], *, aligned: bool) -> bool:
+    """Return whether a frame contains the pixels of a slice and no others.
+
+    `aligned` frames have their first pixel at that of the slice, others at their index.
+    """
+    pixels, origin = frame.pixels, np.zeros(2) if aligned else -frame.index[[1, 0]]
+    if isinstance(pixels, _Bits):
+        if aligned and pixels.equals(expected):
+            return True
+        pixels = pixels.unpack()
+    return contains_only(pixels, expected, origin, NEAREST_SHIFT_VOXELS)
 
 
 def _stored_voxels(labels: NDArray[Any], source: DicomSource | None) -> int:
@@ -214,7 +260,9 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
     groups = sequence_items(_sequence(dataset, _PER_FRAME))
     if len(groups) != dataset.NumberOfFrames:
         raise mismatch_error("NumberOfFrames of the DICOM SEG does not match its frames")
-    positions = np.array([parse_decimals(only_item(g[_PLANE])[_POSITION]) for g in groups])
+    # Frames of one slice have the same bytes, which are parsed once
+    position_of, images_of = functools.cache(_position), functools.cache(_images)
+    positions = np.array([position_of(bytes(group[_PLANE])) for group in groups])
     indices = grid.index(positions * LPS_TO_RAS)
     previous: tuple[memoryview, memoryview] | None = None
     pixels = _pixels(dataset)
@@ -226,7 +274,8 @@ def _frames(dataset: Dataset, grid: Grid, source: DicomSource | None) -> Iterato
         identified = _IDENTIFICATION in merged
         segment = only_item(merged[_IDENTIFICATION])[_SEGMENT] if identified else b"\0"
         number = int.from_bytes(segment, "little")
-        yield _Frame(plane, number, position, index, _images(group))
+        images = images_of(bytes(group.get(_DERIVATION, b"")))
+        yield _Frame(plane, number, position, index, images)
 
 
 def _sequence(dataset: Dataset, tag: int) -> memoryview:
@@ -272,7 +321,7 @@ def _source_steps(source: DicomSource) -> NDArray[np.float64]:
     return np.array([cosines[:3] * columns, cosines[3:] * rows])
 
 
-def _pixels(dataset: Dataset) -> Iterator[NDArray[Any]]:
+def _pixels(dataset: Dataset) -> Iterator[_Bits | NDArray[Any]]:
     """Yield the pixels of each frame; frames are decoded one at a time, to limit memory."""
     from pydicom.pixels import iter_pixels
 
@@ -285,17 +334,20 @@ def _pixels(dataset: Dataset) -> Iterator[NDArray[Any]]:
     if len(packed) != stored + stored % 2:  # PS3.5 8.1: an even number of bytes
         raise mismatch_error("the length of PixelData in the DICOM SEG does not match its frames")
     for n in range(dataset.NumberOfFrames):
-        # PS3.5 8.1.1: bits are stored from the lowest; a frame may begin within a byte
-        begin, end = n * size, (n + 1) * size
-        bits = np.unpackbits(packed[begin // 8 : -(-end // 8)], bitorder="little")
-        yield bits[begin % 8 : begin % 8 + size].reshape(rows, columns).view(np.bool_)
+        begin, end = n * size, (n + 1) * size  # PS3.5 8.1.1: a frame may begin within a byte
+        yield _Bits(packed[begin // 8 : -(-end // 8)], begin % 8, (rows, columns))
 
 
-def _images(group: Elements) -> list[tuple[str, int | None]]:
-    """Return SOPInstanceUID and frame number of the source images of a frame."""
+def _position(plane: bytes) -> list[float]:
+    """Return the position in a PlanePositionSequence, LPS mm."""
+    return parse_decimals(only_item(memoryview(plane))[_POSITION])
+
+
+def _images(derivations: bytes) -> list[tuple[str, int | None]]:
+    """Return SOPInstanceUID and frame number of all images in a DerivationImageSequence."""
     return [
         (parse_text(image[_SOP_INSTANCE]), _frame_number(image))
-        for derivation in sequence_items(group.get(_DERIVATION, memoryview(b"")))
+        for derivation in sequence_items(memoryview(derivations))
         for image in sequence_items(derivation.get(_SOURCE_IMAGE, memoryview(b"")))
     ]
 
@@ -304,9 +356,8 @@ def _frame_number(image: Elements) -> int | None:
     return int(parse_text(image[_FRAME_NUMBER])) if _FRAME_NUMBER in image else None
 
 
-def _check_in_plane_shift(frame: _Frame, grid: Grid) -> None:
+def _check_in_plane_shift(frame: _Frame, limits: NDArray[np.float64]) -> None:
     """Refuse a frame that is shifted in its plane by more than the images of a stack may be."""
-    limits = np.maximum(_MAX_OFFSET_VOXELS, _MAX_IN_PLANE_SHIFT_MM / np.array(grid.spacing[:2]))
     if (np.abs(frame.index[:2]) > limits).any():
         raise mismatch_error("a frame of the DICOM SEG is shifted against its slice")
 

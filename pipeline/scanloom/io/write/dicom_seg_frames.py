@@ -7,6 +7,7 @@ once per slice; those of the segments of a slice differ in two numbers only.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_FRAMES_PER_PACK = 8
-"""Frames that are packed at a time: the bits of eight frames of any size fill whole bytes."""
 _ITEM = b"\xfe\xff\x00\xe0"
 _UNDEFINED = b"\xff\xff\xff\xff"
 _SEQUENCE_END = b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
@@ -95,17 +94,19 @@ class SegFile:
 def binary_frames(frames: Sequence[SegFrame]) -> memoryview:
     """Return the frames of a BINARY, one bit per pixel (PS3.5 8.1.1), padded to an even length."""
     rows, columns = frames[0].planes.shape[1:]
-    length = -(-rows * columns * len(frames) // 8)
+    size = rows * columns
+    length = -(-size * len(frames) // 8)
     packed = np.zeros(length + length % 2, np.uint8)
-    masks = np.empty((_FRAMES_PER_PACK, rows, columns), np.bool_)
-    offset = 0
-    for first in range(0, len(frames), _FRAMES_PER_PACK):
-        batch = frames[first : first + _FRAMES_PER_PACK]
+    together = 8 // math.gcd(size, 8)  # as few frames as fill whole bytes
+    masks = np.empty((together, rows, columns), np.bool_)
+    # Slice by slice: the labels of a slice stay in the processor's cache for all segments
+    for first in sorted(range(0, len(frames), together), key=lambda n: frames[n].slice):
+        batch = frames[first : first + together]
         for frame, mask in zip(batch, masks, strict=False):
             np.equal(frame.planes[frame.slice], frame.number, out=mask)
         bits = np.packbits(masks[: len(batch)], bitorder="little")
+        offset = first * size // 8
         packed[offset : offset + bits.size] = bits
-        offset += bits.size
     return memoryview(packed)
 
 
