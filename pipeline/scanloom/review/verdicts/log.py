@@ -1,0 +1,245 @@
+"""The verdicts of an output folder: `review/verdicts.jsonl`, and what may name people in `private/`.
+
+A verdict is a line of its own, and stays: another verdict or an undo is a further line. Comments are
+free text, so they lie in `private/review.jsonl`, by the number of their verdict; so do the names of
+reviewers, in `private/reviewers.json`. Whatever else is kept holds codes such as "r1".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.core.process.file_lock import lock_file
+from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.private import PRIVATE, check_links, write_private
+from scanloom.io.system.disk_errors import output_error
+from scanloom.review.verdicts.chained_lines import ChainedLines, ChainError, read_lines
+from scanloom.review.verdicts.verdict import Verdict, plain_verdict, verdict_from_plain
+
+REVIEW = "review"
+VERDICTS = "verdicts.jsonl"
+COMMENTS = "review.jsonl"
+REVIEWERS = "reviewers.json"
+LOCK = ".lock"
+
+Current = Mapping[str, Mapping[str, Verdict]]
+"""The verdict that counts, by case and by the code of its reviewer."""
+
+
+class Stack:
+    """Verdicts in the order of the log; undone ones are left out."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], list[Verdict]] = {}
+
+    def add(self, verdict: Verdict) -> None:
+        """Add the next line of the log."""
+        kept = self._kept.setdefault((verdict.case, verdict.reviewer), [])
+        if verdict.undoes is None:
+            kept.append(verdict)
+        else:
+            kept[:] = [each for each in kept if each.number != verdict.undoes]
+
+    def last(self, case: str, reviewer: str) -> Verdict | None:
+        """Return the verdict of a reviewer about a case that counts."""
+        kept = self._kept.get((case, reviewer))
+        return kept[-1] if kept else None
+
+    def current(self) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts that count."""
+        found: dict[str, dict[str, Verdict]] = {}
+        for (case, reviewer), kept in self._kept.items():
+            if kept:
+                found.setdefault(case, {})[reviewer] = kept[-1]
+        return found
+
+
+def read_verdicts(out: Path) -> list[Verdict]:
+    """Return all lines of an output folder's log, undone ones and undoing ones included.
+
+    Raises
+    ------
+    ScanError
+        RESULT_DAMAGED, with the line.
+    """
+    path = out / REVIEW / VERDICTS
+    try:
+        return [_parsed(plain) for plain, _ in read_lines(path)]
+    except ChainError as exc:
+        raise _damaged(str(exc)) from exc
+    except OSError as exc:
+        raise output_error(exc, f"{REVIEW}/{VERDICTS}") from exc
+
+
+def current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Verdict]]:
+    """Return the verdict that counts of each case and reviewer."""
+    stack = Stack()
+    for verdict in verdicts:
+        stack.add(verdict)
+    return stack.current()
+
+
+class VerdictLog:
+    """The log of an output folder, held by one process, which appends to it.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+
+    Raises
+    ------
+    ScanError
+        LOCKED if another process holds it; RESULT_DAMAGED if a line is damaged; OUTPUT_UNWRITABLE.
+    """
+
+    def __init__(self, out: Path) -> None:
+        check_links(out)
+        self.out, self._guard = out, threading.Lock()
+        try:
+            (out / REVIEW).mkdir(exist_ok=True)
+            self._lock = os.open(out / REVIEW / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise output_error(exc, "verdicts") from exc
+        try:
+            if not lock_file(self._lock, timeout_s=0):
+                raise ScanError(Reason.LOCKED, "another review of this output folder is open")
+            self._lines = ChainedLines(out / REVIEW / VERDICTS)
+            (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
+            self._comments = ChainedLines(out / PRIVATE / COMMENTS, 0o600)
+            self._stack = Stack()
+            for plain in self._lines.lines:
+                self._stack.add(_parsed(plain))
+        except BaseException as exc:
+            os.close(self._lock)
+            if isinstance(exc, ChainError):
+                raise _damaged(str(exc)) from exc
+            if isinstance(exc, OSError):
+                raise output_error(exc, "verdicts") from exc
+            raise
+
+    def close(self) -> None:
+        """Release the output folder."""
+        os.close(self._lock)
+
+    @property
+    def count(self) -> int:
+        """Number of lines."""
+        return len(self._lines.lines)
+
+    def append(self, verdict: Verdict, comment: str = "") -> Verdict:
+        """Keep a verdict; return it with its number and moment, once it is on the disk.
+
+        Parameters
+        ----------
+        verdict : Verdict
+        comment : str
+            Free text; it is kept in the private folder.
+
+        Raises
+        ------
+        ScanError
+            DISK_FULL or OUTPUT_UNWRITABLE: then the log is as before.
+        """
+        with self._guard:
+            return self._append(verdict, comment)
+
+    def undo(self, reviewer: str, case: str) -> Verdict | None:
+        """Undo a reviewer's last verdict about a case, by a further line; None without one.
+
+        Raises
+        ------
+        ScanError
+            As for `append`.
+        """
+        with self._guard:
+            last = self._stack.last(case, reviewer)
+            if last is None:
+                return None
+            return self._append(Verdict(case, reviewer, last.seen, undoes=last.number), "")
+
+    def current(self) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts that count, by case and reviewer."""
+        with self._guard:
+            return self._stack.current()
+
+    def comment_of(self, verdict: Verdict) -> str:
+        """Return the comment of a verdict; empty without one."""
+        if not verdict.comment:
+            return ""
+        with self._guard:
+            lines = reversed(self._comments.lines)
+            return next((str(c["text"]) for c in lines if c.get("verdict") == verdict.number), "")
+
+    def _append(self, verdict: Verdict, comment: str) -> Verdict:
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        kept = replace(verdict, number=self.count + 1, at=moment, comment=bool(comment))
+        try:
+            if comment:
+                self._comments.append(lambda n, last: _plain_comment(n, last, kept, comment))
+            self._lines.append(lambda _, last: plain_verdict(kept, last))
+        except OSError as exc:
+            raise output_error(exc, "the verdict") from exc
+        self._stack.add(kept)
+        return kept
+
+
+def _plain_comment(number: int, previous: str, verdict: Verdict, text: str) -> dict[str, Any]:
+    """Return a comment as the JSON object of its line; the last one of a verdict's number counts.
+
+    A comment whose verdict was never written has the number of the next verdict.
+    """
+    plain = {"number": number, "verdict": verdict.number, "case": verdict.case, "text": text}
+    return {**plain, "previous": previous}
+
+
+def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the code of each reviewer; new names get the next code, which is kept.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    names : sequence of str
+        Names as the reviewers are called by.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE or DISK_FULL; RESULT_DAMAGED if the kept codes can't be read.
+    """
+    file = out / PRIVATE / REVIEWERS
+    try:
+        known = dict(read_json(file)) if file.exists() else {}
+    except (OSError, ValueError) as exc:
+        raise ScanError(Reason.RESULT_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
+    new = [name for name in dict.fromkeys(names) if name not in known.values()]
+    for name in new:
+        known[f"r{len(known) + 1}"] = name
+    try:
+        if new:
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(file, lambda path: write_json(path, known))
+    except OSError as exc:
+        raise output_error(exc, "reviewers") from exc
+    by_name = {name: code for code, name in known.items()}
+    return {name: by_name[name] for name in names}
+
+
+def _parsed(plain: Mapping[str, Any]) -> Verdict:
+    try:
+        return verdict_from_plain(plain)
+    except (ValueError, LookupError, TypeError) as exc:
+        raise ChainError(f"line {plain.get('number')} is damaged") from exc
+
+
+def _damaged(problem: str) -> ScanError:
+    return ScanError(Reason.RESULT_DAMAGED, f"{REVIEW}/{VERDICTS}: {problem}")
