@@ -53,6 +53,10 @@ class Stack:
         kept = self._kept.get((case, reviewer))
         return kept[-1] if kept else None
 
+    def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
+        """Return the verdicts that were not undone, by case and reviewer."""
+        return {key: tuple(kept) for key, kept in self._kept.items()}
+
     def current(self) -> dict[str, dict[str, Verdict]]:
         """Return the verdicts that count."""
         found: dict[str, dict[str, Verdict]] = {}
@@ -170,6 +174,11 @@ class VerdictLog:
         """Return the verdicts that count, by case and reviewer."""
         with self._guard:
             return self._stack.current()
+
+    def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
+        """Return the verdicts that were not undone, by case and reviewer."""
+        with self._guard:
+            return self._stack.history()
 
     def comment_of(self, verdict: Verdict) -> str:
         """Return the comment of a verdict; empty without one."""

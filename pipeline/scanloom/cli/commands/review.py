@@ -1,0 +1,126 @@
+"""`scanloom review`: look at results in a browser, and decide on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from scanloom.cli.console import error_boundary, say
+from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
+from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options.values import percentage
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """Who reads which case."""
+
+    panel: ClassVar[str] = "Readers"
+
+    reviewers: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Reviewers: each gets a link.")
+    ] = "reviewer"
+    double: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            parser=percentage,
+            help="Share of cases that two read, blind: 20% or 0.2; a third one if they differ.",
+        ),
+    ] = None
+    repeat: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            parser=percentage,
+            help="Share of a reviewer's cases that come back later.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Where the server listens."""
+
+    panel: ClassVar[str] = "Server"
+
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Another than this machine's needs TLS.")
+    ] = LOOPBACK[0]
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 0
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate, PEM.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None
+
+
+@takes_panels
+def review(
+    results: ResultsOptions,
+    readers: ReaderOptions,
+    key: KeyOptions,
+    address: AddressOptions,
+    general: Reporting,
+) -> None:
+    """Review results in a browser: look, accept or reject, comment.
+
+    Prints a link for each reviewer, which works once. Verdicts are kept in OUT/review, names and
+    comments in OUT/private. Stop it with Ctrl-C. New results appear while it runs.
+    """
+    _check(readers, address)
+    out = results.path
+    with error_boundary(general.mode):
+        from scanloom.core import Reason, ScanError
+
+        if not (out / "cases").is_dir():
+            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
+        try:
+            from scanloom.review.server.serve import ServerOptions, serve
+        except ModuleNotFoundError as exc:
+            detail = "the review server is not installed: pip install 'scanloom[review]'"
+            raise ScanError(Reason.ENVIRONMENT, detail) from exc
+        names = tuple(name.strip() for name in readers.reviewers.split(",") if name.strip())
+        options = ServerOptions(
+            reviewers=tuple(dict.fromkeys(names)),
+            host=address.host,
+            port=address.port,
+            certificate=address.tls_cert,
+            certificate_key=address.tls_key,
+            double=readers.double or 0.0,
+            repeat=readers.repeat or 0.0,
+            key=key.key,
+        )
+        say("Reading the results ...")
+        serve(out, options, _tell)
+
+
+def _check(readers: ReaderOptions, address: AddressOptions) -> None:
+    """Refuse options that don't fit each other.
+
+    Raises
+    ------
+    typer.BadParameter
+    """
+    names = {name.strip() for name in readers.reviewers.split(",")} - {""}
+    if not names:
+        raise typer.BadParameter("give the reviewers' names: --reviewers anna,ben")
+    if readers.double and len(names) < 2:
+        raise typer.BadParameter("--double needs two reviewers at least: --reviewers anna,ben")
+    if (address.tls_cert is None) != (address.tls_key is None):
+        raise typer.BadParameter("--tls-cert and --tls-key belong together")
+    if address.host not in LOOPBACK and address.tls_cert is None:
+        raise typer.BadParameter(
+            f"--host {address.host} can be reached from other machines: it needs --tls-cert and "
+            "--tls-key"
+        )
+
+
+def _tell(links: dict[str, str]) -> None:
+    for name, link in links.items():
+        say(f"{name}: {link}")
+    say("Each link works once. Stop with Ctrl-C.")
