@@ -53,9 +53,7 @@ class AddressOptions:
         str, typer.Option(metavar="ADDRESS", help="Another than this machine's needs TLS.")
     ] = LOOPBACK[0]
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 0
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate, PEM.")
-    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, PEM.")] = None
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None
 
 

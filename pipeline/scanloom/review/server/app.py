@@ -21,7 +21,7 @@ from scanloom.review.server.desk import Desk
 from scanloom.review.server.opened_case import OpenedCase, describe
 from scanloom.review.server.pixels import PLANES, slices
 from scanloom.review.server.requests import check_structures, read_body, read_range, read_verdict
-from scanloom.review.server.security import Guard, Refused
+from scanloom.review.server.security import Guard, RefusedError
 from scanloom.review.server.sessions import COOKIE, Sessions
 
 logger = logging.getLogger(__name__)
@@ -108,21 +108,21 @@ class Routes:
         """Return slices of the scan."""
         case = self._opened(request, reviewer)
         if case.image is None:
-            raise Refused(404, "NO_IMAGE", case.missing)
+            raise RefusedError(404, "NO_IMAGE", case.missing)
         return self._slices(request, case.image.array)
 
     def labels(self, request: Request, reviewer: str) -> Response:
         """Return slices of a label map."""
         case, layer = self._opened(request, reviewer), request.path_params["layer"]
         if layer >= len(case.layers):
-            raise Refused(404, "LAYER", "The case has no such layer.")
+            raise RefusedError(404, "LAYER", "The case has no such layer.")
         return self._slices(request, case.layers[layer].labels)
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
         path = self.desk.out / "cases" / self._name(request, reviewer) / PREVIEW
         if not path.is_file():
-            raise Refused(404, "NO_PREVIEW", "The case has no preview.")
+            raise RefusedError(404, "NO_PREVIEW", "The case has no preview.")
         return FileResponse(path, media_type="image/png")
 
     def verdict(self, request: Request, reviewer: str) -> Response:
@@ -140,7 +140,7 @@ class Routes:
         name = self._name(request, reviewer)
         undone = self.desk.log.undo(reviewer, name)
         if undone is None:
-            raise Refused(409, "NOTHING", "There is no verdict of yours to undo.")
+            raise RefusedError(409, "NOTHING", "There is no verdict of yours to undo.")
         return JSONResponse({"number": undone.number, **self.desk.verdicts(name, reviewer)})
 
     def _name(self, request: Request, reviewer: str) -> str:
@@ -154,12 +154,12 @@ class Routes:
     def _slices(self, request: Request, array: Any) -> Response:
         plane = PLANES.get(request.path_params["plane"])
         if plane is None:
-            raise Refused(404, "PLANE", "Planes are axial, coronal and sagittal.")
+            raise RefusedError(404, "PLANE", "Planes are axial, coronal and sagittal.")
         first, last = read_range(request.path_params["range"])
         try:
             content = slices(array, plane, first, last)
         except IndexError as exc:
-            raise Refused(404, "SLICES", str(exc)) from None
+            raise RefusedError(404, "SLICES", str(exc)) from None
         return Response(content, media_type="application/octet-stream")
 
 
@@ -200,7 +200,7 @@ def make_app(
     app = Starlette(
         routes=listed,
         exception_handlers={
-            Refused: _refused,
+            RefusedError: _refused,
             ScanError: _scan_error,
             HTTPException: _http_error,
             Exception: _fault,
@@ -216,7 +216,7 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
         reviewer = sessions.reviewer(request.cookies.get(COOKIE))
         if reviewer is None:
             if request.url.path.startswith("/api/"):
-                raise Refused(403, "SESSION", "Open the link that the server printed.")
+                raise RefusedError(403, "SESSION", "Open the link that the server printed.")
             return _page("used.html", 403)
         request.state.body = await request.body() if request.method == "POST" else b""
         return await run_in_threadpool(endpoint, request, reviewer)
@@ -227,7 +227,7 @@ def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request]
 def _static(request: Request) -> Response:
     name = str(request.path_params["name"])
     if name.endswith(".html") or name not in {file.name for file in STATIC.iterdir()}:
-        raise Refused(404, "NOT_FOUND", "There is no such file.")
+        raise RefusedError(404, "NOT_FOUND", "There is no such file.")
     return _page(name)
 
 
@@ -237,7 +237,7 @@ def _page(name: str, status: int = 200) -> Response:
 
 
 def _refused(_: Request, exc: Exception) -> Response:
-    if not isinstance(exc, Refused):
+    if not isinstance(exc, RefusedError):
         raise exc
     return JSONResponse({"reason": exc.reason, "text": exc.text}, exc.status)
 

@@ -13,21 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.core import Grid, Measurement, Reason, ScanError, Volume
-from scanloom.io.identity import key_fingerprint, read_key
-from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
-from scanloom.io.output.private import check_key
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
 from scanloom.review.preview.slicing import View
 from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window, hounsfield
 from scanloom.review.server.pixels import PLANES, Image, as_image, describe_plane
+from scanloom.review.sources import read_source
 from scanloom.review.verdicts.verdict import Seen
 
 IMAGE = "image.nii.gz"
 _PRESETS = {"soft tissue": SOFT_TISSUE, "lung": LUNG, "bone": hounsfield(2000, 400)}
+WITHOUT = {
+    Reason.KEY_MISMATCH: "The scan is not shown: it takes the key of this output folder.",
+    Reason.NOT_FOUND: "The scan is not shown: it is no longer where it was.",
+    Reason.ID_UNKNOWN: "The scan is not shown: the crosswalk lacks the case.",
+    Reason.SOURCE_CHANGED: "The scan is not shown: another one is in its place.",
+}
+"""Why a case has no scan, by the reason; the labels and the preview are shown."""
 _SAMPLE = 97
 """Every n-th voxel decides on the window of scans that are not in Hounsfield units."""
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, nib.filebasedimages.ImageFileError)  # type: ignore[attr-defined]  # nibabel is not typed
@@ -150,7 +155,7 @@ def _sha256(path: Path) -> str:
 def _layers(folder: Path, view: View) -> list[Layer]:
     found = []
     for entry in read_json(folder / SEGMENTS)["files"]:
-        labels = np.asarray(nib.load(folder / entry["file"]).dataobj)  # type: ignore[attr-defined]  # nibabel is not typed
+        labels = np.asarray(nib.load(folder / entry["file"]).dataobj)
         if labels.shape != view.source.shape:
             raise ValueError("a label map has another shape than its case")
         kept = np.asfortranarray(labels, np.uint8 if labels.max(initial=0) < 256 else np.uint16)
@@ -163,38 +168,18 @@ def _scan(
     out: Path, folder: Path, document: dict[str, Any], grid: Grid, key: Path | None
 ) -> tuple[Volume | None, str, str]:
     """Return the scan of a case, where it is from, and why there is none."""
-    source = document["source"]
-    if (folder / IMAGE).is_file():
-        path, origin, choice = folder / IMAGE, "image", {}
-    else:
-        try:
-            check_key(out, key_fingerprint(read_key(key)))
-        except ScanError:
-            return None, "", "The key of this output folder is needed to read the scan."
-        try:
-            record = latest_by_id(find_sources(out, [document["case"]])).get(document["case"])
-        except ScanError:
-            record = None
-        if record is None or not Path(record.path).exists():
-            return None, "", "The scan is no longer where it was."
-        path, origin = Path(record.path), "source"
-        choice = {"series": record.series_uid or None, "phase": source.get("phase")}
-    options = document["options"]
+    stored = folder / IMAGE
     try:
-        volume = load_volume(
-            path,
-            **choice,
-            gaps=options["gaps"],
-            nan=options["nan"],
-            orientation=options["orientation"] if origin == "source" else None,
-            modality=options["modality"] or source["modality"],
-        )
-    except (ScanError, ValueError) as exc:
-        code = exc.reason.code if isinstance(exc, ScanError) else "UNREADABLE"
-        return None, "", f"The scan can't be read ({code})."
+        if stored.is_file():
+            modality = document["options"]["modality"] or document["source"]["modality"]
+            volume = load_volume(stored, modality=modality)
+        else:
+            volume = read_source(out, document, key).volume
+    except ScanError as exc:
+        return None, "", WITHOUT.get(exc.reason, f"The scan can't be read ({exc.code}).")
     if not volume.grid.matches(grid, tolerance=1e-2):
-        return None, "", "The scan there is another one: its grid is not that of the result."
-    return volume, origin, ""
+        return None, "", WITHOUT[Reason.SOURCE_CHANGED]
+    return volume, "image" if stored.is_file() else "source", ""
 
 
 def _windows(volume: Volume) -> tuple[tuple[str, Window], ...]:

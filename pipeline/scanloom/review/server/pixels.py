@@ -47,7 +47,7 @@ def as_image(volume: Volume, view: View) -> Image:
         array = np.where(np.isfinite(array), array, np.nanmin(array[np.isfinite(array)], initial=0))
     low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
     whole = array.dtype.kind in "iu" or bool((array == np.rint(array)).all())
-    if whole and _LOWEST <= low and high <= _HIGHEST:
+    if whole and low >= _LOWEST and high <= _HIGHEST:
         return Image(view.of(_as_int16(array)), 1.0, 0.0, exact=True)
     if whole and high - low <= _HIGHEST - _LOWEST:
         shifted = np.asarray(array.astype(np.float64) - low + _LOWEST)

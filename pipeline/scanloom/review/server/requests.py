@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scanloom.review.server.security import Refused
+from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.verdict import DECISIONS, MAX_SECONDS, TAGS, Seen, Verdict
 
 MAX_COMMENT = 20_000
@@ -20,15 +20,15 @@ def read_body(body: bytes) -> dict[str, Any]:
 
     Raises
     ------
-    Refused
+    RefusedError
         If it is not one.
     """
     try:
         plain = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "JSON", "The body is not JSON.") from None
+        raise RefusedError(400, "JSON", "The body is not JSON.") from None
     if not isinstance(plain, dict):
-        raise Refused(400, "JSON", "The body is not a JSON object.")
+        raise RefusedError(400, "JSON", "The body is not a JSON object.")
     return plain
 
 
@@ -37,26 +37,26 @@ def read_verdict(plain: Mapping[str, Any], case: str, reviewer: str) -> tuple[Ve
 
     Raises
     ------
-    Refused
+    RefusedError
         If a field is missing or has another type or value.
     """
     known = {"decision", "structures", "tags", "comment", "seconds", "recipe", "seen"}
     if extra := sorted(map(str, plain.keys() - known)):
-        raise Refused(400, "FIELD", f"Unknown field: {extra[0][:40]}.")
+        raise RefusedError(400, "FIELD", f"Unknown field: {extra[0][:40]}.")
     decision, tags = plain.get("decision"), plain.get("tags", [])
     if decision not in DECISIONS:
-        raise Refused(400, "DECISION", "A verdict is accept, edit or reject.")
+        raise RefusedError(400, "DECISION", "A verdict is accept, edit or reject.")
     if not isinstance(tags, list) or not all(isinstance(t, str) and t in TAGS for t in tags):
-        raise Refused(400, "TAGS", "Unknown tag.")
+        raise RefusedError(400, "TAGS", "Unknown tag.")
     structures = _texts(plain.get("structures", {}), "structures")
     if not set(structures.values()) <= set(DECISIONS):
-        raise Refused(400, "STRUCTURES", "A verdict is accept, edit or reject.")
+        raise RefusedError(400, "STRUCTURES", "A verdict is accept, edit or reject.")
     comment = plain.get("comment", "")
     if not isinstance(comment, str) or len(comment) > MAX_COMMENT:
-        raise Refused(400, "COMMENT", f"A comment has at most {MAX_COMMENT} characters.")
+        raise RefusedError(400, "COMMENT", f"A comment has at most {MAX_COMMENT} characters.")
     recipe = plain.get("recipe")
     if not isinstance(recipe, str):
-        raise Refused(400, "RECIPE", "The recipe is missing.")
+        raise RefusedError(400, "RECIPE", "The recipe is missing.")
     verdict = Verdict(
         case=case,
         reviewer=reviewer,
@@ -74,10 +74,10 @@ def check_structures(verdict: Verdict, known: set[str]) -> None:
 
     Raises
     ------
-    Refused
+    RefusedError
     """
     if not verdict.structures.keys() <= known:
-        raise Refused(400, "STRUCTURES", "The case has no such structure.")
+        raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
 
 
 def read_range(text: str) -> tuple[int, int]:
@@ -85,27 +85,27 @@ def read_range(text: str) -> tuple[int, int]:
 
     Raises
     ------
-    Refused
+    RefusedError
         If it is neither.
     """
     first, _, last = text.partition("-")
     numbers = [part for part in (first, last or first) if part.isascii() and part.isdigit()]
     if len(numbers) != 2 or max(map(len, numbers)) > 6:
-        raise Refused(404, "SLICES", "Slices are given as first-last.")
+        raise RefusedError(404, "SLICES", "Slices are given as first-last.")
     return int(numbers[0]), int(numbers[1])
 
 
 def _texts(plain: object, field: str) -> dict[str, str]:
     if not isinstance(plain, dict) or len(plain) > MAX_STRUCTURES:
-        raise Refused(400, field.upper(), f"{field} must be an object.")
+        raise RefusedError(400, field.upper(), f"{field} must be an object.")
     if not all(isinstance(value, str) for value in plain.values()):
-        raise Refused(400, field.upper(), f"{field} must be an object of texts.")
+        raise RefusedError(400, field.upper(), f"{field} must be an object of texts.")
     return dict(plain)
 
 
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Refused(400, "SECONDS", "seconds must be a number.")
+        raise RefusedError(400, "SECONDS", "seconds must be a number.")
     if not math.isfinite(value) or value < 0:
-        raise Refused(400, "SECONDS", "seconds must be a number from 0.")
+        raise RefusedError(400, "SECONDS", "seconds must be a number from 0.")
     return float(min(value, MAX_SECONDS))

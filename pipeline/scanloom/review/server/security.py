@@ -28,7 +28,7 @@ BODY_SECONDS = 15.0
 """Time in which a request's body must be complete."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A request that is not served: status and reason."""
 
     def __init__(self, status: int, reason: str, text: str) -> None:
@@ -67,7 +67,7 @@ class Guard:
         try:
             self._check(scope)
             body = await self._body(scope, receive)
-        except Refused as refused:
+        except RefusedError as refused:
             await _refuse(refused, send_with_headers)
             return
         await self.app(scope, _once(body, receive), send_with_headers)
@@ -76,15 +76,15 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = {origin.partition("://")[2] for origin in self.origins}
         if headers.get("host") not in hosts:
-            raise Refused(403, "HOST", "The address is not this server's.")
+            raise RefusedError(403, "HOST", "The address is not this server's.")
         if scope["method"] in ("GET", "HEAD"):
             return
         if scope["method"] != "POST":
-            raise Refused(405, "METHOD", "Only GET and POST are known.")
+            raise RefusedError(405, "METHOD", "Only GET and POST are known.")
         if headers.get("origin") not in self.origins:
-            raise Refused(403, "ORIGIN", "The request is from another site.")
+            raise RefusedError(403, "ORIGIN", "The request is from another site.")
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            raise Refused(415, "CONTENT_TYPE", "The body must be JSON.")
+            raise RefusedError(415, "CONTENT_TYPE", "The body must be JSON.")
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """Return the whole body of a request."""
@@ -92,12 +92,12 @@ class Guard:
             return b""
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            raise Refused(413, "TOO_LARGE", f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.")
+            raise RefusedError(413, "TOO_LARGE", f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.")
         try:
             async with asyncio.timeout(self.body_seconds):
                 return await _read(receive)
         except TimeoutError:
-            raise Refused(408, "TIMEOUT", "The body did not arrive in time.") from None
+            raise RefusedError(408, "TIMEOUT", "The body did not arrive in time.") from None
 
 
 async def _read(receive: Receive) -> bytes:
@@ -105,10 +105,10 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused(400, "DISCONNECTED", "The connection was closed.")
+            raise RefusedError(400, "DISCONNECTED", "The connection was closed.")
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
-            raise Refused(413, "TOO_LARGE", f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.")
+            raise RefusedError(413, "TOO_LARGE", f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.")
         if not message.get("more_body"):
             return bytes(body)
 
@@ -125,7 +125,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _refuse(refused: Refused, send: Send) -> None:
+async def _refuse(refused: RefusedError, send: Send) -> None:
     body = json.dumps({"reason": refused.reason, "text": refused.text}).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     headers.append((b"content-length", str(len(body)).encode()))

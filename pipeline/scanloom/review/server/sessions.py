@@ -1,4 +1,4 @@
-"""Who may use the review server: a link for each reviewer, which works once and becomes a cookie."""
+"""Access to the review server: a link for each reviewer works once, and becomes a cookie."""
 
 from __future__ import annotations
 

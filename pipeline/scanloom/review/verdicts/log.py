@@ -1,13 +1,12 @@
-"""The verdicts of an output folder: `review/verdicts.jsonl`, and what may name people in `private/`.
+"""The verdicts of an output folder: `review/verdicts.jsonl`.
 
-A verdict is a line of its own, and stays: another verdict or an undo is a further line. Comments are
-free text, so they lie in `private/review.jsonl`, by the number of their verdict; so do the names of
-reviewers, in `private/reviewers.json`. Whatever else is kept holds codes such as "r1".
+A verdict is a line of its own, and stays: another verdict or an undo is a further line. Comments
+are free text, which may name people: they lie in `private/review.jsonl`, by the number of their
+verdict, and the names of reviewers in `private/reviewers.json`. Verdicts have codes such as "r1".
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -114,8 +113,7 @@ class VerdictLog:
         except OSError as exc:
             raise output_error(exc, "verdicts") from exc
         try:
-            if not lock_file(self._lock, timeout_s=0):
-                raise ScanError(Reason.LOCKED, "another review of this output folder is open")
+            _hold(self._lock)
             self._lines = ChainedLines(out / REVIEW / VERDICTS)
             (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
             self._comments = ChainedLines(out / PRIVATE / COMMENTS, 0o600)
@@ -241,6 +239,11 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
         raise output_error(exc, "reviewers") from exc
     by_name = {name: code for code, name in known.items()}
     return {name: by_name[name] for name in names}
+
+
+def _hold(descriptor: int) -> None:
+    if not lock_file(descriptor, timeout_s=0):
+        raise ScanError(Reason.LOCKED, "another review of this output folder is open")
 
 
 def _parsed(plain: Mapping[str, Any]) -> Verdict:
