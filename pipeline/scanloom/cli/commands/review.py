@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -12,6 +14,9 @@ from scanloom.cli.console import error_boundary, say
 from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
 from scanloom.cli.options.panels import takes_panels
 from scanloom.cli.options.values import percentage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -94,7 +99,7 @@ def review(
             key=key.key,
         )
         say("Reading the results ...")
-        serve(out, options, _tell)
+        serve(out, options, _tell, partial(_publish, out, key.key))
 
 
 def _check(readers: ReaderOptions, address: AddressOptions) -> None:
@@ -116,6 +121,15 @@ def _check(readers: ReaderOptions, address: AddressOptions) -> None:
             f"--host {address.host} can be reached from other machines: it needs --tls-cert and "
             "--tls-key"
         )
+
+
+def _publish(
+    out: Path, key: Path | None, name: str, labels: Mapping[str, NDArray[Any]], reviewer: str
+) -> Path:
+    """Publish label maps that were corrected in the browser."""
+    from scanloom.engine.revisions.publish import Correction, publish_revision
+
+    return publish_revision(out, name, Correction(labels, reviewer, "brush"), key)
 
 
 def _tell(links: dict[str, str]) -> None:

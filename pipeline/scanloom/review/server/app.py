@@ -17,10 +17,17 @@ from starlette.types import ASGIApp
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import PREVIEW
+from scanloom.review.corrections.draft import Draft
 from scanloom.review.server.desk import Desk
 from scanloom.review.server.opened_case import OpenedCase, describe
 from scanloom.review.server.pixels import PLANES, slices
-from scanloom.review.server.requests import check_structures, read_body, read_range, read_verdict
+from scanloom.review.server.requests import (
+    check_structures,
+    read_body,
+    read_range,
+    read_stroke,
+    read_verdict,
+)
 from scanloom.review.server.security import Guard, RefusedError
 from scanloom.review.server.sessions import COOKIE, Sessions
 
@@ -116,7 +123,8 @@ class Routes:
         case, layer = self._opened(request, reviewer), request.path_params["layer"]
         if layer >= len(case.layers):
             raise RefusedError(404, "LAYER", "The case has no such layer.")
-        return self._slices(request, case.layers[layer].labels)
+        draft = self.desk.drafted(case.name, reviewer) if "draft" in request.query_params else None
+        return self._slices(request, draft.layer(layer) if draft else case.layers[layer].labels)
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
@@ -142,6 +150,42 @@ class Routes:
         if undone is None:
             raise RefusedError(409, "NOTHING", "There is no verdict of yours to undo.")
         return JSONResponse({"number": undone.number, **self.desk.verdicts(name, reviewer)})
+
+    def stroke(self, request: Request, reviewer: str) -> Response:
+        """Paint a stroke on the reviewer's draft."""
+        name = self._name(request, reviewer)
+        case = self.desk.opened(name)
+        stroke = read_stroke(read_body(request.state.body), len(case.layers))
+        known = {s["number"] for s in case.layers[stroke.layer].structures}
+        if stroke.label and stroke.label not in known:
+            raise RefusedError(400, "LABEL", "The label map has no such structure.")
+        draft = self.desk.draft(name, reviewer)
+        try:
+            changed = draft.stroke(stroke)
+        except IndexError as exc:
+            raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
+        return JSONResponse({"changed": changed, **_plain_draft(draft)})
+
+    def undo_stroke(self, request: Request, reviewer: str) -> Response:
+        """Undo the last stroke."""
+        draft = self.desk.draft(self._name(request, reviewer), reviewer)
+        return JSONResponse({"changed": draft.undo(), **_plain_draft(draft)})
+
+    def redo_stroke(self, request: Request, reviewer: str) -> Response:
+        """Paint the last undone stroke again."""
+        draft = self.desk.draft(self._name(request, reviewer), reviewer)
+        return JSONResponse({"changed": draft.redo(), **_plain_draft(draft)})
+
+    def discard(self, request: Request, reviewer: str) -> Response:
+        """Drop the draft."""
+        self.desk.discard(self._name(request, reviewer), reviewer)
+        return JSONResponse({})
+
+    def save_draft(self, request: Request, reviewer: str) -> Response:
+        """Publish the draft as a revision."""
+        return JSONResponse(
+            {"revision": self.desk.save_draft(self._name(request, reviewer), reviewer)}
+        )
 
     def _name(self, request: Request, reviewer: str) -> str:
         name = str(request.path_params["name"])
@@ -191,6 +235,11 @@ def make_app(
         ("GET", f"{of_case}/preview", routes.preview),
         ("POST", f"{of_case}/verdict", routes.verdict),
         ("POST", f"{of_case}/undo", routes.undo),
+        ("POST", f"{of_case}/stroke", routes.stroke),
+        ("POST", f"{of_case}/draft/undo", routes.undo_stroke),
+        ("POST", f"{of_case}/draft/redo", routes.redo_stroke),
+        ("POST", f"{of_case}/draft/discard", routes.discard),
+        ("POST", f"{of_case}/draft/save", routes.save_draft),
     ]
     listed = [
         Route(path, _for_reviewers(endpoint, sessions), methods=[method])
@@ -207,6 +256,10 @@ def make_app(
         },
     )
     return Guard(app, tuple(origins))
+
+
+def _plain_draft(draft: Draft) -> dict[str, int]:
+    return {"undo": draft.can_undo, "redo": draft.can_redo}
 
 
 def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request], Any]:

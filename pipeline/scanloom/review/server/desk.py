@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.layout import is_case_name
+from scanloom.review.corrections.draft import Draft
 from scanloom.review.server.opened_case import OpenedCase, open_case
+from scanloom.review.server.security import RefusedError
 from scanloom.review.server.worklist import COLUMNS, STATES, Worklist, doubts, state_of
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
@@ -82,6 +86,11 @@ def _arrays(future: Future[OpenedCase]) -> int:
     return future.result().nbytes
 
 
+Publish = Callable[[str, Mapping[str, NDArray[Any]], str], Path]
+"""Publishes corrected label maps (I, J, K) of a case, by file; the last argument is the reviewer's
+code. Returns the folder of the revision."""
+
+
 @dataclass(eq=False)
 class Desk:
     """State of a review server.
@@ -95,6 +104,8 @@ class Desk:
     open_cases : OpenCases
     names : mapping
         Display name of each reviewer's code.
+    publish : callable or None
+        Publishes corrections; None if they are not accepted.
     """
 
     out: Path
@@ -102,9 +113,12 @@ class Desk:
     readers: Readers
     open_cases: OpenCases
     names: Mapping[str, str] = field(default_factory=dict)
+    publish: Publish | None = None
 
     def __post_init__(self) -> None:
         self.worklist = Worklist(self.out)
+        self._drafts: dict[str, tuple[OpenedCase, Draft]] = {}
+        self._guard = threading.Lock()
 
     def listed(self, reviewer: str) -> dict[str, Any]:
         """Return the list of a reviewer's cases."""
@@ -191,6 +205,54 @@ class Desk:
         if verdict.seen != case.seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         return self.log.append(verdict, comment)
+
+    def draft(self, name: str, reviewer: str) -> Draft:
+        """Return the correction in progress of a reviewer; a new one for another case or result."""
+        case = self.opened(name)
+        with self._guard:
+            held = self._drafts.get(reviewer)
+            if held is None or held[0].name != name or held[0].seen != case.seen:
+                spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
+                layers = [layer.labels for layer in case.layers]
+                held = self._drafts[reviewer] = case, Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
+            return held[1]
+
+    def drafted(self, name: str, reviewer: str) -> Draft | None:
+        """Return the correction in progress of a reviewer for a case, if there is one."""
+        with self._guard:
+            held = self._drafts.get(reviewer)
+        return held[1] if held is not None and held[0].name == name else None
+
+    def discard(self, name: str, reviewer: str) -> None:
+        """Drop a correction in progress."""
+        with self._guard:
+            if reviewer in self._drafts and self._drafts[reviewer][0].name == name:
+                del self._drafts[reviewer]
+
+    def save_draft(self, name: str, reviewer: str) -> int:
+        """Publish a correction as a revision, and return its number.
+
+        Raises
+        ------
+        ScanError
+            STALE if the result was replaced since the first stroke; what `Publish` raises.
+        RefusedError
+            If nothing was changed.
+        """
+        with self._guard:
+            held = self._drafts.get(reviewer)
+        if held is None or held[0].name != name or not held[1].changed or self.publish is None:
+            raise RefusedError(409, "NOTHING", "Nothing was changed.")
+        case, draft = held
+        self.worklist.refresh()
+        if case.seen != self.worklist.cases[name].seen:
+            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+        layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
+        folder = self.publish(name, layers, reviewer)
+        self.discard(name, reviewer)
+        self.open_cases.forget(name)
+        self.worklist.refresh(at_once=True)
+        return int(folder.name)
 
     def _visible(
         self,

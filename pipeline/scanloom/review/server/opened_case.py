@@ -18,6 +18,7 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.measurements import read_measurements
 from scanloom.io.output.published import check_files
 from scanloom.io.read import load_volume
+from scanloom.review.corrections.revisions import latest_result, revision_number
 from scanloom.review.preview.slicing import View
 from scanloom.review.preview.windowing import LUNG, SOFT_TISSUE, Window, choose_window, hounsfield
 from scanloom.review.server.pixels import PLANES, Image, as_image, describe_plane
@@ -83,6 +84,8 @@ class OpenedCase:
         Recipe and hashes of the label maps.
     windows : tuple of (str, Window)
         Named windows; the first is the default.
+    revision : int
+        Number of the revision whose labels are shown; 0 for the case's own.
     """
 
     name: str
@@ -95,6 +98,7 @@ class OpenedCase:
     measurements: tuple[Measurement, ...]
     seen: Seen
     windows: tuple[tuple[str, Window], ...]
+    revision: int
 
     @property
     def nbytes(self) -> int:
@@ -126,18 +130,22 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
     try:
         check_files(folder)
         document = read_json(folder / CASE)
+        latest = latest_result(out, name)
+        if latest != folder:
+            check_files(latest)
         grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
         view = View(grid)
-        seen = Seen(document["recipe"], _hashes(folder))
-        layers = tuple(_layers(folder, view))
-        measurements = read_measurements(folder)
+        seen = Seen(document["recipe"], _hashes(latest))
+        layers = tuple(_layers(latest, view))
+        measurements = read_measurements(latest)
     except _DAMAGE as exc:
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     volume, origin, missing = _scan(out, folder, document, grid, key)
     windows = _windows(volume) if volume else ()
     image = as_image(volume, view) if volume else None
     return OpenedCase(
-        name, document, view, image, origin, missing, layers, measurements, seen, windows
+        *(name, document, view, image, origin, missing),
+        *(layers, measurements, seen, windows, revision_number(latest)),
     )
 
 
@@ -215,6 +223,7 @@ def describe(case: OpenedCase) -> dict[str, Any]:
         "layers": [_plain_layer(case, n, layer) for n, layer in enumerate(case.layers)],
         "models": [f"{m['name']} {m['version']}".strip() for m in case.document["models"]],
         "flags": [flag["code"] for flag in case.document["flags"]],
+        "revision": case.revision,
         "recipe": case.seen.recipe,
         "seen": case.seen.labels,
     }

@@ -7,12 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from scanloom.review.corrections.draft import MAX_POINTS, Stroke
+from scanloom.review.server.pixels import PLANES
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.verdict import DECISIONS, MAX_SECONDS, TAGS, Seen, Verdict
 
 MAX_COMMENT = 20_000
 """Characters of a comment."""
 MAX_STRUCTURES = 2_000
+MAX_INDEX, MAX_LABEL, MAX_RADIUS_MM = 100_000, 65_535, 200.0
 
 
 def read_body(body: bytes) -> dict[str, Any]:
@@ -78,6 +81,56 @@ def check_structures(verdict: Verdict, known: set[str]) -> None:
     """
     if not verdict.structures.keys() <= known:
         raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
+
+
+def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
+    """Return the stroke in a request.
+
+    Parameters
+    ----------
+    plain : mapping
+    layers : int
+        Number of label maps of the case.
+
+    Raises
+    ------
+    RefusedError
+        If a field is missing or has another type or value.
+    """
+    plane = PLANES.get(str(plain.get("plane")))
+    if plane is None:
+        raise RefusedError(400, "PLANE", "Planes are axial, coronal and sagittal.")
+    layer, index = _whole(plain, "layer", layers - 1), _whole(plain, "index", MAX_INDEX)
+    points, radius, only = plain.get("points"), plain.get("radius_mm"), plain.get("only")
+    if not isinstance(points, list) or not 1 <= len(points) <= MAX_POINTS:
+        raise RefusedError(400, "POINTS", f"A stroke has 1 to {MAX_POINTS} points.")
+    if not all(isinstance(p, list) and len(p) == 2 and all(map(_is_number, p)) for p in points):
+        raise RefusedError(400, "POINTS", "A point is [column, row].")
+    if not _is_number(radius) or not 0 < float(radius) <= MAX_RADIUS_MM:  # type: ignore[arg-type]
+        raise RefusedError(400, "RADIUS", f"The radius is above 0, up to {MAX_RADIUS_MM:g} mm.")
+    if only is not None and not (
+        isinstance(only, list) and all(type(n) is int and 0 <= n <= MAX_LABEL for n in only)
+    ):
+        raise RefusedError(400, "ONLY", "only is a list of labels.")
+    return Stroke(
+        *(layer, plane.normal, plane.across, plane.down, index),
+        [(float(x), float(y)) for x, y in points],
+        float(radius),  # type: ignore[arg-type]  # a number, as checked
+        _whole(plain, "label", MAX_LABEL),
+        None if only is None else tuple(only),
+    )
+
+
+def _whole(plain: Mapping[str, Any], field: str, highest: int) -> int:
+    value = plain.get(field)
+    if type(value) is not int or not 0 <= value <= highest:
+        raise RefusedError(400, field.upper(), f"{field} is a whole number up to {highest}.")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and abs(value) <= MAX_INDEX  # type: ignore[arg-type]
 
 
 def read_range(text: str) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import uvicorn
 
 from scanloom.core import Reason, ScanError
 from scanloom.review.server.app import make_app
-from scanloom.review.server.desk import Desk, OpenCases
+from scanloom.review.server.desk import Desk, OpenCases, Publish
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
@@ -55,7 +55,12 @@ class ServerOptions:
         return self.certificate is not None
 
 
-def serve(out: Path, options: ServerOptions, tell: Callable[[dict[str, str]], None]) -> None:
+def serve(
+    out: Path,
+    options: ServerOptions,
+    tell: Callable[[dict[str, str]], None],
+    publish: Publish | None = None,
+) -> None:
     """Serve the results of an output folder to reviewers until the process is interrupted.
 
     Parameters
@@ -65,6 +70,8 @@ def serve(out: Path, options: ServerOptions, tell: Callable[[dict[str, str]], No
     options : ServerOptions
     tell : callable
         Receives the link of each reviewer, by name, once the server can be reached.
+    publish : callable, optional
+        Publishes corrections.
 
     Raises
     ------
@@ -78,7 +85,7 @@ def serve(out: Path, options: ServerOptions, tell: Callable[[dict[str, str]], No
     readers = Readers(tuple(codes.values()), options.double, options.repeat)
     with closing(VerdictLog(out)) as log, closing(_listen(options)) as listening:
         names = {code: name for name, code in codes.items()}
-        desk = Desk(out, log, readers, OpenCases(out, options.key), names)
+        desk = Desk(out, log, readers, OpenCases(out, options.key), names, publish)
         desk.worklist.refresh()
         sessions = Sessions(list(names))
         origins = _origins(options, listening.getsockname()[1])

@@ -18,6 +18,7 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.review.cohort import Cohort
+from scanloom.review.corrections.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
 from scanloom.review.report.data import references_of
 from scanloom.review.verdicts.verdict import Seen, Verdict
@@ -46,6 +47,7 @@ class ListedCase:
     measurements: tuple[Measurement, ...]
     references: Mapping[str, Any]
     seen: Seen
+    revision: int
 
 
 class Worklist:
@@ -70,12 +72,13 @@ class Worklist:
         self._changed: object = None
         self._looked = 0.0
 
-    def refresh(self) -> None:
-        """Look for cases that were added, replaced or removed."""
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Look for cases that were added, replaced or removed, unless that was done just now."""
         with self._guard:
-            if time.monotonic() - self._looked < LEAST_INTERVAL_S and self._changed is not None:
+            recent = time.monotonic() - self._looked < LEAST_INTERVAL_S
+            if recent and self._changed is not None and not at_once:
                 return
-            changed = _stamp(self.out / "cases")
+            changed = _stamp(self.out / "cases"), revision_stamps(self.out)
             if changed != self._changed:
                 self._read()
                 self._changed = changed
@@ -96,11 +99,12 @@ class Worklist:
         self.version += 1
 
     def _known_or_read(self, folder: Path) -> tuple[str, tuple[object, ListedCase]]:
-        stamp = _stamp(folder / CASE)
+        latest = latest_result(self.out, folder.name)
+        stamp = _stamp(folder / CASE), _stamp(latest / CASE)
         known = self._known.get(folder.name)
         if known is not None and known[0] == stamp:
             return folder.name, known
-        return folder.name, (stamp, _listed(folder))
+        return folder.name, (stamp, _listed(folder, latest))
 
     def risk(self, name: str) -> float:
         """Return the risk by which a case is sorted."""
@@ -127,7 +131,6 @@ class Worklist:
             Cases about which readers disagree, as far as the reviewer may know.
         """
         apart, rows, counts = set(disagreed), list[list[Any]](), Counter[str]()
-        revisions = latest_revisions(self.out)
         for name in names:
             case = self.cases.get(name)
             if case is None:
@@ -137,7 +140,7 @@ class Worklist:
             own = verdicts.get(reviewer)
             counts[state] += 1
             counts["mine"] += own is not None
-            rows.append([*self._row(case, state, own, verdicts), revisions.get(name, 0)])
+            rows.append(self._row(case, state, own, verdicts))
         return rows, counts
 
     def _row(
@@ -149,6 +152,7 @@ class Worklist:
             *(case.name, case.modality, case.shape, [round(s, 3) for s in case.spacing]),
             *(case.models, doubts(findings), round(risk, 2), risk >= REVIEW_THRESHOLD, state),
             *(own.decision if own else None, state == "disagreed", len(verdicts)),
+            case.revision,
         ]
 
 
@@ -170,20 +174,19 @@ def doubts(findings: Sequence[Finding]) -> list[str]:
     return list(dict.fromkeys(f"{each.structure}: {each.text}" for each in ordered))
 
 
-def latest_revisions(out: Path) -> dict[str, int]:
-    """Return the number of the latest revision of each case that has one."""
-    found = dict[str, int]()
+def revision_stamps(out: Path) -> object:
+    """Return what changes when a revision is added."""
+    folder = Path(out, *REVISIONS)
     with suppress(OSError):
-        for folder in (out / "review" / "revisions").iterdir():
-            numbers = [int(p.name) for p in folder.iterdir() if p.name.isdecimal()]
-            found |= {folder.name: max(numbers)} if numbers else {}
-    return found
+        return _stamp(folder), sorted((p.name, _stamp(p)) for p in folder.iterdir())
+    return None
 
 
-def _listed(folder: Path) -> ListedCase:
+def _listed(folder: Path, latest: Path) -> ListedCase:
+    """Return a case; `latest` is the folder of its latest revision, or `folder`."""
     document = read_case(folder)
-    files = {entry["file"] for entry in read_json(folder / SEGMENTS)["files"]}
-    sums = _SUM_LINE.findall((folder / CHECKSUMS).read_text("utf-8"))
+    files = {entry["file"] for entry in read_json(latest / SEGMENTS)["files"]}
+    sums = _SUM_LINE.findall((latest / CHECKSUMS).read_text("utf-8"))
     grid = document["grid"]
     return ListedCase(
         folder.name,
@@ -192,9 +195,10 @@ def _listed(folder: Path) -> ListedCase:
         tuple(grid["spacing_mm"]),
         grid["axes"],
         tuple(each["name"] for each in document["models"]),
-        read_measurements(folder),
+        read_measurements(latest),
         {m["name"]: references_of(m) for m in document["models"]},
         Seen(document["recipe"], {name: value for value, name in sums if name in files}),
+        revision_number(latest),
     )
 
 
