@@ -296,6 +296,12 @@ class Reason(Enum):
         "Use --replace, or another --out to keep both",
         "result",
     )
+    GRID_DIFFERS = ("failed", False, "Save the labels on the grid of the scan, without resampling")
+    LABELS_UNKNOWN = (
+        "failed",
+        False,
+        "Use the structures of the case: `segments.json` lists them",
+    )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 
 

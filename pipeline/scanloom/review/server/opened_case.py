@@ -135,7 +135,7 @@ def open_case(out: Path, name: str, key: Path | None = None) -> OpenedCase:
             check_files(latest)
         grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
         view = View(grid)
-        seen = Seen(document["recipe"], _hashes(latest))
+        seen = Seen(read_json(latest / CASE)["recipe"], _hashes(latest))
         layers = tuple(_layers(latest, view))
         measurements = read_measurements(latest)
     except _DAMAGE as exc:

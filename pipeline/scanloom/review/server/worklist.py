@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import Measurement
-from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
-from scanloom.io.output.json_file import read_json
+from scanloom.io.output.file_names import CASE
 from scanloom.io.output.layout import iter_cases, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.review.cohort import Cohort
 from scanloom.review.corrections.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
 from scanloom.review.report.data import references_of
+from scanloom.review.verdicts.results import seen_of
 from scanloom.review.verdicts.verdict import Seen, Verdict
 
 COLUMNS = (
@@ -31,7 +30,6 @@ COLUMNS = (
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 LEAST_INTERVAL_S = 2.0
 """Time between two looks for new cases."""
-_SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +183,6 @@ def revision_stamps(out: Path) -> object:
 def _listed(folder: Path, latest: Path) -> ListedCase:
     """Return a case; `latest` is the folder of its latest revision, or `folder`."""
     document = read_case(folder)
-    files = {entry["file"] for entry in read_json(latest / SEGMENTS)["files"]}
-    sums = _SUM_LINE.findall((latest / CHECKSUMS).read_text("utf-8"))
     grid = document["grid"]
     return ListedCase(
         folder.name,
@@ -197,7 +193,7 @@ def _listed(folder: Path, latest: Path) -> ListedCase:
         tuple(each["name"] for each in document["models"]),
         read_measurements(latest),
         {m["name"]: references_of(m) for m in document["models"]},
-        Seen(document["recipe"], {name: value for value, name in sums if name in files}),
+        seen_of(latest),
         revision_number(latest),
     )
 
