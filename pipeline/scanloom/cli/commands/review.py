@@ -178,7 +178,10 @@ def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) 
         raise typer.BadParameter("--take and --case belong together")
     code = reviewer_codes(out, [reviewer])[reviewer]
     folder = take_file(out, given.take, given.case, code, model=given.model, key=key)
-    say(f"Revision {folder.name}: {folder}")
+    if folder is None:
+        say("The file has the labels of the case: there is nothing to take.")
+    else:
+        say(f"Revision {folder.name}: {folder}")
 
 
 def _export(out: Path, folder: Path, key: Path | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -38,7 +40,7 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 continue
             for name in damaged:
                 typer.echo(f"scanloom: {_damage(name)}.", err=True)
-            _print(now, general.mode)
+            _print(now, _reviewed(out), general.mode)
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
@@ -47,11 +49,24 @@ def status(results: ResultsOptions, general: Reporting) -> None:
         raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}", str(out))
 
 
-def _print(now: Status, mode: OutputMode) -> None:
+def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
     from scanloom.cli.run_tables import status_table
 
-    plain = {"schema": 1, "status": asdict(now)}
-    print_result(mode, lambda: plain, lambda: console().print(status_table(now)))
+    def show() -> None:
+        console().print(status_table(now))
+        if reviewed:
+            counts = ", ".join(f"{count} {state}" for state, count in reviewed.items())
+            console().print(f"Reviewed: {counts}.")
+
+    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
+    print_result(mode, lambda: plain, show)
+
+
+def _reviewed(out: Path) -> dict[str, int]:
+    """Return the number of reviewed cases by what was decided."""
+    from scanloom.review.verdicts.tables import review_states
+
+    return dict(Counter(review_states(out).values()).most_common())
 
 
 def _damage(run: str) -> str:

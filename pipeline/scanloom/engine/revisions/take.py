@@ -26,8 +26,8 @@ def take_file(
     *,
     model: str | None = None,
     key: Path | None = None,
-) -> Path:
-    """Publish the labels in a file as a revision of a case.
+) -> Path | None:
+    """Publish the labels in a file as a revision of a case; None if they are the case's.
 
     A file of numbers replaces a label map as a whole. A file of named segments replaces the
     structures that it names, and leaves the others; where both claim a voxel, the file's does.
@@ -65,7 +65,7 @@ def take_file(
     after = _by_number(given, entries) if given.names is None else _by_name(given, entries, before)
     changed = {name: array for name, array in after.items() if (array != before[name]).any()}
     if not changed:
-        raise ScanError(Reason.LABELS_UNKNOWN, "the file has the labels of the case: no change")
+        return None
     return publish_revision(out, name, Correction(changed, reviewer, "file"), key)
 
 

@@ -17,9 +17,10 @@ from scanloom.io.output.layout import is_case_name
 from scanloom.review.corrections.draft import Draft
 from scanloom.review.server.opened_case import OpenedCase, open_case
 from scanloom.review.server.security import RefusedError
-from scanloom.review.server.worklist import COLUMNS, STATES, Worklist, doubts, state_of
+from scanloom.review.server.worklist import COLUMNS, STATES, Worklist, doubts
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.results import differ, state_of
 from scanloom.review.verdicts.verdict import TAGS, Verdict
 
 MAX_OPEN_BYTES = 640 << 20
@@ -126,7 +127,7 @@ class Desk:
         current, back = self.log.current(), self.readers.coming_back(reviewer, self.log.history())
         names = self.readers.cases_of(reviewer, self.worklist.cases, current)
         visible = {name: self._visible(name, reviewer, current, back) for name in names}
-        apart = [name for name in names if self.readers.disagreed(name, visible[name])]
+        apart = [name for name in names if differ(visible[name])]
         rows, counts = self.worklist.rows(names, reviewer, visible, apart)
         return {
             "columns": COLUMNS,
@@ -147,7 +148,7 @@ class Desk:
         back = self.readers.coming_back(reviewer, self.log.history())
         visible = self._visible(name, reviewer, self.log.current(), back)
         case = self.worklist.cases.get(name)
-        state = state_of(case.seen, visible, self.readers.disagreed(name, visible)) if case else ""
+        state = state_of(case.seen, visible) if case else ""
         return {
             "state": state,
             "again": name in back,

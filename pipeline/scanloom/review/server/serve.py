@@ -11,11 +11,13 @@ from pathlib import Path
 import uvicorn
 
 from scanloom.core import Reason, ScanError
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
 from scanloom.review.server.desk import Desk, OpenCases, Publish
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.tables import write_review_tables
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -110,7 +112,11 @@ def serve(
                 for name, code in codes.items()
             }
         )
-        server.run(sockets=[listening])
+        try:
+            server.run(sockets=[listening])
+        finally:
+            with disk_errors_as_scan_errors():
+                write_review_tables(out)
 
 
 def _listen(options: ServerOptions) -> socket.socket:

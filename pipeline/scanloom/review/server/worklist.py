@@ -19,7 +19,7 @@ from scanloom.review.cohort import Cohort
 from scanloom.review.corrections.revisions import REVISIONS, latest_result, revision_number
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
 from scanloom.review.report.data import references_of
-from scanloom.review.verdicts.results import seen_of
+from scanloom.review.verdicts.results import seen_of, state_of
 from scanloom.review.verdicts.verdict import Seen, Verdict
 
 COLUMNS = (
@@ -134,7 +134,7 @@ class Worklist:
             if case is None:
                 continue
             verdicts = visible.get(name, {})
-            state = state_of(case.seen, verdicts, name in apart)
+            state = state_of(case.seen, verdicts, disagreed=name in apart)
             own = verdicts.get(reviewer)
             counts[state] += 1
             counts["mine"] += own is not None
@@ -152,18 +152,6 @@ class Worklist:
             *(own.decision if own else None, state == "disagreed", len(verdicts)),
             case.revision,
         ]
-
-
-def state_of(seen: Seen, verdicts: Mapping[str, Verdict], disagreed: bool) -> str:
-    """Return the state of a case: what was decided about the result that there is now."""
-    if not verdicts:
-        return "open"
-    current = [v for v in verdicts.values() if v.seen == seen]
-    if not current:
-        return "stale"
-    if disagreed:
-        return "disagreed"
-    return max(current, key=lambda v: v.number).decision or "open"
 
 
 def doubts(findings: Sequence[Finding]) -> list[str]:

@@ -63,13 +63,6 @@ class Readers:
         """Return whether two reviewers read a case."""
         return bool(self.double) and _share(case, "double") < self.double
 
-    def disagreed(self, case: str, verdicts: ByReviewer) -> bool:
-        """Return whether reviewers of a case differ, and no third one decided between them."""
-        decided = [each.decision for each in verdicts.values() if each.decision]
-        if len(set(decided)) < 2:
-            return False
-        return max(decided.count(each) for each in decided) * 2 <= len(decided)
-
     def is_blind(self, case: str, reviewer: str, verdicts: ByReviewer) -> bool:
         """Return whether a reviewer must not see what others decided: a reader has not finished."""
         if not self.is_double(case):

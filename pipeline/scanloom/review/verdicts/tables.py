@@ -1,0 +1,106 @@
+"""Tables of reviews: `review/review.parquet`, `review.csv` and `agreement.csv`, without names."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scanloom.io.output.csv_text import escape_formula
+from scanloom.io.system.atomic_write import atomic_write
+from scanloom.review.verdicts.agreement import Agreement, agreements
+from scanloom.review.verdicts.log import REVIEW, current_verdicts, read_verdicts
+from scanloom.review.verdicts.results import current_results, state_of
+from scanloom.review.verdicts.verdict import Verdict
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = tuple(
+    ["case", "reviewer", "subject", "decision", "tags", "seconds", "at", "current", "recipe"]
+)
+"""Columns of `review.csv`: a row for each decision that counts, about a case or a structure."""
+
+
+def write_review_tables(out: Path) -> None:
+    """Write the tables of an output folder's verdicts; nothing if there are none.
+
+    Raises
+    ------
+    ScanError
+        RESULT_DAMAGED if the log is damaged.
+    OSError
+        If they can't be written.
+    """
+    current = current_verdicts(read_verdicts(out))
+    if not current:
+        return
+    counted = [verdict for each in current.values() for verdict in each.values()]
+    rows = list(_rows(out, counted))
+    folder = out / REVIEW
+    atomic_write(folder / "review.csv", lambda draft: _write_csv(draft, COLUMNS, rows))
+    atomic_write(folder / "review.parquet", lambda draft: _write_parquet(draft, rows))
+    names = [field.name for field in fields(Agreement)]
+    agreed = [[_cell(value) for value in astuple(each)] for each in agreements(counted)]
+    atomic_write(folder / "agreement.csv", lambda draft: _write_csv(draft, names, agreed))
+
+
+def review_states(out: Path) -> dict[str, str]:
+    """Return the state of each case with a verdict: a decision, "disagreed" or "stale".
+
+    Raises
+    ------
+    ScanError
+        RESULT_DAMAGED if the log is damaged.
+    """
+    current = current_verdicts(read_verdicts(out))
+    results = current_results(out, current)
+    return {
+        case: state_of(results[case], verdicts) if case in results else "stale"
+        for case, verdicts in sorted(current.items())
+    }
+
+
+def _rows(out: Path, verdicts: Iterable[Verdict]) -> Iterator[list[Any]]:
+    ordered = sorted(verdicts, key=lambda each: (each.case, each.reviewer))
+    results = current_results(out, {each.case for each in ordered})
+    for each in ordered:
+        is_current = results.get(each.case) == each.seen
+        subjects: Mapping[str, str | None] = {"": each.decision, **each.structures}
+        for subject, decision in subjects.items():
+            yield [
+                *(each.case, each.reviewer, subject, decision, " ".join(each.tags)),
+                *(each.seconds, each.at, is_current, each.seen.recipe),
+            ]
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(columns)
+        lines.writerows([escape_formula(str(cell)) for cell in row] for row in rows)
+
+
+def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    pq.write_table(pa.Table.from_pylist(plain, _schema()), path)
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    other = {"seconds": pa.float64(), "current": pa.bool_()}
+    return pa.schema([(name, other.get(name, pa.string())) for name in COLUMNS])
+
+
+def _cell(value: object) -> object:
+    """Return a cell; empty for a number that is not defined."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.4f}"
+    return value
