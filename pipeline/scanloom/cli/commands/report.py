@@ -71,9 +71,23 @@ def report(
         if behind:
             typer.echo(f"scanloom: {BEHIND}.", err=True)
         warn_of_damaged(out, sorted(damaged))
+        verdicts_damaged = _warn_of_verdicts(out)
         for file in damaged_totals(out):
             typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
-    raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)
+    raise typer.Exit(Exit.SOME_FAILED if damaged or verdicts_damaged else Exit.OK)
+
+
+def _warn_of_verdicts(out: Path) -> bool:
+    """Tell whether the log of verdicts is damaged: then the report lacks them."""
+    from scanloom.core import ScanError
+    from scanloom.review.verdicts.log import read_verdicts
+
+    try:
+        read_verdicts(out)
+    except ScanError as error:
+        typer.echo(f"scanloom: {error.detail}; the report lacks the verdicts.", err=True)
+        return True
+    return False
 
 
 def _show(pages: dict[str, str]) -> None:

@@ -82,11 +82,9 @@ def verify(out: Path) -> Iterator[Discrepancy]:
 
 def _verify_review(out: Path) -> Iterator[Discrepancy]:
     """Yield the differences of verdicts from their chain, and of revisions from their checksums."""
-    files = ((f"{REVIEW}/{VERDICTS}", out / REVIEW / VERDICTS),)
-    files += ((f"{PRIVATE}/{COMMENTS}", out / PRIVATE / COMMENTS),)
-    for name, path in files:
+    for name in (f"{REVIEW}/{VERDICTS}", f"{PRIVATE}/{COMMENTS}"):
         try:
-            for _ in read_lines(path):
+            for _ in read_lines(out / name):
                 pass
         except ChainError as error:
             yield Discrepancy("changed", f"{name}, {error}")

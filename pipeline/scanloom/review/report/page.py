@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from scanloom.review.report.rows import Structures, make_rows, structure_names
 from scanloom.review.report.runs import run_row, summed, valid_runs
 from scanloom.review.report.sources import private_rows
 from scanloom.review.report.thumbnails import draw_thumbs
-from scanloom.review.verdicts.log import REVIEW
-from scanloom.review.verdicts.log import VERDICTS as LOG
 from scanloom.review.verdicts.tables import review_states
 
 if TYPE_CHECKING:
@@ -136,10 +135,8 @@ def _prepare(out: Path, damaged: set[str]) -> _Content:
     structures = structure_names(data.cases)
     charts = draw_charts(data.cases, structures, folder)
     verdicts: dict[str, str] = {}
-    try:
+    with suppress(ScanError):  # a damaged log: `scanloom report` and `verify` say so
         verdicts = review_states(out)
-    except ScanError:
-        damaged.add(f"{REVIEW}/{LOG}")
     return _Content(data, structures, thumbs, charts, verdicts)
 
 

@@ -64,10 +64,8 @@ def kappa(table: Table) -> float:
         return float("nan")
     categories = np.unique(np.concatenate((first, second)))
     shares = [np.array([(reader == c).mean() for c in categories]) for reader in (first, second)]
-    chance = float(shares[0] @ shares[1])
-    return (
-        float("nan") if chance == 1 else float(((first == second).mean() - chance) / (1 - chance))
-    )
+    chance, observed = float(shares[0] @ shares[1]), float((first == second).mean())
+    return float("nan") if chance == 1 else (observed - chance) / (1 - chance)
 
 
 def alpha(table: Table) -> float:

@@ -19,8 +19,9 @@ from scanloom.review.verdicts.verdict import Verdict
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS = tuple(
-    ["case", "reviewer", "subject", "decision", "tags", "seconds", "at", "current", "recipe"]
+COLUMNS = (
+    *("case", "reviewer", "subject", "decision", "tags"),
+    *("seconds", "at", "current", "recipe"),
 )
 """Columns of `review.csv`: a row for each decision that counts, about a case or a structure."""
 
