@@ -302,6 +302,11 @@ class Reason(Enum):
         False,
         "Use the structures of the case: `segments.json` lists them",
     )
+    REVIEW_DAMAGED = (
+        "failed",
+        False,
+        "Restore the file from a copy; or move it away, and verdicts begin anew",
+    )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 
 

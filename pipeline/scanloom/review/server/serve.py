@@ -79,7 +79,7 @@ def serve(
     ------
     ScanError
         LOCKED if another server has the folder; ENVIRONMENT if the address can't be used;
-        RESULT_DAMAGED if the log is damaged; OUTPUT_UNWRITABLE.
+        REVIEW_DAMAGED if the log is damaged; OUTPUT_UNWRITABLE.
     ValueError
         If double reading is requested for one reviewer.
     """

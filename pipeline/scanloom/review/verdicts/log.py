@@ -71,7 +71,7 @@ def read_verdicts(out: Path) -> list[Verdict]:
     Raises
     ------
     ScanError
-        RESULT_DAMAGED, with the line.
+        REVIEW_DAMAGED, with the line.
     """
     path = out / REVIEW / VERDICTS
     try:
@@ -101,7 +101,7 @@ class VerdictLog:
     Raises
     ------
     ScanError
-        LOCKED if another process holds it; RESULT_DAMAGED if a line is damaged; OUTPUT_UNWRITABLE.
+        LOCKED if another process holds it; REVIEW_DAMAGED if a line is damaged; OUTPUT_UNWRITABLE.
     """
 
     def __init__(self, out: Path) -> None:
@@ -221,13 +221,13 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     Raises
     ------
     ScanError
-        OUTPUT_UNWRITABLE or DISK_FULL; RESULT_DAMAGED if the kept codes can't be read.
+        OUTPUT_UNWRITABLE or DISK_FULL; REVIEW_DAMAGED if the kept codes can't be read.
     """
     file = out / PRIVATE / REVIEWERS
     try:
         known = dict(read_json(file)) if file.exists() else {}
     except (OSError, ValueError) as exc:
-        raise ScanError(Reason.RESULT_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
+        raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
     new = [name for name in dict.fromkeys(names) if name not in known.values()]
     for name in new:
         known[f"r{len(known) + 1}"] = name
@@ -254,4 +254,4 @@ def _parsed(plain: Mapping[str, Any]) -> Verdict:
 
 
 def _damaged(problem: str) -> ScanError:
-    return ScanError(Reason.RESULT_DAMAGED, f"{REVIEW}/{VERDICTS}: {problem}")
+    return ScanError(Reason.REVIEW_DAMAGED, f"{REVIEW}/{VERDICTS}: {problem}")

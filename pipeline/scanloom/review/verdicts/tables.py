@@ -32,7 +32,7 @@ def write_review_tables(out: Path) -> None:
     Raises
     ------
     ScanError
-        RESULT_DAMAGED if the log is damaged.
+        REVIEW_DAMAGED if the log is damaged.
     OSError
         If they can't be written.
     """
@@ -55,7 +55,7 @@ def review_states(out: Path) -> dict[str, str]:
     Raises
     ------
     ScanError
-        RESULT_DAMAGED if the log is damaged.
+        REVIEW_DAMAGED if the log is damaged.
     """
     current = current_verdicts(read_verdicts(out))
     results = current_results(out, current)

@@ -1,5 +1,6 @@
 // The page of a case: three planes, structures, doubts, and the verdict.
 import { chosen, element, get, post, rowsOf } from "./api.js";
+import { Correction } from "./correct.js";
 import { Plane, colours, greys } from "./plane.js";
 import { Slices, Store } from "./slices.js";
 import { Verdict } from "./verdict.js";
@@ -14,6 +15,8 @@ const verdict = new Verdict(byId, { saved, failed });
 let about = null, planes = {}, slices = {}, at = [0, 0, 0], active = "axial", rows = [], doubt = -1;
 let table = null, shownWindow = null, palettes = [], off = new Set(), outline = false, hidden = false, asked = 0;
 
+const correction = new Correction(byId, { get about() { return about; }, get at() { return at; }, get planes() { return planes; },
+  say: (text) => say(text), failed, reload, saved: corrected });
 const say = (text, bad = false) => { byId("status").textContent = text; byId("status").classList.toggle("error", bad); };
 function failed(error) { say(error.reason ? error.message : "The server does not answer. Is it still running?", true); }
 const current = () => decodeURIComponent(location.pathname.split("/").pop());
@@ -76,6 +79,7 @@ function start(id, info) {
   drawStructures();
   drawDoubts();
   verdict.show(info);
+  correction.show();
   setActive(active);
   byId("preview").open = false;
 }
@@ -124,6 +128,24 @@ async function saved(id) {
   const open = (row) => row.id !== id && (row.state === "open" || row.state === "stale");
   const row = listed.slice(here + 1).find(open) || listed.find(open);
   if (row) await go(row.id); else say("Saved. No case is open any more.");
+}
+
+// Fetch the labels again: with the strokes of a correction, or without.
+function reload() {
+  store.forget(`${about.id}/labels/`);
+  for (const layer of slices.labels) for (const name of PLANES) layer[name].drafted(correction.on);
+  return draw();
+}
+
+async function corrected(id, revision) {
+  fetched.delete(id);
+  store.forget(`${id}/labels/`);
+  const place = at, plane = active;
+  await open(id);
+  active = plane;
+  setActive(active);
+  await jump(place);
+  say(`Saved as revision ${revision}: please decide on it.`);
 }
 
 // Drawing
@@ -281,13 +303,18 @@ function press(event, name) {
     if (panning) { plane.pan = pan.map((n, axis) => n + by[axis]); plane.place(); return; }
     if (windowing) { ownWindow(window, by); return; }
     const [x, y] = plane.pixel(moved);
+    if (correction.points) { correction.extend(name, [x, y]); return; }
     at[plane.about.across] = x;
     at[plane.about.down] = y;
     draw();
   };
-  if (!windowing && !panning) drag(event);
+  const painting = correction.on && !windowing && !panning;
+  if (painting) { mark(name); correction.begin(name, plane.pixel(event)); } else if (!windowing && !panning) drag(event);
   plane.figure.addEventListener("pointermove", drag);
-  plane.figure.addEventListener("pointerup", () => plane.figure.removeEventListener("pointermove", drag), { once: true });
+  plane.figure.addEventListener("pointerup", () => {
+    plane.figure.removeEventListener("pointermove", drag);
+    if (painting) correction.end(name);
+  }, { once: true });
 }
 
 function ownWindow(window, [right, down]) {
@@ -306,6 +333,8 @@ const KEYS = {
   ArrowDown: (event) => move(about.planes[active].normal, at[about.planes[active].normal] + (event.shiftKey ? 10 : 1)),
   "+": () => planes[active].setZoom(planes[active].zoom * 1.5), "-": () => planes[active].setZoom(planes[active].zoom / 1.5),
   "0": () => planes[active].setZoom(1),
+  ArrowLeft: () => shift("across", -1), ArrowRight: () => shift("across", 1),
+  b: () => correction.toggle(), x: () => correction.erase(!correction.eraser),
   w: () => chooseWindow((Number(byId("windows").value) + 1) % Math.max(1, about.windows.length)),
   o: () => { outline = !outline; toggle("outline", outline); }, h: () => { hidden = !hidden; toggle("hide", hidden); },
   d: () => { const some = about.doubts.filter((each) => each.point); if (some.length) { doubt = (doubt + 1) % some.length; say(some[doubt].text); jump(some[doubt].point); } },
@@ -314,7 +343,19 @@ const KEYS = {
   n: () => step(1), p: () => step(-1), l: () => location.assign(byId("back").href), "?": () => byId("help").showModal(),
 };
 
+function shift(direction, by) { const axis = about.planes[active][direction]; return move(axis, at[axis] + by); }
+
+function withModifier(event) {
+  if (event.altKey && (event.key === "ArrowUp" || event.key === "ArrowDown")) shift("down", event.key === "ArrowUp" ? -1 : 1);
+  else if ((event.ctrlKey || event.metaKey) && correction.on && (event.key === "z" || event.key === "y")) correction.send(event.key === "z" ? "draft/undo" : "draft/redo");
+  else return;
+  event.preventDefault();
+}
+
 document.addEventListener("keydown", (event) => {
+  if (event.target.closest("textarea, select, dialog, input:not([type=checkbox])") && event.key !== "Escape") return;
+  if (about && (event.ctrlKey || event.metaKey || event.altKey)) { withModifier(event); return; }
+  if (event.key === "Enter" && correction.on && event.target.closest(".plane") && about) { event.preventDefault(); correction.dot(active); return; }
   if (event.key === "Escape" && event.target.closest("textarea")) { event.target.blur(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("textarea, select, dialog, input[type=range]")) return;
   const action = KEYS[event.key];

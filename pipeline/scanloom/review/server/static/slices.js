@@ -12,7 +12,13 @@ export class Slices {
     this.chunk = Math.max(1, Math.floor(CHUNK_BYTES / (this.length * type.BYTES_PER_ELEMENT)));
   }
 
-  key(index) { return `${this.id}/${this.path}/${this.name}/${Math.floor(index / this.chunk)}`; }
+  // Show the labels with the strokes of a correction: slice by slice, since each stroke changes them.
+  drafted(on) {
+    this.draft = on;
+    this.chunk = on ? 1 : Math.max(1, Math.floor(CHUNK_BYTES / (this.length * this.type.BYTES_PER_ELEMENT)));
+  }
+
+  key(index) { return `${this.id}/${this.path}/${this.name}/${this.draft ? "draft" : "kept"}/${Math.floor(index / this.chunk)}`; }
 
   // The slice if it is here, else null.
   at(index) {
@@ -25,7 +31,7 @@ export class Slices {
   async fetch(index) {
     const first = Math.floor(index / this.chunk) * this.chunk;
     const last = Math.min(first + this.chunk, this.plane.count) - 1;
-    const address = `/api/case/${encodeURIComponent(this.id)}/${this.path}/${this.name}/${first}-${last}`;
+    const address = `/api/case/${encodeURIComponent(this.id)}/${this.path}/${this.name}/${first}-${last}${this.draft ? "?draft=1" : ""}`;
     await this.store.load(this.key(index), async () => new this.type(await pixels(address)));
     return this.at(index);
   }
