@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ def expected(array: np.ndarray, stroke: Stroke) -> np.ndarray:
     """Return the array with a stroke, voxel by voxel."""
     after, points = array.copy(), np.array(stroke.points, float)
     step = np.array((SPACING[stroke.across], SPACING[stroke.down]))
-    pairs = [*zip(points, points[1:], strict=False)] or [(points[0], points[0])]
+    pairs = [*itertools.pairwise(points)] or [(points[0], points[0])]
     for index in np.ndindex(array.shape):
         if index[stroke.normal] != stroke.index:
             continue

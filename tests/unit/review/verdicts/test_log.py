@@ -166,7 +166,8 @@ from scanloom.review.verdicts.verdict import Seen, Verdict
 log = VerdictLog(Path(sys.argv[1]))
 def write(reviewer):
     for n in range(10**6):
-        kept = log.append(Verdict(f"c{n}", reviewer, Seen("r", {}), "accept"), "why" if n % 3 else "")
+        verdict = Verdict(f"c{n}", reviewer, Seen("r", {}), "accept")
+        kept = log.append(verdict, "why" if n % 3 else "")
         print(kept.number, kept.case, kept.reviewer, flush=True)
 for reviewer in ("r1", "r2"):
     threading.Thread(target=write, args=(reviewer,)).start()
