@@ -75,9 +75,9 @@ def read_verdicts(out: Path) -> list[Verdict]:
     """
     path = out / REVIEW / VERDICTS
     try:
-        return [_parsed(plain) for plain, _ in read_lines(path)]
+        return [_parsed(plain) for plain in read_lines(path)]
     except ChainError as exc:
-        raise _damaged(str(exc)) from exc
+        raise _damaged(f"{REVIEW}/{VERDICTS}", exc) from exc
     except OSError as exc:
         raise output_error(exc, f"{REVIEW}/{VERDICTS}") from exc
 
@@ -114,16 +114,14 @@ class VerdictLog:
             raise output_error(exc, "verdicts") from exc
         try:
             _hold(self._lock)
-            self._lines = ChainedLines(out / REVIEW / VERDICTS)
+            self._lines = _open_lines(out, f"{REVIEW}/{VERDICTS}", 0o666)
             (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
-            self._comments = ChainedLines(out / PRIVATE / COMMENTS, 0o600)
+            self._comments = _open_lines(out, f"{PRIVATE}/{COMMENTS}", 0o600)
             self._stack = Stack()
             for plain in self._lines.lines:
                 self._stack.add(_parsed(plain))
         except BaseException as exc:
             os.close(self._lock)
-            if isinstance(exc, ChainError):
-                raise _damaged(str(exc)) from exc
             if isinstance(exc, OSError):
                 raise output_error(exc, "verdicts") from exc
             raise
@@ -149,7 +147,8 @@ class VerdictLog:
         Raises
         ------
         ScanError
-            DISK_FULL or OUTPUT_UNWRITABLE: then the log is as before.
+            DISK_FULL or OUTPUT_UNWRITABLE: then the log is as before. REVIEW_DAMAGED if another
+            program changed it.
         """
         with self._guard:
             return self._append(verdict, comment)
@@ -191,21 +190,17 @@ class VerdictLog:
         kept = replace(verdict, number=self.count + 1, at=moment, comment=bool(comment))
         try:
             if comment:
-                self._comments.append(lambda n, last: _plain_comment(n, last, kept, comment))
-            self._lines.append(lambda _, last: plain_verdict(kept, last))
+                # A comment whose verdict is never written has the number of the next verdict: the
+                # last comment of a number counts.
+                plain = {"verdict": kept.number, "case": kept.case, "text": comment}
+                self._comments.append(plain)
+            self._lines.append(plain_verdict(kept))
         except OSError as exc:
             raise output_error(exc, "the verdict") from exc
+        except ChainError as exc:
+            raise _damaged(f"{REVIEW}/", exc) from exc
         self._stack.add(kept)
         return kept
-
-
-def _plain_comment(number: int, previous: str, verdict: Verdict, text: str) -> dict[str, Any]:
-    """Return a comment as the JSON object of its line; the last one of a verdict's number counts.
-
-    A comment whose verdict was never written has the number of the next verdict.
-    """
-    plain = {"number": number, "verdict": verdict.number, "case": verdict.case, "text": text}
-    return {**plain, "previous": previous}
 
 
 def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
@@ -246,12 +241,20 @@ def _hold(descriptor: int) -> None:
         raise ScanError(Reason.LOCKED, "another review of this output folder is open")
 
 
+def _open_lines(out: Path, name: str, mode: int) -> ChainedLines:
+    try:
+        return ChainedLines(out / name, mode)
+    except ChainError as exc:
+        raise _damaged(name, exc) from exc
+
+
 def _parsed(plain: Mapping[str, Any]) -> Verdict:
     try:
         return verdict_from_plain(plain)
     except (ValueError, LookupError, TypeError) as exc:
-        raise ChainError(f"line {plain.get('number')} is damaged") from exc
+        problem = ChainError(f"line {plain['number']} is not a verdict of this version")
+        raise _damaged(f"{REVIEW}/{VERDICTS}", problem) from exc
 
 
-def _damaged(problem: str) -> ScanError:
-    return ScanError(Reason.REVIEW_DAMAGED, f"{REVIEW}/{VERDICTS}: {problem}")
+def _damaged(name: str, problem: ChainError) -> ScanError:
+    return ScanError(Reason.REVIEW_DAMAGED, f"{name}: {problem}")

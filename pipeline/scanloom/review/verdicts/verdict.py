@@ -85,15 +85,8 @@ class Verdict:
     at: str = ""
 
 
-def plain_verdict(verdict: Verdict, previous: str) -> dict[str, Any]:
-    """Return a verdict as the JSON object of its line.
-
-    Parameters
-    ----------
-    verdict : Verdict
-    previous : str
-        SHA-256 of the line before; empty for the first.
-    """
+def plain_verdict(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as a JSON object."""
     return {
         "schema": SCHEMA,
         "number": verdict.number,
@@ -108,7 +101,6 @@ def plain_verdict(verdict: Verdict, previous: str) -> dict[str, Any]:
         "tags": list(verdict.tags),
         "comment": verdict.comment,
         "undoes": verdict.undoes,
-        "previous": previous,
     }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from scanloom.core import Reason, ScanError
+from scanloom.engine.results.verify import verify
 from scanloom.review.verdicts.log import (
     COMMENTS,
     REVIEW,
@@ -116,29 +117,97 @@ def flip(lines: list[bytes]) -> list[bytes]:
     return [lines[0], lines[1].replace(b"accept", b"reject"), *lines[2:]]
 
 
-DAMAGE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
-    "changed": flip,
-    "removed": lambda lines: [lines[0], *lines[2:]],
-    "doubled": lambda lines: [*lines[:2], *lines[1:]],
-    "swapped": lambda lines: [lines[0], lines[2], lines[1], lines[3]],
-    "no JSON": lambda lines: [lines[0], b"{", *lines[2:]],
-    "empty": lambda lines: [lines[0], b"", *lines[2:]],
-    "first removed": lambda lines: lines[1:],
+DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "changed": (flip, "line 2 was changed"),
+    "removed": (lambda lines: [lines[0], *lines[2:]], "line 2 is missing: line 3 is in its place"),
+    "doubled": (lambda lines: [*lines[:2], *lines[1:]], "line 3 is missing: line 2 is in its"),
+    "swapped": (
+        lambda lines: [lines[0], lines[2], lines[1], lines[3]],
+        "line 2 is missing: line 3 is in its place",
+    ),
+    "no JSON": (lambda lines: [lines[0], b"{", *lines[2:]], "line 2 was changed"),
+    "empty": (lambda lines: [lines[0], b"", *lines[2:]], "line 2 was changed"),
+    "first removed": (lambda lines: lines[1:], "line 1 is missing: line 2 is in its place"),
+    "last removed": (lambda lines: lines[:-1], "line 4 is missing at the end"),
+    "last two removed": (lambda lines: lines[:-2], "lines 3 to 4 are missing at the end"),
+    "all removed": (lambda _: [b""], "line 1 was changed"),
 }
+
+
+def written(out: Path) -> list[bytes]:
+    with closing(VerdictLog(out)) as log:
+        for case in "abcd":
+            log.append(verdict(case), "why")
+    return file_of(out).read_bytes().splitlines()
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
-    with closing(VerdictLog(tmp_path)) as log:
-        for case in "abcd":
-            log.append(verdict(case))
-    lines = file_of(tmp_path).read_bytes().splitlines()
-    file_of(tmp_path).write_bytes(b"\n".join(DAMAGE[damage](lines)) + b"\n")
+    change, text = DAMAGE[damage]
+    lines = written(tmp_path)
+    file_of(tmp_path).write_bytes(b"\n".join(change(lines)) + b"\n")
 
     for use in (read_verdicts, VerdictLog):
-        with pytest.raises(ScanError, match=r"line [1-3]") as caught:
+        with pytest.raises(ScanError, match=text) as caught:
             use(tmp_path)
         assert caught.value.reason is Reason.REVIEW_DAMAGED
+    (tmp_path / "cases").mkdir(exist_ok=True)
+    assert any(text in each.file for each in verify(tmp_path))
+
+
+def test_a_flipped_bit_anywhere_is_named(tmp_path: Path) -> None:
+    written(tmp_path)
+    for name in ("review/verdicts.jsonl", "private/review.jsonl", "review/verdicts.last"):
+        file = tmp_path / name
+        whole = file.read_bytes()
+        for n in range(0, len(whole), 7 if len(whole) > 100 else 1):
+            file.write_bytes(whole[:n] + bytes([whole[n] ^ 1 << n % 8]) + whole[n + 1 :])
+            with pytest.raises(ScanError, match=name.replace("last", "jsonl")):
+                VerdictLog(tmp_path)
+        file.write_bytes(whole)
+    VerdictLog(tmp_path).close()
+
+
+def test_a_line_that_belongs_to_another_log_is_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name)
+    one, two = file_of(tmp_path / "one"), file_of(tmp_path / "two")
+    [first, _, *rest] = one.read_bytes().splitlines(keepends=True)
+    one.write_bytes(b"".join([first, two.read_bytes().splitlines(keepends=True)[1], *rest]))
+
+    with pytest.raises(ScanError, match="line 2 does not follow the line before"):
+        read_verdicts(tmp_path / "one")
+
+
+def test_the_last_line_feed_lost_is_no_half_line(tmp_path: Path) -> None:
+    written(tmp_path)
+    file_of(tmp_path).write_bytes(file_of(tmp_path).read_bytes()[:-1])
+    before = file_of(tmp_path).read_bytes()
+
+    with pytest.raises(ScanError, match="line 4 is missing at the end"):
+        VerdictLog(tmp_path)
+    assert file_of(tmp_path).read_bytes() == before
+
+
+def test_a_copy_without_the_number_of_its_last_line_is_read(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / REVIEW / "verdicts.last").unlink()
+
+    assert len(read_verdicts(tmp_path)) == 4
+    with closing(VerdictLog(tmp_path)) as log:
+        assert log.append(verdict("e")).number == 5
+
+
+def test_nothing_is_written_after_lines_of_another_program(log: VerdictLog) -> None:
+    log.append(verdict())
+    with file_of(log.out).open("ab") as file:
+        file.write(b"{}\n")
+    before = file_of(log.out).read_bytes()
+
+    with pytest.raises(ScanError, match="another program changed the file"):
+        log.append(verdict("b"))
+    assert file_of(log.out).read_bytes() == before
 
 
 def test_a_full_disk_leaves_the_log_as_it_was(log: VerdictLog) -> None:
