@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from scanloom.review.server.worklist import COLUMNS, STATES, Worklist, doubts
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
-from scanloom.review.verdicts.verdict import TAGS, Verdict
+from scanloom.review.verdicts.verdict import TAGS, Verdict, about
 
 MAX_OPEN_BYTES = 640 << 20
 """Arrays of open cases that are kept; the case that was used longest ago goes first."""
@@ -125,7 +125,7 @@ class Desk:
         """Return the list of a reviewer's cases."""
         self.worklist.refresh()
         current, back = self.log.current(), self.readers.coming_back(reviewer, self.log.history())
-        names = self.readers.cases_of(reviewer, self.worklist.cases, current)
+        names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
         visible = {name: self._visible(name, reviewer, current, back) for name in names}
         apart = [name for name in names if differ(visible[name])]
         rows, counts = self.worklist.rows(names, reviewer, visible, apart)
@@ -180,10 +180,7 @@ class Desk:
         """
         self.worklist.refresh()
         known = is_case_name(name) and name in self.worklist.cases
-        verdicts = self.log.current().get(name, {})
-        if not known or (
-            reviewer not in verdicts and reviewer not in self.readers.assigned(name, verdicts)
-        ):
+        if not known or not self.readers.cases_of(reviewer, [name], self._valid_of(name)):
             raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 
     def opened(self, name: str) -> OpenedCase:
@@ -195,7 +192,7 @@ class Desk:
         return case
 
     def keep(self, verdict: Verdict, comment: str) -> Verdict:
-        """Keep a verdict about the result that there is now.
+        """Keep a verdict about the result that there is now, with how it was given.
 
         Raises
         ------
@@ -205,7 +202,17 @@ class Desk:
         case = self.worklist.cases[verdict.case]
         if verdict.seen != case.seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
-        return self.log.append(verdict, comment)
+        name, reviewer = verdict.case, verdict.reviewer
+        verdicts = self._valid_of(name).get(name, {})
+        again = name in self.readers.coming_back(reviewer, self.log.history())
+        blind = self.readers.is_blind(name, reviewer, verdicts)
+        given = replace(
+            verdict,
+            reading=2 if again and reviewer in verdicts else 1,
+            independent=verdicts.keys() <= {reviewer}
+            or (blind and not self.log.has_undone(name, reviewer)),
+        )
+        return self.log.append(given, comment)
 
     def draft(self, name: str, reviewer: str) -> Draft:
         """Return the correction in progress of a reviewer; a new one for another case or result."""
@@ -246,6 +253,11 @@ class Desk:
             raise RefusedError(409, "NOTHING", "Nothing was changed.")
         case, draft = held
         self.worklist.refresh()
+        if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
+            text = (
+                "Others read this case without knowing of each other: save when all have decided."
+            )
+            raise RefusedError(409, "BLIND", text)
         if case.seen != self.worklist.cases[name].seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
@@ -264,7 +276,19 @@ class Desk:
     ) -> dict[str, Verdict]:
         if name in back:
             return {}
-        return self.readers.visible(name, reviewer, current.get(name, {}))
+        case, verdicts = self.worklist.cases.get(name), current.get(name)
+        if case is None or not verdicts:
+            return {}
+        return self.readers.visible(name, reviewer, verdicts, case.seen)
+
+    def _valid(self, current: Mapping[str, Mapping[str, Verdict]]) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts about the results that there are now."""
+        cases = self.worklist.cases
+        return {name: about(cases[name].seen, v) for name, v in current.items() if name in cases}
+
+    def _valid_of(self, name: str) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts about the result of a case that there is now."""
+        return self._valid({name: self.log.current().get(name, {})})
 
     def _shown(self, verdict: Verdict | None) -> dict[str, Any] | None:
         if verdict is None:

@@ -38,6 +38,8 @@ class Stack:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], list[Verdict]] = {}
+        self.undone: set[tuple[str, str]] = set()
+        """Case and reviewer of undone verdicts."""
 
     def add(self, verdict: Verdict) -> None:
         """Add the next line of the log."""
@@ -46,6 +48,7 @@ class Stack:
             kept.append(verdict)
         else:
             kept[:] = [each for each in kept if each.number != verdict.undoes]
+            self.undone.add((verdict.case, verdict.reviewer))
 
     def last(self, case: str, reviewer: str) -> Verdict | None:
         """Return the verdict of a reviewer about a case that counts."""
@@ -176,6 +179,11 @@ class VerdictLog:
         """Return the verdicts that were not undone, by case and reviewer."""
         with self._guard:
             return self._stack.history()
+
+    def has_undone(self, case: str, reviewer: str) -> bool:
+        """Return whether a reviewer has undone a verdict about a case."""
+        with self._guard:
+            return (case, reviewer) in self._stack.undone
 
     def comment_of(self, verdict: Verdict) -> str:
         """Return the comment of a verdict; empty without one."""

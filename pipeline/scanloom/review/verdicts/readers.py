@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scanloom.review.verdicts.verdict import Verdict
+from scanloom.review.verdicts.verdict import Seen, Verdict, about
 
 REPEAT_AFTER = 10
 """Further verdicts of a reviewer after which a case comes back."""
@@ -18,7 +18,12 @@ History = Mapping[tuple[str, str], Sequence[Verdict]]
 
 @dataclass(frozen=True)
 class Readers:
-    """How cases are shared among reviewers. It depends on the case's name alone.
+    """How cases are shared among reviewers.
+
+    The readers of a case depend on its name and on the codes of the reviewers, not on their order,
+    other cases or chance. A further reviewer takes cases from all others and moves no other case.
+
+    "Verdicts" are those about the result that there is now, by reviewer.
 
     Parameters
     ----------
@@ -48,16 +53,11 @@ class Readers:
         """Return the readers of a case; a third one if the first two disagree."""
         if not self.double:
             return self.reviewers
-        count = len(self.reviewers)
-        first = _number(case, "first") % count
-        readers = [self.reviewers[first]]
-        if self.is_double(case):
-            second = (first + 1 + _number(case, "second") % (count - 1)) % count
-            readers.append(self.reviewers[second])
-            if count > 2 and self._differ(readers, verdicts):
-                others = [each for each in self.reviewers if each not in readers]
-                readers.append(others[_number(case, "third") % len(others)])
-        return tuple(readers)
+        ranked = sorted(self.reviewers, key=lambda each: _number(case, f"reader {each}"))
+        if not self.is_double(case):
+            return tuple(ranked[:1])
+        first, second = ranked[:2]
+        return tuple(ranked[: 3 if _differ(verdicts.get(first), verdicts.get(second)) else 2])
 
     def is_double(self, case: str) -> bool:
         """Return whether two reviewers read a case."""
@@ -69,9 +69,20 @@ class Readers:
             return False
         return any(each not in verdicts for each in {*self.assigned(case, verdicts), reviewer})
 
-    def visible(self, case: str, reviewer: str, verdicts: ByReviewer) -> dict[str, Verdict]:
-        """Return the verdicts about a case that a reviewer may see."""
-        if self.is_blind(case, reviewer, verdicts):
+    def visible(
+        self, case: str, reviewer: str, verdicts: ByReviewer, seen: Seen
+    ) -> dict[str, Verdict]:
+        """Return the verdicts about a case that a reviewer may see.
+
+        Parameters
+        ----------
+        case, reviewer : str
+        verdicts : mapping
+            Those about results that were replaced too.
+        seen : Seen
+            The result that there is now.
+        """
+        if self.is_blind(case, reviewer, about(seen, verdicts)):
             return {each: v for each, v in verdicts.items() if each == reviewer}
         return dict(verdicts)
 
@@ -99,14 +110,16 @@ class Readers:
         return {
             case
             for case, given in own.items()
-            if len(given) == 1
-            and given[0].number <= last
+            if all(verdict.reading == 1 for verdict in given)
+            and given[-1].number <= last
             and _share(case, f"repeat {reviewer}") < self.repeat
         }
 
-    def _differ(self, readers: Sequence[str], verdicts: ByReviewer) -> bool:
-        decided = {verdicts[each].decision for each in readers if each in verdicts}
-        return all(each in verdicts for each in readers) and len(decided) > 1
+
+def _differ(first: Verdict | None, second: Verdict | None) -> bool:
+    """Return whether two verdicts decide differently about the case."""
+    decided = {each.decision for each in (first, second) if each is not None and each.decision}
+    return len(decided) > 1
 
 
 def _number(case: str, purpose: str) -> int:

@@ -11,7 +11,7 @@ from scanloom.io.output.file_names import CASE, CHECKSUMS, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.review.corrections.revisions import latest_result
-from scanloom.review.verdicts.verdict import Seen, Verdict
+from scanloom.review.verdicts.verdict import Seen, Verdict, about
 
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
@@ -66,7 +66,7 @@ def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | N
         A decision (that of the majority), "disagreed", "stale" if all are about another result, or
         "open".
     """
-    current = {who: v for who, v in verdicts.items() if v.seen == seen}
+    current = about(seen, verdicts)
     if not current:
         return "stale" if verdicts else "open"
     if differ(current) if disagreed is None else disagreed:

@@ -66,6 +66,10 @@ class Verdict:
         Whether there is a comment, in the private folder.
     undoes : int or None
         Number of the line that is undone.
+    reading : int
+        2 if the case had come back to the reviewer, else 1.
+    independent : bool
+        Whether it was given without seeing another reviewer's verdict about the result.
     number : int
         Number of the line in the log, from 1; 0 before it is kept.
     at : str
@@ -81,8 +85,15 @@ class Verdict:
     seconds: float = 0.0
     comment: bool = False
     undoes: int | None = None
+    reading: int = 1
+    independent: bool = True
     number: int = 0
     at: str = ""
+
+
+def about(seen: Seen, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Return the verdicts about a result, without those about a result that it replaced."""
+    return {who: verdict for who, verdict in verdicts.items() if verdict.seen == seen}
 
 
 def plain_verdict(verdict: Verdict) -> dict[str, Any]:
@@ -101,6 +112,8 @@ def plain_verdict(verdict: Verdict) -> dict[str, Any]:
         "tags": list(verdict.tags),
         "comment": verdict.comment,
         "undoes": verdict.undoes,
+        "reading": verdict.reading,
+        "independent": verdict.independent,
     }
 
 
@@ -129,6 +142,8 @@ def verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
         seconds=float(plain["seconds"]),
         comment=bool(plain["comment"]),
         undoes=None if undoes is None else int(undoes),
+        reading=int(plain["reading"]),
+        independent=bool(plain["independent"]),
         number=int(plain["number"]),
         at=str(plain["at"]),
     )

@@ -23,7 +23,7 @@ def test_without_double_reading_all_read_all() -> None:
     given = {"r1": verdict("case1", "r1", "accept")}
 
     assert readers.cases_of("r2", CASES, {}) == CASES
-    assert readers.visible("case1", "r2", given) == given
+    assert readers.visible("case1", "r2", given, SEEN) == given
 
 
 def test_cases_are_shared_evenly_and_a_fifth_twice() -> None:
@@ -51,10 +51,10 @@ def test_a_third_reader_comes_when_two_differ() -> None:
     assert THREE.assigned(case, agreed) == (first, second)
     assert THREE.assigned(case, differing) == (first, second, third)
     assert THREE.cases_of(third, [case], {case: differing}) == [case]
-    assert THREE.visible(case, third, differing) == {}
-    assert THREE.visible(case, first, differing) == {first: differing[first]}
+    assert THREE.visible(case, third, differing, SEEN) == {}
+    assert THREE.visible(case, first, differing, SEEN) == {first: differing[first]}
     decided = {**differing, third: verdict(case, third, "accept")}
-    assert THREE.visible(case, first, decided) == decided
+    assert THREE.visible(case, first, decided, SEEN) == decided
 
 
 def test_readers_are_blind_until_both_have_decided() -> None:
@@ -62,10 +62,10 @@ def test_readers_are_blind_until_both_have_decided() -> None:
     first, second = THREE.assigned(case, {})
     one = {first: verdict(case, first, "accept")}
 
-    assert THREE.visible(case, second, one) == {}
-    assert THREE.visible(case, first, one) == one
+    assert THREE.visible(case, second, one, SEEN) == {}
+    assert THREE.visible(case, first, one, SEEN) == one
     both = {**one, second: verdict(case, second, "accept")}
-    assert THREE.visible(case, second, both) == both
+    assert THREE.visible(case, second, both, SEEN) == both
 
 
 def test_double_reading_needs_two() -> None:
