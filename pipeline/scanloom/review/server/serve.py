@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +113,8 @@ def serve(
             }
         )
         try:
-            server.run(sockets=[listening])
+            with suppress(KeyboardInterrupt):  # that is how it is stopped
+                server.run(sockets=[listening])
         finally:
             with disk_errors_as_scan_errors():
                 write_review_tables(out)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from scanloom.review.verdicts.agreement import agreements, alpha, interval, kappa
+from scanloom.review.verdicts.agreement import agreements, alpha, interval, kappa, value_of
 from scanloom.review.verdicts.verdict import Seen, Verdict
 
 
@@ -31,12 +31,12 @@ def test_both_are_those_of_the_libraries() -> None:
             warnings.simplefilter("ignore")
             expected = np.nan  # if there is one category only, or nothing to compare
             expected = krippendorff.alpha(table, level_of_measurement="nominal")
-        np.testing.assert_allclose(alpha(table), expected, atol=1e-12)
+        np.testing.assert_allclose(value_of(table, alpha), expected, atol=1e-12)
         both = table[:2, ~np.isnan(table[:2]).any(axis=0)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = metrics.cohen_kappa_score(*both) if both.size else np.nan
-        np.testing.assert_allclose(kappa(table[:2]), expected, atol=1e-12)
+        np.testing.assert_allclose(value_of(table[:2], kappa), expected, atol=1e-12)
         defined += not np.isnan(expected)
     assert defined > 150
 
@@ -50,7 +50,7 @@ def test_intervals_hold_the_value_and_narrow_with_cases() -> None:
     low, high = interval(table, kappa)
     few_low, few_high = interval(table[:, :40], kappa)
 
-    assert low < kappa(table) < high
+    assert low < value_of(table, kappa) < high
     assert high - low < (few_high - few_low) / 2
     assert interval(table, kappa) == (low, high)
 

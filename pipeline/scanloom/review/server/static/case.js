@@ -50,6 +50,8 @@ async function prefetch(id) {
 async function open(id) {
   const turn = ++asked;
   say("Opening ...");
+  delete document.body.dataset.opened;
+  verdict.clear();  // what is typed until the case is here is about none
   byId("name").textContent = id;
   document.title = `${id}: scanloom review`;
   try {

@@ -42,7 +42,15 @@ export class Verdict {
     this.byId("decided").textContent = words.join(" ");
   }
 
-  choose(decision) {
+  clear() {
+    this.id = null;
+    this.choose(null);
+    this.byId("undo").disabled = true;
+    this.byId("decided").textContent = "";
+  }
+
+  choose(given) {
+    const decision = this.id === null ? null : given;
     this.decision = decision;
     for (const button of this.byId("decisions").children) button.setAttribute("aria-pressed", String(button.dataset.decision === decision));
     this.byId("save").disabled = !decision;
@@ -57,7 +65,7 @@ export class Verdict {
   }
 
   async save() {
-    if (!this.decision || this.byId("save").disabled) return;
+    if (this.id === null || !this.decision || this.byId("save").disabled) return;
     const id = this.id, tags = [...this.byId("tags").querySelectorAll("[aria-pressed=true]")].map((button) => button.dataset.tag);
     const body = { decision: this.decision, structures: this.structures, tags, comment: this.byId("comment").value,
       seconds: (performance.now() - this.since) / 1000, recipe: this.recipe, seen: this.seen };
