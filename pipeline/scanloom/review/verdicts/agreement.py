@@ -18,6 +18,8 @@ from scanloom.review.verdicts.verdict import DECISIONS, Verdict
 
 SAMPLES = 1000
 """Bootstrap samples."""
+CASE_SUBJECT = "case"
+"""Subject of decisions about the case as a whole."""
 LEVEL = 0.95
 """Confidence level of the intervals."""
 
@@ -156,7 +158,7 @@ def agreements(verdicts: Iterable[Verdict]) -> list[Agreement]:
         for subject, given in _by_subject(pairs).items():
             rows = [f"{reviewer} 1", f"{reviewer} 2"]
             found += _agreement(subject, f"kappa {reviewer} {reviewer}", given, rows, kappa)
-    return sorted(found, key=lambda each: (each.subject != "case", each.subject))
+    return sorted(found, key=lambda each: (each.subject != CASE_SUBJECT, each.subject))
 
 
 def _selected(
@@ -183,7 +185,7 @@ def _by_subject(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, _Given
     found: dict[str, _Given] = {}
     for place, verdict in verdicts.items():
         if verdict.decision is not None:
-            found.setdefault("case", {})[place] = verdict.decision
+            found.setdefault(CASE_SUBJECT, {})[place] = verdict.decision
         for structure, decision in verdict.structures.items():
             found.setdefault(structure, {})[place] = decision
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from scanloom.core import Reason, ScanError
 from scanloom.core.process.file_lock import lock_file
 from scanloom.io.output.json_file import read_json, write_json
-from scanloom.io.output.private import PRIVATE, check_links, write_private
+from scanloom.io.output.private import PRIVATE, check_links, locked_folder, write_private
 from scanloom.io.system.disk_errors import output_error
 from scanloom.review.verdicts.chained_lines import ChainedLines, ChainError, read_lines
 from scanloom.review.verdicts.verdict import Verdict, plain_verdict, verdict_from_plain
@@ -28,6 +28,7 @@ VERDICTS = "verdicts.jsonl"
 COMMENTS = "review.jsonl"
 REVIEWERS = "reviewers.json"
 LOCK = ".lock"
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 Current = Mapping[str, Mapping[str, Verdict]]
 """The verdict that counts, by case and by the code of its reviewer."""
@@ -36,10 +37,12 @@ Current = Mapping[str, Mapping[str, Verdict]]
 class Stack:
     """Verdicts in the order of the log; undone ones are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
         self._kept: dict[tuple[str, str], list[Verdict]] = {}
         self.undone: set[tuple[str, str]] = set()
         """Case and reviewer of undone verdicts."""
+        for verdict in verdicts:
+            self.add(verdict)
 
     def add(self, verdict: Verdict) -> None:
         """Add the next line of the log."""
@@ -87,10 +90,7 @@ def read_verdicts(out: Path) -> list[Verdict]:
 
 def current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Verdict]]:
     """Return the verdict that counts of each case and reviewer."""
-    stack = Stack()
-    for verdict in verdicts:
-        stack.add(verdict)
-    return stack.current()
+    return Stack(verdicts).current()
 
 
 class VerdictLog:
@@ -112,7 +112,7 @@ class VerdictLog:
         self.out, self._guard = out, threading.Lock()
         try:
             (out / REVIEW).mkdir(exist_ok=True)
-            self._lock = os.open(out / REVIEW / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(out / REVIEW / LOCK, LOCK_FLAGS, 0o600)
         except OSError as exc:
             raise output_error(exc, "verdicts") from exc
         try:
@@ -120,9 +120,7 @@ class VerdictLog:
             self._lines = _open_lines(out, f"{REVIEW}/{VERDICTS}", 0o666)
             (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
             self._comments = _open_lines(out, f"{PRIVATE}/{COMMENTS}", 0o600)
-            self._stack = Stack()
-            for plain in self._lines.lines:
-                self._stack.add(_parsed(plain))
+            self._stack = Stack(map(_parsed, self._lines.lines))
         except BaseException as exc:
             os.close(self._lock)
             if isinstance(exc, OSError):
@@ -226,7 +224,15 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     ScanError
         OUTPUT_UNWRITABLE or DISK_FULL; REVIEW_DAMAGED if the kept codes can't be read.
     """
-    file = out / PRIVATE / REVIEWERS
+    check_links(out)
+    try:
+        with locked_folder(out / PRIVATE):
+            return _codes(out / PRIVATE / REVIEWERS, names)
+    except OSError as exc:
+        raise output_error(exc, "reviewers") from exc
+
+
+def _codes(file: Path, names: Sequence[str]) -> dict[str, str]:
     try:
         known = dict(read_json(file)) if file.exists() else {}
     except (OSError, ValueError) as exc:
@@ -234,12 +240,8 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     new = [name for name in dict.fromkeys(names) if name not in known.values()]
     for name in new:
         known[f"r{len(known) + 1}"] = name
-    try:
-        if new:
-            file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_private(file, lambda path: write_json(path, known))
-    except OSError as exc:
-        raise output_error(exc, "reviewers") from exc
+    if new:
+        write_private(file, lambda path: write_json(path, known))
     by_name = {name: code for code, name in known.items()}
     return {name: by_name[name] for name in names}
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scanloom.io.output.csv_text import escape_formula
 from scanloom.io.system.atomic_write import atomic_write
-from scanloom.review.verdicts.agreement import Agreement, agreements
-from scanloom.review.verdicts.log import REVIEW, current_verdicts, read_verdicts
+from scanloom.review.verdicts.agreement import CASE_SUBJECT, Agreement, agreements
+from scanloom.review.verdicts.log import REVIEW, Stack, current_verdicts, read_verdicts
 from scanloom.review.verdicts.results import current_results, state_of
 from scanloom.review.verdicts.verdict import Verdict
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = (
-    *("case", "reviewer", "subject", "decision", "tags"),
-    *("seconds", "at", "current", "recipe"),
+    *("case", "reviewer", "reading", "subject", "decision", "tags"),
+    *("seconds", "at", "current", "independent", "recipe"),
 )
 """Columns of `review.csv`: a row for each decision that counts, about a case or a structure."""
 
@@ -36,16 +36,16 @@ def write_review_tables(out: Path) -> None:
     OSError
         If they can't be written.
     """
-    current = current_verdicts(read_verdicts(out))
-    if not current:
+    stack = Stack(read_verdicts(out))
+    kept = [verdict for given in stack.history().values() for verdict in given]
+    if not kept:
         return
-    counted = [verdict for each in current.values() for verdict in each.values()]
-    rows = list(_rows(out, counted))
+    rows = list(_rows(out, kept))
     folder = out / REVIEW
     atomic_write(folder / "review.csv", lambda draft: _write_csv(draft, COLUMNS, rows))
     atomic_write(folder / "review.parquet", lambda draft: _write_parquet(draft, rows))
     names = [field.name for field in fields(Agreement)]
-    agreed = [[_cell(value) for value in astuple(each)] for each in agreements(counted)]
+    agreed = [[_cell(value) for value in astuple(each)] for each in agreements(kept)]
     atomic_write(folder / "agreement.csv", lambda draft: _write_csv(draft, names, agreed))
 
 
@@ -66,15 +66,17 @@ def review_states(out: Path) -> dict[str, str]:
 
 
 def _rows(out: Path, verdicts: Iterable[Verdict]) -> Iterator[list[Any]]:
-    ordered = sorted(verdicts, key=lambda each: (each.case, each.reviewer))
+    """Return the rows of each reviewer's last verdict in each reading of a case."""
+    last = {(v.case, v.reviewer, v.reading): v for v in sorted(verdicts, key=lambda v: v.number)}
+    ordered = [verdict for _, verdict in sorted(last.items())]
     results = current_results(out, {each.case for each in ordered})
     for each in ordered:
         is_current = results.get(each.case) == each.seen
-        subjects: Mapping[str, str | None] = {"": each.decision, **each.structures}
-        for subject, decision in subjects.items():
+        of_case = {CASE_SUBJECT: each.decision} if each.decision else {}
+        for subject, decision in {**of_case, **each.structures}.items():
             yield [
-                *(each.case, each.reviewer, subject, decision, " ".join(each.tags)),
-                *(each.seconds, each.at, is_current, each.seen.recipe),
+                *(each.case, each.reviewer, each.reading, subject, decision, " ".join(each.tags)),
+                *(each.seconds, each.at, is_current, each.independent, each.seen.recipe),
             ]
 
 
@@ -96,7 +98,8 @@ def _write_parquet(path: Path, rows: Sequence[Sequence[Any]]) -> None:
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
-    other = {"seconds": pa.float64(), "current": pa.bool_()}
+    other = {"seconds": pa.float64(), "reading": pa.int64()}
+    other |= dict.fromkeys(("current", "independent"), pa.bool_())
     return pa.schema([(name, other.get(name, pa.string())) for name in COLUMNS])
 
 
