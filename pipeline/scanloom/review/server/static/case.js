@@ -129,7 +129,9 @@ async function saved(id) {
   const listed = chosen(rows, new URLSearchParams()), here = listed.findIndex((row) => row.id === id);
   const open = (row) => row.id !== id && (row.state === "open" || row.state === "stale");
   const row = listed.slice(here + 1).find(open) || listed.find(open);
-  if (row) await go(row.id); else say("Saved. No case is open any more.");
+  if (row) { await go(row.id); return; }
+  await open(id);
+  say("Saved. No case is open any more.");
 }
 
 // Fetch the labels again: with the strokes of a correction, or without.
