@@ -44,6 +44,10 @@ def status(results: ResultsOptions, general: Reporting) -> None:
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
+        if reviewed := _reviewed(out):  # results of `segment`, which writes no status
+            plain = {"schema": 1, "status": None, "reviewed": reviewed}
+            print_result(general.mode, lambda: plain, lambda: console().print(_totals(reviewed)))
+            return
         segmented = (out / "cases").is_dir()
         hint = "; its results were written by `scanloom segment`" if segmented else ""
         raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}", str(out))
@@ -55,18 +59,29 @@ def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
     def show() -> None:
         console().print(status_table(now))
         if reviewed:
-            counts = ", ".join(f"{count} {state}" for state, count in reviewed.items())
-            console().print(f"Reviewed: {counts}.")
+            console().print(_totals(reviewed))
 
     plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
     print_result(mode, lambda: plain, show)
 
 
 def _reviewed(out: Path) -> dict[str, int]:
-    """Return the number of reviewed cases by what was decided."""
+    """Return the number of reviewed cases by what was decided; none if the log is damaged."""
+    from scanloom.core import ScanError
     from scanloom.review.verdicts.tables import review_states
 
-    return dict(Counter(review_states(out).values()).most_common())
+    try:
+        return dict(Counter(review_states(out).values()).most_common())
+    except ScanError as error:
+        typer.echo(f"scanloom: {error.detail}; the verdicts were not counted.", err=True)
+        return {}
+
+
+def _totals(reviewed: dict[str, int]) -> str:
+    """Return the numbers of reviewed cases as a sentence."""
+    from scanloom.review.verdicts.results import STATES
+
+    return f"Reviewed: {', '.join(f'{n:,} {STATES[state]}' for state, n in reviewed.items())}."
 
 
 def _damage(run: str) -> str:

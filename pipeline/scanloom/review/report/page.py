@@ -23,6 +23,7 @@ from scanloom.review.report.rows import Structures, make_rows, structure_names
 from scanloom.review.report.runs import run_row, summed, valid_runs
 from scanloom.review.report.sources import private_rows
 from scanloom.review.report.thumbnails import draw_thumbs
+from scanloom.review.verdicts.results import STATES
 from scanloom.review.verdicts.tables import review_states
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 REPORT = "report"
 PRIVATE_REPORT = "report.html"
 THUMBS = "thumbs"
-VERDICTS = {
-    "accept": "accepted",
-    "edit": "needs edit",
-    "reject": "rejected",
-    "disagreed": "disagreed",
-    "stale": "replaced since its review",
-    "open": "",
-}
-"""Words for what reviewers decided."""
 SCRIPTS = ("figures.js", "page.js")
 """Scripts of the page, in order."""
 MAX_RUNS = 50
@@ -152,7 +144,7 @@ def _render(
     """Return the page; with names and paths if there are sources by case id."""
     data, names = content.data, list(content.structures.values())
     rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
-    verdicts = {case: VERDICTS[state] for case, state in content.verdicts.items()}
+    verdicts = {case: STATES[state] for case, state in content.verdicts.items()}
     for row in rows:
         row["verdict"] = verdicts.get(row["id"], "")
     runs = valid_runs(data.runs)

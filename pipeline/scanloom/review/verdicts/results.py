@@ -13,6 +13,16 @@ from scanloom.io.output.layout import is_case_name
 from scanloom.review.corrections.revisions import latest_result
 from scanloom.review.verdicts.verdict import Seen, Verdict, about
 
+STATES: Mapping[str, str] = {
+    "accept": "accepted",
+    "edit": "needs edit",
+    "reject": "rejected",
+    "disagreed": "disagreed",
+    "stale": "replaced since its review",
+    "open": "only structures judged",
+}
+"""Words for the state of a case with verdicts."""
+
 _SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 

@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def write_review_tables(out: Path) -> None:
-    """Write the tables of an output folder's verdicts; nothing if there are none.
+    """Write the tables of an output folder's verdicts; nothing if it never had any.
 
     Raises
     ------
@@ -36,10 +36,10 @@ def write_review_tables(out: Path) -> None:
     OSError
         If they can't be written.
     """
-    stack = Stack(read_verdicts(out))
-    kept = [verdict for given in stack.history().values() for verdict in given]
-    if not kept:
+    verdicts = read_verdicts(out)
+    if not verdicts:
         return
+    kept = [verdict for given in Stack(verdicts).history().values() for verdict in given]
     rows = list(_rows(out, kept))
     folder = out / REVIEW
     atomic_write(folder / "review.csv", lambda draft: _write_csv(draft, COLUMNS, rows))
