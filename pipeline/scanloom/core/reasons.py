@@ -296,6 +296,17 @@ class Reason(Enum):
         "Use --replace, or another --out to keep both",
         "result",
     )
+    GRID_DIFFERS = ("failed", False, "Save the labels on the grid of the scan, without resampling")
+    LABELS_UNKNOWN = (
+        "failed",
+        False,
+        "Use the structures of the case: `segments.json` lists them",
+    )
+    REVIEW_DAMAGED = (
+        "failed",
+        False,
+        "Restore the file from a copy; or move it away, and verdicts begin anew",
+    )
     INTERNAL = ("failed", True, "A bug in scanloom: run with --debug and report it")
 
 

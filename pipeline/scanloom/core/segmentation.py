@@ -155,6 +155,8 @@ class Segmentation:
         Models whose structures were united, or whose scores were averaged; empty for one model.
     uncertainty : Uncertainty or None
         Uncertainty of the labels on `grid`, if it was requested.
+    corrected : bool
+        Whether a person corrected the labels.
     """
 
     model: str
@@ -166,6 +168,7 @@ class Segmentation:
     flags: tuple[Flag, ...] = ()
     sources: tuple[str, ...] = ()
     uncertainty: Uncertainty | None = None
+    corrected: bool = False
 
     def __post_init__(self) -> None:
         if not is_slug(self.model):

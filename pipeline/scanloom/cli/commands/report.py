@@ -61,6 +61,7 @@ def report(
                 behind = not rewrite_tables(out, _key_of(out, key.key), damaged)
             if has_bids(out):
                 write_bids(out, metadata.version("scanloom"), damaged)
+            verdicts_damaged = not _write_review(out)
             pages = {"report": str(write_report(out, damaged))}
             if form.private:
                 pages["private_report"] = str(_write_private(out, key.key, damaged))
@@ -73,7 +74,20 @@ def report(
         warn_of_damaged(out, sorted(damaged))
         for file in damaged_totals(out):
             typer.echo(f"scanloom: {file} is damaged and was ignored: delete it.", err=True)
-    raise typer.Exit(Exit.SOME_FAILED if damaged else Exit.OK)
+    raise typer.Exit(Exit.SOME_FAILED if damaged or verdicts_damaged else Exit.OK)
+
+
+def _write_review(out: Path) -> bool:
+    """Write the tables of reviews; return False if the verdicts are damaged, which is told."""
+    from scanloom.core import ScanError
+    from scanloom.review.verdicts.tables import write_review_tables
+
+    try:
+        write_review_tables(out)
+    except ScanError as error:
+        typer.echo(f"scanloom: {error.detail}; the report lacks the verdicts.", err=True)
+        return False
+    return True
 
 
 def _show(pages: dict[str, str]) -> None:

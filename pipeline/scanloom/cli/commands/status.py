@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -38,20 +40,48 @@ def status(results: ResultsOptions, general: Reporting) -> None:
                 continue
             for name in damaged:
                 typer.echo(f"scanloom: {_damage(name)}.", err=True)
-            _print(now, general.mode)
+            _print(now, _reviewed(out), general.mode)
             raise typer.Exit(Exit.SOME_FAILED if now.state in ("failed", DIED) else Exit.OK)
         if damaged:
             raise ScanError(Reason.OUTPUT_UNWRITABLE, _damage(damaged[0]))
+        if reviewed := _reviewed(out):  # results of `segment`, which writes no status
+            plain = {"schema": 1, "status": None, "reviewed": reviewed}
+            print_result(general.mode, lambda: plain, lambda: console().print(_totals(reviewed)))
+            return
         segmented = (out / "cases").is_dir()
         hint = "; its results were written by `scanloom segment`" if segmented else ""
         raise ScanError(Reason.NOT_FOUND, f"no run status found in this folder{hint}", str(out))
 
 
-def _print(now: Status, mode: OutputMode) -> None:
+def _print(now: Status, reviewed: dict[str, int], mode: OutputMode) -> None:
     from scanloom.cli.run_tables import status_table
 
-    plain = {"schema": 1, "status": asdict(now)}
-    print_result(mode, lambda: plain, lambda: console().print(status_table(now)))
+    def show() -> None:
+        console().print(status_table(now))
+        if reviewed:
+            console().print(_totals(reviewed))
+
+    plain = {"schema": 1, "status": asdict(now), "reviewed": reviewed}
+    print_result(mode, lambda: plain, show)
+
+
+def _reviewed(out: Path) -> dict[str, int]:
+    """Return the number of reviewed cases by what was decided; none if the log is damaged."""
+    from scanloom.core import ScanError
+    from scanloom.review.verdicts.tables import review_states
+
+    try:
+        return dict(Counter(review_states(out).values()).most_common())
+    except ScanError as error:
+        typer.echo(f"scanloom: {error.detail}; the verdicts were not counted.", err=True)
+        return {}
+
+
+def _totals(reviewed: dict[str, int]) -> str:
+    """Return the numbers of reviewed cases as a sentence."""
+    from scanloom.review.verdicts.results import STATES
+
+    return f"Reviewed: {', '.join(f'{n:,} {STATES[state]}' for state, n in reviewed.items())}."
 
 
 def _damage(run: str) -> str:

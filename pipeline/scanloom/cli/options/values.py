@@ -45,6 +45,16 @@ def window_overlap(text: str) -> float:
     raise typer.BadParameter("a number from 0 to 0.9, such as 0.5")
 
 
+def percentage(text: str) -> float:
+    """Return the share of "20%" or "0.2", 0 to 1; refuse any other text."""
+    number, percent, rest = text.strip().partition("%")
+    with suppress(ValueError):
+        share = float(number) / (100 if percent else 1)
+        if 0 <= share <= 1 and not rest:
+            return share
+    raise typer.BadParameter("a share from 0 to 1, such as 0.2 or 20%")
+
+
 def byte_count(text: str) -> int:
     """Return the number of bytes of a size such as 8GB or 7.5GiB; refuse any other text."""
     from scanloom.core import parse_bytes

@@ -19,8 +19,12 @@ from scanloom.engine.results.verify_tables import (
 )
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.layout import CASES, published_cases
+from scanloom.io.output.private import PRIVATE
 from scanloom.io.output.published import MAX_DOCUMENT_BYTES
 from scanloom.io.system.regular_files import open_regular_file, read_regular_file
+from scanloom.review.corrections.revisions import REVISIONS, revision_folders
+from scanloom.review.verdicts.chained_lines import ChainError, read_lines
+from scanloom.review.verdicts.log import COMMENTS, REVIEW, VERDICTS
 
 DiscrepancyKind = Literal["changed", "missing", "extra", "unreadable"]
 
@@ -64,6 +68,7 @@ def verify(out: Path) -> Iterator[Discrepancy]:
         yield from findings
         if not findings:
             intact.add(folder.name)
+    yield from _verify_review(out)
     missing = expected - {folder.name for folder in folders}
     yield from (Discrepancy("missing", f"{CASES}/{name}") for name in sorted(missing))
     yield from (Discrepancy("missing", name) for name in missing_tables(out))
@@ -73,6 +78,22 @@ def verify(out: Path) -> Iterator[Discrepancy]:
             yield from (Discrepancy("changed", name) for name in sorted(altered()))
         except TableUnreadableError as error:
             yield Discrepancy("unreadable", error.file)
+
+
+def _verify_review(out: Path) -> Iterator[Discrepancy]:
+    """Yield the differences of verdicts from their chain, and of revisions from their checksums."""
+    for name in (f"{REVIEW}/{VERDICTS}", f"{PRIVATE}/{COMMENTS}"):
+        try:
+            for _ in read_lines(out / name):
+                pass
+        except ChainError as error:
+            yield Discrepancy("changed", f"{name}, {error}")
+        except OSError:
+            yield Discrepancy("unreadable", name)
+    folder = Path(out, *REVISIONS)
+    for case in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for revision in revision_folders(out, case.name):
+            yield from _verify_case(revision, revision.relative_to(out).as_posix())
 
 
 def _verify_case(folder: Path, name: str) -> Iterator[Discrepancy]:

@@ -53,6 +53,8 @@ class CaseFolder:
         Name of the published folder: the case id, or another name without dots.
     fingerprint : str or None
         Fingerprint of the key that made the ids, for `OUT/private/`; None does not claim `out`.
+    target : Path or None
+        Folder that it becomes; None for `OUT/cases/<name>`.
 
     Raises
     ------
@@ -60,8 +62,16 @@ class CaseFolder:
         DISK_FULL or OUTPUT_UNWRITABLE, for every OSError between entering and leaving the block.
     """
 
-    def __init__(self, out: Path, name: str, fingerprint: str | None = None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        name: str,
+        fingerprint: str | None = None,
+        *,
+        target: Path | None = None,
+    ) -> None:
         self.out, self.name, self.fingerprint = out, name, fingerprint
+        self.target = target or out / "cases" / name
         self.path = out / ".work" / str(WorkEntry.of_this_process(name))
 
     def __enter__(self) -> Self:
@@ -84,7 +94,7 @@ class CaseFolder:
             raise output_error(error) from error
 
     def publish(self, *, replace: bool = False, source: SourceRecord | None = None) -> Path:
-        """Sync the case to the disk and rename it to `OUT/cases/<name>`.
+        """Sync the case to the disk and rename it to its target.
 
         Parameters
         ----------
@@ -97,7 +107,7 @@ class CaseFolder:
         Returns
         -------
         Path
-            `OUT/cases/<name>`.
+            The target.
 
         Raises
         ------
@@ -107,7 +117,7 @@ class CaseFolder:
         OSError
             If writing fails; leaving the block converts it to ScanError.
         """
-        target = self.out / "cases" / self.name
+        target = self.target
         if target.exists() and not replace:
             published, built = _provenance(target), _provenance(self.path)
             if published is None or built is None or published.recipe != built.recipe:

@@ -26,7 +26,7 @@ PRIVATE = "private"
 KEY_FINGERPRINT = "key.fingerprint"
 CROSSWALK = "crosswalk.parquet"
 LOCK = ".lock"
-LINK_FREE_ENTRIES = (".work", PRIVATE, "report", "report/thumbs", "bids")
+LINK_FREE_ENTRIES = (".work", PRIVATE, "report", "report/thumbs", "bids", "review")
 """Subfolders of OUT that must not be links: files in them are removed, or their modes changed."""
 
 MAX_FINGERPRINT_BYTES = 1 << 10
@@ -128,7 +128,7 @@ def private_folder(out: Path, fingerprint: str) -> Iterator[Path]:
     """
     check_links(out)
     folder = out / PRIVATE
-    with _locked(folder):
+    with locked_folder(folder):
         new = [name for name in (KEY_FINGERPRINT, CROSSWALK) if not (folder / name).exists()]
         try:
             _remove_stale_temporaries(folder)
@@ -168,7 +168,7 @@ def _unclaim(folder: Path, new: Sequence[str]) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is created if missing."""
     handle = _open_lock(folder)
     while not _is_current(folder, handle):  # the previous holder removed the folder

@@ -320,7 +320,7 @@ def _description(series: _Series, structure: Structure, number: int) -> Dataset:
         segment_label=structure.label,
         segmented_property_category=_coded(structure.category),
         segmented_property_type=_coded(structure.type),
-        algorithm_type="AUTOMATIC",
+        algorithm_type="SEMIAUTOMATIC" if segmentation.corrected else "AUTOMATIC",
         algorithm_identification=hd.AlgorithmIdentificationSequence(
             name=segmentation.model,
             version=_long_string(segmentation.version or "unknown"),

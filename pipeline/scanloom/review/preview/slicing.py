@@ -155,6 +155,12 @@ class View:
         i, j, k = (slice(None, None, -1 if flip else 1) for flip in self.flipped)
         return array.transpose(self.order)[i, j, k]
 
+    def back(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array of the view on the axes of the source (I, J, K)."""
+        a, b, c = (slice(None, None, -1 if flip else 1) for flip in self.flipped)
+        order = [self.order.index(n) for n in range(3)]
+        return array[a, b, c].transpose(order)
+
     def index_of(self, source: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return the index in the view of a voxel, given by its source index."""
         a, b, c = (

@@ -198,7 +198,7 @@ def _published(folder: Path) -> _Published:
         seconds={name: step["wall_s"] for name, step in timing["steps"].items()},
         preview=preview if preview.exists() else None,
         files=_files(folder),
-        references={m["name"]: _references(m) for m in document["models"]},
+        references={m["name"]: references_of(m) for m in document["models"]},
     )
     models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
     models |= {f"{result['name']} {result['version']}": result for result in results}
@@ -212,7 +212,7 @@ def _files(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _references(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
+def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
     """Return the reference ranges of a model in a `case.json`."""
     return tuple(
         ReferenceRange(

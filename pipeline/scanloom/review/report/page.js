@@ -6,14 +6,14 @@
   const byId = (id) => document.getElementById(id);
   const valueOf = (id) => byId(id)?.value ?? "";
   const SOURCE = ["patient", "name", "accession", "study date", "series", "description", "path"];
-  const FIELDS = ["search", "status", "reason", "flag", "model", "structure"];
+  const FIELDS = ["search", "status", "verdict", "reason", "flag", "model", "structure"];
   const state = { key: "risk", up: false, page: 0, shown: cases, opened: null };
   const find = new Map(cases.map((record) => [record.id, record]));
   const initial = Object.fromEntries(FIELDS.map((id) => [id, valueOf(id)]));
 
   for (const record of cases) {
     const present = structures.filter((_, n) => record.volumes[n] > 0);
-    record.searchText = [record.id, record.status, record.reason, record.detail, ...record.findings.map((found) => found.text), ...(sources[record.case ?? record.id] ?? []), ...present].join(" ").toLowerCase();
+    record.searchText = [record.id, record.status, record.verdict, record.reason, record.detail, ...record.findings.map((found) => found.text), ...(sources[record.case ?? record.id] ?? []), ...present].join(" ").toLowerCase();
   }
 
   function make(tag, text, kind) {
@@ -70,10 +70,10 @@
 
   function filter() {
     const terms = byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const [status, reason, flag, model] = ["status", "reason", "flag", "model"].map(valueOf);
+    const [status, verdict, reason, flag, model] = ["status", "verdict", "reason", "flag", "model"].map(valueOf);
     const reviewOnly = byId("review").checked;
     state.shown = cases.filter((record) =>
-      (!status || record.status === status) && (!reason || record.reason === reason) &&
+      (!status || record.status === status) && (!verdict || record.verdict === verdict) && (!reason || record.reason === reason) &&
       (!flag || record.flags.includes(flag)) && (!model || record.models.includes(model)) &&
       (!reviewOnly || record.review) && terms.every((term) => record.searchText.includes(term)));
   }
@@ -230,7 +230,7 @@
     if (known) name.append(make("p", [known[0], known[1], known[5]].filter(Boolean).join(", ") || known[6], "known"));
     const ml = record.volumes[valueOf("structure")];
     const line = make("tr");
-    line.append(picture(record), name, make("td", record.status, record.status),
+    line.append(picture(record), name, make("td", [record.status, record.verdict].filter(Boolean).join(", "), record.status),
       figure("Risk", record.status !== "done" ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
       findings(record),
       figure("Volume, ml", ml === undefined || ml === null ? "" : String(ml)),

@@ -7,10 +7,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scanloom.core import ScanError
 from scanloom.io.output.file_names import THUMBNAIL
 from scanloom.io.output.private import check_links, private_folder, write_private
 from scanloom.io.system.atomic_write import atomic_write
@@ -21,6 +23,8 @@ from scanloom.review.report.rows import Structures, make_rows, structure_names
 from scanloom.review.report.runs import run_row, summed, valid_runs
 from scanloom.review.report.sources import private_rows
 from scanloom.review.report.thumbnails import draw_thumbs
+from scanloom.review.verdicts.results import STATES
+from scanloom.review.verdicts.tables import review_states
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -102,12 +106,13 @@ def write_private_report(out: Path, fingerprint: str, damaged: set[str] | None =
 
 @dataclass(frozen=True)
 class _Content:
-    """Content of the page: data, sizes of thumbnails, and charts."""
+    """Content of the page: data, sizes of thumbnails, charts, and states of reviewed cases."""
 
     data: ReportData
     structures: Structures
     thumbs: dict[str, tuple[int, int]]
     charts: Sequence[Chart]
+    verdicts: dict[str, str]
 
 
 def _prepare(out: Path, damaged: set[str]) -> _Content:
@@ -120,7 +125,11 @@ def _prepare(out: Path, damaged: set[str]) -> _Content:
     thumbs = draw_thumbs(previews, folder / THUMBS)
     damaged.update(case for case, _ in previews if case not in thumbs)
     structures = structure_names(data.cases)
-    return _Content(data, structures, thumbs, draw_charts(data.cases, structures, folder))
+    charts = draw_charts(data.cases, structures, folder)
+    verdicts: dict[str, str] = {}
+    with suppress(ScanError):  # a damaged log: `scanloom report` and `verify` say so
+        verdicts = review_states(out)
+    return _Content(data, structures, thumbs, charts, verdicts)
 
 
 def _picture(preview: Path) -> Path:
@@ -135,6 +144,9 @@ def _render(
     """Return the page; with names and paths if there are sources by case id."""
     data, names = content.data, list(content.structures.values())
     rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
+    verdicts = {case: STATES[state] for case, state in content.verdicts.items()}
+    for row in rows:
+        row["verdict"] = verdicts.get(row["id"], "")
     runs = valid_runs(data.runs)
     script = "\n".join((_HERE / name).read_text() for name in SCRIPTS)
     style = (_HERE / "page.css").read_text()
@@ -161,6 +173,7 @@ def _render(
         cohort=MIN_COHORT,
         structures=names,
         shown=_most_frequent(rows, len(names)),
+        verdicts=sorted(set(verdicts.values())),
         reasons=sorted({row["reason"] for row in rows} - {""}),
         flags=sorted({flag for row in rows for flag in row["flags"]}),
         names=sorted({model for row in rows for model in row["models"]}),

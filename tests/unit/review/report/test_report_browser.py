@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from scanloom.core import Flag, Reason
 from scanloom.review.preview.preview import draw_preview
 from scanloom.review.report.page import write_report
+from support.axe import axe_core, violations
 from support.make_report import add_case, add_failure, id_of, make_out, measured, usual
 from support.review_phantoms import case, torso
 
@@ -308,22 +308,6 @@ def test_a_hostile_word_stays_a_word(chromium: Any, tmp_path: Path) -> None:
     assert tab.title() == "scanloom: report"
     assert tab.locator("#rows img").count() == 0
     assert said == []
-
-
-def axe_core() -> str:
-    """Return the script of axe-core."""
-    package = find_spec("axe_playwright_python")
-    installed = Path(package.origin).with_name("axe.min.js") if package and package.origin else None
-    file = Path(os.environ["SCANLOOM_AXE"]) if "SCANLOOM_AXE" in os.environ else installed
-    if file is None or not file.is_file():
-        pytest.skip("axe-core is not installed (axe-playwright-python, or SCANLOOM_AXE)")
-    return file.read_text(encoding="utf-8")
-
-
-def violations(tab: Any) -> list[str]:
-    found = tab.evaluate("axe.run()")
-    assert len(found["passes"]) > 15
-    return [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found["violations"]]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,215 @@
+"""The review in Chromium without a GPU: opening, steps, prefetched cases, memory of the server.
+
+    python benchmarks/review.py [--slices 300] [--across 512] [--structures 25] [--cases 3]
+
+Cases are DICOM series with label maps of balls. Needs playwright and Chromium (SCANLOOM_CHROMIUM).
+Prints the time until a case is shown, the time of a step of each plane until it is painted, and the
+largest memory of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from meter import UNAVAILABLE, machine, median, parse, table
+from study import study
+
+from scanloom.core import (
+    Case,
+    Code,
+    Layer,
+    Outputs,
+    ReadOptions,
+    Segmentation,
+    Series,
+    Structure,
+)
+from scanloom.engine.case.documents import VERSIONED_PACKAGES
+from scanloom.engine.case.writers import WRITERS, write_files
+from scanloom.io.identity import case_id, key_fingerprint
+from scanloom.io.index.series import find_series
+from scanloom.io.output.case_folder import CaseFolder
+from scanloom.io.output.crosswalk import source_from_series
+from scanloom.io.output.file_names import CASE, TIMING
+from scanloom.io.output.json_file import write_json
+from scanloom.io.output.writer import CaseContent
+from scanloom.io.read import read_scan
+from scanloom.ops.measure import measure
+
+KEY = b"k" * 32
+TISSUE = Code("85756007", "SCT", "Tissue")
+STEP = """([name, by]) => new Promise((done) => {
+  const canvas = document.querySelector(`#${name} canvas`);
+  const range = document.querySelector(`#${name} input`);
+  const wanted = String(Number(range.value) + by), began = performance.now();
+  new MutationObserver((_, observer) => {
+    if (canvas.dataset.index !== wanted) return;
+    observer.disconnect();
+    requestAnimationFrame(() => done(performance.now() - began));
+  }).observe(canvas, { attributes: true });
+  range.value = wanted;
+  range.dispatchEvent(new Event("input"));
+})"""
+
+
+def balls(shape: tuple[int, ...], count: int) -> np.ndarray:
+    """Return a label map of balls."""
+    labels = np.zeros(shape, np.uint8, order="F")
+    rng = np.random.default_rng(0)
+    radius = min(shape) // 6
+    offsets = np.indices((2 * radius + 1,) * 3) - radius
+    ball = (offsets**2).sum(axis=0) <= radius**2
+    for number in range(1, count + 1):
+        low = [int(rng.integers(0, n - 2 * radius - 1)) for n in shape]
+        box = tuple(slice(a, a + 2 * radius + 1) for a in low)
+        labels[box][ball] = number
+    return labels
+
+
+def publish(out: Path, folder: Path, structures: int) -> str:
+    """Publish a case of a series with labels of balls; return its name."""
+    [series] = find_series(folder)
+    number = case_id(series, KEY)
+    scan = read_scan(Series(series.kind, series.files), ReadOptions())
+    kinds = tuple(
+        Structure(f"part-{n}", n, f"Part {n}", TISSUE, TISSUE, (n * 37 % 256, n * 91 % 256, 120))
+        for n in range(1, structures + 1)
+    )
+    layer = Layer(balls(scan.volume.grid.shape, structures), kinds)
+    segmentation = Segmentation("balls", (layer,), scan.volume.grid, "1")
+    case = Case(number, series, Outputs(), "0" * 32, "r" * 64)
+    measurements = measure(segmentation, scan.volume, ())
+    content = CaseContent(case, scan, (segmentation,), measurements)
+    writers = [each for each in WRITERS if each.name in ("label_maps", "measurements", "preview")]
+    with CaseFolder(out, number, key_fingerprint(KEY)) as draft:
+        write_files(draft.path, content, writers)
+        write_json(draft.path / CASE, _document(case, scan.volume))
+        write_json(draft.path / TIMING, {"schema": 1, "steps": {}})
+        draft.publish(source=source_from_series(series, number))
+    return number
+
+
+def _document(case: Case, volume: Any) -> dict[str, Any]:
+    grid = volume.grid
+    plain = {"shape": list(grid.shape), "spacing_mm": list(grid.spacing), "axes": grid.axis_codes}
+    return {
+        "schema": 1,
+        "case": case.id,
+        "source": {"kind": "dicom", "files": 1, "hash": "0", "modality": "CT", "unit": "HU"},
+        "grid": {**plain, "sheared": False, "affine_ras_mm": grid.affine.tolist()},
+        "flags": [],
+        "recipe": case.recipe,
+        "outputs": {"seg": "binary", "dates": "source"},
+        "options": {"gaps": "refuse", "nan": "refuse", "orientation": None, "modality": None},
+        "models": [{"name": "balls", "version": "1"}],
+        "versions": dict.fromkeys(VERSIONED_PACKAGES, ""),
+    }
+
+
+def copies(folder: Path, given: argparse.Namespace) -> list[Path]:
+    """Write the series several times, with other UIDs; return their folders."""
+    import pydicom
+
+    case = study(given.slices, given.structures, given.across)
+    made = []
+    for n in range(given.cases):
+        target = folder / str(n)
+        target.mkdir(parents=True)
+        for file in sorted(case.dicom.iterdir()):
+            dataset = pydicom.dcmread(file)
+            for keyword in ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"):
+                setattr(dataset, keyword, f"{getattr(dataset, keyword)}.{n}")
+            dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
+            dataset.save_as(target / file.name)
+        made.append(target)
+    return made
+
+
+def memory(process: int) -> float:
+    """Return the largest resident memory of a process so far, GiB."""
+    status = Path(f"/proc/{process}/status").read_text()
+    match = re.search(r"VmHWM:\s+(\d+)", status)
+    return int(match[1]) / 2**20 if match else float("nan")
+
+
+def browse(link: str, names: list[str], steps: int) -> dict[str, Any]:
+    """Open the cases, step through their planes, and return times."""
+    from playwright.sync_api import sync_playwright
+
+    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
+    found: dict[str, Any] = {"step": {}}
+    with sync_playwright() as play:
+        options = ["--no-sandbox", "--disable-gpu"]
+        tab = play.chromium.launch(executable_path=program, args=options).new_page()
+        tab.goto(link)
+        tab.wait_for_selector("#rows tr")
+        began = time.perf_counter()
+        tab.click(f"text={names[0]}")
+        tab.wait_for_selector(f"body[data-opened='{names[0]}']")
+        found["opened"] = time.perf_counter() - began
+        tab.wait_for_timeout(6000)  # the next ones are fetched
+        for plane in ("axial", "coronal", "sagittal"):
+            found["step"][plane] = [tab.evaluate(STEP, [plane, 1]) for _ in range(steps)]
+        found["prefetched"] = []
+        for name in names[1:]:
+            began = time.perf_counter()
+            tab.keyboard.press("n")
+            tab.wait_for_selector(f"body[data-opened='{name}']")
+            found["prefetched"].append(time.perf_counter() - began)
+            tab.wait_for_timeout(4000)
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--slices", type=int, default=300)
+    parser.add_argument("--across", type=int, default=512)
+    parser.add_argument("--structures", type=int, default=25)
+    parser.add_argument("--cases", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    given = parse(parser, slices=24, across=64, structures=3, cases=2, steps=4)
+    if importlib.util.find_spec("playwright") is None:
+        print("not measured: playwright is not installed", file=sys.stderr)
+        raise SystemExit(UNAVAILABLE)
+    print(machine("scanloom", "numpy"), "\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        key = folder / "key"
+        key.write_bytes(KEY)
+        key.chmod(0o600)
+        names = [
+            publish(folder / "out", each, given.structures) for each in copies(folder / "s", given)
+        ]
+        words = [sys.executable, "-m", "scanloom", "review", str(folder / "out"), "--key", str(key)]
+        server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            link = next(line.split()[1] for line in server.stdout or () if "login" in line)
+            found = browse(link, sorted(names), given.steps)
+            peak = memory(server.pid)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait()
+    rows: list[list[Any]] = [["open, s", found["opened"], ""]]
+    rows += [["open after prefetching, s", each, ""] for each in found["prefetched"]]
+    rows += [[f"{p} step, ms", median(t), max(t)] for p, t in found["step"].items()]
+    rows.append(["server, GiB", peak, ""])
+    print(table(("", "median", "worst"), rows))
+
+
+if __name__ == "__main__":
+    main()

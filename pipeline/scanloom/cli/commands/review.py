@@ -1,0 +1,202 @@
+"""`scanloom review`: look at results in a browser, and decide on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from scanloom.cli.console import error_boundary, say
+from scanloom.cli.exit_codes import Exit
+from scanloom.cli.options.general import KeyOptions, Reporting, ResultsOptions
+from scanloom.cli.options.panels import takes_panels
+from scanloom.cli.options.values import percentage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """Who reads which case."""
+
+    panel: ClassVar[str] = "Readers"
+
+    reviewers: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Reviewers: each gets a link.")
+    ] = "reviewer"
+    double: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            parser=percentage,
+            help="Share of cases that two read, blind: 20% or 0.2; a third one if they differ.",
+        ),
+    ] = None
+    repeat: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            parser=percentage,
+            help="Share of a reviewer's cases that come back later.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """Where the server listens."""
+
+    panel: ClassVar[str] = "Server"
+
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Another than this machine's needs TLS.")
+    ] = LOOPBACK[0]
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 0
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, PEM.")] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key, PEM.")] = None
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """Corrections from other programs, and for training: the server is not started."""
+
+    panel: ClassVar[str] = "Corrections"
+
+    take: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take corrected labels: NIfTI, NRRD, .seg.nrrd or DICOM SEG; needs --case.",
+        ),
+    ] = None
+    case: Annotated[
+        str | None, typer.Option(metavar="ID", help="The case that they belong to.")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model, if the case has several.")
+    ] = None
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write images and labels of accepted and corrected cases."
+        ),
+    ] = None
+
+
+@takes_panels
+def review(
+    results: ResultsOptions,
+    readers: ReaderOptions,
+    corrections: CorrectionOptions,
+    key: KeyOptions,
+    address: AddressOptions,
+    general: Reporting,
+) -> None:
+    """Review results in a browser: look, accept or reject, comment.
+
+    Prints a link for each reviewer, which works once. Verdicts are kept in OUT/review, names and
+    comments in OUT/private. Stop it with Ctrl-C. New results appear while it runs.
+    """
+    _check(readers, corrections, address)
+    out = results.path
+    names = tuple(name.strip() for name in readers.reviewers.split(",") if name.strip())
+    with error_boundary(general.mode):
+        from scanloom.core import Reason, ScanError
+
+        if not (out / "cases").is_dir():
+            raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
+        if corrections.take is not None:
+            _take(out, corrections, names[0], key.key)
+            return
+        if corrections.export is not None:
+            _export(out, corrections.export, key.key)
+            return
+        try:
+            from scanloom.review.server.serve import ServerOptions, serve
+        except ModuleNotFoundError as exc:
+            detail = "the review server is not installed: pip install 'scanloom[review]'"
+            raise ScanError(Reason.ENVIRONMENT, detail) from exc
+        options = ServerOptions(
+            reviewers=tuple(dict.fromkeys(names)),
+            host=address.host,
+            port=address.port,
+            certificate=address.tls_cert,
+            certificate_key=address.tls_key,
+            double=readers.double or 0.0,
+            repeat=readers.repeat or 0.0,
+            key=key.key,
+        )
+        say("Reading the results ...")
+        serve(out, options, _tell, partial(_publish, out, key.key))
+
+
+def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: AddressOptions) -> None:
+    """Refuse options that don't fit each other.
+
+    Raises
+    ------
+    typer.BadParameter
+    """
+    names = {name.strip() for name in readers.reviewers.split(",")} - {""}
+    if not names:
+        raise typer.BadParameter("give the reviewers' names: --reviewers anna,ben")
+    if readers.double and len(names) < 2:
+        raise typer.BadParameter("--double needs two reviewers at least: --reviewers anna,ben")
+    if (corrections.take is None) != (corrections.case is None):
+        raise typer.BadParameter("--take and --case belong together")
+    if (address.tls_cert is None) != (address.tls_key is None):
+        raise typer.BadParameter("--tls-cert and --tls-key belong together")
+    if address.host not in LOOPBACK and address.tls_cert is None:
+        raise typer.BadParameter(
+            f"--host {address.host} can be reached from other machines: it needs --tls-cert and "
+            "--tls-key"
+        )
+
+
+def _publish(
+    out: Path, key: Path | None, name: str, labels: Mapping[str, NDArray[Any]], reviewer: str
+) -> Path:
+    """Publish label maps that were corrected in the browser."""
+    from scanloom.engine.revisions.publish import Correction, publish_revision
+
+    return publish_revision(out, name, Correction(labels, reviewer, "brush"), key)
+
+
+def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
+    """Publish corrected labels from a file."""
+    from scanloom.engine.revisions.take import take_file
+    from scanloom.review.verdicts.log import reviewer_codes
+
+    if given.take is None or given.case is None:
+        raise typer.BadParameter("--take and --case belong together")
+    code = reviewer_codes(out, [reviewer])[reviewer]
+    folder = take_file(out, given.take, given.case, code, model=given.model, key=key)
+    if folder is None:
+        say("The file has the labels of the case: there is nothing to take.")
+    else:
+        say(f"Revision {folder.name}: {folder}")
+
+
+def _export(out: Path, folder: Path, key: Path | None) -> None:
+    """Write images and labels for training."""
+    from scanloom.engine.revisions.export import export
+
+    left_out = export(out, folder, key)
+    say(f"Exported to {folder}")
+    for name, code in left_out.items():
+        say(f"Left out: {name} ({code})", err=True)
+    if left_out:
+        raise typer.Exit(Exit.SOME_FAILED)
+
+
+def _tell(links: dict[str, str]) -> None:
+    for name, link in links.items():
+        say(f"{name}: {link}")
+    say("Each link works once. Stop with Ctrl-C.")

@@ -1,0 +1,1 @@
+"""Corrected results: written and published beside the case, and exported for training."""

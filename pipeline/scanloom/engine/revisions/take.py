@@ -1,0 +1,121 @@
+"""Take corrected labels from a file of another program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Grid, Reason, ScanError
+from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.io.output.file_names import CASE, SEGMENTS
+from scanloom.io.output.json_file import read_json
+from scanloom.io.output.layout import is_case_name
+from scanloom.review.corrections.label_files import LabelFile, read_label_file
+from scanloom.review.corrections.revisions import latest_result, read_label_maps
+
+
+def take_file(
+    out: Path,
+    file: Path,
+    name: str,
+    reviewer: str,
+    *,
+    model: str | None = None,
+    key: Path | None = None,
+) -> Path | None:
+    """Publish the labels in a file as a revision of a case; None if they are the case's.
+
+    A file of numbers replaces a label map as a whole. A file of named segments replaces the
+    structures that it names, and leaves the others; where both claim a voxel, the file's does.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    file : Path
+        NIfTI, NRRD, MetaImage, `.seg.nrrd` or DICOM SEG.
+    name : str
+        Name of the case folder.
+    reviewer : str
+        Code of the reviewer.
+    model : str or None
+        The model whose labels they are, if the case has several.
+    key : Path or None
+        File with the key of the case ids.
+
+    Raises
+    ------
+    ScanError
+        ID_UNKNOWN; GRID_DIFFERS; LABELS_UNKNOWN; what `read_label_file` and `publish_revision`
+        raise.
+    """
+    folder = out / "cases" / name
+    if not is_case_name(name) or not folder.is_dir():
+        raise ScanError(Reason.ID_UNKNOWN, f"there is no case {name}")
+    document = read_json(folder / CASE)
+    grid = Grid(tuple(document["grid"]["shape"]), document["grid"]["affine_ras_mm"])
+    latest = latest_result(out, name)
+    entries = _entries(read_json(latest / SEGMENTS)["files"], model)
+    before = read_label_maps(latest)
+    given = read_label_file(file, grid)
+    after = _by_number(given, entries) if given.names is None else _by_name(given, entries, before)
+    changed = {name: array for name, array in after.items() if (array != before[name]).any()}
+    if not changed:
+        return None
+    return publish_revision(out, name, Correction(changed, reviewer, "file"), key)
+
+
+def _entries(files: Sequence[Mapping[str, Any]], model: str | None) -> list[Mapping[str, Any]]:
+    """Return the label maps of the model that is meant."""
+    models = sorted({entry["model"] for entry in files})
+    if model is None and len(models) > 1:
+        detail = f"the case has results of {', '.join(models)}: name one with --model"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    if model is not None and model not in models:
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has results of {', '.join(models)} only")
+    return [entry for entry in files if model in (None, entry["model"])]
+
+
+def _by_number(given: LabelFile, entries: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    if len(entries) > 1:
+        detail = "the case has several label maps: take a DICOM SEG or .seg.nrrd, which name theirs"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    [entry], [labels] = entries, given.layers
+    known = {structure["number"] for structure in entry["structures"]}
+    foreign = sorted(set(np.unique(labels).tolist()) - known - {0})
+    if foreign:
+        listed = ", ".join(map(str, foreign[:5]))
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
+    return {entry["file"]: labels}
+
+
+def _by_name(
+    given: LabelFile, entries: Sequence[Mapping[str, Any]], before: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    places = {
+        _plain(word): (entry["file"], structure["number"])
+        for entry in entries
+        for structure in entry["structures"]
+        for word in (structure["name"], structure["label"])
+    }
+    after = {entry["file"]: before[entry["file"]].copy() for entry in entries}
+    names = given.names or {}
+    if foreign := sorted(name for name in names if _plain(name) not in places):
+        listed = ", ".join(repr(name[:40]) for name in foreign[:3])
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
+    targets = {name: places[_plain(name)] for name in names}
+    for file, number in targets.values():
+        after[file][after[file] == number] = 0
+    for name, (layer, value) in names.items():
+        file, number = targets[name]
+        after[file][given.layers[layer] == value] = number
+    return after
+
+
+def _plain(text: str) -> str:
+    """Return a name without case, underscores and repeated spaces."""
+    return " ".join(text.lower().replace("_", " ").split())

@@ -1,0 +1,1 @@
+"""Corrections of label maps by people: strokes of a brush, and files from other programs."""

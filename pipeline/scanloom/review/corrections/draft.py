@@ -1,0 +1,195 @@
+"""A correction in progress: strokes of a brush on label maps, with undo and redo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_POINTS = 5_000
+"""Points of a stroke."""
+MAX_UNDO = 200
+"""Strokes that can be undone."""
+
+Box = tuple[slice, slice, slice]
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A stroke of a round brush in a slice.
+
+    Parameters
+    ----------
+    layer : int
+        Index of the label map.
+    normal, across, down : int
+        Axes of the slice: across slices, along its columns, along its rows.
+    index : int
+        The slice.
+    points : sequence of (column, row)
+        Centres of the brush in voxels; between them it moves in straight lines.
+    radius_mm : float
+        Radius of the brush. Voxels whose centre is within it are painted.
+    label : int
+        Number of the structure; 0 erases.
+    only : tuple of int or None
+        Labels that are replaced; None for all.
+    """
+
+    layer: int
+    normal: int
+    across: int
+    down: int
+    index: int
+    points: Sequence[tuple[float, float]]
+    radius_mm: float
+    label: int
+    only: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    layer: int
+    box: Box
+    before: NDArray[Any]
+    after: NDArray[Any]
+
+
+class Draft:
+    """Label maps as they are being corrected; those given are not changed.
+
+    Parameters
+    ----------
+    layers : sequence of (X, Y, Z) arrays
+        Label maps.
+    spacing : (x, y, z)
+        Spacing in mm.
+    """
+
+    def __init__(self, layers: Sequence[NDArray[Any]], spacing: tuple[float, float, float]) -> None:
+        self._given, self.spacing = tuple(layers), spacing
+        self._copies: dict[int, NDArray[Any]] = {}
+        self._done: list[_Change] = []
+        self._undone: list[_Change] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its copies."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    @property
+    def can_undo(self) -> int:
+        """Number of strokes that can be undone."""
+        return len(self._done)
+
+    @property
+    def can_redo(self) -> int:
+        """Number of strokes that can be done again."""
+        return len(self._undone)
+
+    def layer(self, index: int) -> NDArray[Any]:
+        """Return a label map as it is now."""
+        return self._copies.get(index, self._given[index])
+
+    @property
+    def changed(self) -> dict[int, int]:
+        """Number of voxels that differ, by the index of their label map."""
+        counts = {
+            index: int(np.count_nonzero(copy != self._given[index]))
+            for index, copy in self._copies.items()
+        }
+        return {index: count for index, count in counts.items() if count}
+
+    def stroke(self, stroke: Stroke) -> int:
+        """Paint a stroke; return the number of voxels that it changed.
+
+        Raises
+        ------
+        IndexError
+            If there is no such layer or slice.
+        """
+        labels = self.layer(stroke.layer)
+        if not 0 <= stroke.index < labels.shape[stroke.normal]:
+            raise IndexError("there is no such slice")
+        painted = painted_box(stroke, labels.shape, self.spacing)
+        if painted is None:
+            return 0
+        box, inside = painted
+        before = labels[box].copy()
+        wanted = inside & (before != stroke.label)
+        if stroke.only is not None:
+            wanted &= np.isin(before, stroke.only)
+        count = int(np.count_nonzero(wanted))
+        if count:
+            after = np.where(wanted, before.dtype.type(stroke.label), before)
+            self._apply(change := _Change(stroke.layer, box, before, after), after)
+            self._done = [*self._done, change][-MAX_UNDO:]
+            self._undone.clear()
+        return count
+
+    def undo(self) -> bool:
+        """Undo the last stroke; return whether there was one."""
+        if not self._done:
+            return False
+        change = self._done.pop()
+        self._apply(change, change.before)
+        self._undone.append(change)
+        return True
+
+    def redo(self) -> bool:
+        """Paint the last undone stroke again; return whether there was one."""
+        if not self._undone:
+            return False
+        change = self._undone.pop()
+        self._apply(change, change.after)
+        self._done.append(change)
+        return True
+
+    def _apply(self, change: _Change, values: NDArray[Any]) -> None:
+        if change.layer not in self._copies:
+            self._copies[change.layer] = self._given[change.layer].copy(order="K")
+        self._copies[change.layer][change.box] = values
+
+
+def painted_box(
+    stroke: Stroke, shape: tuple[int, ...], spacing: tuple[float, float, float]
+) -> tuple[Box, NDArray[np.bool_]] | None:
+    """Return the box around a stroke, and the voxels in it that the brush covers; None if none.
+
+    A voxel is covered if its centre is at most the radius, in mm, from a point of the stroke or
+    from the straight line between two successive points.
+    """
+    mm = np.array((spacing[stroke.across], spacing[stroke.down]))
+    points = np.array(stroke.points, dtype=np.float64).reshape(-1, 2)
+    ends = np.array((shape[stroke.across], shape[stroke.down]))
+    low = np.maximum(np.ceil(points.min(axis=0) - stroke.radius_mm / mm), 0).astype(int)
+    high = np.minimum(np.floor(points.max(axis=0) + stroke.radius_mm / mm), ends - 1).astype(int)
+    if (low > high).any():
+        return None
+    x, y = (np.arange(a, b + 1) * step for a, b, step in zip(low, high, mm, strict=True))
+    covered = np.zeros((len(x), len(y)), bool)
+    for begin, end in zip(points, points[1:] if len(points) > 1 else points, strict=False):
+        covered |= _near(x[:, None], y[None, :], begin * mm, end * mm) <= stroke.radius_mm**2
+    if not covered.any():
+        return None
+    box = [slice(0, 0)] * 3
+    box[stroke.normal] = slice(stroke.index, stroke.index + 1)
+    box[stroke.across] = slice(int(low[0]), int(high[0]) + 1)
+    box[stroke.down] = slice(int(low[1]), int(high[1]) + 1)
+    inside = covered if stroke.across < stroke.down else covered.T
+    return (box[0], box[1], box[2]), np.expand_dims(inside, stroke.normal)
+
+
+def _near(
+    x: NDArray[Any], y: NDArray[Any], begin: NDArray[Any], end: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Return the squared distance of points from a line between two points."""
+    along = end - begin
+    length = float(along @ along)
+    share = ((x - begin[0]) * along[0] + (y - begin[1]) * along[1]) / length if length else 0.0
+    at = np.clip(share, 0, 1)
+    distance = (x - begin[0] - at * along[0]) ** 2 + (y - begin[1] - at * along[1]) ** 2
+    return np.asarray(distance, dtype=np.float64)

@@ -1,0 +1,189 @@
+"""Label maps that other programs wrote, read onto the grid of a case.
+
+NIfTI, NRRD and MetaImage hold numbers; `.seg.nrrd` of 3D Slicer and DICOM SEG name their segments.
+Axes may be in another order or direction if the voxels are those of the case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scanloom.core import Grid, Reason, ScanError
+
+TOLERANCE = 0.02
+"""Largest distance between voxel centres, in voxels."""
+_SEGMENT = re.compile(r"Segment(\d+)_(Name|LabelValue|Layer|ID)")
+
+
+@dataclass(frozen=True, eq=False)
+class LabelFile:
+    """Labels from a file, on the grid of a case.
+
+    Parameters
+    ----------
+    layers : tuple of (I, J, K) arrays
+        Label maps; segments that overlap are in different ones.
+    names : mapping or None
+        Segments (layer, value) by their name; None of a file that holds numbers only.
+    """
+
+    layers: tuple[NDArray[Any], ...]
+    names: Mapping[str, tuple[int, int]] | None
+
+
+def read_label_file(path: Path, grid: Grid) -> LabelFile:
+    """Read labels onto a grid.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS if the voxels are not those of the grid; LABELS_UNKNOWN if a value is not a
+        whole number; NOT_FOUND; UNREADABLE or what the reader of the format raises.
+    """
+    if not path.is_file():
+        raise ScanError(Reason.NOT_FOUND, "there is no such file", str(path))
+    if path.name.lower().endswith(".seg.nrrd"):
+        return _slicer(path, grid)
+    with path.open("rb") as file:
+        if file.read(132)[128:] == b"DICM":
+            return _dicom_seg(path, grid)
+    from scanloom.io.read import load_volume
+
+    volume = load_volume(path)
+    return LabelFile((_whole(on_grid(volume.array, volume.grid.affine, grid)),), None)
+
+
+def on_grid(
+    array: NDArray[Any], affine: NDArray[np.float64], grid: Grid, *, part: bool = False
+) -> NDArray[Any]:
+    """Return an array on the axes of a grid.
+
+    Parameters
+    ----------
+    array : (A, B, C) array
+    affine : (4, 4) array
+        Its voxel index to RAS mm.
+    grid : Grid
+    part : bool
+        Whether it may cover a part of the grid: the rest is 0.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS.
+    """
+    to_grid = np.linalg.inv(grid.affine) @ affine
+    steps = np.rint(to_grid[:3, :3])
+    drift = np.abs(to_grid[:3, :3] - steps) @ (np.array(array.shape) - 1)
+    low = to_grid[:3, 3] + np.minimum(steps @ np.diag(np.array(array.shape) - 1), 0).sum(axis=1)
+    is_turned = (np.abs(steps).sum(axis=0) == 1).all() and (np.abs(steps).sum(axis=1) == 1).all()
+    if not is_turned or drift.max() > TOLERANCE or np.abs(low - np.rint(low)).max() > TOLERANCE:
+        raise ScanError(Reason.GRID_DIFFERS, _difference(array.shape, affine, grid))
+    order = [int(np.flatnonzero(steps[n])[0]) for n in range(3)]
+    flips = tuple(slice(None, None, int(steps[n, order[n]])) for n in range(3))
+    turned = array.transpose(order)[flips]
+    begin = np.rint(low).astype(int)
+    end = begin + turned.shape
+    inside = (begin >= 0).all() and (end <= grid.shape).all()
+    if inside and turned.shape == grid.shape:
+        return turned
+    if not part or not inside:
+        raise ScanError(Reason.GRID_DIFFERS, _difference(array.shape, affine, grid))
+    whole = np.zeros(grid.shape, turned.dtype, order="F")
+    whole[tuple(slice(a, b) for a, b in zip(begin, end, strict=True))] = turned
+    return whole
+
+
+def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid) -> str:
+    """Return in which way a grid is another one."""
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    own = " x ".join(str(n) for n in shape) + " of " + " x ".join(f"{s:.4g}" for s in spacing)
+    case = " x ".join(str(n) for n in grid.shape)
+    case += " of " + " x ".join(f"{s:.4g}" for s in grid.spacing)
+    if own != case:
+        return f"the file has {own} mm, the case {case} mm"
+    apart = np.linalg.norm(affine[:3, 3] - grid.affine[:3, 3])
+    return f"the file has the size of the case, but its first voxel is {apart:.4g} mm away"
+
+
+def _whole(array: NDArray[Any]) -> NDArray[Any]:
+    """Return labels as whole numbers.
+
+    Raises
+    ------
+    ScanError
+        LABELS_UNKNOWN.
+    """
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all() or (array != np.rint(array)).any():
+            raise ScanError(Reason.LABELS_UNKNOWN, "values of the file are not whole numbers")
+        array = np.rint(array)
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    if low < 0 or high > np.iinfo(np.uint16).max:
+        raise ScanError(Reason.LABELS_UNKNOWN, f"the file has values from {low} to {high}")
+    return array.astype(np.uint16)
+
+
+def _slicer(path: Path, grid: Grid) -> LabelFile:
+    """Read a segmentation of 3D Slicer: layers of label maps, and their segments."""
+    import SimpleITK as sitk  # noqa: N813 - the library's own documentation imports it so
+
+    try:
+        image = sitk.ReadImage(str(path))
+    except RuntimeError as exc:
+        raise ScanError(Reason.UNREADABLE, "the file is no NRRD that can be read") from exc
+    fields: dict[str, dict[str, str]] = {}
+    for key in image.GetMetaDataKeys():
+        if match := _SEGMENT.fullmatch(key):
+            fields.setdefault(match[1], {})[match[2]] = image.GetMetaData(key)
+    affine = _itk_affine(image)
+    array = sitk.GetArrayViewFromImage(image)
+    stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
+    layers = tuple(
+        _whole(on_grid(stack[..., n].transpose(2, 1, 0), affine, grid, part=True))
+        for n in range(stack.shape[3])
+    )
+    try:
+        names = {
+            each["Name"]: (int(each.get("Layer", 0)), int(each["LabelValue"]))
+            for each in fields.values()
+        }
+    except (LookupError, ValueError) as exc:
+        raise ScanError(Reason.LABELS_UNKNOWN, "a segment has no name or value") from exc
+    return LabelFile(layers, names)
+
+
+def _itk_affine(image: Any) -> NDArray[np.float64]:
+    affine = np.eye(4)
+    affine[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
+    affine[:3, 3] = image.GetOrigin()
+    return np.asarray(np.diag((-1.0, -1.0, 1.0, 1.0)) @ affine)
+
+
+def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
+    """Read a DICOM SEG; slices without a segment may be missing in it."""
+    import highdicom as hd
+
+    try:
+        dataset = hd.seg.segread(path)
+        volume = dataset.get_volume(combine_segments=False, allow_missing_positions=True)
+        described = [dataset.get_segment_description(n) for n in dataset.segment_numbers]
+    except (ValueError, RuntimeError, AttributeError, LookupError, OSError) as exc:
+        detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
+        raise ScanError(Reason.UNREADABLE, detail) from exc
+    affine = np.diag((-1.0, -1.0, 1.0, 1.0)) @ volume.affine
+    layers = tuple(
+        _whole(on_grid(volume.array[..., n], affine, grid, part=True))
+        for n in range(len(described))
+    )
+    names = {str(each.segment_label): (n, 1) for n, each in enumerate(described)}
+    if len(names) < len(described):
+        raise ScanError(Reason.LABELS_UNKNOWN, "two segments have one label")
+    return LabelFile(layers, names)

@@ -1,0 +1,312 @@
+"""The routes of the review server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.file_names import PREVIEW
+from scanloom.review.corrections.draft import Draft
+from scanloom.review.server.desk import Desk
+from scanloom.review.server.opened_case import OpenedCase, describe
+from scanloom.review.server.pixels import PLANES, slices
+from scanloom.review.server.requests import (
+    check_structures,
+    read_body,
+    read_range,
+    read_stroke,
+    read_verdict,
+)
+from scanloom.review.server.security import Guard, RefusedError
+from scanloom.review.server.sessions import COOKIE, Sessions
+
+logger = logging.getLogger(__name__)
+
+STATIC = resources.files("scanloom.review.server") / "static"
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+STATUS = {
+    Reason.ID_UNKNOWN: 404,
+    Reason.RESULT_DAMAGED: 409,
+    Reason.STALE: 409,
+    Reason.DISK_FULL: 507,
+    Reason.OUTPUT_UNWRITABLE: 503,
+}
+"""HTTP status of each reason; 409 of others."""
+
+Endpoint = Callable[[Request, str], Response]
+"""Answers a request of a reviewer."""
+
+
+class Routes:
+    """Answers to requests.
+
+    Parameters
+    ----------
+    desk : Desk
+    sessions : Sessions
+    secure : bool
+        Whether the server uses TLS.
+    """
+
+    def __init__(self, desk: Desk, sessions: Sessions, *, secure: bool) -> None:
+        self.desk, self.sessions, self.secure = desk, sessions, secure
+
+    def login(self, request: Request) -> Response:
+        """Turn the token of a link into a cookie."""
+        cookie = self.sessions.enter(request.query_params.get("token", ""))
+        if cookie is None:
+            if self.sessions.reviewer(request.cookies.get(COOKIE)):
+                return RedirectResponse("/", 303)
+            return _page("used.html", 403)
+        answer = _page("enter.html")
+        answer.set_cookie(
+            COOKIE, cookie, httponly=True, samesite="strict", secure=self.secure, path="/"
+        )
+        return answer
+
+    def list_page(self, request: Request, reviewer: str) -> Response:
+        """Return the page with the list."""
+        return _page("list.html")
+
+    def case_page(self, request: Request, reviewer: str) -> Response:
+        """Return the page of a case; its script asks for the rest."""
+        return _page("case.html")
+
+    def me(self, request: Request, reviewer: str) -> Response:
+        """Return who the reviewer is."""
+        return JSONResponse(self.desk.me(reviewer))
+
+    def worklist(self, request: Request, reviewer: str) -> Response:
+        """Return the reviewer's cases; 304 if nothing changed since a version."""
+        listed = self.desk.listed(reviewer)
+        if request.query_params.get("since") == listed["version"]:
+            return Response(status_code=304)
+        return JSONResponse(listed)
+
+    def case(self, request: Request, reviewer: str) -> Response:
+        """Return what the viewer needs to know about a case."""
+        case = self._opened(request, reviewer)
+        verdicts = self.desk.verdicts(case.name, reviewer)
+        return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
+
+    def open(self, request: Request, reviewer: str) -> Response:
+        """Begin to open a case."""
+        name = self._name(request, reviewer)
+        self.desk.open_cases.start(name)
+        return JSONResponse({"id": name})
+
+    def image(self, request: Request, reviewer: str) -> Response:
+        """Return slices of the scan."""
+        case = self._opened(request, reviewer)
+        if case.image is None:
+            raise RefusedError(404, "NO_IMAGE", case.missing)
+        return self._slices(request, case.image.array)
+
+    def labels(self, request: Request, reviewer: str) -> Response:
+        """Return slices of a label map."""
+        case, layer = self._opened(request, reviewer), request.path_params["layer"]
+        if layer >= len(case.layers):
+            raise RefusedError(404, "LAYER", "The case has no such layer.")
+        draft = self.desk.drafted(case.name, reviewer) if "draft" in request.query_params else None
+        return self._slices(request, draft.layer(layer) if draft else case.layers[layer].labels)
+
+    def preview(self, request: Request, reviewer: str) -> Response:
+        """Return the preview of a case."""
+        path = self.desk.out / "cases" / self._name(request, reviewer) / PREVIEW
+        if not path.is_file():
+            raise RefusedError(404, "NO_PREVIEW", "The case has no preview.")
+        return FileResponse(path, media_type="image/png")
+
+    def verdict(self, request: Request, reviewer: str) -> Response:
+        """Keep a verdict; return its number and the next case that is open."""
+        name = self._name(request, reviewer)
+        verdict, comment = read_verdict(read_body(request.state.body), name, reviewer)
+        case = self.desk.opened(name)
+        labels = {f"{layer.model}/{s['label']}" for layer in case.layers for s in layer.structures}
+        check_structures(verdict, labels)
+        kept = self.desk.keep(verdict, comment)
+        return JSONResponse({"number": kept.number, **self.desk.verdicts(name, reviewer)})
+
+    def undo(self, request: Request, reviewer: str) -> Response:
+        """Undo the reviewer's last verdict about a case."""
+        name = self._name(request, reviewer)
+        undone = self.desk.log.undo(reviewer, name)
+        if undone is None:
+            raise RefusedError(409, "NOTHING", "There is no verdict of yours to undo.")
+        return JSONResponse({"number": undone.number, **self.desk.verdicts(name, reviewer)})
+
+    def stroke(self, request: Request, reviewer: str) -> Response:
+        """Paint a stroke on the reviewer's draft."""
+        name = self._name(request, reviewer)
+        case = self.desk.opened(name)
+        stroke = read_stroke(read_body(request.state.body), len(case.layers))
+        known = {s["number"] for s in case.layers[stroke.layer].structures}
+        if stroke.label and stroke.label not in known:
+            raise RefusedError(400, "LABEL", "The label map has no such structure.")
+        draft = self.desk.draft(name, reviewer)
+        try:
+            changed = draft.stroke(stroke)
+        except IndexError as exc:
+            raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
+        return JSONResponse({"changed": changed, **_plain_draft(draft)})
+
+    def undo_stroke(self, request: Request, reviewer: str) -> Response:
+        """Undo the last stroke."""
+        draft = self.desk.draft(self._name(request, reviewer), reviewer)
+        return JSONResponse({"changed": draft.undo(), **_plain_draft(draft)})
+
+    def redo_stroke(self, request: Request, reviewer: str) -> Response:
+        """Paint the last undone stroke again."""
+        draft = self.desk.draft(self._name(request, reviewer), reviewer)
+        return JSONResponse({"changed": draft.redo(), **_plain_draft(draft)})
+
+    def discard(self, request: Request, reviewer: str) -> Response:
+        """Drop the draft."""
+        self.desk.discard(self._name(request, reviewer), reviewer)
+        return JSONResponse({})
+
+    def save_draft(self, request: Request, reviewer: str) -> Response:
+        """Publish the draft as a revision."""
+        return JSONResponse(
+            {"revision": self.desk.save_draft(self._name(request, reviewer), reviewer)}
+        )
+
+    def _name(self, request: Request, reviewer: str) -> str:
+        name = str(request.path_params["name"])
+        self.desk.check(name, reviewer)
+        return name
+
+    def _opened(self, request: Request, reviewer: str) -> OpenedCase:
+        return self.desk.opened(self._name(request, reviewer))
+
+    def _slices(self, request: Request, array: Any) -> Response:
+        plane = PLANES.get(request.path_params["plane"])
+        if plane is None:
+            raise RefusedError(404, "PLANE", "Planes are axial, coronal and sagittal.")
+        first, last = read_range(request.path_params["range"])
+        try:
+            content = slices(array, plane, first, last)
+        except IndexError as exc:
+            raise RefusedError(404, "SLICES", str(exc)) from None
+        return Response(content, media_type="application/octet-stream")
+
+
+def make_app(
+    desk: Desk, sessions: Sessions, origins: Sequence[str], *, secure: bool = False
+) -> ASGIApp:
+    """Return the review server as an ASGI application.
+
+    Parameters
+    ----------
+    desk : Desk
+    sessions : Sessions
+    origins : sequence of str
+        Addresses of the server.
+    secure : bool
+        Whether it uses TLS.
+    """
+    routes = Routes(desk, sessions, secure=secure)
+    of_case = "/api/case/{name}"
+    known: list[tuple[str, str, Endpoint]] = [
+        ("GET", "/", routes.list_page),
+        ("GET", "/case/{name}", routes.case_page),
+        ("GET", "/api/me", routes.me),
+        ("GET", "/api/worklist", routes.worklist),
+        ("GET", of_case, routes.case),
+        ("POST", f"{of_case}/open", routes.open),
+        ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
+        ("GET", f"{of_case}/labels/{{layer:int}}/{{plane}}/{{range}}", routes.labels),
+        ("GET", f"{of_case}/preview", routes.preview),
+        ("POST", f"{of_case}/verdict", routes.verdict),
+        ("POST", f"{of_case}/undo", routes.undo),
+        ("POST", f"{of_case}/stroke", routes.stroke),
+        ("POST", f"{of_case}/draft/undo", routes.undo_stroke),
+        ("POST", f"{of_case}/draft/redo", routes.redo_stroke),
+        ("POST", f"{of_case}/draft/discard", routes.discard),
+        ("POST", f"{of_case}/draft/save", routes.save_draft),
+    ]
+    listed = [
+        Route(path, _for_reviewers(endpoint, sessions), methods=[method])
+        for method, path, endpoint in known
+    ]
+    listed += [Route("/login", routes.login), Route("/static/{name}", _static)]
+    app = Starlette(
+        routes=listed,
+        exception_handlers={
+            RefusedError: _refused,
+            ScanError: _scan_error,
+            HTTPException: _http_error,
+            Exception: _fault,
+        },
+    )
+    return Guard(app, tuple(origins))
+
+
+def _plain_draft(draft: Draft) -> dict[str, int]:
+    return {"undo": draft.can_undo, "redo": draft.can_redo}
+
+
+def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request], Any]:
+    """Return an endpoint that serves reviewers only, in a thread."""
+
+    async def answer(request: Request) -> Response:
+        reviewer = sessions.reviewer(request.cookies.get(COOKIE))
+        if reviewer is None:
+            if request.url.path.startswith("/api/"):
+                raise RefusedError(403, "SESSION", "Open the link that the server printed.")
+            return _page("used.html", 403)
+        request.state.body = await request.body() if request.method == "POST" else b""
+        return await run_in_threadpool(endpoint, request, reviewer)
+
+    return answer
+
+
+def _static(request: Request) -> Response:
+    name = str(request.path_params["name"])
+    if name.endswith(".html") or name not in {file.name for file in STATIC.iterdir()}:
+        raise RefusedError(404, "NOT_FOUND", "There is no such file.")
+    return _page(name)
+
+
+def _page(name: str, status: int = 200) -> Response:
+    suffix = name[name.rindex(".") :]
+    return Response((STATIC / name).read_bytes(), status, media_type=MEDIA_TYPES[suffix])
+
+
+def _refused(_: Request, exc: Exception) -> Response:
+    if not isinstance(exc, RefusedError):
+        raise exc
+    return JSONResponse({"reason": exc.reason, "text": exc.text}, exc.status)
+
+
+def _scan_error(_: Request, exc: Exception) -> Response:
+    if not isinstance(exc, ScanError):
+        raise exc
+    plain = {"reason": exc.code, "text": f"{exc.detail}."}
+    return JSONResponse(plain, STATUS.get(exc.reason, 409))
+
+
+def _http_error(_: Request, exc: Exception) -> Response:
+    status = exc.status_code if isinstance(exc, HTTPException) else 404
+    return JSONResponse({"reason": "NOT_FOUND", "text": "There is no such address."}, status)
+
+
+def _fault(_: Request, exc: Exception) -> Response:
+    logger.error("a request failed: %s", type(exc).__name__)
+    return JSONResponse({"reason": "INTERNAL", "text": "A bug in scanloom."}, 500)

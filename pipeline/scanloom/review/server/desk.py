@@ -1,0 +1,304 @@
+"""What the routes of the review server work on: the list, the open cases, the log, the readers."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.output.layout import is_case_name
+from scanloom.review.corrections.draft import Draft
+from scanloom.review.server.opened_case import OpenedCase, open_case
+from scanloom.review.server.security import RefusedError
+from scanloom.review.server.worklist import COLUMNS, STATES, Worklist, doubts
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.results import differ, state_of
+from scanloom.review.verdicts.verdict import TAGS, Verdict, about
+
+MAX_OPEN_BYTES = 640 << 20
+"""Arrays of open cases that are kept; the case that was used longest ago goes first."""
+
+
+class OpenCases:
+    """Cases that are open, or being opened, within a limit of memory.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    key : Path or None
+        File with the key of the case ids.
+    limit : int
+        Bytes of their arrays.
+    """
+
+    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
+        self.out, self.key, self.limit = out, key, limit
+        self._guard = threading.Lock()
+        self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
+        self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
+
+    def start(self, name: str) -> Future[OpenedCase]:
+        """Open a case in the background, unless it is open."""
+        with self._guard:
+            future = self._open.get(name)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._pool.submit(open_case, self.out, name, self.key)
+                self._open[name] = future
+            self._open.move_to_end(name)
+            self._close_old()
+            return future
+
+    def get(self, name: str) -> OpenedCase:
+        """Return an open case.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`.
+        """
+        return self.start(name).result()
+
+    def forget(self, name: str) -> None:
+        """Close a case."""
+        with self._guard:
+            self._open.pop(name, None)
+
+    def _close_old(self) -> None:
+        done = [name for name, future in self._open.items() if _arrays(future)]
+        held = sum(_arrays(self._open[name]) for name in done)
+        for name in done[:-1]:
+            if held <= self.limit:
+                return
+            held -= _arrays(self._open.pop(name))
+
+
+def _arrays(future: Future[OpenedCase]) -> int:
+    if not future.done() or future.exception() is not None:
+        return 0
+    return future.result().nbytes
+
+
+Publish = Callable[[str, Mapping[str, NDArray[Any]], str], Path]
+"""Publishes corrected label maps (I, J, K) of a case, by file; the last argument is the reviewer's
+code. Returns the folder of the revision."""
+
+
+@dataclass(eq=False)
+class Desk:
+    """State of a review server.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    log : VerdictLog
+    readers : Readers
+    open_cases : OpenCases
+    names : mapping
+        Display name of each reviewer's code.
+    publish : callable or None
+        Publishes corrections; None if they are not accepted.
+    """
+
+    out: Path
+    log: VerdictLog
+    readers: Readers
+    open_cases: OpenCases
+    names: Mapping[str, str] = field(default_factory=dict)
+    publish: Publish | None = None
+
+    def __post_init__(self) -> None:
+        self.worklist = Worklist(self.out)
+        self._drafts: dict[str, tuple[OpenedCase, Draft]] = {}
+        self._guard = threading.Lock()
+
+    def listed(self, reviewer: str) -> dict[str, Any]:
+        """Return the list of a reviewer's cases."""
+        self.worklist.refresh()
+        current, back = self.log.current(), self.readers.coming_back(reviewer, self.log.history())
+        names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
+        visible = {name: self._visible(name, reviewer, current, back) for name in names}
+        apart = [name for name in names if differ(visible[name])]
+        rows, counts = self.worklist.rows(names, reviewer, visible, apart)
+        return {
+            "columns": COLUMNS,
+            "cases": rows,
+            "counts": {"all": len(rows), **{each: counts[each] for each in (*STATES, "mine")}},
+            "damaged": len(self.worklist.damaged),
+            "version": f"{self.worklist.version}.{self.log.count}",
+        }
+
+    def me(self, reviewer: str) -> dict[str, Any]:
+        """Return who the reviewer is, and what a verdict may hold."""
+        tags = [{"id": key, "name": name} for key, name in TAGS.items()]
+        blind = bool(self.readers.double)
+        return {"reviewer": reviewer, "name": self.names[reviewer], "blind": blind, "tags": tags}
+
+    def verdicts(self, name: str, reviewer: str) -> dict[str, Any]:
+        """Return the verdicts about a case that a reviewer may see."""
+        back = self.readers.coming_back(reviewer, self.log.history())
+        visible = self._visible(name, reviewer, self.log.current(), back)
+        case = self.worklist.cases.get(name)
+        state = state_of(case.seen, visible) if case else ""
+        return {
+            "state": state,
+            "again": name in back,
+            "verdict": self._shown(visible.get(reviewer)),
+            "others": [self._shown(v) for who, v in visible.items() if who != reviewer],
+        }
+
+    def findings(self, case: OpenedCase) -> list[dict[str, Any]]:
+        """Return the doubts about a case, each with the voxel (view) that it speaks of."""
+        found = sorted(self.worklist.findings.get(case.name, []), key=lambda each: -each.weight)
+        shown: dict[str, dict[str, Any]] = {}
+        for each in found:
+            [text] = doubts([each])
+            box = next((m.box for m in each.subjects if m.box is not None), None)
+            point = box and [
+                (a + b) // 2
+                for a, b in zip(*(case.view.index_of(corner) for corner in box), strict=True)
+            ]
+            shown.setdefault(text, {"text": text, "kind": each.kind, "point": point})
+        return list(shown.values())
+
+    def check(self, name: str, reviewer: str) -> None:
+        """Refuse a case that is not there, or not for a reviewer.
+
+        Raises
+        ------
+        ScanError
+            ID_UNKNOWN.
+        """
+        self.worklist.refresh()
+        known = is_case_name(name) and name in self.worklist.cases
+        if not known or not self.readers.cases_of(reviewer, [name], self._valid_of(name)):
+            raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
+
+    def opened(self, name: str) -> OpenedCase:
+        """Return an open case, opened again if its result was replaced."""
+        case, listed = self.open_cases.get(name), self.worklist.cases.get(name)
+        if listed is not None and listed.seen != case.seen:
+            self.open_cases.forget(name)
+            case = self.open_cases.get(name)
+        return case
+
+    def keep(self, verdict: Verdict, comment: str) -> Verdict:
+        """Keep a verdict about the result that there is now, with how it was given.
+
+        Raises
+        ------
+        ScanError
+            STALE if another result was seen; DISK_FULL or OUTPUT_UNWRITABLE.
+        """
+        case = self.worklist.cases[verdict.case]
+        if verdict.seen != case.seen:
+            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+        name, reviewer = verdict.case, verdict.reviewer
+        verdicts = self._valid_of(name).get(name, {})
+        again = name in self.readers.coming_back(reviewer, self.log.history())
+        blind = self.readers.is_blind(name, reviewer, verdicts)
+        given = replace(
+            verdict,
+            reading=2 if again and reviewer in verdicts else 1,
+            independent=verdicts.keys() <= {reviewer}
+            or (blind and not self.log.has_undone(name, reviewer)),
+        )
+        return self.log.append(given, comment)
+
+    def draft(self, name: str, reviewer: str) -> Draft:
+        """Return the correction in progress of a reviewer; a new one for another case or result."""
+        case = self.opened(name)
+        with self._guard:
+            held = self._drafts.get(reviewer)
+            if held is None or held[0].name != name or held[0].seen != case.seen:
+                spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
+                layers = [layer.labels for layer in case.layers]
+                held = self._drafts[reviewer] = case, Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
+            return held[1]
+
+    def drafted(self, name: str, reviewer: str) -> Draft | None:
+        """Return the correction in progress of a reviewer for a case, if there is one."""
+        with self._guard:
+            held = self._drafts.get(reviewer)
+        return held[1] if held is not None and held[0].name == name else None
+
+    def discard(self, name: str, reviewer: str) -> None:
+        """Drop a correction in progress."""
+        with self._guard:
+            if reviewer in self._drafts and self._drafts[reviewer][0].name == name:
+                del self._drafts[reviewer]
+
+    def save_draft(self, name: str, reviewer: str) -> int:
+        """Publish a correction as a revision, and return its number.
+
+        Raises
+        ------
+        ScanError
+            STALE if the result was replaced since the first stroke; what `Publish` raises.
+        RefusedError
+            If nothing was changed.
+        """
+        with self._guard:
+            held = self._drafts.get(reviewer)
+        if held is None or held[0].name != name or not held[1].changed or self.publish is None:
+            raise RefusedError(409, "NOTHING", "Nothing was changed.")
+        case, draft = held
+        self.worklist.refresh()
+        if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
+            text = (
+                "Others read this case without knowing of each other: save when all have decided."
+            )
+            raise RefusedError(409, "BLIND", text)
+        if case.seen != self.worklist.cases[name].seen:
+            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+        layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
+        folder = self.publish(name, layers, reviewer)
+        self.discard(name, reviewer)
+        self.open_cases.forget(name)
+        self.worklist.refresh(at_once=True)
+        return int(folder.name)
+
+    def _visible(
+        self,
+        name: str,
+        reviewer: str,
+        current: Mapping[str, Mapping[str, Verdict]],
+        back: set[str],
+    ) -> dict[str, Verdict]:
+        if name in back:
+            return {}
+        case, verdicts = self.worklist.cases.get(name), current.get(name)
+        if case is None or not verdicts:
+            return {}
+        return self.readers.visible(name, reviewer, verdicts, case.seen)
+
+    def _valid(self, current: Mapping[str, Mapping[str, Verdict]]) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts about the results that there are now."""
+        cases = self.worklist.cases
+        return {name: about(cases[name].seen, v) for name, v in current.items() if name in cases}
+
+    def _valid_of(self, name: str) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts about the result of a case that there is now."""
+        return self._valid({name: self.log.current().get(name, {})})
+
+    def _shown(self, verdict: Verdict | None) -> dict[str, Any] | None:
+        if verdict is None:
+            return None
+        return {
+            "number": verdict.number,
+            "reviewer": self.names.get(verdict.reviewer, verdict.reviewer),
+            "decision": verdict.decision,
+            "structures": verdict.structures,
+            "tags": verdict.tags,
+            "comment": self.log.comment_of(verdict),
+            "at": verdict.at,
+        }

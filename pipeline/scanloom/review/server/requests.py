@@ -1,0 +1,164 @@
+"""What a page may send: read strictly, so that nothing else is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scanloom.review.corrections.draft import MAX_POINTS, Stroke
+from scanloom.review.server.pixels import PLANES
+from scanloom.review.server.security import RefusedError
+from scanloom.review.verdicts.verdict import DECISIONS, MAX_SECONDS, TAGS, Seen, Verdict
+
+MAX_COMMENT = 20_000
+"""Characters of a comment."""
+MAX_STRUCTURES = 2_000
+MAX_INDEX, MAX_LABEL, MAX_RADIUS_MM = 100_000, 65_535, 200.0
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body.
+
+    Raises
+    ------
+    RefusedError
+        If it is not one.
+    """
+    try:
+        plain = json.loads(body)
+    except (ValueError, RecursionError):
+        raise RefusedError(400, "JSON", "The body is not JSON.") from None
+    if not isinstance(plain, dict):
+        raise RefusedError(400, "JSON", "The body is not a JSON object.")
+    return plain
+
+
+def read_verdict(plain: Mapping[str, Any], case: str, reviewer: str) -> tuple[Verdict, str]:
+    """Return the verdict and the comment in a request.
+
+    Raises
+    ------
+    RefusedError
+        If a field is missing or has another type or value.
+    """
+    known = {"decision", "structures", "tags", "comment", "seconds", "recipe", "seen"}
+    if extra := sorted(map(str, plain.keys() - known)):
+        raise RefusedError(400, "FIELD", f"Unknown field: {extra[0][:40]}.")
+    decision, tags = plain.get("decision"), plain.get("tags", [])
+    if decision not in DECISIONS:
+        raise RefusedError(400, "DECISION", "A verdict is accept, edit or reject.")
+    if not isinstance(tags, list) or not all(isinstance(t, str) and t in TAGS for t in tags):
+        raise RefusedError(400, "TAGS", "Unknown tag.")
+    structures = _texts(plain.get("structures", {}), "structures")
+    if not set(structures.values()) <= set(DECISIONS):
+        raise RefusedError(400, "STRUCTURES", "A verdict is accept, edit or reject.")
+    comment = plain.get("comment", "")
+    if not isinstance(comment, str) or len(comment) > MAX_COMMENT:
+        raise RefusedError(400, "COMMENT", f"A comment has at most {MAX_COMMENT} characters.")
+    recipe = plain.get("recipe")
+    if not isinstance(recipe, str):
+        raise RefusedError(400, "RECIPE", "The recipe is missing.")
+    verdict = Verdict(
+        case=case,
+        reviewer=reviewer,
+        seen=Seen(recipe, _texts(plain.get("seen"), "seen")),
+        decision=decision,
+        structures=structures,  # type: ignore[arg-type]  # checked above
+        tags=tuple(dict.fromkeys(tags)),
+        seconds=_seconds(plain.get("seconds", 0)),
+    )
+    return verdict, comment.encode("utf-8", "replace").decode().strip()
+
+
+def check_structures(verdict: Verdict, known: set[str]) -> None:
+    """Refuse decisions about structures that the case does not have.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if not verdict.structures.keys() <= known:
+        raise RefusedError(400, "STRUCTURES", "The case has no such structure.")
+
+
+def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
+    """Return the stroke in a request.
+
+    Parameters
+    ----------
+    plain : mapping
+    layers : int
+        Number of label maps of the case.
+
+    Raises
+    ------
+    RefusedError
+        If a field is missing or has another type or value.
+    """
+    plane = PLANES.get(str(plain.get("plane")))
+    if plane is None:
+        raise RefusedError(400, "PLANE", "Planes are axial, coronal and sagittal.")
+    layer, index = _whole(plain, "layer", layers - 1), _whole(plain, "index", MAX_INDEX)
+    points, radius, only = plain.get("points"), plain.get("radius_mm"), plain.get("only")
+    if not isinstance(points, list) or not 1 <= len(points) <= MAX_POINTS:
+        raise RefusedError(400, "POINTS", f"A stroke has 1 to {MAX_POINTS} points.")
+    if not all(isinstance(p, list) and len(p) == 2 and all(map(_is_number, p)) for p in points):
+        raise RefusedError(400, "POINTS", "A point is [column, row].")
+    if not _is_number(radius) or not 0 < float(radius) <= MAX_RADIUS_MM:  # type: ignore[arg-type]
+        raise RefusedError(400, "RADIUS", f"The radius is above 0, up to {MAX_RADIUS_MM:g} mm.")
+    if only is not None and not (
+        isinstance(only, list) and all(type(n) is int and 0 <= n <= MAX_LABEL for n in only)
+    ):
+        raise RefusedError(400, "ONLY", "only is a list of labels.")
+    return Stroke(
+        *(layer, plane.normal, plane.across, plane.down, index),
+        [(float(x), float(y)) for x, y in points],
+        float(radius),  # type: ignore[arg-type]  # a number, as checked
+        _whole(plain, "label", MAX_LABEL),
+        None if only is None else tuple(only),
+    )
+
+
+def _whole(plain: Mapping[str, Any], field: str, highest: int) -> int:
+    value = plain.get(field)
+    if type(value) is not int or not 0 <= value <= highest:
+        raise RefusedError(400, field.upper(), f"{field} is a whole number up to {highest}.")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and abs(value) <= MAX_INDEX  # type: ignore[arg-type]
+
+
+def read_range(text: str) -> tuple[int, int]:
+    """Return the first and the last slice of "12-20", or of "12".
+
+    Raises
+    ------
+    RefusedError
+        If it is neither.
+    """
+    first, _, last = text.partition("-")
+    numbers = [part for part in (first, last or first) if part.isascii() and part.isdigit()]
+    if len(numbers) != 2 or max(map(len, numbers)) > 6:
+        raise RefusedError(404, "SLICES", "Slices are given as first-last.")
+    return int(numbers[0]), int(numbers[1])
+
+
+def _texts(plain: object, field: str) -> dict[str, str]:
+    if not isinstance(plain, dict) or len(plain) > MAX_STRUCTURES:
+        raise RefusedError(400, field.upper(), f"{field} must be an object.")
+    if not all(isinstance(value, str) for value in plain.values()):
+        raise RefusedError(400, field.upper(), f"{field} must be an object of texts.")
+    return dict(plain)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RefusedError(400, "SECONDS", "seconds must be a number.")
+    if not math.isfinite(value) or value < 0:
+        raise RefusedError(400, "SECONDS", "seconds must be a number from 0.")
+    return float(min(value, MAX_SECONDS))

@@ -1,0 +1,141 @@
+"""Run the review server until it is stopped."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from scanloom.core import Reason, ScanError
+from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
+from scanloom.review.server.app import make_app
+from scanloom.review.server.desk import Desk, OpenCases, Publish
+from scanloom.review.server.sessions import Sessions
+from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
+from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.tables import write_review_tables
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where and for whom the server runs.
+
+    Parameters
+    ----------
+    reviewers : tuple of str
+        Names of the reviewers.
+    host : str
+        Address to listen at; another than the loopback's needs a certificate.
+    port : int
+        0 for a free one.
+    certificate, certificate_key : Path or None
+        For TLS.
+    double, repeat : float
+        Shares of cases as of `Readers`.
+    key : Path or None
+        File with the key of the case ids.
+    """
+
+    reviewers: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 0
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    double: float = 0.0
+    repeat: float = 0.0
+    key: Path | None = None
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server uses TLS."""
+        return self.certificate is not None
+
+
+def serve(
+    out: Path,
+    options: ServerOptions,
+    tell: Callable[[dict[str, str]], None],
+    publish: Publish | None = None,
+) -> None:
+    """Serve the results of an output folder to reviewers until the process is interrupted.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    options : ServerOptions
+    tell : callable
+        Receives the link of each reviewer, by name, once the server can be reached.
+    publish : callable, optional
+        Publishes corrections.
+
+    Raises
+    ------
+    ScanError
+        LOCKED if another server has the folder; ENVIRONMENT if the address can't be used;
+        REVIEW_DAMAGED if the log is damaged; OUTPUT_UNWRITABLE.
+    ValueError
+        If double reading is requested for one reviewer.
+    """
+    codes = reviewer_codes(out, options.reviewers)
+    readers = Readers(tuple(codes.values()), options.double, options.repeat)
+    with closing(VerdictLog(out)) as log, closing(_listen(options)) as listening:
+        names = {code: name for name, code in codes.items()}
+        desk = Desk(out, log, readers, OpenCases(out, options.key), names, publish)
+        desk.worklist.refresh()
+        sessions = Sessions(list(names))
+        origins = _origins(options, listening.getsockname()[1])
+        app = make_app(desk, sessions, origins, secure=options.secure)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                lifespan="off",
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=2,
+                ssl_certfile=options.certificate,
+                ssl_keyfile=options.certificate_key,
+            )
+        )
+        tell(
+            {
+                name: f"{origins[0]}/login?token={sessions.tokens[code]}"
+                for name, code in codes.items()
+            }
+        )
+        try:
+            with suppress(KeyboardInterrupt):  # that is how it is stopped
+                server.run(sockets=[listening])
+        finally:
+            with disk_errors_as_scan_errors():
+                write_review_tables(out)
+
+
+def _listen(options: ServerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((options.host, options.port))
+    except OSError as exc:
+        listening.close()
+        detail = f"{options.host}:{options.port} can't be used ({type(exc).__name__})"
+        raise ScanError(Reason.ENVIRONMENT, detail) from exc
+    return listening
+
+
+def _origins(options: ServerOptions, port: int) -> Sequence[str]:
+    scheme = "https" if options.secure else "http"
+    hosts = [f"[{options.host}]" if ":" in options.host else options.host]
+    if options.host in LOOPBACK:
+        hosts += [host for host in ("127.0.0.1", "localhost") if host not in hosts]
+    return [f"{scheme}://{host}:{port}" for host in hosts]

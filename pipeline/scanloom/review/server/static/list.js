@@ -1,0 +1,89 @@
+// The list of cases: filters and search stand in the address.
+import { STATES, chosen, element, get, rowsOf } from "./api.js";
+
+const PAGE = 100;
+const POLL_MS = 5000;
+const byId = (id) => document.getElementById(id);
+const query = new URLSearchParams(location.search);
+let listed = null, rows = [], shown = [], drawn = 0;
+
+function address() {
+  for (const [key, value] of [...query]) if (!value || value === "all") query.delete(key);
+  history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+}
+
+function drawFilters() {
+  const counts = listed.counts, current = query.get("filter") || "all";
+  byId("filters").replaceChildren(...Object.entries(STATES).map(([state, name]) => {
+    const button = element("button", `${name} ${counts[state] ?? 0}`, { type: "button", "aria-pressed": String(state === current) });
+    button.dataset.state = state;
+    button.addEventListener("click", () => { query.set("filter", state); address(); draw(); byId("filters").querySelector(`[data-state=${state}]`).focus(); });
+    return button;
+  }));
+}
+
+function drawRow(row) {
+  const line = element("tr");
+  const name = element("th", "", { scope: "row" });
+  name.append(element("a", row.id, { href: `/case/${encodeURIComponent(row.id)}${location.search}`, class: "id" }));
+  const doubts = element("td");
+  if (row.doubts.length) {
+    const list = element("ul");
+    for (const text of row.doubts.slice(0, 3)) list.append(element("li", text));
+    if (row.doubts.length > 3) list.append(element("li", `${row.doubts.length - 3} more`));
+    doubts.append(list);
+  }
+  line.append(name, element("td", STATES[row.state], { class: row.state }), element("td", row.mine ? STATES[row.mine] : ""),
+    doubts, element("td", `${row.modality} ${row.slices.join(" × ")}, ${row.spacing.join(" × ")} mm`),
+    element("td", row.models.join(", ")), element("td", row.revision ? String(row.revision) : "", { class: "number" }));
+  return line;
+}
+
+function more() {
+  const part = shown.slice(drawn, drawn + PAGE);
+  byId("rows").append(...part.map(drawRow));
+  drawn += part.length;
+  byId("end").textContent = drawn < shown.length ? "More cases follow as you scroll." : "";
+}
+
+function draw() {
+  drawFilters();
+  shown = chosen(rows, query);
+  drawn = 0;
+  byId("rows").replaceChildren();
+  more();
+  const all = `${shown.length} of ${rows.length} cases`;
+  byId("count").textContent = listed.damaged ? `${all}; ${listed.damaged} can't be read: see scanloom verify` : all;
+  byId("status").textContent = rows.length ? "" : "No case has a result yet. Results appear here while a run goes on.";
+  byId("next").disabled = !rows.some((row) => row.state === "open" || row.state === "stale");
+}
+
+function next() {
+  const row = shown.find((each) => each.state === "open" || each.state === "stale") ||
+    rows.find((each) => each.state === "open" || each.state === "stale");
+  if (row) location.assign(`/case/${encodeURIComponent(row.id)}${location.search}`);
+}
+
+async function load() {
+  try {
+    const answer = await get(`/api/worklist${listed ? `?since=${encodeURIComponent(listed.version)}` : ""}`);
+    if (answer) { listed = answer; rows = rowsOf(listed); draw(); }
+    byId("status").classList.remove("error");
+  } catch (error) {
+    byId("status").textContent = error.reason ? error.message : "The server does not answer. Is it still running?";
+    byId("status").classList.add("error");
+  }
+}
+
+byId("search").value = query.get("q") || "";
+byId("search").addEventListener("input", () => { query.set("q", byId("search").value); address(); draw(); });
+byId("next").addEventListener("click", next);
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+  if (event.key === "n") next();
+  if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
+});
+new IntersectionObserver((entries) => { if (entries[0].isIntersecting && drawn < shown.length) more(); }).observe(byId("end"));
+get("/api/me").then((me) => { byId("reviewer").textContent = `Reviewer: ${me.name}${me.blind ? ", double reading" : ""}`; }).catch(() => {});
+await load();
+setInterval(load, POLL_MS);

@@ -1,0 +1,194 @@
+"""The cases to be reviewed: doubtful ones first, each with what was decided about it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Measurement
+from scanloom.io.output.file_names import CASE
+from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.measurements import read_measurements
+from scanloom.review.cohort import Cohort
+from scanloom.review.corrections.revisions import REVISIONS, latest_result, revision_number
+from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
+from scanloom.review.report.data import references_of
+from scanloom.review.verdicts.results import seen_of, state_of
+from scanloom.review.verdicts.verdict import Seen, Verdict
+
+COLUMNS = (
+    *("id", "modality", "slices", "spacing", "models", "doubts", "risk", "review"),
+    *("state", "mine", "disagreed", "readers", "revision"),
+)
+"""Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
+STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
+LEAST_INTERVAL_S = 2.0
+"""Time between two looks for new cases."""
+
+
+@dataclass(frozen=True, eq=False)
+class ListedCase:
+    """A published case, as far as the list needs it."""
+
+    name: str
+    modality: str
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+    axes: str
+    models: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    references: Mapping[str, Any]
+    seen: Seen
+    revision: int
+
+
+class Worklist:
+    """The published cases of an output folder, in the order of review; new ones appear.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.damaged: set[str] = set()
+        """Names of cases that can't be read, which are left out."""
+        self.cases: dict[str, ListedCase] = {}
+        """Cases by name, those with the highest risk first."""
+        self.findings: dict[str, list[Finding]] = {}
+        self.version = 0
+        self._guard = threading.Lock()
+        self._known: dict[str, tuple[object, ListedCase]] = {}
+        self._changed: object = None
+        self._looked = 0.0
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Look for cases that were added, replaced or removed, unless that was done just now."""
+        with self._guard:
+            recent = time.monotonic() - self._looked < LEAST_INTERVAL_S
+            if recent and self._changed is not None and not at_once:
+                return
+            changed = _stamp(self.out / "cases"), revision_stamps(self.out)
+            if changed != self._changed:
+                self._read()
+                self._changed = changed
+            self._looked = time.monotonic()
+
+    def _read(self) -> None:
+        damaged: set[str] = set()
+        found = dict(iter_cases(self.out, self._known_or_read, damaged))
+        self._known = found
+        cases = {name: case for name, (_, case) in found.items()}
+        references = {m: r for case in cases.values() for m, r in case.references.items()}
+        cohort = Cohort((m for case in cases.values() for m in case.measurements), references)
+        measured = {name: case.measurements for name, case in cases.items()}
+        axes = {name: case.axes for name, case in cases.items()}
+        self.findings = find_outliers(measured, cohort, axes)
+        self.cases = {name: cases[name] for name in sorted(cases, key=lambda n: (-self.risk(n), n))}
+        self.damaged = damaged
+        self.version += 1
+
+    def _known_or_read(self, folder: Path) -> tuple[str, tuple[object, ListedCase]]:
+        latest = latest_result(self.out, folder.name)
+        stamp = _stamp(folder / CASE), _stamp(latest / CASE)
+        known = self._known.get(folder.name)
+        if known is not None and known[0] == stamp:
+            return folder.name, known
+        return folder.name, (stamp, _listed(folder, latest))
+
+    def risk(self, name: str) -> float:
+        """Return the risk by which a case is sorted."""
+        return risk_score(self.findings.get(name, []))
+
+    def rows(
+        self,
+        names: Iterable[str],
+        reviewer: str,
+        visible: Mapping[str, Mapping[str, Verdict]],
+        disagreed: Iterable[str],
+    ) -> tuple[list[list[Any]], Counter[str]]:
+        """Return the rows of some cases, and the number of cases in each state.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Names of cases.
+        reviewer : str
+            Code of the reviewer.
+        visible : mapping
+            Verdicts that the reviewer may see, by case and reviewer.
+        disagreed : iterable of str
+            Cases about which readers disagree, as far as the reviewer may know.
+        """
+        apart, rows, counts = set(disagreed), list[list[Any]](), Counter[str]()
+        for name in names:
+            case = self.cases.get(name)
+            if case is None:
+                continue
+            verdicts = visible.get(name, {})
+            state = state_of(case.seen, verdicts, disagreed=name in apart)
+            own = verdicts.get(reviewer)
+            counts[state] += 1
+            counts["mine"] += own is not None
+            rows.append(self._row(case, state, own, verdicts))
+        return rows, counts
+
+    def _row(
+        self, case: ListedCase, state: str, own: Verdict | None, verdicts: Mapping[str, Verdict]
+    ) -> list[Any]:
+        findings = self.findings.get(case.name, [])
+        risk = risk_score(findings)
+        return [
+            *(case.name, case.modality, case.shape, [round(s, 3) for s in case.spacing]),
+            *(case.models, doubts(findings), round(risk, 2), risk >= REVIEW_THRESHOLD, state),
+            *(own.decision if own else None, state == "disagreed", len(verdicts)),
+            case.revision,
+        ]
+
+
+def doubts(findings: Sequence[Finding]) -> list[str]:
+    """Return the findings of a case as sentences, the heaviest first."""
+    ordered = sorted(findings, key=lambda each: -each.weight)
+    return list(dict.fromkeys(f"{each.structure}: {each.text}" for each in ordered))
+
+
+def revision_stamps(out: Path) -> object:
+    """Return what changes when a revision is added."""
+    folder = Path(out, *REVISIONS)
+    with suppress(OSError):
+        return _stamp(folder), sorted((p.name, _stamp(p)) for p in folder.iterdir())
+    return None
+
+
+def _listed(folder: Path, latest: Path) -> ListedCase:
+    """Return a case; `latest` is the folder of its latest revision, or `folder`."""
+    document = read_case(folder)
+    grid = document["grid"]
+    return ListedCase(
+        folder.name,
+        document["source"]["modality"] or "",
+        tuple(grid["shape"]),
+        tuple(grid["spacing_mm"]),
+        grid["axes"],
+        tuple(each["name"] for each in document["models"]),
+        read_measurements(latest),
+        {m["name"]: references_of(m) for m in document["models"]},
+        seen_of(latest),
+        revision_number(latest),
+    )
+
+
+def _stamp(path: Path) -> object:
+    """Return what changes when a file or folder is replaced; None if it is missing."""
+    with suppress(OSError):
+        stat = path.stat()
+        return stat.st_mtime_ns, stat.st_ino
+    return None

@@ -1,0 +1,270 @@
+"""The verdicts of an output folder: `review/verdicts.jsonl`.
+
+A verdict is a line of its own, and stays: another verdict or an undo is a further line. Comments
+are free text, which may name people: they lie in `private/review.jsonl`, by the number of their
+verdict, and the names of reviewers in `private/reviewers.json`. Verdicts have codes such as "r1".
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scanloom.core import Reason, ScanError
+from scanloom.core.process.file_lock import lock_file
+from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.private import PRIVATE, check_links, locked_folder, write_private
+from scanloom.io.system.disk_errors import output_error
+from scanloom.review.verdicts.chained_lines import ChainedLines, ChainError, read_lines
+from scanloom.review.verdicts.verdict import Verdict, plain_verdict, verdict_from_plain
+
+REVIEW = "review"
+VERDICTS = "verdicts.jsonl"
+COMMENTS = "review.jsonl"
+REVIEWERS = "reviewers.json"
+LOCK = ".lock"
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+
+Current = Mapping[str, Mapping[str, Verdict]]
+"""The verdict that counts, by case and by the code of its reviewer."""
+
+
+class Stack:
+    """Verdicts in the order of the log; undone ones are left out."""
+
+    def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
+        self._kept: dict[tuple[str, str], list[Verdict]] = {}
+        self.undone: set[tuple[str, str]] = set()
+        """Case and reviewer of undone verdicts."""
+        for verdict in verdicts:
+            self.add(verdict)
+
+    def add(self, verdict: Verdict) -> None:
+        """Add the next line of the log."""
+        kept = self._kept.setdefault((verdict.case, verdict.reviewer), [])
+        if verdict.undoes is None:
+            kept.append(verdict)
+        else:
+            kept[:] = [each for each in kept if each.number != verdict.undoes]
+            self.undone.add((verdict.case, verdict.reviewer))
+
+    def last(self, case: str, reviewer: str) -> Verdict | None:
+        """Return the verdict of a reviewer about a case that counts."""
+        kept = self._kept.get((case, reviewer))
+        return kept[-1] if kept else None
+
+    def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
+        """Return the verdicts that were not undone, by case and reviewer."""
+        return {key: tuple(kept) for key, kept in self._kept.items()}
+
+    def current(self) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts that count."""
+        found: dict[str, dict[str, Verdict]] = {}
+        for (case, reviewer), kept in self._kept.items():
+            if kept:
+                found.setdefault(case, {})[reviewer] = kept[-1]
+        return found
+
+
+def read_verdicts(out: Path) -> list[Verdict]:
+    """Return all lines of an output folder's log, undone ones and undoing ones included.
+
+    Raises
+    ------
+    ScanError
+        REVIEW_DAMAGED, with the line.
+    """
+    path = out / REVIEW / VERDICTS
+    try:
+        return [_parsed(plain) for plain in read_lines(path)]
+    except ChainError as exc:
+        raise _damaged(f"{REVIEW}/{VERDICTS}", exc) from exc
+    except OSError as exc:
+        raise output_error(exc, f"{REVIEW}/{VERDICTS}") from exc
+
+
+def current_verdicts(verdicts: Sequence[Verdict]) -> dict[str, dict[str, Verdict]]:
+    """Return the verdict that counts of each case and reviewer."""
+    return Stack(verdicts).current()
+
+
+class VerdictLog:
+    """The log of an output folder, held by one process, which appends to it.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+
+    Raises
+    ------
+    ScanError
+        LOCKED if another process holds it; REVIEW_DAMAGED if a line is damaged; OUTPUT_UNWRITABLE.
+    """
+
+    def __init__(self, out: Path) -> None:
+        check_links(out)
+        self.out, self._guard = out, threading.Lock()
+        try:
+            (out / REVIEW).mkdir(exist_ok=True)
+            self._lock = os.open(out / REVIEW / LOCK, LOCK_FLAGS, 0o600)
+        except OSError as exc:
+            raise output_error(exc, "verdicts") from exc
+        try:
+            _hold(self._lock)
+            self._lines = _open_lines(out, f"{REVIEW}/{VERDICTS}", 0o666)
+            (out / PRIVATE).mkdir(mode=0o700, exist_ok=True)
+            self._comments = _open_lines(out, f"{PRIVATE}/{COMMENTS}", 0o600)
+            self._stack = Stack(map(_parsed, self._lines.lines))
+        except BaseException as exc:
+            os.close(self._lock)
+            if isinstance(exc, OSError):
+                raise output_error(exc, "verdicts") from exc
+            raise
+
+    def close(self) -> None:
+        """Release the output folder."""
+        os.close(self._lock)
+
+    @property
+    def count(self) -> int:
+        """Number of lines."""
+        return len(self._lines.lines)
+
+    def append(self, verdict: Verdict, comment: str = "") -> Verdict:
+        """Keep a verdict; return it with its number and moment, once it is on the disk.
+
+        Parameters
+        ----------
+        verdict : Verdict
+        comment : str
+            Free text; it is kept in the private folder.
+
+        Raises
+        ------
+        ScanError
+            DISK_FULL or OUTPUT_UNWRITABLE: then the log is as before. REVIEW_DAMAGED if another
+            program changed it.
+        """
+        with self._guard:
+            return self._append(verdict, comment)
+
+    def undo(self, reviewer: str, case: str) -> Verdict | None:
+        """Undo a reviewer's last verdict about a case, by a further line; None without one.
+
+        Raises
+        ------
+        ScanError
+            As for `append`.
+        """
+        with self._guard:
+            last = self._stack.last(case, reviewer)
+            if last is None:
+                return None
+            return self._append(Verdict(case, reviewer, last.seen, undoes=last.number), "")
+
+    def current(self) -> dict[str, dict[str, Verdict]]:
+        """Return the verdicts that count, by case and reviewer."""
+        with self._guard:
+            return self._stack.current()
+
+    def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
+        """Return the verdicts that were not undone, by case and reviewer."""
+        with self._guard:
+            return self._stack.history()
+
+    def has_undone(self, case: str, reviewer: str) -> bool:
+        """Return whether a reviewer has undone a verdict about a case."""
+        with self._guard:
+            return (case, reviewer) in self._stack.undone
+
+    def comment_of(self, verdict: Verdict) -> str:
+        """Return the comment of a verdict; empty without one."""
+        if not verdict.comment:
+            return ""
+        with self._guard:
+            lines = reversed(self._comments.lines)
+            return next((str(c["text"]) for c in lines if c.get("verdict") == verdict.number), "")
+
+    def _append(self, verdict: Verdict, comment: str) -> Verdict:
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        kept = replace(verdict, number=self.count + 1, at=moment, comment=bool(comment))
+        try:
+            if comment:
+                # A comment whose verdict is never written has the number of the next verdict: the
+                # last comment of a number counts.
+                plain = {"verdict": kept.number, "case": kept.case, "text": comment}
+                self._comments.append(plain)
+            self._lines.append(plain_verdict(kept))
+        except OSError as exc:
+            raise output_error(exc, "the verdict") from exc
+        except ChainError as exc:
+            raise _damaged(f"{REVIEW}/", exc) from exc
+        self._stack.add(kept)
+        return kept
+
+
+def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the code of each reviewer; new names get the next code, which is kept.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    names : sequence of str
+        Names as the reviewers are called by.
+
+    Raises
+    ------
+    ScanError
+        OUTPUT_UNWRITABLE or DISK_FULL; REVIEW_DAMAGED if the kept codes can't be read.
+    """
+    check_links(out)
+    try:
+        with locked_folder(out / PRIVATE):
+            return _codes(out / PRIVATE / REVIEWERS, names)
+    except OSError as exc:
+        raise output_error(exc, "reviewers") from exc
+
+
+def _codes(file: Path, names: Sequence[str]) -> dict[str, str]:
+    try:
+        known = dict(read_json(file)) if file.exists() else {}
+    except (OSError, ValueError) as exc:
+        raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
+    new = [name for name in dict.fromkeys(names) if name not in known.values()]
+    for name in new:
+        known[f"r{len(known) + 1}"] = name
+    if new:
+        write_private(file, lambda path: write_json(path, known))
+    by_name = {name: code for code, name in known.items()}
+    return {name: by_name[name] for name in names}
+
+
+def _hold(descriptor: int) -> None:
+    if not lock_file(descriptor, timeout_s=0):
+        raise ScanError(Reason.LOCKED, "another review of this output folder is open")
+
+
+def _open_lines(out: Path, name: str, mode: int) -> ChainedLines:
+    try:
+        return ChainedLines(out / name, mode)
+    except ChainError as exc:
+        raise _damaged(name, exc) from exc
+
+
+def _parsed(plain: Mapping[str, Any]) -> Verdict:
+    try:
+        return verdict_from_plain(plain)
+    except (ValueError, LookupError, TypeError) as exc:
+        problem = ChainError(f"line {plain['number']} is not a verdict of this version")
+        raise _damaged(f"{REVIEW}/{VERDICTS}", problem) from exc
+
+
+def _damaged(name: str, problem: ChainError) -> ScanError:
+    return ScanError(Reason.REVIEW_DAMAGED, f"{name}: {problem}")

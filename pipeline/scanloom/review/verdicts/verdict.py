@@ -1,0 +1,149 @@
+"""What a reviewer decides about a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Decision = Literal["accept", "edit", "reject"]
+"""The result can be used; it can be used once it is corrected; it can't be used."""
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
+
+TAGS: Mapping[str, str] = {
+    "leak": "leak",
+    "missing-part": "missing part",
+    "wrong-label": "wrong label",
+    "sides-swapped": "sides swapped",
+    "cut-off": "cut off",
+    "artefact": "artefact",
+    "wrong-body-part": "wrong body part",
+}
+"""Display name of each tag."""
+
+SCHEMA = 1
+MAX_SECONDS = 24 * 3600.0
+"""Longest time that a verdict states: a page may be left open."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The result that a reviewer saw.
+
+    Parameters
+    ----------
+    recipe : str
+        Hash of the recipe.
+    labels : mapping
+        SHA-256 of each label map, by the name of its file.
+    """
+
+    recipe: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A reviewer's decision about a case, as a line of the log.
+
+    Parameters
+    ----------
+    case : str
+        Name of the case folder.
+    reviewer : str
+        Code of the reviewer, such as "r1".
+    seen : Seen
+        The result that was seen.
+    decision : "accept", "edit", "reject" or None
+        About the case; None if only structures were judged, or if the line undoes another.
+    structures : mapping
+        Decisions about single structures, by "<model>/<label>".
+    tags : tuple of str
+        Keys of `TAGS`.
+    seconds : float
+        Time for which the case was looked at.
+    comment : bool
+        Whether there is a comment, in the private folder.
+    undoes : int or None
+        Number of the line that is undone.
+    reading : int
+        2 if the case had come back to the reviewer, else 1.
+    independent : bool
+        Whether it was given without seeing another reviewer's verdict about the result.
+    number : int
+        Number of the line in the log, from 1; 0 before it is kept.
+    at : str
+        Moment in UTC, ISO 8601.
+    """
+
+    case: str
+    reviewer: str
+    seen: Seen
+    decision: Decision | None = None
+    structures: Mapping[str, Decision] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    seconds: float = 0.0
+    comment: bool = False
+    undoes: int | None = None
+    reading: int = 1
+    independent: bool = True
+    number: int = 0
+    at: str = ""
+
+
+def about(seen: Seen, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Return the verdicts about a result, without those about a result that it replaced."""
+    return {who: verdict for who, verdict in verdicts.items() if verdict.seen == seen}
+
+
+def plain_verdict(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as a JSON object."""
+    return {
+        "schema": SCHEMA,
+        "number": verdict.number,
+        "case": verdict.case,
+        "reviewer": verdict.reviewer,
+        "at": verdict.at,
+        "seconds": round(verdict.seconds, 1),
+        "recipe": verdict.seen.recipe,
+        "labels": dict(verdict.seen.labels),
+        "decision": verdict.decision,
+        "structures": dict(verdict.structures),
+        "tags": list(verdict.tags),
+        "comment": verdict.comment,
+        "undoes": verdict.undoes,
+        "reading": verdict.reading,
+        "independent": verdict.independent,
+    }
+
+
+def verdict_from_plain(plain: Mapping[str, Any]) -> Verdict:
+    """Return the verdict in a JSON object of the log.
+
+    Raises
+    ------
+    ValueError, LookupError, TypeError
+        If it was not written by scanloom.
+    """
+    decision, tags = plain["decision"], tuple(plain["tags"])
+    if decision not in (*DECISIONS, None) or not set(tags) <= TAGS.keys():
+        raise ValueError("an unknown decision or tag")
+    structures = dict(plain["structures"])
+    if not set(structures.values()) <= set(DECISIONS):
+        raise ValueError("an unknown decision")
+    undoes = plain["undoes"]
+    return Verdict(
+        case=str(plain["case"]),
+        reviewer=str(plain["reviewer"]),
+        seen=Seen(str(plain["recipe"]), dict(plain["labels"])),
+        decision=decision,
+        structures=structures,
+        tags=tags,
+        seconds=float(plain["seconds"]),
+        comment=bool(plain["comment"]),
+        undoes=None if undoes is None else int(undoes),
+        reading=int(plain["reading"]),
+        independent=bool(plain["independent"]),
+        number=int(plain["number"]),
+        at=str(plain["at"]),
+    )

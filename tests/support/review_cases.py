@@ -1,0 +1,112 @@
+"""Output folders with published cases, for the tests of reviews."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+from scanloom.core import Case, Layer, Outputs, ReadOptions, Segmentation, StepTimer, Volume
+from scanloom.engine.case.run_case import OutputTarget, run_case
+from scanloom.io.identity import case_id, key_fingerprint
+from scanloom.io.index.series import find_series
+from scanloom.io.output.crosswalk import source_from_series
+from scanloom.review.verdicts.results import seen_of
+from scanloom.review.verdicts.verdict import Seen
+from support.case_folders import directions, turned
+from support.engine_models import Threshold
+from support.model_cards import structures
+
+KEY = b"k" * 32
+SHAPE = (14, 11, 9)
+SPACING = (1.25, 1.5, 2.5)
+NAME = "0"
+"""Stands for any case where only its place in a list matters."""
+
+
+class Bands(Threshold):
+    """Labels intensities by bands: from 300 on the first structure, 600, 900; in two layers."""
+
+    def __init__(self, weights: Path, first: int = 1, layers: int = 1) -> None:
+        super().__init__(weights, None, 0.0)
+        kinds = tuple(
+            replace(each, number=each.number + first - 1) for each in structures(3 * layers)
+        )
+        self.card = replace(self.card, structures=kinds)
+        self._first, self._layers = first, layers
+
+    def predict(self, volume: Volume, clock: StepTimer | None = None, **_: object) -> Segmentation:
+        with (clock or StepTimer()).step("network"):
+            band = np.digitize(volume.array, (300, 600, 900))
+        layers = []
+        for n in range(self._layers):
+            first = self._first + 3 * n
+            labels = np.where(band > 0, band + first - 1, 0)[:: -1 if n else 1]
+            dtype = np.uint8 if first + 2 < 256 else np.uint16
+            layers.append(
+                Layer(np.asfortranarray(labels, dtype), self.card.structures[3 * n : 3 * n + 3])
+            )
+        return Segmentation("threshold", tuple(layers), volume.grid, "1")
+
+
+def scan_array(seed: int = 0, shape: tuple[int, int, int] = SHAPE) -> np.ndarray:
+    """Return noise with blobs of three intensities, and no symmetry."""
+    rng = np.random.default_rng(seed)
+    array = rng.integers(-900, 0, shape).astype(np.int16)
+    i, j, k = np.indices(shape)
+    for n, value in enumerate((400, 700, 1000)):
+        centre = [rng.uniform(0.25, 0.75) * size for size in shape]
+        radius = [rng.uniform(0.15, 0.3) * size for size in shape]
+        inside = sum(((x - c) / r) ** 2 for x, c, r in zip((i, j, k), centre, radius, strict=True))
+        array[inside < 1] = value + n
+    return array
+
+
+def affine_of(codes: str = "RAS", oblique: float = 0.0, shear: float = 0.0) -> np.ndarray:
+    """Return an affine (RAS mm) with axes of these codes, turned, and sheared along J."""
+    axes = turned(directions(codes), oblique)
+    affine = np.eye(4)
+    affine[:3, :3] = axes * SPACING
+    affine[:3, 2] += shear * axes[:, 1]
+    affine[:3, 3] = (-31.5, 12.25, -40.75)
+    return affine
+
+
+def publish(
+    folder: Path,
+    array: np.ndarray,
+    affine: np.ndarray,
+    name: str = "scan",
+    *,
+    also: Sequence[str] = (),
+    first: int = 1,
+    layers: int = 1,
+) -> Path:
+    """Publish a case of a NIfTI file in `folder/out`; return its folder."""
+    (folder / "scans").mkdir(exist_ok=True)
+    path = folder / "scans" / f"{name}.nii.gz"
+    nib.save(nib.Nifti1Image(array, affine), path)
+    weights, key = folder / "weights", folder / "key"
+    weights.touch()
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    [series] = find_series(path)
+    number = case_id(series, KEY)
+    read = ReadOptions(modality="CT")
+    case = Case(number, series, Outputs(also=tuple(also)), "", "r" * 64, read)
+    record = run_case(
+        case,
+        lambda: [Bands(weights, first, layers)],
+        OutputTarget(folder / "out", key_fingerprint(KEY), key=KEY),
+        source=source_from_series(series, number),
+    )
+    assert record.folder is not None, record
+    return record.folder
+
+
+def seen(case: Path) -> Seen:
+    """Return what a reviewer of a case sees."""
+    return seen_of(case)

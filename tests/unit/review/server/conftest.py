@@ -1,0 +1,107 @@
+"""A review server over two published cases, and its clients."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra review is not installed")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # newer releases of starlette prefer another client
+    from starlette.testclient import TestClient
+
+from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.review.server.app import make_app
+from scanloom.review.server.desk import Desk, OpenCases
+from scanloom.review.server.sessions import Sessions
+from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
+from scanloom.review.verdicts.readers import Readers
+from support.review_cases import affine_of, publish, scan_array
+
+ORIGIN = "http://127.0.0.1:8000"
+
+
+@dataclass
+class Server:
+    """A server without a socket.
+
+    Parameters
+    ----------
+    out : Path
+    desk : Desk
+    sessions : Sessions
+    app : ASGI application
+    cases : names of its cases
+    """
+
+    out: Path
+    desk: Desk
+    sessions: Sessions
+    app: Any
+    cases: list[str]
+
+    def client(self, reviewer: str | None = "r1") -> TestClient:
+        """Return a client, logged in as a reviewer."""
+        client = TestClient(self.app, base_url=ORIGIN, raise_server_exceptions=False)
+        client.headers["origin"] = ORIGIN
+        if reviewer is not None:
+            assert client.get(f"/login?token={self.sessions.tokens[reviewer]}").status_code == 200
+        return client
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cases: an oblique one with its image, and a sheared one in two layers above 255."""
+    folder = tmp_path_factory.mktemp("review")
+    publish(folder, scan_array(1), affine_of("LAS", 20.0), "one", also=("image",))
+    publish(folder, scan_array(2), affine_of("PIR", shear=0.8), "two", first=300, layers=2)
+    return folder
+
+
+def _publish(out: Path, key: Path, name: str, labels: Any, reviewer: str) -> Path:
+    return publish_revision(out, name, Correction(labels, reviewer, "brush"), key)
+
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def serve(published: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Return a function that starts a server over a copy of the cases."""
+    logs = []
+
+    def start(reviewers: tuple[str, ...] = ("anna", "ben"), **sharing: float) -> Server:
+        out = tmp_path / "out"
+        if not out.exists():
+            shutil.copytree(published / "out", out, copy_function=shutil.copy2)
+        codes = reviewer_codes(out, reviewers)
+        log = VerdictLog(out)
+        logs.append(log)
+        key = published / "key"
+        names = {code: name for name, code in codes.items()}
+        desk = Desk(
+            *(out, log, Readers(tuple(names), **sharing), OpenCases(out, key), names),
+            partial(_publish, out, key),
+        )
+        desk.worklist.refresh()
+        sessions = Sessions(list(names))
+        app = make_app(desk, sessions, [ORIGIN])
+        return Server(out, desk, sessions, app, sorted(desk.worklist.cases))
+
+    yield start
+    for log in logs:
+        with closing(log):
+            pass
+
+
+@pytest.fixture
+def server(serve: Serve) -> Server:
+    return serve()

@@ -1,0 +1,538 @@
+"""Routes: what reviewers get, what they may send, and what nobody gets."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scanloom.core import Reason, ScanError
+from scanloom.review.corrections.revisions import read_label_maps, revision_folders
+from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
+from scanloom.review.verdicts.log import VerdictLog, read_verdicts
+from scanloom.review.verdicts.verdict import TAGS
+from support.review_cases import affine_of, publish, scan_array
+
+
+def about(client: Any, name: str) -> dict[str, Any]:
+    answer = client.get(f"/api/case/{name}")
+    assert answer.status_code == 200, answer.text
+    plain: dict[str, Any] = answer.json()
+    return plain
+
+
+def body_of(client: Any, name: str, decision: str = "accept", **more: Any) -> dict[str, Any]:
+    case = about(client, name)
+    return {"decision": decision, "recipe": case["recipe"], "seen": case["seen"], **more}
+
+
+def decide(client: Any, name: str, decision: str = "accept", **more: Any) -> Any:
+    return client.post(f"/api/case/{name}/verdict", json=body_of(client, name, decision, **more))
+
+
+# --- access ---------------------------------------------------------------------------------------
+
+
+def test_a_link_works_once_and_its_cookie_for_one_reviewer(server: Any) -> None:
+    client = server.client("r2")
+    answer = client.get("/api/me")
+
+    assert answer.json()["name"] == "ben"
+    assert [tag["id"] for tag in answer.json()["tags"]] == list(TAGS)
+    stranger = server.client(None)
+    used = stranger.get(f"/login?token={server.sessions.tokens['r2']}")
+    assert (used.status_code, "set-cookie" in used.headers) == (403, False)
+    again = client.get(f"/login?token={server.sessions.tokens['r2']}", follow_redirects=False)
+    assert (again.status_code, again.headers["location"]) == (303, "/")
+
+
+def test_the_cookie_is_out_of_reach(server: Any) -> None:
+    client = server.client(None)
+    cookie = client.get(f"/login?token={server.sessions.tokens['r1']}").headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/case/x", "/api/me", "/api/worklist", "/api/case/x", "/api/case/x/image/axial/0-0"],
+)
+@pytest.mark.parametrize("cookie", [None, "", "x" * 43])
+def test_nothing_without_a_cookie(server: Any, path: str, cookie: str | None) -> None:
+    client = server.client(None)
+    if cookie is not None:
+        client.cookies.set("scanloom_review", cookie)
+    answer = client.get(path)
+    assert answer.status_code == 403
+    assert not any(name in answer.text for name in server.cases)
+
+
+def test_other_sites_and_hosts_are_refused(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    body = body_of(client, name)
+    path = f"/api/case/{name}/verdict"
+
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9", ""):
+        answer = client.post(path, json=body, headers={"origin": origin})
+        assert (answer.status_code, answer.json()["reason"]) == (403, "ORIGIN")
+    for host in ("evil.example", "127.0.0.1", "127.0.0.1:8000.evil.example"):
+        assert client.get("/api/me", headers={"host": host}).json()["reason"] == "HOST"
+    form = client.post(path, content=json.dumps(body), headers={"content-type": "text/plain"})
+    assert form.status_code == 415
+    assert client.put(path, json=body).status_code == 405
+    assert read_verdicts(server.out) == []
+
+
+def test_every_answer_has_the_policy(server: Any) -> None:
+    client = server.client()
+    for path in ("/", "/static/case.js", "/api/me", "/nowhere", "/api/case/../x", "/login"):
+        answer = client.get(path)
+        assert all(answer.headers[name] == value for name, value in HEADERS.items())
+    assert client.get("/static/list.html").status_code == 404
+    assert client.get("/static/..%2fapp.py").status_code == 404
+
+
+def test_bodies_are_limited_in_size_and_time(server: Any) -> None:
+    client = server.client()
+    path = f"/api/case/{server.cases[0]}/verdict"
+    headers = {"content-type": "application/json"}
+
+    large = client.post(path, content=b" " * (MAX_BODY_BYTES + 1), headers=headers)
+    pieces = client.post(path, content=iter([b" " * 65536] * 20), headers=headers)
+    claimed = client.post(path, content=b"{}", headers={**headers, "content-length": "1" * 12})
+
+    assert [each.status_code for each in (large, pieces, claimed)] == [413, 413, 413]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: Any) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def never() -> dict[str, Any]:
+        await asyncio.sleep(60)
+        return {}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}
+    headers["content-type"] = "application/json"
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    scope["headers"] = [(k.encode(), v.encode()) for k, v in headers.items()]
+    guard = Guard(server.app.app, ("http://127.0.0.1:8000",), body_seconds=0.05)
+    asyncio.run(guard(scope, never, send))
+
+    assert sent[0]["status"] == 408
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def test_a_verdict_is_kept_shown_and_undone(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    case = about(client, name)
+    structure = f"{case['layers'][0]['model']}/{case['layers'][0]['labels'][0]['label']}"
+
+    answer = decide(
+        client,
+        name,
+        "edit",
+        structures={structure: "reject"},
+        tags=["leak"],
+        comment=" why ",
+        seconds=3.25,
+    )
+
+    assert answer.status_code == 200
+    [kept] = read_verdicts(server.out)
+    assert (kept.decision, kept.tags, kept.seconds, kept.reviewer) == ("edit", ("leak",), 3.2, "r1")
+    shown = about(client, name)
+    assert shown["verdict"]["comment"] == "why"
+    assert shown["state"] == "edit"
+    others = about(server.client("r2"), name)
+    assert (others["verdict"], others["others"][0]["reviewer"]) == (None, "anna")
+    undone = client.post(f"/api/case/{name}/undo", json={})
+    assert (undone.json()["state"], undone.json()["verdict"]) == ("open", None)
+    assert client.post(f"/api/case/{name}/undo", json={}).status_code == 409
+
+
+def test_the_list_follows(server: Any) -> None:
+    client, other = server.client("r1"), server.client("r2")
+    decide(client, server.cases[0], "accept")
+    decide(other, server.cases[0], "reject")
+    decide(client, server.cases[1], "accept")
+
+    listed = client.get("/api/worklist").json()
+
+    rows = {row[0]: dict(zip(listed["columns"], row, strict=True)) for row in listed["cases"]}
+    assert rows[server.cases[0]]["state"] == "disagreed"
+    assert rows[server.cases[1]]["state"] == rows[server.cases[1]]["mine"] == "accept"
+    counts = listed["counts"]
+    assert (counts["all"], counts["mine"], counts["disagreed"], counts["open"]) == (2, 2, 1, 0)
+    unchanged = client.get(f"/api/worklist?since={listed['version']}")
+    assert (unchanged.status_code, unchanged.content) == (304, b"")
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "no decision": {"decision": None},
+    "unknown decision": {"decision": "fine"},
+    "unknown tag": {"tags": ["x"]},
+    "tags of another type": {"tags": "leak"},
+    "nested tags": {"tags": [["leak"]]},
+    "unknown structure": {"structures": {"m/none": "accept"}},
+    "structures of another type": {"structures": ["a"]},
+    "negative time": {"seconds": -1},
+    "time that is no number": {"seconds": "1"},
+    "endless comment": {"comment": "x" * 20_001},
+    "comment of another type": {"comment": {"a": 1}},
+    "unknown field": {"reviewer": "r2"},
+    "no recipe": {"recipe": None},
+    "labels of another type": {"seen": [1]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_verdicts_are_refused(server: Any, name: str) -> None:
+    client, case = server.client(), server.cases[0]
+    body = {**body_of(client, case), **WRONG[name]}
+    assert client.post(f"/api/case/{case}/verdict", json=body).status_code == 400
+    for content in (b"", b"[]", b"{", b'"x"', b"[" * 100_000, b"\xff"):
+        answer = client.post(
+            f"/api/case/{case}/verdict",
+            content=content,
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 400
+    assert read_verdicts(server.out) == []
+
+
+def test_comments_are_kept_as_they_are_and_only_in_private(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    comments = ["<script>alert(1)</script>", "=1+1", "x" * 10_000, "\u202egnihton\u202c", "\ud83d"]
+    for comment in comments:
+        body = json.dumps({**body_of(client, name), "comment": comment})
+        headers = {"content-type": "application/json"}
+        path = f"/api/case/{name}/verdict"
+        assert client.post(path, content=body, headers=headers).status_code == 200
+        shown = about(client, name)["verdict"]["comment"]
+        assert shown == comment.encode("utf-8", "replace").decode()
+    kept = (server.out / "review" / "verdicts.jsonl").read_text()
+    assert "script" not in kept
+
+
+def test_a_full_disk_is_not_answered_as_kept(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, name = server.client(), server.cases[0]
+    body = body_of(client, name)
+    log = server.desk.log
+    monkeypatch.setattr(
+        type(log), "append", lambda *_: (_ for _ in ()).throw(ScanError(Reason.DISK_FULL, "full"))
+    )
+    answer = client.post(f"/api/case/{name}/verdict", json=body)
+    assert (answer.status_code, answer.json()["reason"]) == (507, "DISK_FULL")
+
+
+def test_a_second_server_is_refused(server: Any) -> None:
+    with pytest.raises(ScanError) as caught:
+        VerdictLog(server.out)
+    assert caught.value.reason is Reason.LOCKED
+
+
+# --- blind readers --------------------------------------------------------------------------------
+
+
+def test_no_route_shows_a_blind_reader_the_others_verdict(serve: Any) -> None:
+    server = serve(double=1.0)
+    first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+    decide(first, name, "reject", tags=["leak"], comment="seen by the first")
+
+    before = [
+        second.get(path).text
+        for path in ("/api/worklist", f"/api/case/{name}", f"/case/{name}", "/", "/api/me")
+    ]
+
+    assert not any(word in text for text in before for word in ("seen by", "anna"))
+    assert (about(second, name)["state"], about(second, name)["others"]) == ("open", [])
+    listed = second.get("/api/worklist").json()
+    [row] = [dict(zip(listed["columns"], row, strict=True)) for row in listed["cases"][:1]]
+    assert (row["state"], row["readers"], listed["counts"]["reject"]) == ("open", 0, 0)
+    decide(second, name, "accept")
+    assert about(second, name)["others"][0]["comment"] == "seen by the first"
+    assert about(first, name)["state"] == "disagreed"
+
+
+def test_cases_of_others_are_not_served(serve: Any) -> None:
+    server = serve(("anna", "ben", "cleo"), double=1e-9)
+    clients = {who: server.client(who) for who in ("r1", "r2", "r3")}
+    for name in server.cases:
+        [reader] = server.desk.readers.assigned(name, {})
+        for who, client in clients.items():
+            answer = client.get(f"/api/case/{name}")
+            assert answer.status_code == (200 if who == reader else 404)
+
+
+# --- corrections ----------------------------------------------------------------------------------
+
+
+def test_a_correction_becomes_a_revision(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    case = about(client, name)
+    files = sorted(p for p in (server.out / "cases" / name).rglob("*") if p.is_file())
+    before = {path: path.read_bytes() for path in files}
+    label = case["layers"][0]["labels"][1]["value"]
+    plane = case["planes"]["coronal"]
+    stroke = {"layer": 0, "plane": "coronal", "index": 5, "points": [[4, 4], [6, 4]]}
+    stroke |= {"radius_mm": 2.6, "label": label, "only": None}
+    decide(client, name, "edit")
+
+    painted = client.post(f"/api/case/{name}/stroke", json=stroke)
+
+    assert painted.json()["changed"] > 0
+    drafted = client.get(f"/api/case/{name}/labels/0/coronal/5-5?draft=1").content
+    assert drafted != client.get(f"/api/case/{name}/labels/0/coronal/5-5").content
+    assert client.post(f"/api/case/{name}/draft/undo", json={}).json()["undo"] == 0
+    assert client.post(f"/api/case/{name}/draft/save", json={}).status_code == 409
+    client.post(f"/api/case/{name}/draft/redo", json={})
+    saved = client.post(f"/api/case/{name}/draft/save", json={})
+    assert (saved.status_code, saved.json()) == (200, {"revision": 1})
+    [revision] = revision_folders(server.out, name)
+    file = case["layers"][0]["file"]
+    opened = server.desk.open_cases.get(name)
+    shown = opened.view.of(read_label_maps(revision)[file])
+    np.testing.assert_array_equal(shown, opened.layers[0].labels)
+    pixels = np.frombuffer(drafted, f"<u{case['layers'][0]['bytes']}")
+    pixels = pixels.reshape(plane["height"], plane["width"])
+    np.testing.assert_array_equal(pixels, shown[:, 5, :].T)
+    assert before == {path: path.read_bytes() for path in files}
+    after = about(client, name)
+    assert (after["revision"], after["state"], after["verdict"]["decision"]) == (1, "stale", "edit")
+    assert decide(client, name, "accept").json()["state"] == "accept"
+
+
+STROKES: dict[str, dict[str, Any]] = {
+    "no plane": {"plane": "oblique"},
+    "no layer": {"layer": 9},
+    "negative slice": {"index": -1},
+    "slice outside": {"index": 999},
+    "no points": {"points": []},
+    "points without numbers": {"points": [["a", 1]]},
+    "infinite points": {"points": [[1e999, 1]]},
+    "no radius": {"radius_mm": 0},
+    "huge radius": {"radius_mm": 1e6},
+    "unknown label": {"label": 77},
+    "label that is no number": {"label": True},
+    "replaced labels of another type": {"only": 3},
+}
+
+
+@pytest.mark.parametrize("name", STROKES)
+def test_wrong_strokes_are_refused(server: Any, name: str) -> None:
+    client, case = server.client(), server.cases[0]
+    label = about(client, case)["layers"][0]["labels"][0]["value"]
+    stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[1, 1]], "radius_mm": 2.0}
+    body = json.dumps({**stroke, "label": label, **STROKES[name]})
+    answer = client.post(
+        f"/api/case/{case}/stroke", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code in (400, 404)
+
+
+# --- what changes under the server ----------------------------------------------------------------
+
+
+def wait_for_a_look() -> None:
+    """Wait until the server looks for new cases again."""
+    time.sleep(2.1)
+
+
+def test_cases_appear_and_go_while_it_runs(serve: Any, published: Path, tmp_path: Path) -> None:
+    server = serve()
+    client, name = server.client(), server.cases[0]
+    decide(client, name, "accept")
+    (tmp_path / "more").mkdir()
+    new = publish(tmp_path / "more", scan_array(7), affine_of(), "three")
+    shutil.copytree(new, server.out / "cases" / new.name, copy_function=shutil.copy2)
+    shutil.rmtree(server.out / "cases" / server.cases[1])
+    wait_for_a_look()
+
+    listed = client.get("/api/worklist").json()
+
+    assert {row[0] for row in listed["cases"]} == {name, new.name}
+    assert client.get(f"/api/case/{server.cases[1]}").status_code == 404
+
+
+def test_a_verdict_on_a_replaced_result_is_stale(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    body = body_of(client, name)
+    decide(client, name, "accept")
+    folder = server.out / "cases" / name
+    document = json.loads((folder / "case.json").read_text())
+    stand_in = server.out / "cases" / "replacing"
+    shutil.copytree(folder, stand_in)
+    changed = json.dumps({**document, "recipe": "s" * 64})
+    (stand_in / "case.json").write_text(changed)
+    sums = (stand_in / "SHA256SUMS").read_text().splitlines()
+    digest = hashlib.sha256(changed.encode()).hexdigest()
+    lines = [f"{digest}  case.json" if line.endswith("  case.json") else line for line in sums]
+    (stand_in / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+    timing = json.loads((stand_in / "timing.json").read_text())
+    for file in timing["files"]:
+        state = (stand_in / file).stat()
+        timing["files"][file] = [state.st_size, state.st_mtime_ns]
+    (stand_in / "timing.json").write_text(json.dumps(timing))
+    shutil.rmtree(folder)
+    stand_in.rename(folder)
+    wait_for_a_look()
+
+    answer = client.post(f"/api/case/{name}/verdict", json=body)
+
+    assert (answer.status_code, answer.json()["reason"]) == (409, "STALE")
+    assert about(client, name)["state"] == "stale"
+
+
+def test_a_damaged_case_is_told(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    file = server.out / "cases" / name / "segmentation.nii.gz"
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+    os.utime(file)
+
+    answer = client.get(f"/api/case/{name}")
+
+    assert (answer.status_code, answer.json()["reason"]) == (409, "RESULT_DAMAGED")
+
+
+@pytest.mark.parametrize("cause", ["moved", "other key", "no key"])
+def test_without_the_scan_labels_are_shown(
+    server: Any, published: Path, tmp_path: Path, cause: str
+) -> None:
+    client = server.client()
+    name = next(n for n in server.cases if not (server.out / "cases" / n / "image.nii.gz").exists())
+    key = tmp_path / "key"
+    if cause == "other key":
+        key.write_bytes(b"o" * 32)
+        key.chmod(0o600)
+    server.desk.open_cases.key = published / "key" if cause == "moved" else key
+    scans = published / "scans"
+    if cause == "moved":
+        scans.rename(published / "elsewhere")
+    try:
+        case = about(client, name)
+    finally:
+        if cause == "moved":
+            (published / "elsewhere").rename(scans)
+
+    assert case["image"] is None
+    assert case["image_reason"].startswith("The scan is not shown" if cause != "no key" else "The")
+    assert str(tmp_path) not in json.dumps(case)
+    assert client.get(f"/api/case/{name}/image/axial/0-0").status_code == 404
+    assert client.get(f"/api/case/{name}/labels/0/axial/0-0").status_code == 200
+    assert client.get(f"/api/case/{name}/preview").headers["content-type"] == "image/png"
+
+
+# --- anything at all ------------------------------------------------------------------------------
+
+SEGMENTS = st.sampled_from(
+    [
+        "api",
+        "case",
+        "image",
+        "labels",
+        "axial",
+        "coronal",
+        "verdict",
+        "undo",
+        "stroke",
+        "draft",
+        "save",
+        "0",
+        "0-0",
+        "1-3",
+        "9-2",
+        "-1",
+        "99999999999",
+        "..",
+        "%2e%2e",
+        "..%2f..%2fprivate",
+        "static",
+        "case.js",
+        "login",
+        "worklist",
+        "preview",
+        "open",
+        "\u202e",
+        "%00",
+        "a" * 300,
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(
+        [
+            "decision",
+            "tags",
+            "structures",
+            "comment",
+            "seconds",
+            "recipe",
+            "seen",
+            "layer",
+            "plane",
+            "index",
+            "points",
+            "radius_mm",
+            "label",
+            "only",
+        ]
+    ),
+    JSON,
+    max_size=8,
+)
+
+
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(st.data())
+def test_no_request_is_a_fault(server: Any, data: st.DataObject) -> None:
+    client = getattr(server, "kept", None) or server.client()
+    server.kept = client
+    known = st.sampled_from(server.cases)
+    parts = data.draw(st.lists(SEGMENTS | known, min_size=1, max_size=6))
+    path = "/" + "/".join(parts)
+    if data.draw(st.booleans()):
+        name = data.draw(known)
+        path = f"/api/case/{name}/" + "/".join(data.draw(st.lists(SEGMENTS, max_size=4)))
+    if data.draw(st.booleans()):
+        answer = client.get(path)
+    else:
+        content = json.dumps(data.draw(FIELDS | JSON))
+        headers = {"content-type": "application/json"}
+        answer = client.post(path, content=content, headers=headers)
+    assert answer.status_code < 500 or answer.json()["reason"] != "INTERNAL", path
+
+
+def test_torch_is_not_loaded() -> None:
+    code = "import sys, scanloom.review.server.serve; print('torch' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "False"

@@ -1,0 +1,112 @@
+"""Readers of a running server: blind again after a result was replaced, and cases that come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scanloom.review.verdicts.readers as readers_module
+from scanloom.review.corrections.revisions import latest_result, read_label_maps
+from scanloom.review.verdicts.log import read_verdicts
+
+
+def decide(client: Any, name: str, decision: str, **more: Any) -> dict[str, Any]:
+    case = client.get(f"/api/case/{name}").json()
+    seen = {"recipe": case["recipe"], "seen": case["seen"]}
+    body = {"decision": decision, "structures": {}, "tags": [], "comment": "", "seconds": 1.0}
+    answer = client.post(f"/api/case/{name}/verdict", json={**body, **seen, **more})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def about(client: Any, name: str) -> dict[str, Any]:
+    return dict(client.get(f"/api/case/{name}").json())
+
+
+def revise(server: Any, name: str) -> None:
+    """Publish a correction of a case, as another program would."""
+    [file, labels] = next(iter(read_label_maps(latest_result(server.out, name)).items()))
+    changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
+    server.desk.publish(name, {file: changed}, "r1")
+    server.desk.worklist.refresh(at_once=True)
+
+
+def test_readers_are_blind_again_once_the_result_was_replaced(serve: Any) -> None:
+    server = serve(double=1.0)
+    first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+    decide(first, name, "reject")
+    decide(second, name, "reject")
+    assert len(about(first, name)["others"]) == 1
+    revise(server, name)
+
+    decide(first, name, "accept", comment="seen by the first")
+
+    seen = about(second, name)
+    assert (seen["state"], seen["others"]) == ("stale", [])
+    assert "seen by the first" not in second.get(f"/api/case/{name}").text
+    decide(second, name, "accept")
+    assert [each["decision"] for each in about(second, name)["others"]] == ["accept"]
+    assert [each.independent for each in read_verdicts(server.out)] == [True] * 4
+
+
+def test_a_verdict_that_changes_after_the_others_was_seen_is_not_independent(serve: Any) -> None:
+    server = serve(double=1.0)
+    first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+    decide(first, name, "edit")
+    decide(first, name, "reject")
+    decide(second, name, "accept")
+    decide(first, name, "accept")
+    assert first.post(f"/api/case/{name}/undo", json={}).status_code == 200
+    assert first.post(f"/api/case/{name}/undo", json={}).status_code == 200
+    assert first.post(f"/api/case/{name}/undo", json={}).status_code == 200
+
+    decide(first, name, "accept")  # blind, but the other's verdict was shown before
+
+    kept = [each for each in read_verdicts(server.out) if each.undoes is None]
+    assert [each.independent for each in kept] == [True, True, True, False, False]
+
+
+def test_without_double_reading_the_second_is_not_independent(serve: Any) -> None:
+    server = serve()
+    name = server.cases[0]
+    decide(server.client("r1"), name, "accept")
+    decide(server.client("r2"), name, "accept")
+
+    assert [each.independent for each in read_verdicts(server.out)] == [True, False]
+
+
+def test_a_blind_reader_corrects_once_all_have_decided(serve: Any) -> None:
+    server = serve(double=1.0)
+    first, second, name = server.client("r1"), server.client("r2"), server.cases[0]
+    layer = about(first, name)["layers"][0]
+    stroke = {"layer": 0, "plane": "axial", "index": 4, "points": [[5, 5]], "radius_mm": 4}
+    stroke |= {"label": layer["labels"][0]["value"], "only": None}
+    decide(first, name, "edit")
+    assert first.post(f"/api/case/{name}/stroke", json=stroke).json()["changed"]
+
+    refused = first.post(f"/api/case/{name}/draft/save", json={})
+    assert (refused.status_code, refused.json()["reason"]) == (409, "BLIND")
+    assert about(second, name)["revision"] == 0
+    decide(second, name, "edit")
+    assert first.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 1}
+
+
+def test_a_case_comes_back_once_without_the_own_verdict(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers_module, "REPEAT_AFTER", 1)
+    server = serve(repeat=1.0)
+    client, (name, other) = server.client(), server.cases
+    decide(client, name, "reject", tags=["leak"])
+    assert not about(client, name)["again"]
+    decide(client, other, "accept")
+
+    back = about(client, name)
+    assert (back["again"], back["verdict"], back["state"]) == (True, None, "open")
+    decide(client, name, "accept")
+
+    assert not about(client, name)["again"]
+    kept = [(each.case, each.reading) for each in read_verdicts(server.out)]
+    assert kept == [(name, 1), (other, 1), (name, 2)]

@@ -1,0 +1,274 @@
+"""The review in a real browser: what is seen is right, by keyboard, on a phone, judged by axe-core.
+
+Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-core as for the report.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk
+
+from scanloom.review.verdicts.log import read_verdicts
+from support.axe import axe_core, violations
+from support.review_cases import affine_of, publish, scan_array
+
+pytestmark = pytest.mark.reference
+
+LPS = np.diag((-1.0, -1.0, 1.0, 1.0))
+PIXELS = """(name) => {
+  const canvas = document.querySelector(`#${name} canvas`);
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  return [canvas.width, canvas.height, Number(canvas.dataset.index), Array.from(data)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = os.environ.get("SCANLOOM_CHROMIUM") or shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed (SCANLOOM_CHROMIUM)")
+    with sync_api.sync_playwright() as play:
+        options = ["--no-sandbox", "--disable-gpu"]
+        browser = play.chromium.launch(executable_path=program, args=options)
+        yield browser
+        browser.close()
+
+
+class Running:
+    """`scanloom review` as a program."""
+
+    def __init__(self, out: Path, key: Path, *options: str) -> None:
+        words = [sys.executable, "-m", "scanloom", "review", str(out), "--key", str(key), *options]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.links: dict[str, str] = {}
+        for line in self.process.stdout:
+            if match := re.match(r"(\w+): (http\S+)", line):
+                self.links[match[1]] = match[2]
+            if line.startswith("Each link"):
+                break
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    publish(folder, scan_array(1), affine_of("LAS", 20.0), "one", also=("image",))
+    publish(folder, scan_array(2), affine_of("PIR", shear=0.8), "two", first=300, layers=2)
+    publish(folder, scan_array(3, (9, 17, 12)), affine_of("SPL"), "three")
+    return folder
+
+
+@pytest.fixture
+def running(folder: Path, tmp_path: Path) -> Iterator[Running]:
+    out = tmp_path / "out"
+    shutil.copytree(folder / "out", out, copy_function=shutil.copy2)
+    server = Running(out, folder / "key", "--reviewers", "anna,ben")
+    server.out = out  # type: ignore[attr-defined]
+    yield server
+    server.stop()
+
+
+def opened(browser: Any, link: str, width: int = 1280, scheme: str = "light") -> tuple[Any, Any]:
+    """Follow a reviewer's link; return the tab, and its messages and requests elsewhere."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, has_touch=width < 500
+    )
+    tab, said = context.new_page(), []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    origin = link.split("/login", maxsplit=1)[0]
+    tab.on("request", lambda r: r.url.startswith(origin) or said.append(r.url))
+    tab.goto(link)
+    tab.wait_for_url(f"{origin}/")
+    tab.wait_for_selector("#filters button")
+    return tab, said
+
+
+def open_case(tab: Any, name: str) -> None:
+    tab.click(f"text={name}")
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+
+
+def shown(tab: Any, plane: str) -> tuple[int, np.ndarray]:
+    width, height, index, data = tab.evaluate(PIXELS, plane)
+    return index, np.array(data, np.uint8).reshape(height, width, 4)[..., :3]
+
+
+def expected(folder: Path, about: dict[str, Any], plane: str, index: int) -> np.ndarray:
+    """Return a plane as drawn, from the files and the rules that the page states."""
+    stored = nib.load(folder)
+    array, at = np.asarray(stored.dataobj), about["planes"][plane]
+    to_lps, of_file = np.array(about["affine"]), LPS @ stored.affine
+    voxel = np.zeros((at["height"], at["width"], 3))
+    voxel[..., at["normal"]] = index
+    voxel[..., at["down"]], voxel[..., at["across"]] = np.indices((at["height"], at["width"]))
+    mm = voxel @ to_lps[:3, :3].T + to_lps[:3, 3]
+    source = np.rint((mm - of_file[:3, 3]) @ np.linalg.inv(of_file[:3, :3]).T).astype(int)
+    return array[tuple(np.moveaxis(source, -1, 0))]
+
+
+def coloured(values: np.ndarray, layers: list[tuple[np.ndarray, Any]], window: Any) -> np.ndarray:
+    low, high = window["low"], window["high"]
+    grey = np.floor((values.clip(low, high) - low) / (high - low) * 255 + 0.5)
+    picture = np.repeat(grey[..., None], 3, axis=2)
+    for labels, layer in layers:
+        for each in layer["labels"]:
+            colour = [int(each["color"][n : n + 2], 16) for n in (1, 3, 5)]
+            inside = labels == each["value"]
+            picture[inside] = np.floor(picture[inside] * 0.6 + np.array(colour) * 0.4 + 0.5)
+    return picture
+
+
+def test_pixels_are_the_scan_windowed_and_coloured(
+    chromium: Any, running: Any, folder: Path
+) -> None:
+    tab, said = opened(chromium, running.links["anna"])
+    for case in sorted((running.out / "cases").iterdir()):
+        open_case(tab, case.name)
+        about = tab.evaluate(f"fetch('/api/case/{case.name}').then((r) => r.json())")
+        scan = scan_of(folder, about, case)
+        for plane in ("axial", "coronal", "sagittal"):
+            tab.locator(f"#{plane}").focus()
+            tab.keyboard.press("ArrowDown")
+            tab.wait_for_timeout(150)
+            index, picture = shown(tab, plane)
+            assert index == about["planes"][plane]["count"] // 2 + 1
+            layers = [
+                (expected(case / layer["file"], about, plane, index), layer)
+                for layer in about["layers"]
+            ]
+            values = expected(scan, about, plane, index)
+            np.testing.assert_allclose(
+                picture, coloured(values, layers, about["windows"][0]), atol=1
+            )
+        tab.go_back()
+        tab.wait_for_selector("#filters button")
+    assert said == []
+
+
+def scan_of(folder: Path, about: dict[str, Any], case: Path) -> Path:
+    """Return the file of the scan of a case, by its shape and labels."""
+    labels = np.asarray(nib.load(case / about["layers"][0]["file"]).dataobj) > 0
+    for path in sorted((folder / "scans").iterdir()):
+        array = np.asarray(nib.load(path).dataobj)
+        if array.shape == labels.shape and ((array > 300) == labels).all():
+            return path
+    raise AssertionError(case)
+
+
+def test_values_and_places_are_those_of_simpleitk(
+    chromium: Any, running: Any, folder: Path
+) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    case = next(c for c in (running.out / "cases").iterdir() if (c / "image.nii.gz").exists())
+    open_case(tab, case.name)
+    image = sitk.ReadImage(str(case / "image.nii.gz"))
+    for keys in (["ArrowDown"], ["ArrowRight", "ArrowRight"], ["Alt+ArrowDown"], ["2", "ArrowUp"]):
+        for key in keys:
+            tab.keyboard.press(key)
+        tab.wait_for_timeout(150)
+        text = tab.inner_text("#readout")
+        left, back, up = map(float, re.findall(r"[LPS] (-?[\d.]+)", text)[:3])
+        value = float(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
+        assert value == image.GetPixel(image.TransformPhysicalPointToIndex((left, back, up)))
+
+
+def test_a_whole_review_by_keyboard(chromium: Any, running: Any) -> None:
+    tab, said = opened(chromium, running.links["ben"])
+    tab.keyboard.press("n")
+    for decision in "aer":
+        tab.wait_for_selector("body[data-opened]")
+        name = tab.inner_text("#name")
+        tab.keyboard.press(decision)
+        tab.keyboard.press("c")
+        tab.keyboard.type("seen")
+        tab.keyboard.press("Escape")
+        tab.keyboard.press("s")
+        tab.wait_for_timeout(700)
+        tab.wait_for_selector("body[data-opened]")
+        assert decision == "r" or tab.inner_text("#name") != name
+    assert tab.inner_text("#status") == "Saved. No case is open any more."
+    kept = read_verdicts(running.out)
+    assert [each.decision for each in kept] == ["accept", "edit", "reject"]
+    assert all(each.comment and each.seconds > 0 for each in kept)
+    tab.keyboard.press("u")
+    tab.wait_for_timeout(300)
+    assert read_verdicts(running.out)[-1].undoes == 3
+    assert said == []
+
+
+def test_a_correction_by_brush(chromium: Any, running: Any) -> None:
+    tab, said = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    tab.keyboard.press("b")
+    tab.fill("#radius", "3")
+    tab.locator("#axial").focus()
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("text=voxels changed")
+    tab.click("#save-correction")
+    tab.wait_for_selector("text=Saved as revision 1")
+    assert (running.out / "review" / "revisions" / name / "1" / "SHA256SUMS").is_file()
+    assert said == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(chromium: Any, running: Any, width: int, scheme: str) -> None:
+    script = axe_core()
+    tab, _ = opened(chromium, running.links["anna"], width, scheme)
+    tab.evaluate(script)
+    found = violations(tab)
+    tab.locator("#rows a").first.click()
+    tab.wait_for_selector("body[data-opened]")
+    assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    tab.evaluate(script)
+    found += violations(tab)
+    tab.keyboard.press("b")
+    found += violations(tab)
+    tab.keyboard.press("?")
+    found += violations(tab)
+    assert found == []
+
+
+def judged(tab: Any) -> list[str]:
+    tab.evaluate(axe_core())
+    return violations(tab)
+
+
+def test_an_empty_folder_and_no_access_are_told(
+    chromium: Any, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "cases").mkdir(parents=True)
+    server = Running(tmp_path / "out", folder / "key")
+    try:
+        tab, said = opened(chromium, server.links["reviewer"], 390)
+        assert "No case has a result yet" in tab.inner_text("#status")
+        assert judged(tab) == []
+        assert said == []
+        stranger = chromium.new_context().new_page()
+        stranger.goto(server.links["reviewer"])
+        assert "no access" in stranger.inner_text("h1")
+        assert judged(stranger) == []
+    finally:
+        server.stop()

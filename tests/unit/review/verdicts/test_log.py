@@ -1,0 +1,271 @@
+"""The log of verdicts: kept before it is answered, chained, held by one process."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from scanloom.core import Reason, ScanError
+from scanloom.engine.results.verify import verify
+from scanloom.review.verdicts.log import (
+    COMMENTS,
+    REVIEW,
+    VERDICTS,
+    VerdictLog,
+    read_verdicts,
+    reviewer_codes,
+)
+from scanloom.review.verdicts.verdict import Seen, Verdict
+
+SEEN = Seen("recipe", {"segmentation.nii.gz": "0" * 64})
+
+
+def verdict(case: str = "a", reviewer: str = "r1", decision: str = "accept") -> Verdict:
+    return Verdict(case, reviewer, SEEN, decision)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[VerdictLog]:
+    with closing(VerdictLog(tmp_path)) as log:
+        yield log
+
+
+def file_of(out: Path) -> Path:
+    return out / REVIEW / VERDICTS
+
+
+def test_verdicts_come_back_as_they_were(log: VerdictLog) -> None:
+    given = Verdict("a", "r1", SEEN, "edit", {"m/liver": "reject"}, ("leak",), 12.5)
+
+    kept = log.append(given)
+
+    assert read_verdicts(log.out) == [kept]
+    assert (kept.number, kept.decision, kept.structures) == (1, "edit", {"m/liver": "reject"})
+    assert (kept.tags, kept.seconds, kept.comment) == (("leak",), 12.5, False)
+
+
+def test_the_last_verdict_counts_and_undo_restores_the_one_before(log: VerdictLog) -> None:
+    log.append(verdict(decision="accept"))
+    log.append(verdict(decision="reject"))
+    log.append(verdict(reviewer="r2"))
+    assert log.current()["a"]["r1"].decision == "reject"
+
+    log.undo("r1", "a")
+
+    assert log.current()["a"]["r1"].decision == "accept"
+    log.undo("r1", "a")
+    assert set(log.current()["a"]) == {"r2"}
+    assert log.undo("r1", "a") is None
+    assert log.count == len(read_verdicts(log.out)) == 5
+
+
+def test_comments_and_names_are_private(log: VerdictLog) -> None:
+    codes = reviewer_codes(log.out, ["Anna Doe", "Ben"])
+    kept = log.append(verdict(reviewer=codes["Anna Doe"]), "Mr Roe's left kidney")
+
+    assert log.comment_of(kept) == "Mr Roe's left kidney"
+    assert codes == {"Anna Doe": "r1", "Ben": "r2"}
+    assert reviewer_codes(log.out, ["Cleo", "Ben"]) == {"Cleo": "r3", "Ben": "r2"}
+    for path in (log.out / "review").rglob("*"):
+        assert not path.is_file() or b"Roe" not in path.read_bytes()
+        assert not path.is_file() or b"Anna" not in path.read_bytes()
+    for name in (COMMENTS, "reviewers.json"):
+        assert (log.out / "private" / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_comment_of_a_verdict_that_was_not_kept_is_not_taken_for_the_next(log: VerdictLog) -> None:
+    file_of(log.out).mkdir()  # the verdict can't be written, its comment can
+    with pytest.raises(ScanError):
+        log.append(verdict(), "lost")
+    file_of(log.out).rmdir()
+
+    kept = log.append(verdict())
+    commented = log.append(verdict(), "kept")
+
+    assert log.comment_of(kept) == ""
+    assert log.comment_of(commented) == "kept"
+
+
+def test_a_second_process_is_refused(log: VerdictLog) -> None:
+    with pytest.raises(ScanError) as caught:
+        VerdictLog(log.out)
+    assert caught.value.reason is Reason.LOCKED
+
+
+def test_half_a_line_at_the_end_is_cut_off(tmp_path: Path) -> None:
+    with closing(VerdictLog(tmp_path)) as log:
+        log.append(verdict())
+    whole = file_of(tmp_path).read_bytes()
+    file_of(tmp_path).write_bytes(whole + b'{"schema":1,"numb')
+    assert len(read_verdicts(tmp_path)) == 1
+
+    with closing(VerdictLog(tmp_path)) as log:
+        assert file_of(tmp_path).read_bytes() == whole
+        assert log.append(verdict("b")).number == 2
+
+
+def flip(lines: list[bytes]) -> list[bytes]:
+    return [lines[0], lines[1].replace(b"accept", b"reject"), *lines[2:]]
+
+
+DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "changed": (flip, "line 2 was changed"),
+    "removed": (lambda lines: [lines[0], *lines[2:]], "line 2 is missing: line 3 is in its place"),
+    "doubled": (lambda lines: [*lines[:2], *lines[1:]], "line 3 is missing: line 2 is in its"),
+    "swapped": (
+        lambda lines: [lines[0], lines[2], lines[1], lines[3]],
+        "line 2 is missing: line 3 is in its place",
+    ),
+    "no JSON": (lambda lines: [lines[0], b"{", *lines[2:]], "line 2 was changed"),
+    "empty": (lambda lines: [lines[0], b"", *lines[2:]], "line 2 was changed"),
+    "first removed": (lambda lines: lines[1:], "line 1 is missing: line 2 is in its place"),
+    "last removed": (lambda lines: lines[:-1], "line 4 is missing at the end"),
+    "last two removed": (lambda lines: lines[:-2], "lines 3 to 4 are missing at the end"),
+    "all removed": (lambda _: [b""], "line 1 was changed"),
+}
+
+
+def written(out: Path) -> list[bytes]:
+    with closing(VerdictLog(out)) as log:
+        for case in "abcd":
+            log.append(verdict(case), "why")
+    return file_of(out).read_bytes().splitlines()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_line_is_named(tmp_path: Path, damage: str) -> None:
+    change, text = DAMAGE[damage]
+    lines = written(tmp_path)
+    file_of(tmp_path).write_bytes(b"\n".join(change(lines)) + b"\n")
+
+    for use in (read_verdicts, VerdictLog):
+        with pytest.raises(ScanError, match=text) as caught:
+            use(tmp_path)
+        assert caught.value.reason is Reason.REVIEW_DAMAGED
+    (tmp_path / "cases").mkdir(exist_ok=True)
+    assert any(text in each.file for each in verify(tmp_path))
+
+
+def test_a_flipped_bit_anywhere_is_named(tmp_path: Path) -> None:
+    written(tmp_path)
+    for name in ("review/verdicts.jsonl", "private/review.jsonl", "review/verdicts.last"):
+        file = tmp_path / name
+        whole = file.read_bytes()
+        for n in range(0, len(whole), 7 if len(whole) > 100 else 1):
+            file.write_bytes(whole[:n] + bytes([whole[n] ^ 1 << n % 8]) + whole[n + 1 :])
+            with pytest.raises(ScanError, match=name.replace("last", "jsonl")):
+                VerdictLog(tmp_path)
+        file.write_bytes(whole)
+    VerdictLog(tmp_path).close()
+
+
+def test_a_line_that_belongs_to_another_log_is_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name)
+    one, two = file_of(tmp_path / "one"), file_of(tmp_path / "two")
+    [first, _, *rest] = one.read_bytes().splitlines(keepends=True)
+    one.write_bytes(b"".join([first, two.read_bytes().splitlines(keepends=True)[1], *rest]))
+
+    with pytest.raises(ScanError, match="line 2 does not follow the line before"):
+        read_verdicts(tmp_path / "one")
+
+
+def test_the_last_line_feed_lost_is_no_half_line(tmp_path: Path) -> None:
+    written(tmp_path)
+    file_of(tmp_path).write_bytes(file_of(tmp_path).read_bytes()[:-1])
+    before = file_of(tmp_path).read_bytes()
+
+    with pytest.raises(ScanError, match="line 4 is missing at the end"):
+        VerdictLog(tmp_path)
+    assert file_of(tmp_path).read_bytes() == before
+
+
+def test_a_copy_without_the_number_of_its_last_line_is_read(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / REVIEW / "verdicts.last").unlink()
+
+    assert len(read_verdicts(tmp_path)) == 4
+    with closing(VerdictLog(tmp_path)) as log:
+        assert log.append(verdict("e")).number == 5
+
+
+def test_nothing_is_written_after_lines_of_another_program(log: VerdictLog) -> None:
+    log.append(verdict())
+    with file_of(log.out).open("ab") as file:
+        file.write(b"{}\n")
+    before = file_of(log.out).read_bytes()
+
+    with pytest.raises(ScanError, match="another program changed the file"):
+        log.append(verdict("b"))
+    assert file_of(log.out).read_bytes() == before
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(log: VerdictLog) -> None:
+    log.append(verdict())
+    before = file_of(log.out).read_bytes()
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, hard))
+    try:
+        with pytest.raises(ScanError) as caught:
+            log.append(verdict("b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert caught.value.reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
+    assert file_of(log.out).read_bytes() == before
+    assert log.append(verdict("c")).number == 2
+
+
+WRITER = """
+import sys, threading
+from pathlib import Path
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.verdict import Seen, Verdict
+log = VerdictLog(Path(sys.argv[1]))
+def write(reviewer):
+    for n in range(10**6):
+        verdict = Verdict(f"c{n}", reviewer, Seen("r", {}), "accept")
+        kept = log.append(verdict, "why" if n % 3 else "")
+        print(kept.number, kept.case, kept.reviewer, flush=True)
+for reviewer in ("r1", "r2"):
+    threading.Thread(target=write, args=(reviewer,)).start()
+"""
+
+
+@pytest.mark.slow
+def test_answered_verdicts_survive_kills(tmp_path: Path) -> None:
+    """40 SIGKILLs: each verdict that was answered is there once, no half line, the chain whole."""
+    answered: list[tuple[int, str, str]] = []
+    for n in range(40):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(0.01 * (n % 7))
+            child.kill()
+            rest = child.stdout.read()
+        answered += [
+            (int(number), case, who)
+            for line in rest.splitlines()
+            if line.count(" ") == 2
+            for number, case, who in [line.split()]
+        ]
+        kept = read_verdicts(tmp_path)
+        assert [each.number for each in kept] == list(range(1, len(kept) + 1))
+    by_number = {each.number: (each.case, each.reviewer) for each in read_verdicts(tmp_path)}
+    assert len(answered) > 100
+    assert all(by_number[number] == (case, who) for number, case, who in answered)
+    last = json.loads(file_of(tmp_path).read_bytes().splitlines()[-1])
+    assert last["number"] >= max(number for number, _, _ in answered)

@@ -1,0 +1,88 @@
+"""Who reads which case: evenly, the same each time, blind until all have decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from scanloom.review.verdicts.readers import REPEAT_AFTER, Readers
+from scanloom.review.verdicts.verdict import Seen, Verdict
+
+CASES = [f"case{n}" for n in range(2000)]
+THREE = Readers(("r1", "r2", "r3"), double=0.2)
+SEEN = Seen("r", {})
+
+
+def verdict(case: str, reviewer: str, decision: str, number: int = 1) -> Verdict:
+    return Verdict(case, reviewer, SEEN, decision, number=number)  # type: ignore[arg-type]
+
+
+def test_without_double_reading_all_read_all() -> None:
+    readers = Readers(("r1", "r2"))
+    given = {"r1": verdict("case1", "r1", "accept")}
+
+    assert readers.cases_of("r2", CASES, {}) == CASES
+    assert readers.visible("case1", "r2", given, SEEN) == given
+
+
+def test_cases_are_shared_evenly_and_a_fifth_twice() -> None:
+    assigned = [THREE.assigned(case, {}) for case in CASES]
+
+    assert abs(sum(len(each) == 2 for each in assigned) / len(CASES) - 0.2) < 0.03
+    counts = Counter(reader for each in assigned for reader in each)
+    assert max(counts.values()) / min(counts.values()) < 1.15
+    assert all(len(set(each)) == len(each) for each in assigned)
+
+
+def test_the_share_of_a_case_depends_on_nothing_else() -> None:
+    assert [THREE.assigned(case, {}) for case in CASES[::-1]][::-1] == [
+        Readers(("r1", "r2", "r3"), 0.2).assigned(case, {}) for case in CASES
+    ]
+
+
+def test_a_third_reader_comes_when_two_differ() -> None:
+    case = next(case for case in CASES if THREE.is_double(case))
+    first, second = THREE.assigned(case, {})
+    third = ({"r1", "r2", "r3"} - {first, second}).pop()
+    agreed = {who: verdict(case, who, "accept") for who in (first, second)}
+    differing = {**agreed, second: verdict(case, second, "reject")}
+
+    assert THREE.assigned(case, agreed) == (first, second)
+    assert THREE.assigned(case, differing) == (first, second, third)
+    assert THREE.cases_of(third, [case], {case: differing}) == [case]
+    assert THREE.visible(case, third, differing, SEEN) == {}
+    assert THREE.visible(case, first, differing, SEEN) == {first: differing[first]}
+    decided = {**differing, third: verdict(case, third, "accept")}
+    assert THREE.visible(case, first, decided, SEEN) == decided
+
+
+def test_readers_are_blind_until_both_have_decided() -> None:
+    case = next(case for case in CASES if THREE.is_double(case))
+    first, second = THREE.assigned(case, {})
+    one = {first: verdict(case, first, "accept")}
+
+    assert THREE.visible(case, second, one, SEEN) == {}
+    assert THREE.visible(case, first, one, SEEN) == one
+    both = {**one, second: verdict(case, second, "accept")}
+    assert THREE.visible(case, second, both, SEEN) == both
+
+
+def test_double_reading_needs_two() -> None:
+    with pytest.raises(ValueError, match="two reviewers"):
+        Readers(("r1",), double=0.1)
+
+
+def test_cases_come_back_after_others_and_once() -> None:
+    readers = Readers(("r1",), repeat=0.3)
+    history = {(case, "r1"): [verdict(case, "r1", "accept", n)] for n, case in enumerate(CASES, 1)}
+
+    back = readers.coming_back("r1", history)
+
+    assert abs(len(back) / len(CASES) - 0.3) < 0.04
+    assert not back & set(CASES[-REPEAT_AFTER:])
+    again = sorted(back)[0]
+    history[again, "r1"].append(verdict(again, "r1", "reject", 9999))
+    assert again not in readers.coming_back("r1", history)
+    assert readers.coming_back("r2", history) == set()
+    assert Readers(("r1",)).coming_back("r1", history) == set()
