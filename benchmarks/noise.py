@@ -1,6 +1,6 @@
 """Scores that are noise, as of a poor model: 26 classes in some 41,000 connected parts.
 
-    python benchmarks/noise.py RUNS        # the yardstick; see one_scan.py --labels noise
+    python benchmarks/noise.py [--runs 3] [--slices 300]  # the yardstick; one_scan.py runs the scan
 
 Random scores on every eighth voxel of the network's grid are interpolated linearly to the grid. The
 same seed gives the same scores on every machine. They take the place of the network's scores;
@@ -9,8 +9,8 @@ everything before and after the network is scanloom's own.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from meter import parse
 from model import SPACING as NETWORK_SPACING
 from study import SHAPE, SPACING
 
@@ -57,7 +58,7 @@ def instead_of_network(classes: int) -> AbstractContextManager[Any]:
     return patch.object(SlidingWindow, "slide", slide)
 
 
-def yardstick(slices: int = SHAPE[2]) -> float:
+def yardstick(slices: int) -> float:
     """Return cpu seconds of scikit-image for one class, resized to the scan as in nnU-Net."""
     import numpy as np
     from skimage.transform import resize
@@ -70,5 +71,14 @@ def yardstick(slices: int = SHAPE[2]) -> float:
     return time.process_time() - start
 
 
+def main() -> None:
+    """Print the seconds of the yardstick."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--slices", type=int, default=SHAPE[2])
+    options = parse(parser, runs=1, slices=20)
+    print(json.dumps([yardstick(options.slices) for _ in range(options.runs)]))
+
+
 if __name__ == "__main__":
-    print(json.dumps([yardstick() for _ in range(int(sys.argv[1]))]))
+    main()

@@ -47,7 +47,7 @@ class _Bins:
     def of(self, values: NDArray[Any]) -> _IntArray:
         """Return the bin number of each value."""
         if self.exact:
-            return np.subtract(values, int(self.low), dtype=np.int64)
+            return np.asarray(np.subtract(values, int(self.low), dtype=np.int64))
         if self.high == self.low:
             return np.zeros(values.shape, np.int64)
         scale = (self.count - 1) / (self.high - self.low)
