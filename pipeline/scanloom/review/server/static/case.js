@@ -23,7 +23,7 @@ const correction = new Correction(byId, { get about() { return about; }, get at(
 const pointer = new Pointer({ get about() { return about; }, get at() { return at; }, get planes() { return planes; },
   get window() { return shownWindow; }, correction, draw, mark, move, ownWindow });
 const say = (text, bad = false) => { byId("status").textContent = text; byId("status").classList.toggle("error", bad); };
-function failed(error) { say(error.reason ? error.message : "The server does not answer. Is it still running?", true); }
+function failed(error) { say(error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?", true); }
 const current = () => decodeURIComponent(location.pathname.split("/").pop());
 
 // Cases
@@ -104,6 +104,7 @@ function fresh(name) {
   range.addEventListener("input", () => move(plane.normal, Number(range.value), name));
   figure.querySelector(".zoom-in").addEventListener("click", () => planes[name].setZoom(planes[name].zoom * 1.5));
   figure.querySelector(".zoom-out").addEventListener("click", () => planes[name].setZoom(planes[name].zoom / 1.5));
+  figure.querySelector(".enlarge").addEventListener("click", () => turnTo(name));
   figure.addEventListener("focusin", () => mark(name));
   pointer.listen(figure, name);
   if (!about.image && !about.layers.length) figure.append(element("p", "Nothing to show", { class: "nothing" }));

@@ -53,8 +53,6 @@ export function paint(out, image, table, labels, palettes, width, outline) {
   });
 }
 
-const CAPTION = 32;  // height of the line below the picture, CSS pixels
-
 export class Plane {
   constructor(figure, name, about) {
     Object.assign(this, { figure, name, about, zoom: 1, pan: [0, 0] });
@@ -63,6 +61,7 @@ export class Plane {
     this.canvas.height = about.height;
     this.context = this.canvas.getContext("2d", { alpha: false, willReadFrequently: true });
     this.picture = this.context.createImageData(about.width, about.height);
+    this.caption = figure.querySelector("figcaption");
     this.lines = [...figure.querySelectorAll(".line")];
     for (const side of ["left", "right", "top", "bottom"]) figure.querySelector(`.letter.${side}`).textContent = about.letters[side];
     new ResizeObserver(() => this.place()).observe(figure);
@@ -75,7 +74,7 @@ export class Plane {
 
   // The room for the picture, and the picture's size in it, with square millimetres, in CSS pixels.
   measure() {
-    const box = this.figure.getBoundingClientRect(), room = [box.width, box.height - CAPTION];
+    const box = this.figure.getBoundingClientRect(), room = [box.width, box.height - this.caption.offsetHeight];
     const mm = [this.about.width * this.about.pixel_mm[0], this.about.height * this.about.pixel_mm[1]];
     const scale = Math.min(room[0] / mm[0], room[1] / mm[1]) * this.zoom;
     return { room, size: mm.map((length) => Math.max(1, length * scale)) };

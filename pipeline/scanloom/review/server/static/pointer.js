@@ -85,8 +85,9 @@ export class Pointer {
       this.page.at[plane.about.down] = y;
       this.page.draw();
     };
+    const before = [...this.page.at];
     drag(event);
-    return { drag };
+    return { drag, cancel: () => { this.page.at.splice(0, 3, ...before); this.page.draw(); } };
   }
 
   // Two fingers: zoom by their distance, pan by their middle.
