@@ -5,6 +5,7 @@ Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-cor
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from support.review_cases import affine_of, publish, scan_array
 pytestmark = pytest.mark.reference
 
 LPS = np.diag((-1.0, -1.0, 1.0, 1.0))
+SIDES = {"left": (0.1, 0.5), "right": (0.9, 0.5), "top": (0.5, 0.1), "bottom": (0.5, 0.9)}
+"""Points near the borders of a picture, as shares of its width and height."""
 PIXELS = """(name) => {
   const canvas = document.querySelector(`#${name} canvas`);
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -387,3 +390,75 @@ def test_news_leave_the_focus_and_filters_stand_in_the_address(chromium: Any, ru
     assert anna.inner_text("#count") == "1 of 3 cases"
     assert anna.input_value("#model") == "threshold"
     assert anna.input_value("#search") == "threshold"
+
+
+def axis_orders() -> list[str]:
+    """Return the 24 right-handed orders of axes."""
+    found = []
+    for order, signs in itertools.product(
+        itertools.permutations(range(3)), itertools.product((0, 1), repeat=3)
+    ):
+        codes = "".join(
+            ("LR", "PA", "IS")[axis][sign] for axis, sign in zip(order, signs, strict=True)
+        )
+        if np.linalg.det(affine_of(codes)[:3, :3]) > 0:
+            found.append(codes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def turned_scans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    """Return a folder with a case of each order of axes, every second oblique; scans by case."""
+    folder, scans = tmp_path_factory.mktemp("turned"), dict[str, Path]()
+    for n, codes in enumerate(axis_orders()):
+        case = publish(folder, scan_array(n), affine_of(codes, 20.0 * (n % 2)), codes)
+        scans[case.name] = folder / "scans" / f"{codes}.nii.gz"
+    return folder, scans
+
+
+def place(tab: Any) -> tuple[np.ndarray, int]:
+    """Return the crosshair's LPS mm and value, as the page states them."""
+    text = tab.inner_text("#readout")
+    mm = [float(n) for n in re.findall(r"[LPS] (-?[\d.]+)", text)[:3]]
+    return np.array(mm), int(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
+
+
+def letter(direction: np.ndarray) -> str:
+    """Return the letter of the side to which an LPS direction runs."""
+    axis = int(np.abs(direction).argmax())
+    return ("RL", "AP", "IS")[axis][int(direction[axis] > 0)]
+
+
+def test_sides_places_and_values_of_24_axis_orders(
+    chromium: Any, turned_scans: tuple[Path, dict[str, Path]]
+) -> None:
+    folder, scans = turned_scans
+    assert len(scans) == 24
+    server = Running(folder / "out", folder / "key")
+    try:
+        tab, said = opened(chromium, server.links["reviewer"])
+        origin = tab.url
+        for name, scan in scans.items():
+            tab.goto(f"{origin}case/{name}")
+            tab.wait_for_selector(f"body[data-opened='{name}']")
+            image = sitk.ReadImage(str(scan))
+            for plane in ("axial", "coronal", "sagittal"):
+                box = tab.locator(f"#{plane} canvas").bounding_box()
+                found = {}
+                for side, (x, y) in SIDES.items():
+                    tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+                    tab.wait_for_timeout(60)
+                    found[side], value = place(tab)
+                    index = image.TransformPhysicalPointToIndex(found[side].tolist())
+                    assert value == image.GetPixel(index), (scan.name, plane, side)
+                shown_letters = {s: tab.inner_text(f"#{plane} .letter.{s}") for s in SIDES}
+                across, down = found["right"] - found["left"], found["bottom"] - found["top"]
+                assert shown_letters == {
+                    "right": letter(across),
+                    "left": letter(-across),
+                    "bottom": letter(down),
+                    "top": letter(-down),
+                }, (scan.name, plane)
+        assert said == []
+    finally:
+        server.stop()
