@@ -126,6 +126,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
+        listening.listen(128)  # connections wait until the server runs
     except OSError as exc:
         listening.close()
         detail = f"{options.host}:{options.port} can't be used ({type(exc).__name__})"
