@@ -89,6 +89,13 @@ def publish(
     (folder / "scans").mkdir(exist_ok=True)
     path = folder / "scans" / f"{name}.nii.gz"
     nib.save(nib.Nifti1Image(array, affine), path)
+    return publish_scan(folder, path, also=also, first=first, layers=layers)
+
+
+def publish_scan(
+    folder: Path, path: Path, *, also: Sequence[str] = (), first: int = 1, layers: int = 1
+) -> Path:
+    """Publish a case of the scan at a path in `folder/out`; return its folder."""
     weights, key = folder / "weights", folder / "key"
     weights.touch()
     key.write_bytes(KEY)

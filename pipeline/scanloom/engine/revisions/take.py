@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
@@ -62,11 +63,27 @@ def take_file(
     entries = _entries(read_json(latest / SEGMENTS)["files"], model)
     before = read_label_maps(latest)
     given = read_label_file(file, grid)
+    _check_series(given, out, document["case"])
     after = _by_number(given, entries) if given.names is None else _by_name(given, entries, before)
     changed = {name: array for name, array in after.items() if (array != before[name]).any()}
     if not changed:
         return None
     return publish_revision(out, name, Correction(changed, reviewer, "file"), key)
+
+
+def _check_series(given: LabelFile, out: Path, number: str) -> None:
+    """Refuse a DICOM SEG of another series, whose grid may be the same.
+
+    Raises
+    ------
+    ScanError
+        GRID_DIFFERS.
+    """
+    source = latest_by_id(find_sources(out, [number])).get(number)
+    if source is None or not source.series_uid or not given.series:
+        return
+    if source.series_uid not in given.series:
+        raise ScanError(Reason.GRID_DIFFERS, "the file refers to another series than the case's")
 
 
 def _entries(files: Sequence[Mapping[str, Any]], model: str | None) -> list[Mapping[str, Any]]:

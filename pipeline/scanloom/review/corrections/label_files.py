@@ -32,10 +32,13 @@ class LabelFile:
         Label maps; segments that overlap are in different ones.
     names : mapping or None
         Segments (layer, value) by their name; None of a file that holds numbers only.
+    series : frozenset of str
+        SeriesInstanceUIDs that the file refers to.
     """
 
     layers: tuple[NDArray[Any], ...]
     names: Mapping[str, tuple[int, int]] | None
+    series: frozenset[str] = frozenset()
 
 
 def read_label_file(path: Path, grid: Grid) -> LabelFile:
@@ -186,4 +189,6 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
     names = {str(each.segment_label): (n, 1) for n, each in enumerate(described)}
     if len(names) < len(described):
         raise ScanError(Reason.LABELS_UNKNOWN, "two segments have one label")
-    return LabelFile(layers, names)
+    references = dataset.get("ReferencedSeriesSequence", ())
+    series = frozenset(str(each.SeriesInstanceUID) for each in references)
+    return LabelFile(layers, names, series)

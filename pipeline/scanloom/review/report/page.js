@@ -60,7 +60,7 @@
 
   function value(record) {
     if (state.key === "volume") return record.volumes[valueOf("structure")] ?? -1;
-    return record[state.key];
+    return record[state.key] ?? "";
   }
 
   function select() {
@@ -112,7 +112,7 @@
   }
 
   function findings(record) {
-    const cell = make("td");
+    const cell = make("td", undefined, "findings");
     if (record.reason) cell.append(reason(record));
     if (record.findings.length) {
       const list = make("ul");
@@ -150,6 +150,7 @@
   function verdict(record) {
     const box = section(record.status);
     box.firstChild.className = record.status;
+    if (record.verdict) box.append(make("p", `Verdict of the reviewers: ${record.verdict}`));
     if (record.reason) box.append(reason(record));
     if (record.findings.length) {
       const list = make("ul", undefined, "plain cards");
@@ -219,6 +220,13 @@
     return cell;
   }
 
+  function reviewed(record) {
+    if (!byId("verdict")) return [];
+    const cell = make("td", record.verdict ?? "");
+    cell.dataset.name = "Verdict";
+    return [cell];
+  }
+
   function row(record) {
     const name = make("th", undefined, "id");
     name.scope = "row";
@@ -230,7 +238,7 @@
     if (known) name.append(make("p", [known[0], known[1], known[5]].filter(Boolean).join(", ") || known[6], "known"));
     const ml = record.volumes[valueOf("structure")];
     const line = make("tr");
-    line.append(picture(record), name, make("td", [record.status, record.verdict].filter(Boolean).join(", "), record.status),
+    line.append(picture(record), name, make("td", record.status, record.status), ...reviewed(record),
       figure("Risk", record.status !== "done" ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
       findings(record),
       figure("Volume, ml", ml === undefined || ml === null ? "" : String(ml)),

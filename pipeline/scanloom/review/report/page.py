@@ -144,9 +144,7 @@ def _render(
     """Return the page; with names and paths if there are sources by case id."""
     data, names = content.data, list(content.structures.values())
     rows, distributions = make_rows(data.cases, content.structures, content.thumbs)
-    verdicts = {case: STATES[state] for case, state in content.verdicts.items()}
-    for row in rows:
-        row["verdict"] = verdicts.get(row["id"], "")
+    _add_verdicts(rows, content.verdicts)
     runs = valid_runs(data.runs)
     script = "\n".join((_HERE / name).read_text() for name in SCRIPTS)
     style = (_HERE / "page.css").read_text()
@@ -173,7 +171,7 @@ def _render(
         cohort=MIN_COHORT,
         structures=names,
         shown=_most_frequent(rows, len(names)),
-        verdicts=sorted(set(verdicts.values())),
+        verdicts=sorted({row.get("verdict", "") for row in rows} - {""}),
         reasons=sorted({row["reason"] for row in rows} - {""}),
         flags=sorted({flag for row in rows for flag in row["flags"]}),
         names=sorted({model for row in rows for model in row["models"]}),
@@ -187,6 +185,16 @@ def _render(
         runs=[run_row(run) for run in runs[:MAX_RUNS]],
         all_runs=summed(runs),
     )
+
+
+def _add_verdicts(rows: Sequence[dict[str, Any]], states: Mapping[str, str]) -> None:
+    """Add the words for the state of each case, if any case was reviewed."""
+    if not states:
+        return
+    for row in rows:
+        if row["status"] == "done":
+            state = states.get(row["id"])
+            row["verdict"] = STATES[state] if state else "not reviewed"
 
 
 def _template() -> Template:

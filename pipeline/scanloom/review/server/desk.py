@@ -124,7 +124,7 @@ class Desk:
     def listed(self, reviewer: str) -> dict[str, Any]:
         """Return the list of a reviewer's cases."""
         self.worklist.refresh()
-        current, back = self.log.current(), self.readers.coming_back(reviewer, self.log.history())
+        current, back = self.log.current(), self._coming_back(reviewer)
         names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
         visible = {name: self._visible(name, reviewer, current, back) for name in names}
         apart = [name for name in names if differ(visible[name])]
@@ -145,8 +145,8 @@ class Desk:
 
     def verdicts(self, name: str, reviewer: str) -> dict[str, Any]:
         """Return the verdicts about a case that a reviewer may see."""
-        back = self.readers.coming_back(reviewer, self.log.history())
-        visible = self._visible(name, reviewer, self.log.current(), back)
+        back = self._coming_back(reviewer)
+        visible = self._visible(name, reviewer, {name: self.log.of_case(name)}, back)
         case = self.worklist.cases.get(name)
         state = state_of(case.seen, visible) if case else ""
         return {
@@ -204,7 +204,7 @@ class Desk:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         name, reviewer = verdict.case, verdict.reviewer
         verdicts = self._valid_of(name).get(name, {})
-        again = name in self.readers.coming_back(reviewer, self.log.history())
+        again = name in self._coming_back(reviewer)
         blind = self.readers.is_blind(name, reviewer, verdicts)
         given = replace(
             verdict,
@@ -281,6 +281,12 @@ class Desk:
             return {}
         return self.readers.visible(name, reviewer, verdicts, case.seen)
 
+    def _coming_back(self, reviewer: str) -> set[str]:
+        """Return the cases that a reviewer is to read again."""
+        if not self.readers.repeat:
+            return set()
+        return self.readers.coming_back(reviewer, self.log.history())
+
     def _valid(self, current: Mapping[str, Mapping[str, Verdict]]) -> dict[str, dict[str, Verdict]]:
         """Return the verdicts about the results that there are now."""
         cases = self.worklist.cases
@@ -288,7 +294,7 @@ class Desk:
 
     def _valid_of(self, name: str) -> dict[str, dict[str, Verdict]]:
         """Return the verdicts about the result of a case that there is now."""
-        return self._valid({name: self.log.current().get(name, {})})
+        return self._valid({name: self.log.of_case(name)})
 
     def _shown(self, verdict: Verdict | None) -> dict[str, Any] | None:
         if verdict is None:

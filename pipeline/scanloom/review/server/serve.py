@@ -126,6 +126,7 @@ def _listen(options: ServerOptions) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((options.host, options.port))
+        listening.listen(128)  # connections wait until the server runs
     except OSError as exc:
         listening.close()
         detail = f"{options.host}:{options.port} can't be used ({type(exc).__name__})"
@@ -136,6 +137,8 @@ def _listen(options: ServerOptions) -> socket.socket:
 def _origins(options: ServerOptions, port: int) -> Sequence[str]:
     scheme = "https" if options.secure else "http"
     hosts = [f"[{options.host}]" if ":" in options.host else options.host]
+    if options.host in ("0.0.0.0", "::"):  # noqa: S104 - requested, and with TLS
+        hosts = list(dict.fromkeys((socket.getfqdn(), socket.gethostname())))
     if options.host in LOOPBACK:
         hosts += [host for host in ("127.0.0.1", "localhost") if host not in hosts]
     return [f"{scheme}://{host}:{port}" for host in hosts]

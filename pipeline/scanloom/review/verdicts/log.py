@@ -38,7 +38,7 @@ class Stack:
     """Verdicts in the order of the log; undone ones are left out."""
 
     def __init__(self, verdicts: Iterable[Verdict] = ()) -> None:
-        self._kept: dict[tuple[str, str], list[Verdict]] = {}
+        self._kept: dict[str, dict[str, list[Verdict]]] = {}
         self.undone: set[tuple[str, str]] = set()
         """Case and reviewer of undone verdicts."""
         for verdict in verdicts:
@@ -46,29 +46,29 @@ class Stack:
 
     def add(self, verdict: Verdict) -> None:
         """Add the next line of the log."""
-        kept = self._kept.setdefault((verdict.case, verdict.reviewer), [])
+        kept = self._kept.setdefault(verdict.case, {}).setdefault(verdict.reviewer, [])
         if verdict.undoes is None:
             kept.append(verdict)
         else:
             kept[:] = [each for each in kept if each.number != verdict.undoes]
             self.undone.add((verdict.case, verdict.reviewer))
 
-    def last(self, case: str, reviewer: str) -> Verdict | None:
-        """Return the verdict of a reviewer about a case that counts."""
-        kept = self._kept.get((case, reviewer))
-        return kept[-1] if kept else None
+    def of_case(self, case: str) -> dict[str, Verdict]:
+        """Return the verdicts about a case that count, by reviewer."""
+        return {who: kept[-1] for who, kept in self._kept.get(case, {}).items() if kept}
 
     def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
         """Return the verdicts that were not undone, by case and reviewer."""
-        return {key: tuple(kept) for key, kept in self._kept.items()}
+        return {
+            (case, who): tuple(kept)
+            for case, given in self._kept.items()
+            for who, kept in given.items()
+        }
 
     def current(self) -> dict[str, dict[str, Verdict]]:
         """Return the verdicts that count."""
-        found: dict[str, dict[str, Verdict]] = {}
-        for (case, reviewer), kept in self._kept.items():
-            if kept:
-                found.setdefault(case, {})[reviewer] = kept[-1]
-        return found
+        found = {case: self.of_case(case) for case in self._kept}
+        return {case: verdicts for case, verdicts in found.items() if verdicts}
 
 
 def read_verdicts(out: Path) -> list[Verdict]:
@@ -163,7 +163,7 @@ class VerdictLog:
             As for `append`.
         """
         with self._guard:
-            last = self._stack.last(case, reviewer)
+            last = self._stack.of_case(case).get(reviewer)
             if last is None:
                 return None
             return self._append(Verdict(case, reviewer, last.seen, undoes=last.number), "")
@@ -172,6 +172,11 @@ class VerdictLog:
         """Return the verdicts that count, by case and reviewer."""
         with self._guard:
             return self._stack.current()
+
+    def of_case(self, case: str) -> dict[str, Verdict]:
+        """Return the verdicts about a case that count, by reviewer."""
+        with self._guard:
+            return self._stack.of_case(case)
 
     def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
         """Return the verdicts that were not undone, by case and reviewer."""

@@ -1,4 +1,4 @@
-"""Readers of a running server: blind again after a result was replaced, and cases that come back."""
+"""Readers of a server: blind again once a result was replaced, and cases that come back."""
 
 from __future__ import annotations
 

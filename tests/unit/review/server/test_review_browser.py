@@ -5,6 +5,7 @@ Needs playwright and a Chromium (SCANLOOM_CHROMIUM, or on the path), and axe-cor
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from support.review_cases import affine_of, publish, scan_array
 pytestmark = pytest.mark.reference
 
 LPS = np.diag((-1.0, -1.0, 1.0, 1.0))
+SIDES = {"left": (0.1, 0.5), "right": (0.9, 0.5), "top": (0.5, 0.1), "bottom": (0.5, 0.9)}
+"""Points near the borders of a picture, as shares of its width and height."""
 PIXELS = """(name) => {
   const canvas = document.querySelector(`#${name} canvas`);
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -270,5 +273,192 @@ def test_an_empty_folder_and_no_access_are_told(
         stranger.goto(server.links["reviewer"])
         assert "no access" in stranger.inner_text("h1")
         assert judged(stranger) == []
+    finally:
+        server.stop()
+
+
+def test_a_case_that_is_gone_shows_no_picture(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    assert tab.is_visible("#axial")
+    gone = tab.locator("#name").inner_text()[::-1]
+    tab.evaluate(
+        f"history.pushState(null, '', '/case/{gone}'); dispatchEvent(new Event('popstate'))"
+    )
+    tab.wait_for_selector("#status.error")
+    assert tab.inner_text("#status") == "There is no such case."
+    assert not tab.is_visible("#axial")
+    assert not tab.is_visible("#verdict")
+    assert judged(tab) == []
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+
+
+def fingers(session: Any, kind: str, *places: tuple[float, float]) -> None:
+    points = [{"x": x, "y": y, "id": n} for n, (x, y) in enumerate(places)]
+    session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+
+def test_touch_moves_zooms_and_paints_on_a_phone(chromium: Any, running: Any) -> None:
+    tab, said = opened(chromium, running.links["anna"], 390)
+    session = tab.context.new_cdp_session(tab)
+    tab.tap("#rows a >> nth=0")
+    tab.wait_for_selector("body[data-opened]")
+    tab.tap("#coronal .enlarge")
+    assert tab.get_attribute("#coronal", "class").split()[1:] == ["active", "main"]
+    tab.evaluate("scrollTo(0, 0)")
+    box = tab.locator("#coronal canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 4, box["y"] + box["height"] / 2
+    before = tab.inner_text("#readout")
+    fingers(session, "touchStart", (x, y))
+    fingers(session, "touchEnd")
+    tab.wait_for_timeout(300)
+    moved = tab.inner_text("#readout")
+    assert moved != before
+    fingers(session, "touchStart", (x + 20, y))
+    fingers(session, "touchStart", (x + 20, y), (x + 60, y))
+    fingers(session, "touchMove", (x, y), (x + 80, y))
+    fingers(session, "touchEnd")
+    tab.wait_for_timeout(300)
+    assert tab.locator("#coronal canvas").bounding_box()["width"] == pytest.approx(2 * box["width"])
+    assert tab.inner_text("#readout") == moved
+    tab.tap("#correct")
+    tab.evaluate("scrollTo(0, 0)")
+    fingers(session, "touchStart", (x, y))
+    fingers(session, "touchMove", (x + 30, y))
+    fingers(session, "touchEnd")
+    tab.wait_for_selector("text=voxels changed")
+    assert said == []
+
+
+def test_strokes_that_are_not_saved_are_asked_about(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name, asked = tab.inner_text("#name"), list[str]()
+    tab.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    tab.keyboard.press("b")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("text=voxels changed")
+    tab.keyboard.press("n")
+    tab.wait_for_timeout(300)
+    assert len(asked) == 1
+    assert tab.inner_text("#name") == name
+    tab.once("dialog", lambda dialog: dialog.accept())
+    tab.keyboard.press("n")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+
+
+def test_keys_move_the_focus_and_places_are_told(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("ArrowDown")
+    assert tab.evaluate("document.activeElement.closest('#rows') !== null")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("body[data-opened]")
+    assert tab.evaluate("document.activeElement.id") == "axial"
+    tab.keyboard.press("2")
+    assert tab.evaluate("document.activeElement.id") == "coronal"
+    tab.keyboard.press("ArrowDown")
+    tab.wait_for_timeout(1000)
+    place = tab.inner_text("#coronal .where")
+    assert tab.text_content("#told").startswith(f"{place}: L ")
+    picture = shown(tab, "coronal")[1]
+    tab.keyboard.press("]")
+    tab.wait_for_timeout(300)
+    assert (shown(tab, "coronal")[1] != picture).any()
+    assert tab.inner_text("#status").startswith("Window ")
+
+
+def test_news_leave_the_focus_and_filters_stand_in_the_address(chromium: Any, running: Any) -> None:
+    anna, _ = opened(chromium, running.links["anna"])
+    ben, _ = opened(chromium, running.links["ben"])
+    anna.keyboard.press("ArrowDown")
+    anna.keyboard.press("ArrowDown")
+    kept = anna.evaluate("document.activeElement.href")
+    ben.keyboard.press("n")
+    ben.wait_for_selector("body[data-opened]")
+    ben.keyboard.press("a")
+    ben.keyboard.press("s")
+    anna.wait_for_selector("text=Accepted 1", timeout=15000)
+    assert anna.evaluate("document.activeElement.href") == kept
+    anna.click("text=Accepted 1")
+    anna.fill("#search", "threshold")
+    anna.select_option("#model", "threshold")
+    anna.reload()
+    anna.wait_for_selector("#rows tr")
+    assert anna.inner_text("#count") == "1 of 3 cases"
+    assert anna.input_value("#model") == "threshold"
+    assert anna.input_value("#search") == "threshold"
+
+
+def axis_orders() -> list[str]:
+    """Return the 24 right-handed orders of axes."""
+    found = []
+    for order, signs in itertools.product(
+        itertools.permutations(range(3)), itertools.product((0, 1), repeat=3)
+    ):
+        codes = "".join(
+            ("LR", "PA", "IS")[axis][sign] for axis, sign in zip(order, signs, strict=True)
+        )
+        if np.linalg.det(affine_of(codes)[:3, :3]) > 0:
+            found.append(codes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def turned_scans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    """Return a folder with a case of each order of axes, every second oblique; scans by case."""
+    folder, scans = tmp_path_factory.mktemp("turned"), dict[str, Path]()
+    for n, codes in enumerate(axis_orders()):
+        case = publish(folder, scan_array(n), affine_of(codes, 20.0 * (n % 2)), codes)
+        scans[case.name] = folder / "scans" / f"{codes}.nii.gz"
+    return folder, scans
+
+
+def place(tab: Any) -> tuple[np.ndarray, int]:
+    """Return the crosshair's LPS mm and value, as the page states them."""
+    text = tab.inner_text("#readout")
+    mm = [float(n) for n in re.findall(r"[LPS] (-?[\d.]+)", text)[:3]]
+    return np.array(mm), int(re.search(r"mm · (-?\d+)", text)[1])  # type: ignore[index]
+
+
+def letter(direction: np.ndarray) -> str:
+    """Return the letter of the side to which an LPS direction runs."""
+    axis = int(np.abs(direction).argmax())
+    return ("RL", "AP", "IS")[axis][int(direction[axis] > 0)]
+
+
+def test_sides_places_and_values_of_24_axis_orders(
+    chromium: Any, turned_scans: tuple[Path, dict[str, Path]]
+) -> None:
+    folder, scans = turned_scans
+    assert len(scans) == 24
+    server = Running(folder / "out", folder / "key")
+    try:
+        tab, said = opened(chromium, server.links["reviewer"])
+        origin = tab.url
+        for name, scan in scans.items():
+            tab.goto(f"{origin}case/{name}")
+            tab.wait_for_selector(f"body[data-opened='{name}']")
+            image = sitk.ReadImage(str(scan))
+            for plane in ("axial", "coronal", "sagittal"):
+                box = tab.locator(f"#{plane} canvas").bounding_box()
+                found = {}
+                for side, (x, y) in SIDES.items():
+                    tab.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
+                    tab.wait_for_timeout(60)
+                    found[side], value = place(tab)
+                    index = image.TransformPhysicalPointToIndex(found[side].tolist())
+                    assert value == image.GetPixel(index), (scan.name, plane, side)
+                shown_letters = {s: tab.inner_text(f"#{plane} .letter.{s}") for s in SIDES}
+                across, down = found["right"] - found["left"], found["bottom"] - found["top"]
+                assert shown_letters == {
+                    "right": letter(across),
+                    "left": letter(-across),
+                    "bottom": letter(down),
+                    "top": letter(-down),
+                }, (scan.name, plane)
+        assert said == []
     finally:
         server.stop()

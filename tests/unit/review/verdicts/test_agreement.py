@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,3 +71,57 @@ def test_cases_and_structures_are_told_apart() -> None:
     assert found["case", "alpha"].cases == 4
     assert found["m/liver", "kappa r1 r2"].value == 0
     assert agreements(given[:1]) == []  # type: ignore[arg-type]
+
+
+def test_intervals_are_those_of_scipy_over_the_libraries() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, 3, 60).astype(float)
+    second = np.where(rng.random(60) < 0.7, first, rng.integers(0, 3, 60))
+
+    expected = stats.bootstrap(
+        *((first, second), metrics.cohen_kappa_score),
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        n_resamples=400,
+        rng=rng,
+    ).confidence_interval
+
+    np.testing.assert_allclose(interval(np.array((first, second)), kappa), expected, atol=0.04)
+
+
+def given(case: str, who: str, decision: str, number: int, **more: Any) -> Verdict:
+    return Verdict(case, who, Seen("r", {}), decision, number=number, **more)  # type: ignore[arg-type]
+
+
+def cells(verdicts: list[Verdict]) -> dict[str, tuple[float, int]]:
+    return {each.measure: (each.value, each.cases) for each in agreements(verdicts)}
+
+
+def test_verdicts_about_different_results_are_not_compared() -> None:
+    verdicts = [given(c, who, "accept", 1) for c in "ab" for who in ("r1", "r2")]
+    other = replace(verdicts[0], seen=Seen("r", {"segmentation.nii.gz": "1" * 64}))
+
+    assert cells([*verdicts[1:], other])["alpha"][1] == 1
+    assert cells(verdicts)["alpha"][1] == 2
+
+
+def test_only_independent_verdicts_are_compared() -> None:
+    verdicts = [given(c, "r1", "accept" if c < "c" else "reject", 1) for c in "abcd"]
+    verdicts += [given(c, "r2", "reject" if c in "ac" else "accept", 2) for c in "abcd"]
+    expected = cells(verdicts)
+
+    agreed = [given(c, "r2", "accept", 3, independent=False) for c in "abcd"]
+
+    assert cells([*verdicts, *agreed]) == expected
+    assert expected["kappa r1 r2"] == (0, 4)
+    assert cells([*verdicts[:4], *agreed]) == {}
+
+
+def test_two_readings_of_a_reviewer_are_compared() -> None:
+    verdicts = [given(c, "r1", "accept" if c < "c" else "reject", 1) for c in "abcd"]
+    verdicts += [given(c, "r1", "accept" if c < "d" else "reject", 2, reading=2) for c in "bcd"]
+
+    assert cells(verdicts) == {"kappa r1 r1": (pytest.approx(0.4), 3)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,32 @@ def test_the_share_of_a_case_depends_on_nothing_else() -> None:
     assert [THREE.assigned(case, {}) for case in CASES[::-1]][::-1] == [
         Readers(("r1", "r2", "r3"), 0.2).assigned(case, {}) for case in CASES
     ]
+
+
+def test_neither_order_nor_a_further_reviewer_moves_other_cases() -> None:
+    turned = Readers(("r3", "r1", "r2"), double=0.2)
+    four = Readers(("r1", "r2", "r3", "r4"), double=0.2)
+    for case in CASES:
+        before = THREE.assigned(case, {})
+        assert turned.assigned(case, {}) == before
+        after = [each for each in four.assigned(case, {}) if each != "r4"]
+        assert after == list(before[: len(after)])
+
+
+def test_a_larger_share_keeps_the_double_cases() -> None:
+    more = Readers(THREE.reviewers, double=0.5)
+    assert all(more.is_double(case) for case in CASES if THREE.is_double(case))
+
+
+def test_verdicts_about_a_replaced_result_leave_readers_blind() -> None:
+    case = next(case for case in CASES if THREE.is_double(case))
+    first, second = THREE.assigned(case, {})
+    both = {who: verdict(case, who, "accept") for who in (first, second)}
+    new = Seen("another", {})
+    again = {**both, first: replace(both[first], seen=new)}
+
+    assert THREE.visible(case, second, again, new) == {second: both[second]}
+    assert THREE.visible(case, second, both, SEEN) == both
 
 
 def test_a_third_reader_comes_when_two_differ() -> None:

@@ -33,8 +33,9 @@ export function rowsOf(listed) {
 export const STATES = { all: "All", open: "Open", mine: "Mine", disagreed: "Disagreed", accept: "Accepted",
   edit: "Needs edit", reject: "Rejected", stale: "Replaced since" };
 
-export function matches(row, filter, words) {
+function matches(row, { filter, words, model, modality, doubtful }) {
   if (filter === "mine" ? row.mine === null : filter !== "all" && row.state !== filter) return false;
+  if (model && !row.models.includes(model) || modality && row.modality !== modality || doubtful && !row.review) return false;
   return words.every((word) => row.text.includes(word));
 }
 
@@ -45,7 +46,8 @@ export function chosen(rows, query) {
   for (const row of rows) {
     row.text ??= [row.id, row.modality, ...row.models, ...row.doubts].join(" ").toLowerCase();
   }
-  return rows.filter((row) => matches(row, filter, words));
+  const asked = { filter, words, model: query.get("model"), modality: query.get("modality"), doubtful: query.get("doubtful") };
+  return rows.filter((row) => matches(row, asked));
 }
 
 export function element(name, text = "", attributes = {}) {

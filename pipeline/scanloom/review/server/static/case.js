@@ -2,23 +2,28 @@
 import { chosen, element, get, post, rowsOf } from "./api.js";
 import { Correction } from "./correct.js";
 import { Plane, colours, greys } from "./plane.js";
+import { Pointer } from "./pointer.js";
 import { Slices, Store } from "./slices.js";
 import { Verdict } from "./verdict.js";
 
 const byId = (id) => document.getElementById(id);
 const PLANES = ["axial", "coronal", "sagittal"];
 const AHEAD = 2;
+const TOLD_AFTER_MS = 500;
 const query = new URLSearchParams(location.search);
 const store = new Store();
 const fetched = new Map();
 const verdict = new Verdict(byId, { saved, failed });
 let about = null, planes = {}, slices = {}, at = [0, 0, 0], active = "axial", rows = [], doubt = -1;
+let shownId = null, telling = 0;
 let table = null, shownWindow = null, palettes = [], off = new Set(), outline = false, hidden = false, asked = 0;
 
 const correction = new Correction(byId, { get about() { return about; }, get at() { return at; }, get planes() { return planes; },
   say: (text) => say(text), failed, reload, saved: corrected });
+const pointer = new Pointer({ get about() { return about; }, get at() { return at; }, get planes() { return planes; },
+  get window() { return shownWindow; }, correction, draw, mark, move, ownWindow });
 const say = (text, bad = false) => { byId("status").textContent = text; byId("status").classList.toggle("error", bad); };
-function failed(error) { say(error.reason ? error.message : "The server does not answer. Is it still running?", true); }
+function failed(error) { say(error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?", true); }
 const current = () => decodeURIComponent(location.pathname.split("/").pop());
 
 // Cases
@@ -50,7 +55,9 @@ async function prefetch(id) {
 async function open(id) {
   const turn = ++asked;
   say("Opening ...");
-  delete document.body.dataset.opened;
+  delete document.body.dataset.opened;  // hides what is left of the case before
+  shownId = id;
+  about = null;
   verdict.clear();  // what is typed until the case is here is about none
   byId("name").textContent = id;
   document.title = `${id}: scanloom review`;
@@ -63,6 +70,7 @@ async function open(id) {
   if (turn !== asked) return;
   say(about.image_reason);
   document.body.dataset.opened = id;
+  if (document.activeElement === document.body) byId(active).focus({ preventScroll: true });
   for (const row of following(AHEAD)) {
     if (turn === asked) await prefetch(row.id).catch(() => {});
   }
@@ -80,6 +88,7 @@ function start(id, info) {
   drawWindows();
   drawStructures();
   drawDoubts();
+  byId("hide").setAttribute("aria-pressed", String(hidden));
   verdict.show(info);
   correction.show();
   setActive(active);
@@ -95,21 +104,21 @@ function fresh(name) {
   range.addEventListener("input", () => move(plane.normal, Number(range.value), name));
   figure.querySelector(".zoom-in").addEventListener("click", () => planes[name].setZoom(planes[name].zoom * 1.5));
   figure.querySelector(".zoom-out").addEventListener("click", () => planes[name].setZoom(planes[name].zoom / 1.5));
+  figure.querySelector(".enlarge").addEventListener("click", () => turnTo(name));
   figure.addEventListener("focusin", () => mark(name));
-  figure.addEventListener("wheel", (event) => wheel(event, name), { passive: false });
-  figure.addEventListener("pointerdown", (event) => press(event, name));
-  figure.addEventListener("contextmenu", (event) => event.preventDefault());
+  pointer.listen(figure, name);
   if (!about.image && !about.layers.length) figure.append(element("p", "Nothing to show", { class: "nothing" }));
   return figure;
 }
 
 function following(count, step = 1) {
-  const listed = chosen(rows, query), here = listed.findIndex((row) => row.id === about?.id);
+  const listed = chosen(rows, query), here = listed.findIndex((row) => row.id === shownId);
   const order = step > 0 ? listed.slice(here + 1) : listed.slice(0, Math.max(0, here)).reverse();
   return order.slice(0, count);
 }
 
 function go(id) {
+  if (!correction.leave()) return Promise.resolve();
   history.pushState(null, "", `/case/${encodeURIComponent(id)}${location.search}`);
   return open(id);
 }
@@ -126,9 +135,9 @@ async function list() {
 async function saved(id) {
   fetched.delete(id);
   await list();
-  const listed = chosen(rows, new URLSearchParams()), here = listed.findIndex((row) => row.id === id);
-  const open = (row) => row.id !== id && (row.state === "open" || row.state === "stale");
-  const row = listed.slice(here + 1).find(open) || listed.find(open);
+  const listed = chosen(rows, query), here = listed.findIndex((row) => row.id === id);
+  const waits = (row) => row.id !== id && (row.state === "open" || row.state === "stale");
+  const row = listed.slice(here + 1).find(waits) || listed.find(waits) || rows.find(waits);
   if (row) { await go(row.id); return; }
   await open(id);
   say("Saved. No case is open any more.");
@@ -136,6 +145,7 @@ async function saved(id) {
 
 // Fetch the labels again: with the strokes of a correction, or without.
 function reload() {
+  if (!about) return Promise.resolve();
   store.forget(`${about.id}/labels/`);
   for (const layer of slices.labels) for (const name of PLANES) layer[name].drafted(correction.on);
   return draw();
@@ -157,14 +167,15 @@ async function corrected(id, revision) {
 async function draw() {
   const turn = asked;
   await Promise.all(PLANES.map((name) => drawPlane(name)));
-  if (turn === asked) readout();
+  if (turn === asked && about) readout();
 }
 
 async function drawPlane(name) {
+  if (!about) return;
   const plane = planes[name], index = at[plane.about.normal], sources = [slices.image, ...slices.labels].filter(Boolean);
   if (sources.some((source) => source[name].at(index) === null)) {
     try { await Promise.all(sources.map((source) => source[name].fetch(index))); } catch (error) { failed(error); return; }
-    if (planes[name] !== plane || at[plane.about.normal] !== index) return;  // another slice by now
+    if (!about || planes[name] !== plane || at[plane.about.normal] !== index) return;  // another slice by now
   }
   const labels = hidden ? [] : slices.labels.map((source) => source[name].at(index));
   plane.draw(slices.image ? slices.image[name].at(index) : null, table, labels, palettes, outline);
@@ -195,6 +206,8 @@ function readout() {
     if (label) parts.push(layer.labels.find((each) => each.value === label)?.name ?? `label ${label}`);
   });
   byId("readout").textContent = parts.join(" · ");
+  clearTimeout(telling);  // told when the movement is over, not at each slice
+  telling = setTimeout(() => { byId("told").textContent = `${byId(active).querySelector(".where").textContent}: ${parts.join(", ")}`; }, TOLD_AFTER_MS);
 }
 
 function setWindow(window) {
@@ -290,49 +303,27 @@ function setActive(name) {
   for (const plane of Object.values(planes)) plane.place();
 }
 
-function wheel(event, name) {
-  event.preventDefault();
-  if (event.ctrlKey) planes[name].setZoom(planes[name].zoom * (event.deltaY < 0 ? 1.25 : 0.8));
-  else move(about.planes[name].normal, at[about.planes[name].normal] + Math.sign(event.deltaY) * (event.shiftKey ? 10 : 1), name);
-}
-
-function press(event, name) {
-  if (event.target.closest("figcaption")) return;
-  const plane = planes[name], from = [event.clientX, event.clientY];
-  const window = { ...shownWindow }, pan = [...plane.pan];
-  const windowing = event.shiftKey || event.button === 2, panning = event.button === 1;
-  plane.figure.setPointerCapture(event.pointerId);
-  const drag = (moved) => {
-    const by = [moved.clientX - from[0], moved.clientY - from[1]];
-    if (panning) { plane.pan = pan.map((n, axis) => n + by[axis]); plane.place(); return; }
-    if (windowing) { ownWindow(window, by); return; }
-    const [x, y] = plane.pixel(moved);
-    if (correction.points) { correction.extend(name, [x, y]); return; }
-    at[plane.about.across] = x;
-    at[plane.about.down] = y;
-    draw();
-  };
-  const painting = correction.on && !windowing && !panning;
-  if (painting) { mark(name); correction.begin(name, plane.pixel(event)); } else if (!windowing && !panning) drag(event);
-  plane.figure.addEventListener("pointermove", drag);
-  plane.figure.addEventListener("pointerup", () => {
-    plane.figure.removeEventListener("pointermove", drag);
-    if (painting) correction.end(name);
-  }, { once: true });
-}
-
-function ownWindow(window, [right, down]) {
-  const range = window.high - window.low, width = Math.max(range * 2 ** (right / 200), range / 1000);
-  const level = (window.high + window.low) / 2 + down * range / 400;
+function ownWindow(window) {
   byId("windows").value = -1;
-  setWindow({ ...window, name: "own", low: level - width / 2, high: level + width / 2 });
+  setWindow({ ...window, name: "own" });
   draw();
+}
+
+// Widen the window, or raise its level, by a share of its width.
+function changeWindow(wider, higher) {
+  const width = shownWindow.high - shownWindow.low, level = (shownWindow.high + shownWindow.low) / 2 + higher * width;
+  ownWindow({ ...shownWindow, low: level - width * wider / 2, high: level + width * wider / 2 });
+  say(`Window ${Number(shownWindow.low.toPrecision(4))} to ${Number(shownWindow.high.toPrecision(4))}`);
 }
 
 function toggle(id, on) { byId(id).setAttribute("aria-pressed", String(on)); draw(); }
 
+function turnTo(name) { setActive(name); byId(name).focus({ preventScroll: true }); readout(); }
+
+const WITHOUT_CASE = "npl?";
 const KEYS = {
-  "1": () => setActive("axial"), "2": () => setActive("coronal"), "3": () => setActive("sagittal"),
+  "1": () => turnTo("axial"), "2": () => turnTo("coronal"), "3": () => turnTo("sagittal"),
+  "]": () => changeWindow(1.2, 0), "[": () => changeWindow(1 / 1.2, 0), ".": () => changeWindow(1, 0.05), ",": () => changeWindow(1, -0.05),
   ArrowUp: (event) => move(about.planes[active].normal, at[about.planes[active].normal] - (event.shiftKey ? 10 : 1)),
   ArrowDown: (event) => move(about.planes[active].normal, at[about.planes[active].normal] + (event.shiftKey ? 10 : 1)),
   "+": () => planes[active].setZoom(planes[active].zoom * 1.5), "-": () => planes[active].setZoom(planes[active].zoom / 1.5),
@@ -363,7 +354,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target.closest("textarea")) { event.target.blur(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("textarea, select, dialog, input[type=range]")) return;
   const action = KEYS[event.key];
-  if (!action || !about) return;
+  if (!action || (!about && !WITHOUT_CASE.includes(event.key))) return;
   event.preventDefault();
   action(event);
 });
@@ -382,6 +373,7 @@ byId("preview").addEventListener("toggle", () => {
   if (byId("preview").open) byId("preview").querySelector("img").src = `/api/case/${encodeURIComponent(about.id)}/preview`;
 });
 addEventListener("popstate", () => open(current()));
+addEventListener("beforeunload", (event) => { if (correction.unsaved) event.preventDefault(); });
 const listed = list();
 verdict.tags((await get("/api/me")).tags);
 await listed;

@@ -40,8 +40,16 @@ export class Correction {
   }
 
   steps({ undo, redo }) {
+    this.unsaved = undo > 0;
     this.byId("stroke-undo").disabled = this.byId("save-correction").disabled = this.byId("discard").disabled = !undo;
     this.byId("stroke-redo").disabled = !redo;
+  }
+
+  // Whether the case may be left: strokes that are not saved are asked about.
+  leave() {
+    if (this.unsaved && !confirm("The strokes of this correction are not saved. Leave this case?")) return false;
+    this.unsaved = false;
+    return true;
   }
 
   get radius() { return Number(this.byId("radius").value); }
@@ -112,6 +120,7 @@ export class Correction {
     this.page.say("Writing the correction ...");
     try {
       const { revision } = await post(`/api/case/${encodeURIComponent(id)}/draft/save`);
+      this.unsaved = false;
       await this.page.saved(id, revision);
     } catch (error) { this.byId("save-correction").disabled = false; this.page.failed(error); }
   }

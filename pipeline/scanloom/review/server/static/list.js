@@ -5,6 +5,7 @@ const PAGE = 100;
 const POLL_MS = 5000;
 const byId = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
+const end = new IntersectionObserver((entries) => { if (entries.at(-1).isIntersecting && drawn < shown.length) more(); });
 let listed = null, rows = [], shown = [], drawn = 0;
 
 function address() {
@@ -33,25 +34,37 @@ function drawRow(row) {
     if (row.doubts.length > 3) list.append(element("li", `${row.doubts.length - 3} more`));
     doubts.append(list);
   }
-  line.append(name, element("td", STATES[row.state], { class: row.state }), element("td", row.mine ? STATES[row.mine] : ""),
+  line.append(name, element("td", STATES[row.state], { class: row.state }), element("td", row.mine ? STATES[row.mine] : "", { "data-name": "Yours" }),
     doubts, element("td", `${row.modality} ${row.slices.join(" × ")}, ${row.spacing.join(" × ")} mm`),
-    element("td", row.models.join(", ")), element("td", row.revision ? String(row.revision) : "", { class: "number" }));
+    element("td", row.models.join(", ")), element("td", row.revision ? String(row.revision) : "", { class: "number", "data-name": "Revision" }));
   return line;
 }
 
-function more() {
-  const part = shown.slice(drawn, drawn + PAGE);
+function more(count = PAGE) {
+  const part = shown.slice(drawn, drawn + count);
   byId("rows").append(...part.map(drawRow));
   drawn += part.length;
   byId("end").textContent = drawn < shown.length ? "More cases follow as you scroll." : "";
+  end.unobserve(byId("end"));  // so that it is looked at again: the rows may not fill the window
+  end.observe(byId("end"));
 }
 
-function draw() {
+function drawSelect(id, all) {
+  const values = [...new Set(all)].filter(Boolean).sort(), wanted = query.get(id) || "";
+  if (wanted && !values.includes(wanted)) values.push(wanted);
+  byId(id).replaceChildren(element("option", "all", { value: "" }), ...values.map((value) => element("option", value, { value })));
+  byId(id).value = wanted;
+}
+
+// Draw the list anew from its top; or after news, with as many rows and the focus as before.
+function draw(news = false) {
+  const focused = document.activeElement.closest("#rows a, #filters button"), count = news ? Math.max(drawn, PAGE) : PAGE;
   drawFilters();
   shown = chosen(rows, query);
   drawn = 0;
   byId("rows").replaceChildren();
-  more();
+  more(count);
+  if (focused) document.querySelector(focused.dataset.state ? `[data-state=${focused.dataset.state}]` : `#rows a[href="${focused.getAttribute("href")}"]`)?.focus({ preventScroll: true });
   const all = `${shown.length} of ${rows.length} cases`;
   byId("count").textContent = listed.damaged ? `${all}; ${listed.damaged} can't be read: see scanloom verify` : all;
   byId("status").textContent = rows.length ? "" : "No case has a result yet. Results appear here while a run goes on.";
@@ -67,7 +80,14 @@ function next() {
 async function load() {
   try {
     const answer = await get(`/api/worklist${listed ? `?since=${encodeURIComponent(listed.version)}` : ""}`);
-    if (answer) { listed = answer; rows = rowsOf(listed); draw(); }
+    if (answer) {
+      const news = listed !== null;
+      listed = answer;
+      rows = rowsOf(listed);
+      if (!news || document.activeElement.id !== "model") drawSelect("model", rows.flatMap((row) => row.models));
+      if (!news || document.activeElement.id !== "modality") drawSelect("modality", rows.map((row) => row.modality));
+      draw(news);
+    }
     byId("status").classList.remove("error");
   } catch (error) {
     byId("status").textContent = error.reason ? error.message : "The server does not answer. Is it still running?";
@@ -77,13 +97,20 @@ async function load() {
 
 byId("search").value = query.get("q") || "";
 byId("search").addEventListener("input", () => { query.set("q", byId("search").value); address(); draw(); });
+for (const id of ["model", "modality"]) byId(id).addEventListener("change", () => { query.set(id, byId(id).value); address(); draw(); });
+byId("doubtful").checked = Boolean(query.get("doubtful"));
+byId("doubtful").addEventListener("change", () => { query.set("doubtful", byId("doubtful").checked ? "1" : ""); address(); draw(); });
 byId("next").addEventListener("click", next);
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), select")) return;
   if (event.key === "n") next();
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+    const links = [...document.querySelectorAll("#rows a")], here = links.indexOf(document.activeElement);
+    const link = links[here < 0 ? 0 : here + (event.key === "ArrowDown" ? 1 : -1)];
+    if (link) { event.preventDefault(); link.focus(); }
+  }
   if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
 });
-new IntersectionObserver((entries) => { if (entries[0].isIntersecting && drawn < shown.length) more(); }).observe(byId("end"));
 get("/api/me").then((me) => { byId("reviewer").textContent = `Reviewer: ${me.name}${me.blind ? ", double reading" : ""}`; }).catch(() => {});
 await load();
 setInterval(load, POLL_MS);

@@ -61,6 +61,7 @@ export class Plane {
     this.canvas.height = about.height;
     this.context = this.canvas.getContext("2d", { alpha: false, willReadFrequently: true });
     this.picture = this.context.createImageData(about.width, about.height);
+    this.caption = figure.querySelector("figcaption");
     this.lines = [...figure.querySelectorAll(".line")];
     for (const side of ["left", "right", "top", "bottom"]) figure.querySelector(`.letter.${side}`).textContent = about.letters[side];
     new ResizeObserver(() => this.place()).observe(figure);
@@ -71,24 +72,45 @@ export class Plane {
     this.context.putImageData(this.picture, 0, 0);
   }
 
-  // Fit the canvas into its figure, with square millimetres, then zoom and pan.
-  place() {
-    const box = this.figure.getBoundingClientRect();
-    const size = [this.about.width * this.about.pixel_mm[0], this.about.height * this.about.pixel_mm[1]];
-    const scale = Math.min(box.width / size[0], (box.height - 32) / size[1]) * this.zoom;
-    const [width, height] = size.map((mm) => Math.max(1, mm * scale));
-    this.left = (box.width - width) / 2 + this.pan[0];
-    this.top = (box.height - 32 - height) / 2 + this.pan[1];
-    Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px`, left: `${this.left}px`, top: `${this.top}px` });
-    this.step = [width / this.about.width, height / this.about.height];
-    this.cross();
+  // The room for the picture, and the picture's size in it, with square millimetres, in CSS pixels.
+  measure() {
+    const box = this.figure.getBoundingClientRect(), room = [box.width, box.height - this.caption.offsetHeight];
+    const mm = [this.about.width * this.about.pixel_mm[0], this.about.height * this.about.pixel_mm[1]];
+    const scale = Math.min(room[0] / mm[0], room[1] / mm[1]) * this.zoom;
+    return { room, size: mm.map((length) => Math.max(1, length * scale)) };
   }
 
-  // Put the crosshair on a pixel.
-  cross(at = this.at) {
-    if (!at || !this.step) return;
+  // Fit the canvas into its figure, then zoom and pan.
+  place() {
+    const { room, size: [width, height] } = this.measure();
+    this.pan = [width, height].map((length, axis) => {
+      const most = Math.abs(length - room[axis]) / 2;
+      return Math.min(most, Math.max(-most, this.pan[axis]));
+    });
+    this.left = (room[0] - width) / 2 + this.pan[0];
+    this.top = (room[1] - height) / 2 + this.pan[1];
+    Object.assign(this.canvas.style, { width: `${width}px`, height: `${height}px`, left: `${this.left}px`, top: `${this.top}px` });
+    this.step = [width / this.about.width, height / this.about.height];
+    this.drawCross();
+  }
+
+  // Where the crosshair is, in CSS pixels of the figure.
+  crossing() { return this.at.map((n, axis) => (n + 0.5) * this.step[axis] + (axis ? this.top : this.left)); }
+
+  // Put the crosshair on a pixel, and bring it into view.
+  cross(at) {
     this.at = at;
-    const [x, y] = at.map((n, axis) => (n + 0.5) * this.step[axis] + (axis ? this.top : this.left));
+    if (!this.step) return;
+    const { room } = this.measure(), outside = this.crossing().map((n, axis) => n < 0 || n > room[axis]);
+    if (outside[0] || outside[1]) {
+      this.pan = this.crossing().map((n, axis) => this.pan[axis] + (outside[axis] ? room[axis] / 2 - n : 0));
+      this.place();
+    } else this.drawCross();
+  }
+
+  drawCross() {
+    if (!this.at) return;
+    const [x, y] = this.crossing();
     Object.assign(this.lines[0].style, { left: `${x}px`, top: "0", width: "1px", height: "100%" });
     Object.assign(this.lines[1].style, { left: "0", top: `${y}px`, width: "100%", height: "1px" });
   }
@@ -101,9 +123,13 @@ export class Plane {
     return at.map((n, axis) => Math.min(size[axis] - 1, Math.max(0, Math.floor(n / this.step[axis]))));
   }
 
-  setZoom(zoom) {
+  // Zoom, and keep the place under a point of the figure: the crosshair if none is given.
+  setZoom(zoom, anchor = this.crossing()) {
+    const before = this.measure().size, corner = [this.left, this.top];
+    const part = anchor.map((n, axis) => (n - corner[axis]) / before[axis]);
     this.zoom = Math.min(16, Math.max(1, zoom));
-    if (this.zoom === 1) this.pan = [0, 0];
+    const { room, size } = this.measure();
+    this.pan = this.zoom === 1 ? [0, 0] : size.map((length, axis) => anchor[axis] - part[axis] * length - (room[axis] - length) / 2);
     this.place();
   }
 }

@@ -59,12 +59,12 @@ export class Store {
     const held = this.get(key);
     if (held) return held.ready;
     const entry = { data: null };
+    const kept = () => this.kept.get(key) === entry;  // it may be forgotten while it comes
     entry.ready = make().then((data) => {
       entry.data = data;
-      this.bytes += data.byteLength;
-      this.trim(key);
+      if (kept()) { this.bytes += data.byteLength; this.trim(key); }
       return data;
-    }).catch((error) => { this.kept.delete(key); throw error; });
+    }).catch((error) => { if (kept()) this.kept.delete(key); throw error; });
     this.kept.set(key, entry);
     return entry.ready;
   }
