@@ -1,4 +1,4 @@
-"""What the routes of the review server work on: the list, the open cases, the log, the readers."""
+"""State of a review server: the list, the open cases, the log, the readers."""
 
 from __future__ import annotations
 
@@ -153,14 +153,14 @@ class Desk:
             "state": state,
             "again": name in back,
             "verdict": self._shown(visible.get(reviewer)),
-            "others": [self._shown(v) for who, v in visible.items() if who != reviewer],
+            "others": [self._shown(v) for code, v in visible.items() if code != reviewer],
         }
 
     def findings(self, case: OpenedCase) -> list[dict[str, Any]]:
         """Return the doubts about a case, each with the voxel (view) that it speaks of."""
-        found = sorted(self.worklist.findings.get(case.name, []), key=lambda each: -each.weight)
+        findings = sorted(self.worklist.findings.get(case.name, []), key=lambda each: -each.weight)
         shown: dict[str, dict[str, Any]] = {}
-        for each in found:
+        for each in findings:
             [text] = doubts([each])
             box = next((m.box for m in each.subjects if m.box is not None), None)
             point = box and [

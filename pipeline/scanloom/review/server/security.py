@@ -1,4 +1,4 @@
-"""What every request and answer of the review server has to satisfy, whatever its route."""
+"""Checks of all requests to the review server, and headers of all answers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where and for whom the server runs.
+    """Address and reviewers of a server.
 
     Parameters
     ----------
