@@ -63,7 +63,7 @@ export class Plane {
     this.picture = this.context.createImageData(about.width, about.height);
     this.caption = figure.querySelector("figcaption");
     this.lines = [...figure.querySelectorAll(".line")];
-    for (const side of ["left", "right", "top", "bottom"]) figure.querySelector(`.letter.${side}`).textContent = about.letters[{ left: "right", right: "left" }[side] || side];
+    for (const side of ["left", "right", "top", "bottom"]) figure.querySelector(`.letter.${side}`).textContent = about.letters[side];
     new ResizeObserver(() => this.place()).observe(figure);
   }
 
