@@ -8,8 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -28,7 +26,7 @@ from scanloom.engine.revisions.export import export
 from scanloom.engine.revisions.publish import Correction, publish_revision
 from scanloom.engine.revisions.take import take_file
 from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_folders
-from scanloom.review.verdicts.log import VerdictLog, read_verdicts
+from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
 from support.review_cases import publish_scan, scan_array, seen
@@ -274,9 +272,6 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
             assert not any(birds(content) for content in contents(path)), path
 
 
-# --- kills ----------------------------------------------------------------------------------------
-
-
 class Serving:
     """`scanloom review` as a program."""
 
@@ -303,41 +298,3 @@ class Serving:
         self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def decide_until_it_dies(client: Any, name: str, kept: list[int]) -> None:
-    """Send verdicts, one after another; note the numbers that were answered."""
-    case = client.get(f"/api/case/{name}").json()
-    body = {"decision": "accept", "recipe": case["recipe"], "seen": case["seen"], "comment": "x"}
-    while True:
-        try:
-            answer = client.post(f"/api/case/{name}/verdict", json=body)
-        except httpx.HTTPError:
-            return
-        if answer.status_code == 200:
-            kept.append(answer.json()["number"])
-
-
-@pytest.mark.slow
-def test_answered_verdicts_survive_forty_kills(place: Place) -> None:
-    """40 SIGKILLs under two reviewers: what was answered is there once, the chain whole."""
-    answered: list[int] = []
-    for n in range(40):
-        server = Serving(place)
-        clients = [server.client(who) for who in (0, 1)]
-        threads = [
-            threading.Thread(target=decide_until_it_dies, args=(each, place.case.name, answered))
-            for each in clients
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5 + 0.05 * (n % 9))
-        server.close(signal.SIGKILL)
-        for thread, client in zip(threads, clients, strict=True):
-            thread.join(60)
-            client.close()
-        numbers = [each.number for each in read_verdicts(place.out)]
-        assert numbers == list(range(1, len(numbers) + 1))
-        assert set(answered) <= set(numbers)
-    assert len(set(answered)) == len(answered) > 40
-    assert list(verify(place.out)) == []

@@ -119,12 +119,12 @@ class Draft:
             return 0
         box, inside = painted
         before = labels[box].copy()
-        wanted = inside & (before != stroke.label)
+        painted_voxels = inside & (before != stroke.label)
         if stroke.only is not None:
-            wanted &= np.isin(before, stroke.only)
-        count = int(np.count_nonzero(wanted))
+            painted_voxels &= np.isin(before, stroke.only)
+        count = int(np.count_nonzero(painted_voxels))
         if count:
-            after = np.where(wanted, before.dtype.type(stroke.label), before)
+            after = np.where(painted_voxels, before.dtype.type(stroke.label), before)
             self._apply(change := _Change(stroke.layer, box, before, after), after)
             self._done = [*self._done, change][-MAX_UNDO:]
             self._undone.clear()

@@ -94,10 +94,9 @@ class Routes:
 
     def worklist(self, request: Request, reviewer: str) -> Response:
         """Return the reviewer's cases; 304 if nothing changed since a version."""
-        listed = self.desk.listed(reviewer)
-        if request.query_params.get("since") == listed["version"]:
+        if request.query_params.get("since") == self.desk.version():
             return Response(status_code=304)
-        return JSONResponse(listed)
+        return JSONResponse(self.desk.listed(reviewer))
 
     def case(self, request: Request, reviewer: str) -> Response:
         """Return what the viewer needs to know about a case."""

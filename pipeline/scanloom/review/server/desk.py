@@ -1,4 +1,4 @@
-"""What the routes of the review server work on: the list, the open cases, the log, the readers."""
+"""State of a review server: the list, the open cases, the log, the readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scanloom.io.output.layout import is_case_name
 from scanloom.review.corrections.draft import Draft
 from scanloom.review.server.opened_case import OpenedCase, open_case
 from scanloom.review.server.security import RefusedError
-from scanloom.review.server.worklist import COLUMNS, STATES, Worklist, doubts
+from scanloom.review.server.worklist import COLUMNS, STATES, ListedCase, Worklist, doubts
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
@@ -51,10 +51,9 @@ class OpenCases:
         with self._guard:
             future = self._open.get(name)
             if future is None or (future.done() and future.exception() is not None):
-                future = self._pool.submit(open_case, self.out, name, self.key)
+                future = self._pool.submit(self._opened, name)
                 self._open[name] = future
             self._open.move_to_end(name)
-            self._close_old()
             return future
 
     def get(self, name: str) -> OpenedCase:
@@ -72,10 +71,17 @@ class OpenCases:
         with self._guard:
             self._open.pop(name, None)
 
-    def _close_old(self) -> None:
+    def _opened(self, name: str) -> OpenedCase:
+        case = open_case(self.out, name, self.key)
+        with self._guard:
+            self._close_old(case.nbytes)
+        return case
+
+    def _close_old(self, added: int) -> None:
+        """Close cases that were used longest ago, to make room; a case in use may stay in it."""
         done = [name for name, future in self._open.items() if _arrays(future)]
-        held = sum(_arrays(self._open[name]) for name in done)
-        for name in done[:-1]:
+        held = added + sum(_arrays(self._open[name]) for name in done)
+        for name in done:
             if held <= self.limit:
                 return
             held -= _arrays(self._open.pop(name))
@@ -123,7 +129,7 @@ class Desk:
 
     def listed(self, reviewer: str) -> dict[str, Any]:
         """Return the list of a reviewer's cases."""
-        self.worklist.refresh()
+        version = self.version()
         current, back = self.log.current(), self._coming_back(reviewer)
         names = self.readers.cases_of(reviewer, self.worklist.cases, self._valid(current))
         visible = {name: self._visible(name, reviewer, current, back) for name in names}
@@ -134,8 +140,13 @@ class Desk:
             "cases": rows,
             "counts": {"all": len(rows), **{each: counts[each] for each in (*STATES, "mine")}},
             "damaged": len(self.worklist.damaged),
-            "version": f"{self.worklist.version}.{self.log.count}",
+            "version": version,
         }
+
+    def version(self) -> str:
+        """Return what changes when the list does, after a look for new cases."""
+        self.worklist.refresh()
+        return f"{self.worklist.version}.{self.log.count}"
 
     def me(self, reviewer: str) -> dict[str, Any]:
         """Return who the reviewer is, and what a verdict may hold."""
@@ -153,14 +164,14 @@ class Desk:
             "state": state,
             "again": name in back,
             "verdict": self._shown(visible.get(reviewer)),
-            "others": [self._shown(v) for who, v in visible.items() if who != reviewer],
+            "others": [self._shown(v) for code, v in visible.items() if code != reviewer],
         }
 
     def findings(self, case: OpenedCase) -> list[dict[str, Any]]:
         """Return the doubts about a case, each with the voxel (view) that it speaks of."""
-        found = sorted(self.worklist.findings.get(case.name, []), key=lambda each: -each.weight)
+        findings = sorted(self.worklist.findings.get(case.name, []), key=lambda each: -each.weight)
         shown: dict[str, dict[str, Any]] = {}
-        for each in found:
+        for each in findings:
             [text] = doubts([each])
             box = next((m.box for m in each.subjects if m.box is not None), None)
             point = box and [
@@ -184,11 +195,39 @@ class Desk:
             raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 
     def opened(self, name: str) -> OpenedCase:
-        """Return an open case, opened again if its result was replaced."""
-        case, listed = self.open_cases.get(name), self.worklist.cases.get(name)
-        if listed is not None and listed.seen != case.seen:
+        """Return an open case, opened again if its result was replaced.
+
+        Raises
+        ------
+        ScanError
+            As of `open_case`; RESULT_DAMAGED if label maps are not those of their checksums.
+        """
+        case = self.open_cases.get(name)
+        if self._is_listed(case):
+            return case
+        self.worklist.refresh(at_once=True)
+        self.open_cases.forget(name)
+        case = self.open_cases.get(name)
+        if not self._is_listed(case):
             self.open_cases.forget(name)
-            case = self.open_cases.get(name)
+            raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+        return case
+
+    def _is_listed(self, case: OpenedCase) -> bool:
+        listed = self.worklist.cases.get(case.name)
+        return listed is None or listed.seen == case.seen
+
+    def listed_case(self, name: str) -> ListedCase:
+        """Return a case of the list.
+
+        Raises
+        ------
+        ScanError
+            ID_UNKNOWN if it was removed.
+        """
+        case = self.worklist.cases.get(name)
+        if case is None:
+            raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
         return case
 
     def keep(self, verdict: Verdict, comment: str) -> Verdict:
@@ -199,7 +238,7 @@ class Desk:
         ScanError
             STALE if another result was seen; DISK_FULL or OUTPUT_UNWRITABLE.
         """
-        case = self.worklist.cases[verdict.case]
+        case = self.listed_case(verdict.case)
         if verdict.seen != case.seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         name, reviewer = verdict.case, verdict.reviewer
@@ -258,7 +297,7 @@ class Desk:
                 "Others read this case without knowing of each other: save when all have decided."
             )
             raise RefusedError(409, "BLIND", text)
-        if case.seen != self.worklist.cases[name].seen:
+        if case.seen != self.listed_case(name).seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
         folder = self.publish(name, layers, reviewer)

@@ -161,15 +161,15 @@ def _sha256(path: Path) -> str:
 
 
 def _layers(folder: Path, view: View) -> list[Layer]:
-    found = []
+    layers = []
     for entry in read_json(folder / SEGMENTS)["files"]:
         labels = np.asarray(nib.load(folder / entry["file"]).dataobj)
         if labels.shape != view.source.shape:
             raise ValueError("a label map has another shape than its case")
         kept = np.asfortranarray(labels, np.uint8 if labels.max(initial=0) < 256 else np.uint16)
         structures = tuple(entry["structures"])
-        found.append(Layer(entry["file"], entry["model"], view.of(kept), structures))
-    return found
+        layers.append(Layer(entry["file"], entry["model"], view.of(kept), structures))
+    return layers
 
 
 def _scan(

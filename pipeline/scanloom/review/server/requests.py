@@ -1,4 +1,4 @@
-"""What a page may send: read strictly, so that nothing else is kept."""
+"""Strict readers of requests: nothing else than verdicts and strokes is accepted."""
 
 from __future__ import annotations
 

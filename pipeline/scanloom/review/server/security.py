@@ -1,4 +1,4 @@
-"""What every request and answer of the review server has to satisfy, whatever its route."""
+"""Checks of all requests to the review server, and headers of all answers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Guard:
         if scope["method"] != "POST":
             return b""
         length = Headers(scope=scope).get("content-length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        if not length.isdecimal() or len(length) > 9 or int(length) > MAX_BODY_BYTES:
             raise RefusedError(413, "TOO_LARGE", f"The body exceeds {MAX_BODY_BYTES >> 20} MiB.")
         try:
             async with asyncio.timeout(self.body_seconds):

@@ -24,7 +24,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where and for whom the server runs.
+    """Address and reviewers of a server.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ def serve(
     ValueError
         If double reading is requested for one reviewer.
     """
-    codes = reviewer_codes(out, options.reviewers)
-    readers = Readers(tuple(codes.values()), options.double, options.repeat)
     with closing(VerdictLog(out)) as log, closing(_listen(options)) as listening:
+        codes = reviewer_codes(out, options.reviewers)
+        readers = Readers(tuple(codes.values()), options.double, options.repeat)
         names = {code: name for name, code in codes.items()}
         desk = Desk(out, log, readers, OpenCases(out, options.key), names, publish)
         desk.worklist.refresh()

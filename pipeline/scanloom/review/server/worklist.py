@@ -29,7 +29,10 @@ COLUMNS = (
 """Columns of the list; `state` is a decision, "disagreed", "stale" or "open"."""
 STATES = ("open", "accept", "edit", "reject", "disagreed", "stale")
 LEAST_INTERVAL_S = 2.0
-"""Time between two looks for new cases."""
+"""Time between two looks for new cases; with many cases, some times as long as a look takes."""
+_INTERVALS_PER_LOOK = 10
+MAX_WAIT_S = 1.0
+"""Time that a request waits for a look; then it is answered from the look before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,19 +71,41 @@ class Worklist:
         self._guard = threading.Lock()
         self._known: dict[str, tuple[object, ListedCase]] = {}
         self._changed: object = None
-        self._looked = 0.0
+        self._next_look = 0.0
+        self._look: threading.Thread | None = None
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Look for cases that were added, replaced or removed, unless that was done just now."""
+        """Look for cases that were added, replaced or removed, unless that was done just now.
+
+        Parameters
+        ----------
+        at_once : bool
+            Whether to look in any case, and to wait until that is done.
+        """
+        at_once = at_once or self._changed is None
         with self._guard:
-            recent = time.monotonic() - self._looked < LEAST_INTERVAL_S
-            if recent and self._changed is not None and not at_once:
+            if at_once:
+                if self._look is not None:
+                    self._look.join()  # it may have begun too early
+                self._read_changes()
                 return
+            if self._look is None or not self._look.is_alive():
+                if time.monotonic() < self._next_look:
+                    return
+                self._look = threading.Thread(target=self._read_changes, daemon=True)
+                self._look.start()
+            look = self._look
+        look.join(MAX_WAIT_S)
+
+    def _read_changes(self) -> None:
+        began = time.monotonic()
+        with suppress(FileNotFoundError):  # the folder is gone: the list stays
             changed = _stamp(self.out / "cases"), revision_stamps(self.out)
             if changed != self._changed:
                 self._read()
                 self._changed = changed
-            self._looked = time.monotonic()
+        now = time.monotonic()
+        self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
 
     def _read(self) -> None:
         damaged: set[str] = set()

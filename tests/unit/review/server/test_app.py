@@ -111,9 +111,12 @@ def test_bodies_are_limited_in_size_and_time(server: Any) -> None:
 
     large = client.post(path, content=b" " * (MAX_BODY_BYTES + 1), headers=headers)
     pieces = client.post(path, content=iter([b" " * 65536] * 20), headers=headers)
-    claimed = client.post(path, content=b"{}", headers={**headers, "content-length": "1" * 12})
+    claims = [
+        client.post(path, content=b"{}", headers={**headers, "content-length": claim})
+        for claim in ("1" * 12, "1" * 5000, "-1", "x")
+    ]
 
-    assert [each.status_code for each in (large, pieces, claimed)] == [413, 413, 413]
+    assert [each.status_code for each in (large, pieces, *claims)] == [413] * 6
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(server: Any) -> None:
@@ -411,6 +414,36 @@ def test_a_damaged_case_is_told(server: Any) -> None:
     answer = client.get(f"/api/case/{name}")
 
     assert (answer.status_code, answer.json()["reason"]) == (409, "RESULT_DAMAGED")
+
+
+def test_labels_changed_without_a_trace_are_told(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    file = server.out / "cases" / name / "segmentation.nii.gz"
+    state = file.stat()
+    content = bytearray(file.read_bytes())
+    content[4] ^= 1  # the moment in the header of gzip: the labels can still be read
+    file.write_bytes(content)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    answer = client.get(f"/api/case/{name}")
+
+    assert (answer.status_code, answer.json()["reason"]) == (409, "RESULT_DAMAGED")
+
+
+def test_open_cases_stay_within_a_limit(server: Any) -> None:
+    first, second = server.cases
+    size = server.desk.open_cases.get(first).nbytes
+    server.desk.open_cases.limit = size + server.desk.open_cases.get(second).nbytes - 1
+    server.desk.open_cases.forget(second)
+    shown = server.desk.open_cases.get(first)
+
+    server.desk.open_cases.get(second)
+
+    assert server.desk.open_cases.get(first) is not shown
+    server.desk.open_cases.limit = 1 << 30
+    kept = server.desk.open_cases.get(first)
+    server.desk.open_cases.get(second)
+    assert server.desk.open_cases.get(first) is kept
 
 
 @pytest.mark.parametrize("cause", ["moved", "other key", "no key"])

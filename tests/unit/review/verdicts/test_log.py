@@ -25,6 +25,7 @@ from scanloom.review.verdicts.log import (
     reviewer_codes,
 )
 from scanloom.review.verdicts.verdict import Seen, Verdict
+from support.faults import on_small_disk
 
 SEEN = Seen("recipe", {"segmentation.nii.gz": "0" * 64})
 
@@ -225,6 +226,31 @@ def test_a_full_disk_leaves_the_log_as_it_was(log: VerdictLog) -> None:
     assert caught.value.reason in (Reason.DISK_FULL, Reason.OUTPUT_UNWRITABLE)
     assert file_of(log.out).read_bytes() == before
     assert log.append(verdict("c")).number == 2
+
+
+FILLER = """
+import sys
+from pathlib import Path
+from scanloom.core import ScanError
+from scanloom.review.verdicts.log import VerdictLog, read_verdicts
+from scanloom.review.verdicts.verdict import Seen, Verdict
+out, answered = Path(sys.argv[1]), 0
+log = VerdictLog(out)
+try:
+    while answered < 10**4:
+        log.append(Verdict("a", "r1", Seen("r" * 64, {}), "accept"), "why" * (answered % 40))
+        answered += 1
+except ScanError as error:
+    print(error.code)
+log.close()
+print(answered > 10, answered == len(read_verdicts(out)) == VerdictLog(out).count)
+"""
+
+
+def test_a_full_file_system_keeps_what_was_answered(tmp_path: Path) -> None:
+    script = f'mount -t tmpfs -o size=64k none "$1"; {sys.executable} -c \'{FILLER}\' "$1"'
+    said = on_small_disk(script, [tmp_path / "disk"])
+    assert said.split() == ["DISK_FULL", "True", "True"]
 
 
 WRITER = """
