@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
     """Run a server; its certificate is written into `folder`."""
-    certificate, key = _write_certificate(folder)
+    certificate, key = write_certificate(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server = Server(context, certificate)
@@ -125,7 +125,7 @@ def serve(folder: Path) -> Iterator[Server]:
         thread.join()
 
 
-def _write_certificate(folder: Path) -> tuple[Path, Path]:
+def write_certificate(folder: Path) -> tuple[Path, Path]:
     """Write a certificate for 127.0.0.1 that signs itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])

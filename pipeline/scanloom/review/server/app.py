@@ -105,9 +105,9 @@ class Routes:
         return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
 
     def open(self, request: Request, reviewer: str) -> Response:
-        """Begin to open a case."""
+        """Open a case in the background, if there is room."""
         name = self._name(request, reviewer)
-        self.desk.open_cases.start(name)
+        self.desk.open_cases.prefetch(name)
         return JSONResponse({"id": name})
 
     def image(self, request: Request, reviewer: str) -> Response:

@@ -23,7 +23,7 @@ from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
 from scanloom.review.verdicts.verdict import TAGS, Verdict, about
 
-MAX_OPEN_BYTES = 640 << 20
+MAX_OPEN_BYTES = 704 << 20
 """Arrays of open cases that are kept; the case that was used longest ago goes first."""
 
 
@@ -71,7 +71,16 @@ class OpenCases:
         with self._guard:
             self._open.pop(name, None)
 
+    def prefetch(self, name: str) -> None:
+        """Open a case in the background, if there is room beside the largest open one."""
+        with self._guard:
+            largest = max(map(_arrays, self._open.values()), default=0)
+        if 2 * largest <= self.limit:
+            self.start(name)
+
     def _opened(self, name: str) -> OpenedCase:
+        with self._guard:  # make room for a case like the largest one before it is read
+            self._close_old(max(map(_arrays, self._open.values()), default=0))
         case = open_case(self.out, name, self.key)
         with self._guard:
             self._close_old(case.nbytes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
@@ -78,8 +79,8 @@ def serve(
     Raises
     ------
     ScanError
-        LOCKED if another server has the folder; ENVIRONMENT if the address can't be used;
-        REVIEW_DAMAGED if the log is damaged; OUTPUT_UNWRITABLE.
+        LOCKED if another server has the folder; ENVIRONMENT if the address or the certificate can't
+        be used; REVIEW_DAMAGED if the log is damaged; OUTPUT_UNWRITABLE.
     ValueError
         If double reading is requested for one reviewer.
     """
@@ -92,20 +93,7 @@ def serve(
         sessions = Sessions(list(names))
         origins = _origins(options, listening.getsockname()[1])
         app = make_app(desk, sessions, origins, secure=options.secure)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                lifespan="off",
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=2,
-                ssl_certfile=options.certificate,
-                ssl_keyfile=options.certificate_key,
-            )
-        )
+        server = uvicorn.Server(_config(app, options))
         tell(
             {
                 name: f"{origins[0]}/login?token={sessions.tokens[code]}"
@@ -118,6 +106,27 @@ def serve(
         finally:
             with disk_errors_as_scan_errors():
                 write_review_tables(out)
+
+
+def _config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="off",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.certificate_key,
+    )
+    try:
+        config.load()
+    except OSError as exc:  # ssl.SSLError is one
+        detail = f"the certificate or its key can't be read ({type(exc).__name__})"
+        raise ScanError(Reason.ENVIRONMENT, detail) from exc
+    return config
 
 
 def _listen(options: ServerOptions) -> socket.socket:

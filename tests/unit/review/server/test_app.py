@@ -446,6 +446,16 @@ def test_open_cases_stay_within_a_limit(server: Any) -> None:
     assert server.desk.open_cases.get(first) is kept
 
 
+def test_a_case_that_fills_the_room_is_not_closed_for_the_next(server: Any) -> None:
+    client, (first, second) = server.client(), server.cases
+    opened = server.desk.open_cases.get(first)
+    server.desk.open_cases.limit = 2 * opened.nbytes - 1
+
+    client.post(f"/api/case/{second}/open", json={})
+
+    assert server.desk.open_cases.get(first) is opened
+
+
 @pytest.mark.parametrize("cause", ["moved", "other key", "no key"])
 def test_without_the_scan_labels_are_shown(
     server: Any, published: Path, tmp_path: Path, cause: str
