@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import scanloom
 from scanloom.cards.store import shipped
+from support.commands import write_tiny_bundle
+from support.write_dicom import Words, noise, write_series
 
 SAMPLE = shipped("data") / "torso_ct"
 
@@ -60,3 +63,31 @@ def _check_table(out: Path, record: scanloom.CaseRecord) -> None:
     assert table["case"].tolist() == [record.folder.name]
     assert table["volume_ml"].tolist() == written["volume_ml"].tolist()
     assert table["voxels"].tolist() == [record.measurements[0].voxels]
+
+
+def test_a_second_series_with_the_same_uids_does_not_replace_the_first(tmp_path: Path) -> None:
+    """One command, two paths, one UID, other voxels: the second fails, the first stays."""
+    model = write_tiny_bundle(tmp_path / "models")
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    array = noise()
+    for name, stored in (("a", array), ("b", array[::-1])):
+        write_series(tmp_path / name, np.ascontiguousarray(stored), words=Words("CT", "same"))
+    paths = [tmp_path / "a", tmp_path / "b"]
+
+    first, second = scanloom.segment(
+        paths, model=str(model), out=tmp_path / "out", key=key, device="cpu"
+    )
+
+    assert (first.reason, second.reason) == (None, scanloom.Reason.ID_TAKEN)
+    assert first.folder is not None
+    table = published_voxels(first.folder)
+    assert table == {m.label: m.voxels for m in first.measurements}
+
+
+def published_voxels(folder: Path) -> dict[str, int]:
+    """Return the voxels of each structure in a published table."""
+    document = json.loads((folder / "measurements.json").read_text())
+    rows = document["measurements"] if isinstance(document, dict) else document
+    return {row["label"]: row["voxels"] for row in rows}

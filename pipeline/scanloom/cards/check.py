@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.cards.hounsfield import find_foreign_scale
+from scanloom.cards.hounsfield import find_foreign_scale, find_impossible
 from scanloom.cards.limits import Checks, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
@@ -96,7 +96,7 @@ def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> None:
     for volume, channel in zip(volumes, card.channels, strict=True):
         if not card.checks.needs_hounsfield(channel.modality) or volume.unit == "a.u.":
             continue
-        problem = find_foreign_scale(_sample(volume))
+        problem = find_impossible(volume.array) or find_foreign_scale(_sample(volume))
         if problem is not None:
             detail = f"{card.name} is for CT in Hounsfield units, and these are not: {problem}"
             raise ScanError(Reason.IMPLAUSIBLE, detail)

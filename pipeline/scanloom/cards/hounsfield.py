@@ -34,8 +34,28 @@ FEW_BELOW_HU = -200.0
 """Limit below which 1 % of the voxels lie wherever there is air."""
 TWICE_HU = (-1300.0, -500.0)
 """Limits of the 5th and 95th percentile in a CT with its RescaleIntercept subtracted twice."""
+HIGHEST_HU = 30_000.0
+"""Limit above which less than 1 % of the values lie: metal on an extended scale reaches it."""
+IMPOSSIBLE_HU = 1e6
+"""Limit of any value: those of 16 bits are far below."""
 LOWEST_HU = -4096.0
 """Lower limit of values other than padding: that of 12 bits, with a margin for other slopes."""
+
+
+def find_impossible(array: NDArray[Any]) -> str | None:
+    """Return why a value of a scan can't be in Hounsfield units, None if all may be.
+
+    Values far below are padding; NaN and infinities are refused elsewhere.
+
+    Parameters
+    ----------
+    array : (I, J, K) array
+        All intensities of a scan.
+    """
+    highest = float(array.max()) if array.size else 0.0
+    if not IMPOSSIBLE_HU < highest < np.inf:
+        return None
+    return f"the largest value is {highest:.6g}"
 
 
 def find_foreign_scale(sample: NDArray[Any]) -> str | None:
@@ -49,6 +69,8 @@ def find_foreign_scale(sample: NDArray[Any]) -> str | None:
     if not sample.size:
         return None
     lowest = float(sample.min())
+    if (last := float(np.percentile(sample, 99))) > HIGHEST_HU:
+        return f"1 % of the values are above {last:.6g}"
     inner = sample[sample > lowest]  # padding that no header declares is the lowest value
     if lowest > NOT_NEGATIVE:
         found = _without_negative(lowest, inner, 1 - inner.size / sample.size)

@@ -53,7 +53,7 @@ class Reason(Enum):
     NOT_FOUND = ("failed", False, "Check the spelling and that the disk is mounted")
     ID_UNKNOWN = ("failed", False, "Check the ids, and that --out is the folder they come from")
     COLUMN_UNKNOWN = ("failed", False, "Select the column of the ids with --column")
-    ID_TAKEN = ("failed", False, "Use a separate output folder for each file, or compress one")
+    ID_TAKEN = ("failed", False, "Use a separate output folder for each of them")
     UNREADABLE = ("failed", True, "Check the permissions and the disk, then run it again")
     SOURCE_CHANGED = ("failed", True, "Wait until its files are complete, then run it again")
     SERIES_AMBIGUOUS = (

@@ -239,7 +239,19 @@ def measurements(out: str | Path) -> pd.DataFrame:
 def _segment(
     paths: Sequence[Path], options: SegmentOptions, progress: Progress | None
 ) -> tuple[CaseRecord, ...]:
-    """Return the records of all scans, with progress."""
+    """Return the records of all scans, with progress.
+
+    Warnings of the DICOM libraries are not shown: they quote names of patients.
+    """
+    with warnings.catch_warnings():
+        for library in ("highdicom", "pydicom"):
+            warnings.filterwarnings("ignore", module=library)
+        return _records(paths, options, progress)
+
+
+def _records(
+    paths: Sequence[Path], options: SegmentOptions, progress: Progress | None
+) -> tuple[CaseRecord, ...]:
     if progress is None:
         return tuple(record for _, record in iter_segment(paths, options))
     records: list[CaseRecord] = []

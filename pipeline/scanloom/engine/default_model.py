@@ -39,7 +39,9 @@ def default_model(
     if len(single) == 1:
         return single[0].name
     wanted = _modalities(paths, modality, archives=archives)
-    fitting = [card.name for card in single if _fits(card, wanted)]
+    possible = [card for card in single if _fits(card, wanted)]
+    stated = [card for card in possible if card.channels[0].modality != ANY_MODALITY]
+    fitting = [card.name for card in stated or possible]
     if len(fitting) == 1:
         return fitting[0]
     scans = " and ".join(sorted(m for m in wanted if m)) or "scans of unknown modality"

@@ -213,6 +213,7 @@ class _Session:
         self.books = CaseRegistry(options.out, fingerprint, options.names)
         self.target = OutputTarget(options.out, fingerprint, options.replace, self.key)
         self.recipe = workflow_recipe(self.workflow, self.cards)
+        self._hashes: dict[str, str] = {}  # of the sources of this command's results, by case id
         self._predictors: Sequence[Predictor] | None = None
         self._fault: ScanError | None = None
         self._writable = False
@@ -246,7 +247,10 @@ class _Session:
                 case = make_case(number, series, self.workflow, self.recipe, phase=phase)
                 case = replace(case, stamp=source_stamp([series.stamp], self.key))
                 case = with_source_hash(case, self.key)
+                self._check_unique(case)
             record = self._segment(case, clock)
+            if record.reason is None:
+                self._hashes[case.id] = case.source_hash
         except Exception as error:  # a fault in one case must not stop the others
             logger.debug("case not used", exc_info=True)
             record = failed_record(case.id if case else "", error)
@@ -256,6 +260,18 @@ class _Session:
         if case is not None:
             self.books.note(case, record)
         return record
+
+    def _check_unique(self, case: Case) -> None:
+        """Refuse a case that would replace another result of this command.
+
+        Raises
+        ------
+        ScanError
+            ID_TAKEN if another path has the same UIDs but other content.
+        """
+        if self._hashes.get(case.id, case.source_hash) != case.source_hash:
+            detail = "another path of this command has the same UIDs, but other content"
+            raise ScanError(Reason.ID_TAKEN, f"{detail}; its result is kept")
 
     def _segment(self, case: Case, clock: StepTimer) -> CaseRecord:
         out, folder = self.options.out, self.books.folder_name(case)

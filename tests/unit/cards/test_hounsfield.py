@@ -44,6 +44,12 @@ def with_metal() -> NDArray[np.float32]:
     return array
 
 
+def with_voxel(value: float) -> NDArray[np.float32]:
+    array = torso()
+    array[3, 4, 5] = value
+    return array
+
+
 def airless(mean: float, noise: float, shape: tuple[int, int, int] = (40, 40, 20)) -> Array:
     return RANDOM.normal(mean, noise, shape).round().astype(np.int16)
 
@@ -92,6 +98,11 @@ FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
         "lie between 900 and 1200",
     ),
     "RescaleIntercept subtracted twice": (lambda: torso() - 1024, "90 % of the values lie"),
+    "negative values wrapped around": (
+        lambda: torso().astype(np.int16).astype(np.uint16).astype(np.int32),
+        "above",
+    ),
+    "one voxel of 1e30": (lambda: with_voxel(1e30), "the largest value is 1e+30"),
     "RescaleSlope of 10": (lambda: torso() * 10, "are below"),
 }
 

@@ -90,7 +90,7 @@ def _entries(files: Sequence[Mapping[str, Any]], model: str | None) -> list[Mapp
     """Return the label maps of the model that is meant."""
     models = sorted({entry["model"] for entry in files})
     if model is None and len(models) > 1:
-        detail = f"the case has results of {', '.join(models)}: name one with --model"
+        detail = f"the case has results of {', '.join(models)}: name one with `review --model`"
         raise ScanError(Reason.LABELS_UNKNOWN, detail)
     if model is not None and model not in models:
         raise ScanError(Reason.LABELS_UNKNOWN, f"the case has results of {', '.join(models)} only")

@@ -59,7 +59,7 @@ def test_what_can_not_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
     with pytest.raises(ScanError) as caught:
         check_memory(need, 10**9)
     assert caught.value.reason is Reason.OUT_OF_MEMORY
-    assert f"needs {format_bytes(need.peak)} to" in caught.value.detail
+    assert f"needs {format_bytes(need.peak)} in the step" in caught.value.detail
     assert "limit 953.7 MiB" in caught.value.detail
 
 
