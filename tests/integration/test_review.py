@@ -20,11 +20,12 @@ import pytest
 from pydicom import dcmread
 from pydicom.uid import generate_uid
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.results.verify import verify
 from scanloom.engine.revisions.export import export
 from scanloom.engine.revisions.publish import Correction, publish_revision
 from scanloom.engine.revisions.take import take_file
+from scanloom.review.corrections.label_files import read_label_file
 from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_folders
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
@@ -209,6 +210,42 @@ def test_without_the_key_or_the_scan_nothing_is_published(
         (stored / "gone").rename(stored / "scans")
     assert revision_folders(place.out, place.case.name) == []
     assert list((place.out / ".work").iterdir()) == []
+
+
+def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, place: Place) -> None:
+    """Same UIDs, other pixels: measurements and DICOM SEG would be of another scan."""
+    file = next(path for path in sorted((stored / "scans").rglob("*")) if path.is_file())
+    content = file.read_bytes()
+    dataset = dcmread(file)
+    dataset.PixelData = bytes(len(dataset.PixelData))
+    dataset.save_as(file)
+    try:
+        with pytest.raises(ScanError) as caught:
+            place.correct()
+    finally:
+        file.write_bytes(content)
+    assert caught.value.reason is Reason.SOURCE_CHANGED
+    assert revision_folders(place.out, place.case.name) == []
+    assert place.correct().name == "1"
+
+
+def test_damaged_dicom_segs_are_refused_by_name(place: Place, tmp_path: Path) -> None:
+    document = json.loads((place.case / "case.json").read_text())["grid"]
+    grid, rng = Grid(tuple(document["shape"]), document["affine_ras_mm"]), np.random.default_rng(1)
+    content = (place.case / "dicom" / "segmentation.dcm").read_bytes()
+    refused = 0
+    for n in range(60):
+        damaged = bytearray(content)
+        if n % 2:
+            del damaged[rng.integers(len(damaged)) :]
+        else:
+            damaged[rng.integers(132, 6000)] ^= 1 << rng.integers(8)
+        (tmp_path / "a.dcm").write_bytes(damaged)
+        try:
+            read_label_file(tmp_path / "a.dcm", grid)
+        except ScanError:
+            refused += 1
+    assert refused >= 30
 
 
 # --- export ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from scanloom.io.system.atomic_write import temporary_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.write.nifti import write_image
 from scanloom.review.corrections.revisions import latest_result, revision_number
-from scanloom.review.sources import read_source
+from scanloom.review.sources import read_unchanged_source
 from scanloom.review.verdicts.log import current_verdicts, read_verdicts
 from scanloom.review.verdicts.results import seen_of
 from scanloom.review.verdicts.verdict import Verdict
@@ -94,7 +94,7 @@ def case_name(result: Path) -> str:
 def _export(out: Path, result: Path, draft: Path, key: Path | None) -> dict[str, Any]:
     """Write the image and the label maps of a case; return its entry."""
     name = case_name(result)
-    scan = read_source(out, read_json(out / "cases" / name / CASE), key)
+    scan = read_unchanged_source(out, name, key)
     write_image(scan.volume, scan.source, draft / "images" / f"{name}.nii.gz")
     files = [entry["file"] for entry in read_json(result / SEGMENTS)["files"]]
     labels = {}

@@ -37,7 +37,7 @@ from scanloom.review.corrections.revisions import (
     read_label_maps,
     revision_folders,
 )
-from scanloom.review.sources import read_source
+from scanloom.review.sources import read_unchanged_source
 
 Origin = Literal["brush", "file"]
 
@@ -82,13 +82,13 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
     Raises
     ------
     ScanError
-        What `read_source` raises if the scan can't be read; RESULT_DAMAGED; WRITE_MISMATCH;
-        DISK_FULL or OUTPUT_UNWRITABLE. Then nothing is published.
+        What `read_unchanged_source` raises if the scan can't be read or was changed;
+        RESULT_DAMAGED; WRITE_MISMATCH; DISK_FULL or OUTPUT_UNWRITABLE. Then nothing is published.
     """
     before = latest_result(out, name)
     labels = read_label_maps(before)
     document = read_json(out / "cases" / name / CASE)
-    scan = read_source(out, document, key)
+    scan = read_unchanged_source(out, name, key)
     changed = {
         file: int(np.count_nonzero(array != labels[file]))
         for file, array in correction.labels.items()

@@ -125,6 +125,8 @@ def _by_name(
         listed = ", ".join(repr(name[:40]) for name in foreign[:3])
         raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
     targets = {name: places[_plain(name)] for name in names}
+    if len(set(targets.values())) < len(targets):
+        raise ScanError(Reason.LABELS_UNKNOWN, "two segments name the same structure")
     for file, number in targets.values():
         after[file][after[file] == number] = 0
     for name, (layer, value) in names.items():
