@@ -16,7 +16,11 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.review.corrections.label_files import LabelFile, read_label_file
-from scanloom.review.corrections.revisions import latest_result, read_label_maps
+from scanloom.review.corrections.revisions import (
+    latest_result,
+    read_label_maps,
+    revision_number,
+)
 
 
 def take_file(
@@ -68,7 +72,8 @@ def take_file(
     changed = {name: array for name, array in after.items() if (array != before[name]).any()}
     if not changed:
         return None
-    return publish_revision(out, name, Correction(changed, reviewer, "file"), key)
+    correction = Correction(changed, reviewer, "file", revision_number(latest))
+    return publish_revision(out, name, correction, key)
 
 
 def _check_series(given: LabelFile, out: Path, number: str) -> None:
