@@ -107,7 +107,7 @@ def _one_model(results: Iterable[list[dict[str, Any]]], model: str | None) -> st
     """Return the model whose labels are exported: numbers of two models mean different things."""
     models = sorted({entry["model"] for files in results for entry in files})
     if model is None and len(models) > 1:
-        detail = f"there are results of {', '.join(models)}: name one with `review --model`"
+        detail = f"there are results of {', '.join(models)}: name one with --model"
         raise ScanError(Reason.LABELS_UNKNOWN, detail)
     if model is not None and models and model not in models:
         raise ScanError(Reason.LABELS_UNKNOWN, f"there are results of {', '.join(models)} only")
