@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -20,21 +22,29 @@ import pytest
 from pydicom import dcmread
 from pydicom.uid import generate_uid
 
-from scanloom.core import Reason, ScanError
+from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.results.verify import verify
 from scanloom.engine.revisions.export import export
 from scanloom.engine.revisions.publish import Correction, publish_revision
 from scanloom.engine.revisions.take import take_file
-from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_folders
+from scanloom.review.corrections.label_files import read_label_file
+from scanloom.review.corrections.revisions import (
+    latest_result,
+    read_label_maps,
+    revision_folders,
+    revision_number,
+)
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
-from support.review_cases import publish_scan, scan_array, seen
+from support.faults import on_small_disk
+from support.review_cases import affine_of, publish, publish_scan, scan_array, seen
 from support.seg_witnesses import (
     assert_same_places,
     complaints,
     dcmqi_points,
     highdicom_points,
+    program,
     sorted_points,
 )
 from support.write_dicom import Words, write_series
@@ -72,11 +82,11 @@ class Place:
         [self.case] = (self.out / "cases").iterdir()
 
     def correct(self, box: tuple[slice, ...] = (slice(3, 9), slice(4, 12), slice(2, 6))) -> Path:
-        labels = read_label_maps(latest_result(self.out, self.case.name))[FILE].copy()
+        latest = latest_result(self.out, self.case.name)
+        labels = read_label_maps(latest)[FILE].copy()
         labels[box] = 2
-        return publish_revision(
-            self.out, self.case.name, Correction({FILE: labels}, "r1", "brush"), self.key
-        )
+        correction = Correction({FILE: labels}, "r1", "brush", revision_number(latest))
+        return publish_revision(self.out, self.case.name, correction, self.key)
 
     def take(self, file: Path) -> Path | None:
         return take_file(self.out, file, self.case.name, "r1", key=self.key)
@@ -140,6 +150,159 @@ def test_a_dicom_seg_comes_back_as_the_labels_it_was_made_of(
     )
     assert other.take(seg) is None
     assert place.take(place.case / FILE) is not None  # back to the first labels
+
+
+def write_by_dcmqi(labels: np.ndarray, affine: np.ndarray, scans: Path, folder: Path) -> Path:
+    """Return a DICOM SEG that dcmqi wrote of label map with parts 1 to 3."""
+    code = {"CodeValue": "85756007", "CodingSchemeDesignator": "SCT", "CodeMeaning": "Tissue"}
+    segments = [
+        {
+            "labelID": n,
+            "SegmentLabel": f"part-{n}",
+            "SegmentDescription": f"part-{n}",
+            "SegmentAlgorithmType": "MANUAL",
+            "recommendedDisplayRGBValue": [10 * n, 200, 30],
+            "SegmentedPropertyCategoryCodeSequence": code,
+            "SegmentedPropertyTypeCodeSequence": code,
+        }
+        for n in range(1, 4)
+    ]
+    meta = {
+        "ContentCreatorName": "Reader",
+        "SeriesDescription": "Segmentation",
+        "SeriesNumber": "300",
+        "InstanceNumber": "1",
+        "segmentAttributes": [segments],
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    nib.save(nib.Nifti1Image(labels.astype(np.int16), affine), folder / "labels.nii.gz")
+    words = [program("itkimage2segimage"), "--inputImageList", str(folder / "labels.nii.gz")]
+    words += ["--inputDICOMDirectory", str(scans), "--inputMetadata", str(folder / "meta.json")]
+    target = folder / "dcmqi.dcm"
+    subprocess.run([*words, "--outputDICOM", str(target)], check=True, capture_output=True)
+    return target
+
+
+@pytest.mark.parametrize("slices", [(4,), (3, 7), (0, 8), (1, 2, 3, 5)])
+def test_a_dicom_seg_of_dcmqi_is_taken(
+    place: Place, stored: Path, tmp_path: Path, slices: tuple[int, ...]
+) -> None:
+    """Also with few slices, where a SEG has no frames of the others."""
+    image = nib.load(place.case / FILE)
+    labels = np.zeros(image.shape, np.uint8)
+    for k in slices:
+        labels[2:9, 3:12, k] = 1
+        labels[10:14, 3:12, k] = 2
+        labels[15:18, 3 + k : 12, k] = 3
+    [scans] = {path.parent for path in (stored / "scans").rglob("*") if path.is_file()}
+
+    taken = place.take(write_by_dcmqi(labels, image.affine, scans, tmp_path))
+
+    assert taken is not None
+    np.testing.assert_array_equal(read_label_maps(taken)[FILE], labels)
+
+
+def test_one_of_several_corrections_of_one_result_is_published(place: Place) -> None:
+    """The others would undo it: they are refused, and nothing is replaced."""
+    before = read_label_maps(place.case)[FILE]
+    start, published, refused = threading.Barrier(4), [], []
+
+    def publish(n: int) -> None:
+        labels = before.copy()
+        labels[n] = 3
+        start.wait()
+        try:
+            correction = Correction({FILE: labels}, "r1", "brush", 0)
+            folder = publish_revision(place.out, place.case.name, correction, place.key)
+            published.append((folder, labels))
+        except ScanError as error:
+            refused.append(error.reason)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    [(folder, labels)] = published
+    assert (folder.name, refused) == ("1", [Reason.STALE] * 3)
+    np.testing.assert_array_equal(read_label_maps(folder)[FILE], labels)
+    assert list(verify(place.out)) == []
+
+
+def test_a_damaged_revision_is_named_not_passed_over(place: Place) -> None:
+    place.correct()
+    second = place.correct((slice(0, 3), slice(0, 3), slice(0, 3)))
+    (second / "case.json").write_text("{")
+    with pytest.raises(ScanError) as caught:
+        place.correct()
+    assert caught.value.reason is Reason.RESULT_DAMAGED
+    shutil.rmtree(second)
+    assert latest_result(place.out, place.case.name).name == "1"
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+from scanloom.engine.revisions.publish import Correction, publish_revision
+from scanloom.review.corrections.revisions import *
+out, name, key = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+while True:
+    latest = latest_result(out, name)
+    labels = read_label_maps(latest)["segmentation.nii.gz"].copy()
+    labels[revision_number(latest) % len(labels)] = 1 + revision_number(latest) % 3
+    correction = Correction({"segmentation.nii.gz": labels}, "r1", "brush", revision_number(latest))
+    print(publish_revision(out, name, correction, key).name, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kills_leave_whole_revisions_only(place: Place) -> None:
+    rng, case = np.random.default_rng(4), place.case.name
+    words = [sys.executable, "-c", PUBLISHER, str(place.out), case, str(place.key)]
+    said = 0
+    for _ in range(12):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            said = int(process.stdout.readline())
+            time.sleep(rng.uniform(0, 0.4))
+            process.kill()
+            said = max([said, *map(int, process.stdout.read().split())])
+        numbers = [int(folder.name) for folder in revision_folders(place.out, case)]
+        assert numbers == [*range(1, len(numbers) + 1)]
+        assert said <= len(numbers)
+        assert list(verify(place.out)) == []
+    place.correct()
+    assert list((place.out / ".work").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_no_revision(stored: Path, tmp_path: Path) -> None:
+    """Of each size, until one is enough: a revision is whole or not there."""
+    place = Place(stored, tmp_path)
+    image = nib.load(place.case / FILE)
+    labels = np.random.default_rng(2).integers(0, 4, image.shape).astype(np.uint8)
+    nib.save(nib.Nifti1Image(labels, image.affine), tmp_path / "labels.nii.gz")
+    script = """
+for free in 0 60 120 240 4000; do
+  mount -t tmpfs -o size=20m none "$1"
+  cp -a "$2" "$1/out"
+  mount -o remount,size=$(($(df --output=used "$1" | tail -1) + free))k "$1"
+  scanloom review "$1/out" --take "$3" --case "$4" --key "$5"
+  ls "$1/out/review/revisions/$4" 2> /dev/null
+  ls "$1/out/.work"
+  scanloom verify "$1/out" --quiet && echo whole
+  umount "$1"
+done
+"""
+    words = [tmp_path / "disk", place.out, tmp_path / "labels.nii.gz", place.case.name, place.key]
+    *refused, written = on_small_disk(script, words).split("whole\n")[:-1]
+    assert len(refused) == 4
+    for said in refused:
+        assert "DISK_FULL" in said
+        assert len(said.splitlines()) == 1  # nothing is listed
+    assert written.splitlines()[0].startswith("Revision 1: ")
+    assert written.splitlines()[1:] == ["1"]
 
 
 def test_files_of_other_cases_are_refused(place: Place, published: Path) -> None:
@@ -211,6 +374,42 @@ def test_without_the_key_or_the_scan_nothing_is_published(
     assert list((place.out / ".work").iterdir()) == []
 
 
+def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, place: Place) -> None:
+    """Same UIDs, other pixels: measurements and DICOM SEG would be of another scan."""
+    file = next(path for path in sorted((stored / "scans").rglob("*")) if path.is_file())
+    content = file.read_bytes()
+    dataset = dcmread(file)
+    dataset.PixelData = bytes(len(dataset.PixelData))
+    dataset.save_as(file)
+    try:
+        with pytest.raises(ScanError) as caught:
+            place.correct()
+    finally:
+        file.write_bytes(content)
+    assert caught.value.reason is Reason.SOURCE_CHANGED
+    assert revision_folders(place.out, place.case.name) == []
+    assert place.correct().name == "1"
+
+
+def test_damaged_dicom_segs_are_refused_by_name(place: Place, tmp_path: Path) -> None:
+    document = json.loads((place.case / "case.json").read_text())["grid"]
+    grid, rng = Grid(tuple(document["shape"]), document["affine_ras_mm"]), np.random.default_rng(1)
+    content = (place.case / "dicom" / "segmentation.dcm").read_bytes()
+    refused = 0
+    for n in range(60):
+        damaged = bytearray(content)
+        if n % 2:
+            del damaged[rng.integers(len(damaged)) :]
+        else:
+            damaged[rng.integers(132, 6000)] ^= 1 << rng.integers(8)
+        (tmp_path / "a.dcm").write_bytes(damaged)
+        try:
+            read_label_file(tmp_path / "a.dcm", grid)
+        except ScanError:
+            refused += 1
+    assert refused >= 30
+
+
 # --- export ---------------------------------------------------------------------------------------
 
 
@@ -233,10 +432,34 @@ def test_accepted_and_corrected_cases_are_exported(place: Place, tmp_path: Path)
     assert export(place.out, tmp_path / "second", place.key) == {}
     label = tmp_path / "second" / "labels" / f"{place.case.name}.nii.gz"
     assert label.read_bytes() == (revision / FILE).read_bytes()
+    with pytest.raises(ScanError, match=r"results of .+ only"):
+        export(place.out, tmp_path / "third", place.key, model="another")
+    content = (revision / FILE).read_bytes()
+    (revision / FILE).write_bytes(content[:-9] + bytes(9))
+    damaged = export(place.out, tmp_path / "damaged", place.key)
+    assert damaged == {place.case.name: "RESULT_DAMAGED"}
+    assert not any((tmp_path / "damaged" / "labels").iterdir())
+    (revision / FILE).write_bytes(content)
     decide("reject")
     with pytest.raises(ScanError):
         export(place.out, tmp_path / "third", place.key)
     assert not (tmp_path / "third").exists()
+
+
+def test_labels_of_several_models_are_not_mixed(stored: Path, tmp_path: Path) -> None:
+    """A number stands for one structure in an export."""
+    shutil.copytree(stored, tmp_path / "two", copy_function=shutil.copy2)
+    out = tmp_path / "two" / "out"
+    publish(tmp_path / "two", scan_array(3), affine_of(), "other", first=5)
+    with closing(VerdictLog(out)) as log:
+        for case in (out / "cases").iterdir():
+            log.append(Verdict(case.name, "r1", seen(case), "accept"))
+
+    with pytest.raises(ScanError, match="different numbers") as caught:
+        export(out, tmp_path / "export", tmp_path / "two" / "key")
+
+    assert caught.value.reason is Reason.LABELS_UNKNOWN
+    assert not (tmp_path / "export").exists()
 
 
 # --- nobody is named ------------------------------------------------------------------------------

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import ReadOptions, Reason, ScanError, Series
-from scanloom.io.identity import case_id, key_fingerprint, read_key
+from scanloom.io.identity import case_id, key_fingerprint, read_key, source_hash
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
+from scanloom.io.output.file_names import CASE, TIMING
+from scanloom.io.output.json_file import read_json
 from scanloom.io.output.private import check_key
+from scanloom.io.output.published import SOURCE_STAMP
 from scanloom.io.probe import count_volumes
 from scanloom.io.read import read_scan
 from scanloom.io.scan import Scan
@@ -37,18 +40,64 @@ def read_source(out: Path, document: Mapping[str, Any], key: Path | None = None)
         scan is not where it was; SOURCE_CHANGED if another scan is there; else why it can't be
         read.
     """
+    series, phase = _find(out, document, _secret(out, key))
+    return read_scan(series, _options(document), phase=phase)
+
+
+def read_unchanged_source(out: Path, name: str, key: Path | None = None) -> Scan:
+    """Read the scan of a case, whose files must have the content that the result was made of.
+
+    The content of a result of several input channels is not compared: the crosswalk has the first
+    channel only.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder.
+    name : str
+        Name of the case folder.
+    key : Path or None
+        As of `read_source`.
+
+    Raises
+    ------
+    ScanError
+        As of `read_source`; RESULT_DAMAGED if `case.json` can't be read.
+    """
+    folder = out / "cases" / name
+    try:
+        document, stamp = read_json(folder / CASE), read_json(folder / TIMING).get(SOURCE_STAMP, "")
+    except (OSError, ValueError, LookupError) as exc:
+        raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
+    secret = _secret(out, key)
+    series, phase = _find(out, document, secret)
+    is_alone = len(str(stamp).split()) < 2  # a stamp for each channel
+    if is_alone and source_hash(series, secret) != document["source"]["hash"]:
+        raise ScanError(Reason.SOURCE_CHANGED, "files of the scan were changed")
+    return read_scan(series, _options(document), phase=phase)
+
+
+def _secret(out: Path, key: Path | None) -> bytes:
     secret = read_key(key)
     check_key(out, key_fingerprint(secret))
+    return secret
+
+
+def _options(document: Mapping[str, Any]) -> ReadOptions:
+    options = document["options"]
+    return ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
+
+
+def _find(out: Path, document: Mapping[str, Any], secret: bytes) -> tuple[Series, int | None]:
+    """Return the series of a case, and its volume if it has several."""
     number = document["case"]
     record = latest_by_id(find_sources(out, [number])).get(number)
     if record is None:
         raise ScanError(Reason.ID_UNKNOWN, "the crosswalk lacks the case")
     listed = find_series(Path(record.path))
-    options = document["options"]
-    read = ReadOptions(*(options[name] for name in ("gaps", "nan", "orientation", "modality")))
     for series, phase in _candidates(listed):
         if case_id(series, secret, phase) == number:
-            return read_scan(series, read, phase=phase)
+            return series, phase
     raise ScanError(Reason.SOURCE_CHANGED, "another scan is where that of the case was")
 
 

@@ -38,6 +38,8 @@ SHOWN_BY_FILE = {
     "engine/clusters/connect.py": ("run",),
     "engine/default_model.py": ("segment",),
     "engine/planning/plan.py": ("plan", "run"),
+    "engine/revisions/export.py": ("review",),
+    "engine/revisions/take.py": ("review",),
     "engine/run.py": ("run",),
     "engine/run_lock.py": ("run",),
     "io/identity.py": WITH_KEY,

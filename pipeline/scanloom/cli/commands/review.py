@@ -80,7 +80,7 @@ class CorrectionOptions:
         str | None, typer.Option(metavar="ID", help="The case that they belong to.")
     ] = None
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model, if the case has several.")
+        str | None, typer.Option(metavar="NAME", help="The model, if there are results of several.")
     ] = None
     export: Annotated[
         Path | None,
@@ -116,7 +116,7 @@ def review(
             _take(out, corrections, names[0], key.key)
             return
         if corrections.export is not None:
-            _export(out, corrections.export, key.key)
+            _export(out, corrections.export, corrections.model, key.key)
             return
         try:
             from scanloom.review.server.serve import ServerOptions, serve
@@ -161,12 +161,17 @@ def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: Addr
 
 
 def _publish(
-    out: Path, key: Path | None, name: str, labels: Mapping[str, NDArray[Any]], reviewer: str
+    out: Path,
+    key: Path | None,
+    name: str,
+    corrected: int,
+    labels: Mapping[str, NDArray[Any]],
+    reviewer: str,
 ) -> Path:
     """Publish label maps that were corrected in the browser."""
     from scanloom.engine.revisions.publish import Correction, publish_revision
 
-    return publish_revision(out, name, Correction(labels, reviewer, "brush"), key)
+    return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
 
 
 def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
@@ -184,11 +189,11 @@ def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) 
         say(f"Revision {folder.name}: {folder}")
 
 
-def _export(out: Path, folder: Path, key: Path | None) -> None:
+def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> None:
     """Write images and labels for training."""
     from scanloom.engine.revisions.export import export
 
-    left_out = export(out, folder, key)
+    left_out = export(out, folder, key, model=model)
     say(f"Exported to {folder}")
     for name, code in left_out.items():
         say(f"Left out: {name} ({code})", err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json, write_json
 from scanloom.io.output.layout import published_cases
+from scanloom.io.output.published import check_files
 from scanloom.io.system.atomic_write import temporary_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.write.nifti import write_image
 from scanloom.review.corrections.revisions import latest_result, revision_number
-from scanloom.review.sources import read_source
+from scanloom.review.sources import read_unchanged_source
 from scanloom.review.verdicts.log import current_verdicts, read_verdicts
 from scanloom.review.verdicts.results import seen_of
 from scanloom.review.verdicts.verdict import Verdict
@@ -23,7 +24,9 @@ from scanloom.review.verdicts.verdict import Verdict
 DATASET = "dataset.json"
 
 
-def export(out: Path, folder: Path, key: Path | None = None) -> dict[str, str]:
+def export(
+    out: Path, folder: Path, key: Path | None = None, *, model: str | None = None
+) -> dict[str, str]:
     """Write images, labels and `dataset.json` of accepted and corrected cases.
 
     A case counts if its latest result was accepted by all who decided on it, or if it was
@@ -37,44 +40,93 @@ def export(out: Path, folder: Path, key: Path | None = None) -> dict[str, str]:
         Folder to be made; it must not exist.
     key : Path or None
         File with the key of the case ids.
+    model : str or None
+        The model whose labels are exported, if the cases have results of several.
 
     Returns
     -------
-    dict
-        Why a case that counts is left out, by its name: its scan can't be read.
+    dict of str to str
+        Why a case that counts is left out, by its name: its scan can't be read or was changed, or
+        its result is damaged.
 
     Raises
     ------
     ScanError
-        NOT_FOUND if no case counts; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
+        NOT_FOUND if no case counts; LABELS_UNKNOWN if there are results of several models, or a
+        number stands for different structures; OUTPUT_UNWRITABLE if the folder exists; DISK_FULL.
     """
     if folder.exists():
         raise ScanError(Reason.OUTPUT_UNWRITABLE, "the export folder exists", str(folder))
-    current = current_verdicts(read_verdicts(out))
-    chosen = [
-        result
-        for case in published_cases(out)
-        if counts(result := latest_result(out, case.name), current.get(case.name, {}))
-    ]
-    if not chosen:
+    left_out = dict[str, str]()
+    chosen = {r: _files_of(r) for r in _results(out, left_out)}
+    model = _one_model(chosen.values(), model)
+    chosen = {r: own for r, f in chosen.items() if (own := [e for e in f if e["model"] == model])}
+    if not chosen and not left_out:
         raise ScanError(Reason.NOT_FOUND, "no case is accepted or corrected")
-    draft, left_out, entries = temporary_path(folder), dict[str, str](), list[dict[str, Any]]()
+    structures = _structures(chosen.values())
+    draft, entries = temporary_path(folder), list[dict[str, Any]]()
     try:
         for name in ("images", "labels"):
             (draft / name).mkdir(parents=True)
-        for result in chosen:
-            name = case_name(result)
+        for result, files in chosen.items():
             try:
-                entries.append(_export(out, result, draft, key))
+                entries.append(_export(out, result, files, draft, key))
             except ScanError as error:
-                left_out[name] = error.code
-        write_json(draft / DATASET, _dataset(out, chosen, entries))
+                left_out[case_name(result)] = error.code
+        write_json(draft / DATASET, _dataset(out, chosen, structures, entries))
         draft.rename(folder)
     except OSError as exc:
         raise output_error(exc, "the export") from exc
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return left_out
+
+
+def _results(out: Path, left_out: dict[str, str]) -> Iterator[Path]:
+    """Yield the latest result of each case that counts; damaged ones are left out."""
+    current = current_verdicts(read_verdicts(out))
+    for case in published_cases(out):
+        result = latest_result(out, case.name)
+        try:
+            if not counts(result, current.get(case.name, {})):
+                continue
+            check_files(result)
+        except (OSError, ValueError, LookupError, TypeError):
+            left_out[case.name] = Reason.RESULT_DAMAGED.name
+        else:
+            yield result
+
+
+def _files_of(result: Path) -> list[dict[str, Any]]:
+    """Return the entries of the label maps of a result."""
+    files: list[dict[str, Any]] = read_json(result / SEGMENTS)["files"]
+    return files
+
+
+def _one_model(results: Iterable[list[dict[str, Any]]], model: str | None) -> str | None:
+    """Return the model whose labels are exported: numbers of two models mean different things."""
+    models = sorted({entry["model"] for files in results for entry in files})
+    if model is None and len(models) > 1:
+        detail = f"there are results of {', '.join(models)}: name one with --model"
+        raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    if model is not None and models and model not in models:
+        raise ScanError(Reason.LABELS_UNKNOWN, f"there are results of {', '.join(models)} only")
+    return model if model is not None else next(iter(models), None)
+
+
+def _structures(results: Iterable[list[dict[str, Any]]]) -> dict[str, int]:
+    """Return the number of each structure, which must be the same in all results."""
+    pairs = {
+        (structure["number"], structure["label"])
+        for files in results
+        for entry in files
+        for structure in entry["structures"]
+    }
+    for each in zip(*pairs, strict=True):
+        if len(set(each)) < len(pairs):
+            detail = "cases have different numbers for one structure: compute them by one model"
+            raise ScanError(Reason.LABELS_UNKNOWN, detail)
+    return {label: number for number, label in sorted(pairs)}
 
 
 def counts(result: Path, verdicts: Mapping[str, Verdict]) -> bool:
@@ -91,12 +143,14 @@ def case_name(result: Path) -> str:
     return result.parent.name if revision_number(result) else result.name
 
 
-def _export(out: Path, result: Path, draft: Path, key: Path | None) -> dict[str, Any]:
+def _export(
+    out: Path, result: Path, entries: list[dict[str, Any]], draft: Path, key: Path | None
+) -> dict[str, Any]:
     """Write the image and the label maps of a case; return its entry."""
     name = case_name(result)
-    scan = read_source(out, read_json(out / "cases" / name / CASE), key)
+    scan = read_unchanged_source(out, name, key)
     write_image(scan.volume, scan.source, draft / "images" / f"{name}.nii.gz")
-    files = [entry["file"] for entry in read_json(result / SEGMENTS)["files"]]
+    files = [entry["file"] for entry in entries]
     labels = {}
     for file in files:
         target = f"labels/{name}.nii.gz" if len(files) == 1 else f"labels/{name}-{file}"
@@ -107,22 +161,21 @@ def _export(out: Path, result: Path, draft: Path, key: Path | None) -> dict[str,
     return {"image": f"./images/{name}.nii.gz", **one, "case": name, "revision": number}
 
 
-def _dataset(out: Path, chosen: list[Path], entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _dataset(
+    out: Path,
+    results: Iterable[Path],
+    structures: Mapping[str, int],
+    entries: list[dict[str, Any]],
+) -> dict[str, Any]:
     """Return `dataset.json` as of the Medical Segmentation Decathlon and nnU-Net."""
-    structures = {
-        structure["label"]: structure["number"]
-        for result in chosen
-        for entry in read_json(result / SEGMENTS)["files"]
-        for structure in entry["structures"]
-    }
     modalities = {
         str(read_json(out / "cases" / case_name(result) / CASE)["source"]["modality"])
-        for result in chosen
+        for result in results
     }
     return {
         "name": "scanloom review",
         "channel_names": {"0": " ".join(sorted(modalities))},
-        "labels": {"background": 0, **dict(sorted(structures.items(), key=lambda each: each[1]))},
+        "labels": {"background": 0, **structures},
         "numTraining": len(entries),
         "file_ending": ".nii.gz",
         "training": entries,

@@ -6,7 +6,10 @@ A revision is written, read back and published as a case is; the case itself is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,26 +23,34 @@ from scanloom.core import (
     Flag,
     Layer,
     Outputs,
+    Reason,
+    ScanError,
     Segmentation,
     Series,
     Structure,
 )
+from scanloom.core.process.file_lock import lock_file
 from scanloom.engine.case.writers import read_back, write_files, writers_of
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.file_names import CASE, SEGMENTS, TIMING
 from scanloom.io.output.json_file import read_json, write_json
+from scanloom.io.output.work_folder import clean_up
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.scan import Scan
+from scanloom.io.system.disk_errors import output_error
 from scanloom.ops.measure import measure
 from scanloom.review.corrections.revisions import (
     REVISIONS,
     latest_result,
     read_label_maps,
     revision_folders,
+    revision_number,
 )
-from scanloom.review.sources import read_source
+from scanloom.review.sources import read_unchanged_source
 
 Origin = Literal["brush", "file"]
+STALE_AFTER_S = 86_400.0
+"""Age at which temporary files of processes that were killed are removed."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +65,20 @@ class Correction:
         Code of the reviewer.
     origin : "brush" or "file"
         How it was made.
+    corrected : int
+        Number of the revision that was corrected; 0 for the result of the case.
     """
 
     labels: Mapping[str, NDArray[Any]]
     reviewer: str
     origin: Origin
+    corrected: int
 
 
 def publish_revision(out: Path, name: str, correction: Correction, key: Path | None = None) -> Path:
     """Publish a correction of the latest result of a case.
+
+    One process at a time publishes corrections to an output folder; others wait.
 
     Parameters
     ----------
@@ -82,13 +98,37 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
     Raises
     ------
     ScanError
-        What `read_source` raises if the scan can't be read; RESULT_DAMAGED; WRITE_MISMATCH;
-        DISK_FULL or OUTPUT_UNWRITABLE. Then nothing is published.
+        STALE if another correction was published since; what `read_unchanged_source` raises if
+        the scan can't be read or was changed; RESULT_DAMAGED; WRITE_MISMATCH; DISK_FULL or
+        OUTPUT_UNWRITABLE. Then nothing is published.
     """
+    try:
+        with _locked(Path(out, *REVISIONS)):
+            clean_up(out, time.time() - STALE_AFTER_S)
+            return _publish(out, name, correction, key)
+    except OSError as exc:
+        raise output_error(exc, "the revision") from exc
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        lock_file(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
     before = latest_result(out, name)
+    if revision_number(before) != correction.corrected:
+        raise ScanError(Reason.STALE, "the case was corrected by another since")
     labels = read_label_maps(before)
     document = read_json(out / "cases" / name / CASE)
-    scan = read_source(out, document, key)
+    scan = read_unchanged_source(out, name, key)
     changed = {
         file: int(np.count_nonzero(array != labels[file]))
         for file, array in correction.labels.items()

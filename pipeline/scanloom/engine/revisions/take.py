@@ -16,7 +16,11 @@ from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
 from scanloom.review.corrections.label_files import LabelFile, read_label_file
-from scanloom.review.corrections.revisions import latest_result, read_label_maps
+from scanloom.review.corrections.revisions import (
+    latest_result,
+    read_label_maps,
+    revision_number,
+)
 
 
 def take_file(
@@ -68,7 +72,8 @@ def take_file(
     changed = {name: array for name, array in after.items() if (array != before[name]).any()}
     if not changed:
         return None
-    return publish_revision(out, name, Correction(changed, reviewer, "file"), key)
+    correction = Correction(changed, reviewer, "file", revision_number(latest))
+    return publish_revision(out, name, correction, key)
 
 
 def _check_series(given: LabelFile, out: Path, number: str) -> None:
@@ -125,6 +130,8 @@ def _by_name(
         listed = ", ".join(repr(name[:40]) for name in foreign[:3])
         raise ScanError(Reason.LABELS_UNKNOWN, f"the case has no structure {listed}")
     targets = {name: places[_plain(name)] for name in names}
+    if len(set(targets.values())) < len(targets):
+        raise ScanError(Reason.LABELS_UNKNOWN, "two segments name the same structure")
     for file, number in targets.values():
         after[file][after[file] == number] = 0
     for name, (layer, value) in names.items():

@@ -13,6 +13,8 @@ MAX_POINTS = 5_000
 """Points of a stroke."""
 MAX_UNDO = 200
 """Strokes that can be undone."""
+ROUNDING_MM = 1e-6
+"""A voxel whose centre is farther than the radius by this much is on the edge, and is painted."""
 
 Box = tuple[slice, slice, slice]
 
@@ -163,16 +165,17 @@ def painted_box(
     from the straight line between two successive points.
     """
     mm = np.array((spacing[stroke.across], spacing[stroke.down]))
+    radius = stroke.radius_mm + ROUNDING_MM
     points = np.array(stroke.points, dtype=np.float64).reshape(-1, 2)
     ends = np.array((shape[stroke.across], shape[stroke.down]))
-    low = np.maximum(np.ceil(points.min(axis=0) - stroke.radius_mm / mm), 0).astype(int)
-    high = np.minimum(np.floor(points.max(axis=0) + stroke.radius_mm / mm), ends - 1).astype(int)
+    low = np.maximum(np.ceil(points.min(axis=0) - radius / mm), 0).astype(int)
+    high = np.minimum(np.floor(points.max(axis=0) + radius / mm), ends - 1).astype(int)
     if (low > high).any():
         return None
     x, y = (np.arange(a, b + 1) * step for a, b, step in zip(low, high, mm, strict=True))
     covered = np.zeros((len(x), len(y)), bool)
     for begin, end in zip(points, points[1:] if len(points) > 1 else points, strict=False):
-        covered |= _near(x[:, None], y[None, :], begin * mm, end * mm) <= stroke.radius_mm**2
+        covered |= _near(x[:, None], y[None, :], begin * mm, end * mm) <= radius**2
     if not covered.any():
         return None
     box = [slice(0, 0)] * 3

@@ -7,7 +7,7 @@ Axes may be in another order or direction if the voxels are those of the case.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,10 +142,9 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
         image = sitk.ReadImage(str(path))
     except RuntimeError as exc:
         raise ScanError(Reason.UNREADABLE, "the file is no NRRD that can be read") from exc
-    fields: dict[str, dict[str, str]] = {}
-    for key in image.GetMetaDataKeys():
-        if match := _SEGMENT.fullmatch(key):
-            fields.setdefault(match[1], {})[match[2]] = image.GetMetaData(key)
+    if image.GetDimension() != 3:
+        detail = f"the file has {image.GetDimension()} dimensions, the case 3"
+        raise ScanError(Reason.GRID_DIFFERS, detail)
     affine = _itk_affine(image)
     array = sitk.GetArrayViewFromImage(image)
     stack = array if image.GetNumberOfComponentsPerPixel() > 1 else array[..., None]
@@ -153,14 +152,43 @@ def _slicer(path: Path, grid: Grid) -> LabelFile:
         _whole(on_grid(stack[..., n].transpose(2, 1, 0), affine, grid, part=True))
         for n in range(stack.shape[3])
     )
+    names = _by_name(_slicer_segments(image))
+    for n, layer in enumerate(layers):
+        values = {value for place, value in names.values() if place == n}
+        if foreign := sorted(set(np.unique(layer).tolist()) - values - {0}):
+            raise ScanError(Reason.LABELS_UNKNOWN, f"no segment has the value {foreign[0]}")
+    if any(not 0 <= place < len(layers) or value < 1 for place, value in names.values()):
+        raise ScanError(Reason.LABELS_UNKNOWN, "a segment has a layer or value that can't be")
+    return LabelFile(layers, names)
+
+
+def _slicer_segments(image: Any) -> list[tuple[str, tuple[int, int]]]:
+    """Return the name of each segment of 3D Slicer, with its layer and value."""
+    fields: dict[str, dict[str, str]] = {}
+    for key in image.GetMetaDataKeys():
+        if match := _SEGMENT.fullmatch(key):
+            fields.setdefault(match[1], {})[match[2]] = image.GetMetaData(key)
     try:
-        names = {
-            each["Name"]: (int(each.get("Layer", 0)), int(each["LabelValue"]))
+        return [
+            (each["Name"], (int(each.get("Layer", 0)), int(each["LabelValue"])))
             for each in fields.values()
-        }
+        ]
     except (LookupError, ValueError) as exc:
         raise ScanError(Reason.LABELS_UNKNOWN, "a segment has no name or value") from exc
-    return LabelFile(layers, names)
+
+
+def _by_name(segments: Sequence[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Return segments by their name.
+
+    Raises
+    ------
+    ScanError
+        LABELS_UNKNOWN.
+    """
+    names = dict(segments)
+    if len(names) < len(segments):
+        raise ScanError(Reason.LABELS_UNKNOWN, "two segments have one name")
+    return names
 
 
 def _itk_affine(image: Any) -> NDArray[np.float64]:
@@ -178,7 +206,7 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
         dataset = hd.seg.segread(path)
         volume = dataset.get_volume(combine_segments=False, allow_missing_positions=True)
         described = [dataset.get_segment_description(n) for n in dataset.segment_numbers]
-    except (ValueError, RuntimeError, AttributeError, LookupError, OSError) as exc:
+    except Exception as exc:  # a damaged file makes the readers fail in many ways
         detail = f"the file is no DICOM SEG that can be read ({type(exc).__name__})"
         raise ScanError(Reason.UNREADABLE, detail) from exc
     affine = np.diag((-1.0, -1.0, 1.0, 1.0)) @ volume.affine
@@ -186,9 +214,7 @@ def _dicom_seg(path: Path, grid: Grid) -> LabelFile:
         _whole(on_grid(volume.array[..., n], affine, grid, part=True))
         for n in range(len(described))
     )
-    names = {str(each.segment_label): (n, 1) for n, each in enumerate(described)}
-    if len(names) < len(described):
-        raise ScanError(Reason.LABELS_UNKNOWN, "two segments have one label")
+    names = _by_name([(str(each.segment_label), (n, 1)) for n, each in enumerate(described)])
     references = dataset.get("ReferencedSeriesSequence", ())
     series = frozenset(str(each.SeriesInstanceUID) for each in references)
     return LabelFile(layers, names, series)

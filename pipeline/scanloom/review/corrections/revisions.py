@@ -16,6 +16,7 @@ from scanloom.io.output.json_file import read_json
 from scanloom.io.output.published import check_files
 
 REVISIONS = ("review", "revisions")
+_DAMAGE = (OSError, ValueError, LookupError, TypeError)
 
 
 def revision_folders(out: Path, name: str) -> list[Path]:
@@ -30,20 +31,28 @@ def revision_folders(out: Path, name: str) -> list[Path]:
 def latest_result(out: Path, name: str) -> Path:
     """Return the folder of the latest revision of a case's result, or else that of the case.
 
-    Revisions of a result that was replaced since don't count.
+    Revisions of a result that was replaced since don't count. One whose `case.json` can't be read
+    does: whoever reads its label maps finds that it is damaged.
     """
     folder = out / "cases" / name
     revisions = revision_folders(out, name)
     if not revisions:
         return folder
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(*_DAMAGE):
         case = read_json(folder / CASE)
+        made_of = case["recipe"], case["source"]["hash"]
         for revision in reversed(revisions):
-            document = read_json(revision / CASE)
-            same_source = document["source"]["hash"] == case["source"]["hash"]
-            if same_source and document["revision"]["of_recipe"] == case["recipe"]:
+            if _made_of(revision) in (made_of, None):
                 return revision
     return folder
+
+
+def _made_of(revision: Path) -> tuple[str, str] | None:
+    """Return recipe and source of the result that was corrected; None of a damaged revision."""
+    with suppress(*_DAMAGE):
+        document = read_json(revision / CASE)
+        return document["revision"]["of_recipe"], document["source"]["hash"]
+    return None
 
 
 def revision_number(folder: Path) -> int:
@@ -63,6 +72,6 @@ def read_label_maps(folder: Path) -> dict[str, NDArray[Any]]:
         check_files(folder)
         files = [entry["file"] for entry in read_json(folder / SEGMENTS)["files"]]
         return {name: np.asarray(nib.load(folder / name).dataobj) for name in files}
-    except (OSError, ValueError, LookupError, TypeError) as exc:
+    except _DAMAGE as exc:
         detail = f"a file of {folder.parent.name}/{folder.name} is damaged"
         raise ScanError(Reason.RESULT_DAMAGED, detail) from exc

@@ -102,9 +102,10 @@ def _arrays(future: Future[OpenedCase]) -> int:
     return future.result().nbytes
 
 
-Publish = Callable[[str, Mapping[str, NDArray[Any]], str], Path]
-"""Publishes corrected label maps (I, J, K) of a case, by file; the last argument is the reviewer's
-code. Returns the folder of the revision."""
+Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
+"""Publishes corrected label maps: name of the case, number of the revision that was corrected (0
+for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
+the revision."""
 
 
 @dataclass(eq=False)
@@ -309,7 +310,7 @@ class Desk:
         if case.seen != self.listed_case(name).seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
         layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
-        folder = self.publish(name, layers, reviewer)
+        folder = self.publish(name, case.revision, layers, reviewer)
         self.discard(name, reviewer)
         self.open_cases.forget(name)
         self.worklist.refresh(at_once=True)

@@ -32,7 +32,7 @@ def expected(array: np.ndarray, stroke: Stroke) -> np.ndarray:
             t = np.clip((here - begin * step) @ along / max(along @ along, 1e-12), 0, 1)
             distances.append(np.linalg.norm(here - begin * step - t * along))
         is_wanted = stroke.only is None or array[index] in stroke.only
-        if min(distances) <= stroke.radius_mm and is_wanted:
+        if min(distances) <= stroke.radius_mm + 1e-6 and is_wanted:
             after[index] = stroke.label
     return after
 
@@ -55,6 +55,22 @@ def test_strokes_paint_what_the_rule_says(
     assert count == np.count_nonzero(after != array)
     assert draft.changed == ({0: count} if count else {})
     np.testing.assert_array_equal(array, labels())
+
+
+@pytest.mark.parametrize("step", [0.3, 0.6, 0.7, 0.9, 1.1])
+@pytest.mark.parametrize("reach", [1, 2, 3])
+def test_a_brush_has_the_same_form_everywhere(step: float, reach: int) -> None:
+    """Also where voxels lie just on its edge, whatever their distance is rounded to."""
+    forms = set()
+    for centre in range(4, 36):
+        draft = Draft([np.zeros((40, 40, 1), np.uint8)], (step, step, 1.0))
+        stroke = Stroke(0, 2, 0, 1, 0, [(centre, centre)], round(reach * step, 10), 1)
+        draft.stroke(stroke)
+        offsets = np.argwhere(draft.layer(0)[..., 0]) - centre
+        forms.add(offsets.tobytes())
+    i, j = np.mgrid[-reach : reach + 1, -reach : reach + 1]
+    disc = np.argwhere(i**2 + j**2 <= reach**2) - reach
+    assert forms == {disc.tobytes()}
 
 
 def both(draft: Draft) -> np.ndarray:

@@ -97,6 +97,74 @@ def test_segmentations_of_slicer(tmp_path: Path) -> None:
         np.testing.assert_array_equal(layer, expected)
 
 
+def save_slicer(path: Path, array: np.ndarray, *segments: tuple[str, int, int]) -> Path:
+    """Write segments (name, layer, value) of an array."""
+    slicerio = pytest.importorskip("slicerio")
+    listed = [{"name": name, "layer": n, "labelValue": value} for name, n, value in segments]
+    content = {"voxels": array, "ijkToLPS": LPS @ affine_of(), "segments": listed}
+    slicerio.write_segmentation(str(path), content)
+    return path
+
+
+SEGMENTS: dict[str, tuple[tuple[tuple[str, int, int], ...], str]] = {
+    "one name twice": ((("a", 0, 1), ("a", 0, 2), ("b", 0, 3)), "two segments have one name"),
+    "a value without a segment": ((("a", 0, 1), ("b", 0, 3)), "no segment has the value 2"),
+    "a layer that is not there": (
+        (("a", 0, 1), ("b", 0, 2), ("c", 0, 3), ("d", 4, 1)),
+        "layer or value that can't be",
+    ),
+    "a segment of the background": (
+        (("a", 0, 1), ("b", 0, 2), ("c", 0, 3), ("d", 0, 0)),
+        "layer or value that can't be",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_segments_that_are_not_clear_are_refused(tmp_path: Path, name: str) -> None:
+    segments, words = SEGMENTS[name]
+    path = save_slicer(tmp_path / "a.seg.nrrd", labels(), *segments)
+    with pytest.raises(ScanError, match=words) as caught:
+        read_label_file(path, grid_of(affine_of()))
+    assert caught.value.reason is Reason.LABELS_UNKNOWN
+
+
+@pytest.mark.parametrize("size", [(5, 5), (5, 5, 5, 2)])
+def test_segmentations_of_other_dimensions_are_refused(
+    tmp_path: Path, size: tuple[int, ...]
+) -> None:
+    sitk.WriteImage(sitk.Image(size, sitk.sitkUInt8), str(tmp_path / "a.seg.nrrd"))
+    with pytest.raises(ScanError, match=f"{len(size)} dimensions") as caught:
+        read_label_file(tmp_path / "a.seg.nrrd", grid_of(affine_of()))
+    assert caught.value.reason is Reason.GRID_DIFFERS
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".nrrd", ".seg.nrrd"])
+def test_damaged_files_are_refused_by_name(tmp_path: Path, suffix: str) -> None:
+    grid, rng = grid_of(affine_of()), np.random.default_rng(0)
+    if suffix == ".seg.nrrd":
+        whole = save_slicer(
+            tmp_path / "a.seg.nrrd", labels(), *(("abc"[n], 0, n + 1) for n in range(3))
+        )
+    else:
+        whole = save_itk(tmp_path / f"a{suffix}", labels(), affine_of())
+    content = whole.read_bytes()
+    refused = 0
+    for n in range(20):
+        damaged = bytearray(content)
+        if n % 2:
+            del damaged[rng.integers(len(damaged)) :]
+        else:
+            damaged[rng.integers(min(400, len(damaged)))] ^= 1 << rng.integers(8)
+        path = tmp_path / f"b{suffix}"
+        path.write_bytes(damaged)
+        try:
+            read_label_file(path, grid)
+        except ScanError:
+            refused += 1
+    assert refused >= 10
+
+
 def moved(by: float) -> np.ndarray:
     affine = affine_of()
     affine[0, 3] += by

@@ -66,8 +66,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _publish(out: Path, key: Path, name: str, labels: Any, reviewer: str) -> Path:
-    return publish_revision(out, name, Correction(labels, reviewer, "brush"), key)
+def _publish(out: Path, key: Path, name: str, corrected: int, labels: Any, reviewer: str) -> Path:
+    return publish_revision(out, name, Correction(labels, reviewer, "brush", corrected), key)
 
 
 Serve = Callable[..., Server]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scanloom.review.verdicts.readers as readers_module
-from scanloom.review.corrections.revisions import latest_result, read_label_maps
+from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.verdicts.log import read_verdicts
 
 
@@ -27,9 +27,10 @@ def about(client: Any, name: str) -> dict[str, Any]:
 
 def revise(server: Any, name: str) -> None:
     """Publish a correction of a case, as another program would."""
-    [file, labels] = next(iter(read_label_maps(latest_result(server.out, name)).items()))
+    latest = latest_result(server.out, name)
+    [file, labels] = next(iter(read_label_maps(latest).items()))
     changed = np.where(labels == labels.max(), 0, labels).astype(labels.dtype)
-    server.desk.publish(name, {file: changed}, "r1")
+    server.desk.publish(name, revision_number(latest), {file: changed}, "r1")
     server.desk.worklist.refresh(at_once=True)
 
 
