@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from scanloom.core import (
     Structure,
     Volume,
 )
+from scanloom.inference.engines.selection import torch_choice
 
 TISSUE = Code("85756007", "SCT", "Tissue")
 BRIGHT = Structure("bright", 1, "Bright", TISSUE, TISSUE, (200, 100, 50))
@@ -41,6 +43,7 @@ class Sleeper:
 
     device_name = "cpu"
     precision_name = "float32"
+    engine = torch_choice("a sleep stands for the network")
 
     def __init__(self, weights: Path, seconds: float) -> None:
         digest = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -85,7 +88,7 @@ def sleepers(weights: Path, seconds: float) -> Sequence[Sleeper]:
 def draw(folder: Path, count: int) -> list[Case]:
     """Write so many tiny CTs as NIfTI and return their cases."""
     folder.mkdir(parents=True, exist_ok=True)
-    array = np.full(SHAPE, -900, np.int16)
+    array = np.linspace(-1000, 300, math.prod(SHAPE)).astype(np.int16).reshape(SHAPE)
     array[2:6, 2:6, 1:3] = 1000
     image = nib.Nifti1Image(array, np.diag((2.0, 2.0, 2.0, 1.0))).to_bytes()
     cases = []

@@ -121,7 +121,7 @@ def of_volume(
 
 def by_expected(volume: Volume, series: Series, first: Path) -> Iterator[str]:
     """Give what expected.json says of the series."""
-    for parent in first.parents:
+    for parent in first.parents[:-1]:
         beside = parent.with_name(f"{parent.name}.expected.json")
         said = beside if beside.exists() else parent / "expected.json"
         if not said.exists():
