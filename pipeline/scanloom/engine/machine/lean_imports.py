@@ -6,10 +6,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-UNUSED_PACKAGES = ("matplotlib", "mpl_toolkits", "ignite", "scipy.signal", "skimage", "cffi")
-"""MONAI imports these if they are installed, for plots, training and transforms that are not used
-here. That takes 2 s, and on a new machine longer, for a font cache. Numba parses C declarations
-with cffi."""
+UNUSED_PACKAGES = (
+    "cffi",
+    "ignite",
+    "matplotlib",
+    "mpl_toolkits",
+    "scipy.signal",
+    "skimage",
+    "sklearn",
+)
+"""MONAI imports these if they are installed, for plots, training, metrics and transforms that are
+not used here. That takes 3 s, and on a new machine longer, for a font cache. Numba parses C
+declarations with cffi."""
 
 
 @contextmanager
