@@ -1,7 +1,7 @@
 """A network of nnU-Net's size on one CT: scanloom compared with nnU-Net, MONAI, TotalSegmentator.
 
     python benchmarks/network.py [--nnunet-env FOLDER] [--totalsegmentator-env FOLDER] [--mirror]
-        [--precision float32 half] [--engine auto torch] [--runs 3] [--scale] ...
+        [--precision float32 half] [--engine auto torch] [--runs 3] [--peer-runs 1] [--scale] ...
 
 A CT of 512 x 512 x 300 voxels (0.7 x 0.7 x 1.0 mm), a network grid of 1.5 mm, 25 classes and the
 background. All programs take the same weights, each in its own format, through its own command
@@ -212,7 +212,8 @@ def measure_all(
         name = f"{program.name} ({program.model})"
         print(f"[{n + 1}/{len(todo)}] {name}", file=sys.stderr, flush=True)
         try:
-            results.append(measure(program, folder / str(n), given.runs, given.limit))
+            runs = given.runs if program.name.startswith("scanloom") else given.peer_runs
+            results.append(measure(program, folder / str(n), runs, given.limit))
         except Failed as exc:
             failed.append(f"{name}: {exc}")
             continue
@@ -277,7 +278,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=3, help="of each program")
+    parser.add_argument("--runs", type=int, default=3, help="of scanloom in each form")
+    parser.add_argument("--peer-runs", type=int, default=3, help="of each other program")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     parser.add_argument("--nnunet-env", type=Path, help="environment with nnU-Net")
     parser.add_argument("--monai-env", type=Path, help="environment with MONAI's runner")
@@ -298,6 +300,7 @@ def arguments() -> argparse.Namespace:
     return parse(
         parser,
         runs=1,
+        peer_runs=1,
         peers=("monai",),
         slices=32,
         across=64,
