@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,12 @@ BATCH_ROWS = 20_000
 """Rows of a table that are in memory at a time."""
 
 MANIFEST_COLUMNS = ("file", "copy", "case", "outcome", "reason", "detail")
-MEASUREMENT_COLUMNS = ("case", *COLUMNS)
+MEASUREMENT_COLUMNS = ("case", *COLUMNS, "recipe")
 
 _SOP_INSTANCE_UID = 0x00080018
 _TEXT_COLUMNS = {
     *("file", "case", "outcome", "reason", "detail"),
-    *("model", "label", "unit", "flags", "share_of"),
+    *("model", "label", "unit", "flags", "share_of", "recipe"),
 }
 _BOX_COLUMNS = {name for name in COLUMNS if name[2:] in ("first", "last")}
 _INTEGER_COLUMNS = {"copy", "number", "voxels", "components", *_BOX_COLUMNS}
@@ -200,25 +201,42 @@ def _merged(manifests: Sequence[Path]) -> Iterable[dict[str, Any]]:
 
 def write_measurements_table(out: Path, damaged: set[str]) -> None:
     """Write `measurements` from the published cases; parameters as in `write_tables`."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        return itertools.chain.from_iterable(iter_cases(out, measurement_rows, damaged))
-
-    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, rows)
+    _write_table(out / MEASUREMENTS, MEASUREMENT_COLUMNS, lambda: _measurement_rows(out, damaged))
 
 
 def read_measurements_table(out: Path, damaged: set[str]) -> pa.Table:
     """Return the table that `write_measurements_table` would write."""
     import pyarrow as pa
 
-    rows = itertools.chain.from_iterable(iter_cases(out, measurement_rows, damaged))
-    return pa.Table.from_pylist(list(rows), _schema(MEASUREMENT_COLUMNS))
+    return pa.Table.from_pylist(list(_measurement_rows(out, damaged)), _schema(MEASUREMENT_COLUMNS))
 
 
-def measurement_rows(folder: Path) -> list[dict[str, Any]]:
+def stale_cases(out: Path) -> set[str]:
+    """Return the ids of the cases that the manifest calls STALE: made by another recipe.
+
+    They are unknown (an empty set) without a manifest.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with suppress(OSError, pa.ArrowException):
+        columns = ["case", "reason"]
+        filters = [("reason", "==", Reason.STALE.code)]
+        path = (out / MANIFEST).with_suffix(".parquet")
+        return set(parquet.read_table(path, columns=columns, filters=filters)["case"].to_pylist())
+    return set()
+
+
+def _measurement_rows(out: Path, damaged: set[str]) -> Iterator[dict[str, Any]]:
+    stale = stale_cases(out)
+    rows = iter_cases(out, lambda folder: measurement_rows(folder, stale), damaged)
+    return itertools.chain.from_iterable(rows)
+
+
+def measurement_rows(folder: Path, stale: Container[str]) -> list[dict[str, Any]]:
     """Return the rows of a published case, one per model and structure.
 
-    If a later attempt at the case failed, each row has the flag OUTDATED.
+    If a later attempt at the case failed, or its id is in `stale`, each row has the flag OUTDATED.
 
     Raises
     ------
@@ -227,9 +245,10 @@ def measurement_rows(folder: Path) -> list[dict[str, Any]]:
     """
     document = read_case(folder)  # a case that the report can't show is not in the table either
     rows = read_measurements_json(folder)
-    if has_failed(folder.parent.parent, str(document["case"])):
+    case, recipe = str(document["case"]), document["recipe"]
+    if case in stale or has_failed(folder.parent.parent, case):
         rows = [{**row, "flags": [*row["flags"], Flag.OUTDATED.code]} for row in rows]
-    return [{"case": folder.name, **measurement_to_row(row)} for row in rows]
+    return [{"case": folder.name, **measurement_to_row(row), "recipe": recipe} for row in rows]
 
 
 def _manifest_rows(

@@ -18,6 +18,7 @@ from scanloom.engine.results.tables import (
     MEASUREMENT_COLUMNS,
     MEASUREMENTS,
     measurement_rows,
+    stale_cases,
 )
 from scanloom.io.output.crosswalk import case_folders
 from scanloom.io.output.csv_text import escape_formula
@@ -77,11 +78,12 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
         If a table can't be read.
     """
     altered: set[str] = set()
+    stale = stale_cases(out)
     groups = {file: _by_case(_rows(out / file)) for file in _existing_files(out, MEASUREMENTS)}
     heads = {file: next(cases, None) for file, cases in groups.items()}
     while names := [head[0] for head in heads.values() if head is not None]:
         case = min(names)  # both tables are sorted by name
-        rows = measurement_rows(out / CASES / case) if case in intact else None
+        rows = measurement_rows(out / CASES / case, stale) if case in intact else None
         expected = None if rows is None else [_as_csv(row) for row in rows]
         for file, head in heads.items():
             if head is None or head[0] != case:
@@ -89,11 +91,19 @@ def altered_measurements(out: Path, intact: Container[str]) -> set[str]:
                 continue
             following = next(groups[file], None)
             is_sorted = following is None or following[0] > case
-            rows = [{**_EMPTY, **row} for row in head[1]]
-            if not is_sorted or expected not in (None, rows):
+            if not is_sorted or not _equal(head[1], expected):
                 altered.add(file)
             heads[file] = following if is_sorted else None
     return altered
+
+
+def _equal(rows: list[_Row], expected: list[_Row] | None) -> bool:
+    """Return whether rows of a table are as expected; columns that it lacks count as empty."""
+    if expected is None:
+        return True
+    if rows and "recipe" not in rows[0]:  # of an earlier version
+        expected = [{**row, "recipe": ""} for row in expected]
+    return [{**_EMPTY, **row} for row in rows] == expected
 
 
 def altered_manifest(out: Path) -> set[str]:

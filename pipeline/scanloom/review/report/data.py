@@ -146,6 +146,7 @@ def collect_report_data(out: Path, damaged: set[str]) -> ReportData:
         versions = published.versions
     cases += failed.values()
     left_out, files, excluded = _manifest(out)
+    cases = [_with_exclusion(case, excluded) for case in cases]
     known = {case.id for case in cases} | published_ids
     cases += [each for id_, each in excluded.items() if id_ not in known]
     folders = sorted((p for p in (out / "runs").glob("*/") if p.is_dir()), reverse=True)
@@ -223,6 +224,14 @@ def references_of(model: dict[str, Any]) -> tuple[ReferenceRange, ...]:
         )
         for each in model.get("reference_ranges", ())
     )
+
+
+def _with_exclusion(case: ReportCase, excluded: dict[str, ReportCase]) -> ReportCase:
+    """Return a case with the reason for which the newest run did not replace its result, if any."""
+    later = excluded.get(case.case_id)
+    if later is None or case.status != "done" or Flag.OUTDATED.code in case.flags:
+        return case
+    return _outdated(case, later) if later.reason == Reason.STALE.code else case
 
 
 def _outdated(case: ReportCase, later: ReportCase) -> ReportCase:

@@ -239,7 +239,7 @@
     const ml = record.volumes[valueOf("structure")];
     const line = make("tr");
     line.append(picture(record), name, make("td", record.status, record.status), ...reviewed(record),
-      figure("Risk", record.status !== "done" ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
+      figure("Risk", !["done", "outdated"].includes(record.status) ? "" : record.risk.toFixed(1), record.review ? "review" : "quiet"),
       findings(record),
       figure("Volume, ml", ml === undefined || ml === null ? "" : String(ml)),
       figure("Seconds", record.seconds ? record.seconds.toFixed(1) : ""));

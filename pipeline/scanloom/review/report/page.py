@@ -19,7 +19,7 @@ from scanloom.io.system.atomic_write import atomic_write
 from scanloom.review.cohort import MIN_COHORT
 from scanloom.review.report.charts import Chart, draw_charts
 from scanloom.review.report.data import ReportData, advice, collect_report_data
-from scanloom.review.report.rows import Structures, make_rows, structure_names
+from scanloom.review.report.rows import WITH_RESULT, Structures, make_rows, structure_names
 from scanloom.review.report.runs import run_row, summed, valid_runs
 from scanloom.review.report.sources import private_rows
 from scanloom.review.report.thumbnails import draw_thumbs
@@ -166,7 +166,7 @@ def _render(
         cases=len(rows),
         counts=Counter(row["status"] for row in rows),
         review=sum(row["review"] for row in rows),
-        small=0 < sum(row["status"] == "done" for row in rows) < MIN_COHORT,
+        small=0 < sum(row["status"] in WITH_RESULT for row in rows) < MIN_COHORT,
         references=any("source" in each for each in distributions.values()),
         cohort=MIN_COHORT,
         structures=names,
@@ -192,7 +192,7 @@ def _add_verdicts(rows: Sequence[dict[str, Any]], states: Mapping[str, str]) -> 
     if not states:
         return
     for row in rows:
-        if row["status"] == "done":
+        if row["status"] in WITH_RESULT:
             state = states.get(row["id"])
             row["verdict"] = STATES[state] if state else "not reviewed"
 

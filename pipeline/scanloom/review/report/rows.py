@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scanloom.core import Flag, Measurement
+from scanloom.core import Flag, Measurement, Reason
 from scanloom.review.cohort import Cohort, Distribution
 from scanloom.review.outliers import REVIEW_THRESHOLD, Finding, find_outliers, risk_score
 from scanloom.review.report.data import ReportCase
 from scanloom.review.report.slices import Mosaic, ShownSlice, read_mosaic, slices_of
 
+WITH_RESULT = ("done", "outdated")
+"""States of cases that have a result; a later run did not replace one that is outdated."""
 WITHOUT_RESULT = {"failed": REVIEW_THRESHOLD - 0.005, "ambiguous": REVIEW_THRESHOLD - 0.006}
 """Risk by which series without a result are sorted: they follow the cases that need review, since
 there is no result to look at."""
@@ -84,13 +86,15 @@ def _row(
     mosaic = read_mosaic(case.preview) if case.preview and findings else None
     shown = _shown_findings(findings, case, list(structures), mosaic)
     if outdated:
-        shown.insert(0, {"text": f"an older result: the later attempt failed ({case.reason})"})
+        is_stale = case.reason == Reason.STALE.code
+        why = "another recipe made it" if is_stale else "the later attempt failed"
+        shown.insert(0, {"text": f"an older result: {why} ({case.reason})"})
     by_key = {(m.model, m.label): m for m in case.measurements}
     measured = [by_key.get(key) for key in structures] if by_key else []
     return {
         "id": case.id,
         **({"case": case.case_id} if case.case_id != case.id else {}),
-        "status": case.status,
+        "status": "outdated" if has_result and outdated else case.status,
         "reason": case.reason,
         "detail": case.detail,
         "risk": round(risk, 2) if has_result else WITHOUT_RESULT.get(case.status, SKIPPED_RISK),
