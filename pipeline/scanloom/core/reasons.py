@@ -59,9 +59,13 @@ class Reason(Enum):
     SERIES_AMBIGUOUS = (
         "ambiguous",
         False,
-        "Choose with --series: a number of the list, best or all",
+        "Choose with --series: a number (#) or name of the list, a UID, best or all",
     )
-    SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
+    SERIES_UNKNOWN = (
+        "failed",
+        False,
+        "Choose with --series: a number (#) or name of the list, or a UID",
+    )
     NOT_AN_IMAGE = ("skipped", False, "Give an image series: nothing else can be segmented")
     DUPLICATE_LINK = ("skipped", False, "A link to a file that has already been counted")
     LEFT_OUT = ("skipped", False, "Not a scan of the BIDS dataset: give its folder to use it")

@@ -14,7 +14,12 @@ from scanloom.io.dicom.header.header import HeaderCache, header_from_elements, p
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, object_name
 from scanloom.io.formats import FORMATS
-from scanloom.io.index.inspection import FileInfo, inspect_files, series_description
+from scanloom.io.index.inspection import (
+    FileInfo,
+    inspect_files,
+    series_description,
+    series_number,
+)
 from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.session import current_session
@@ -176,6 +181,7 @@ def make_series(
             study_uid=group.study,
             series_uid=group.series,
             modality=modality if modality in MODALITIES else None,
+            number=series_number(headers[0]),
             description=series_description(headers[0]),
             derived=all(map(is_derived, headers)),
             stamp=stamp,
