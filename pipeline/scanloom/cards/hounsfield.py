@@ -85,7 +85,7 @@ def is_hounsfield(sample: NDArray[Any]) -> bool:
         return False
     air, soft = _share(sample, *AIR_HU), _share(sample, *SOFT_HU)
     inner = sample[sample > sample.min()]  # without padding that no header declares
-    return (
+    return bool(
         air >= 0.01
         and soft >= max(0.03, 1.5 * _share(sample, *SURFACE_HU))
         and _share(sample, BONE_HU, np.inf) < air / 2
@@ -122,7 +122,7 @@ def find_altered_scale(sample: NDArray[Any]) -> str | None:
 def _is_clipped(inner: NDArray[Any], lowest: float, count: int) -> bool:
     """Return whether the lowest value is frequent, and more so than the values next above it."""
     frequent = count >= max(CLIPPED_VOXELS, CLIPPED_SHARE * (count + inner.size))
-    return frequent and count > np.count_nonzero(inner <= lowest + 2)
+    return frequent and count > int(np.count_nonzero(inner <= lowest + 2))
 
 
 def _share(sample: NDArray[Any], low: float, high: float) -> float:

@@ -184,7 +184,7 @@ def segment(
         phase=phase,
         device=device,
         read=ReadOptions(gaps, nan, orientation, modality, _size(max_size)),
-        outputs=Outputs(seg, dates, _words(also), _words(structures)),
+        outputs=Outputs(seg, dates, _words(also), _labels(structures)),
         compute=ComputeOptions(
             precision, skip_air, compiled_restore, mirror, remove_small, overlap, engine
         ),
@@ -276,6 +276,14 @@ def _words(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names as given, or those of a text with commas, as on the command line."""
     listed = names.split(",") if isinstance(names, str) else names
     return tuple(name.strip() for name in listed if name.strip())
+
+
+def _labels(structures: str | Sequence[str]) -> tuple[str, ...]:
+    """Return labels as `_words` does; an empty text would mean all, and is refused."""
+    labels = _words(structures)
+    if not labels and isinstance(structures, str):
+        raise ValueError("structures must name at least one structure; leave it out for all")
+    return labels
 
 
 def _size(size: int | str | None) -> int | None:

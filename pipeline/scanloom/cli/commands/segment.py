@@ -91,7 +91,7 @@ def _options_of(models: tuple[str, ...], *panels: Any) -> SegmentOptions:
     from scanloom.engine.segment import segment_options
 
     values = {name: value for panel in panels for name, value in vars(panel).items()}
-    labels = tuple(s.strip() for s in values["structures"].split(",") if s.strip())
+    labels = tuple(s.strip() for s in (values["structures"] or "").split(",") if s.strip())
     given = {name: value for name, value in values.items() if name not in _OF_COMMAND}
     return segment_options(
         **given | {"models": models, "also": tuple(values["also"] or ()), "structures": labels}

@@ -76,13 +76,14 @@ class ModelOptions:
         ),
     ] = None
     structures: Annotated[
-        str,
+        str | None,
         typer.Option(
+            parser=values.names,
             metavar="A,B",
             autocompletion=complete.structures,
             help="Structures to keep; default all.",
         ),
-    ] = ""
+    ] = None
     remove_small: Annotated[
         float,
         typer.Option(min=0.0, metavar="MM3", help="Remove components up to this volume."),
