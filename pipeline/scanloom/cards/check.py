@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
-from scanloom.cards.hounsfield import find_foreign_scale, find_impossible
+from scanloom.cards.hounsfield import (
+    find_altered_scale,
+    find_foreign_scale,
+    find_impossible,
+    is_hounsfield,
+)
 from scanloom.cards.limits import Checks, Range
 from scanloom.core import Flag, Reason, ScanError, Volume
 
@@ -42,12 +47,13 @@ def check_scan(
     ------
     ScanError
         CHANNELS if the number of inputs differs from the model's; MODALITY if the scan states
-        another modality; IMPLAUSIBLE if a check fails for which the card refuses the scan, or its
-        intensities are no Hounsfield units and the model is for CT.
+        another modality, or states none and has the intensities of CT; IMPLAUSIBLE if a check fails
+        for which the card refuses the scan, or its intensities are no Hounsfield units and the
+        model is for CT.
     """
     volumes = (volume, *further_channels)
     flags = list(check_modalities([v.modality for v in volumes], card))
-    _check_scale(volumes, card)
+    flags += _check_scale(volumes, card)
     checks = card.checks
     for name, flag, problem in (
         ("intensity", Flag.HU_IMPLAUSIBLE, _intensity(volume, checks)),
@@ -88,18 +94,38 @@ def check_modalities(modalities: Sequence[str | None], card: ModelCard) -> tuple
     return (Flag.MODALITY_UNKNOWN,) if unknown else ()
 
 
-def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> None:
+def _check_scale(volumes: Sequence[Volume], card: ModelCard) -> list[Flag]:
     """Refuse CT whose intensities can't be Hounsfield units, unless the card accepts them.
 
-    A header that states another unit is believed: such CT has the flag NOT_HOUNSFIELD.
+    A header that states another unit is believed: such CT has the flag NOT_HOUNSFIELD. A scan
+    without a modality that has Hounsfield units is refused by a model for another modality.
+
+    Returns
+    -------
+    list of Flag
+        HU_IMPLAUSIBLE for Hounsfield units that seem to be clipped, halved or doubled.
     """
+    flags = []
     for volume, channel in zip(volumes, card.channels, strict=True):
+        if volume.modality is None and channel.modality not in ("CT", ANY_MODALITY):
+            _refuse_hounsfield(volume, card, channel.modality)
         if not card.checks.needs_hounsfield(channel.modality) or volume.unit == "a.u.":
             continue
         problem = find_impossible(volume.array) or find_foreign_scale(_sample(volume))
         if problem is not None:
             detail = f"{card.name} is for CT in Hounsfield units, and these are not: {problem}"
             raise ScanError(Reason.IMPLAUSIBLE, detail)
+        if find_altered_scale(_sample(volume)) is not None:
+            flags.append(Flag.HU_IMPLAUSIBLE)
+    return flags
+
+
+def _refuse_hounsfield(volume: Volume, card: ModelCard, modality: str) -> None:
+    """Refuse a scan without a modality whose intensities are those of CT."""
+    if is_hounsfield(_sample(volume)):
+        options = f"`segment --modality {modality}` or a workflow's `modality`"
+        detail = f"{card.name} is for {modality}, and the intensities are Hounsfield units of CT"
+        raise ScanError(Reason.MODALITY, f"{detail}; if it is {modality}, state it with {options}")
 
 
 def check_assumed_modality(modality: str | None, cards: Sequence[ModelCard]) -> None:

@@ -1,5 +1,8 @@
 """Tell intensities that no CT in Hounsfield units has: label maps, pictures, wrong rescale values.
 
+`find_foreign_scale` gives reasons to refuse a scan, `find_altered_scale` reasons to doubt it, and
+`is_hounsfield` tells CT from scans of other modalities.
+
 The rules refuse no scan for its anatomy. Air, fat, noise and padding give nearly every CT values
 below 0, and then only the scale is checked: few values are below -4096. In a CT that is scaled by
 10, air is near -10000. A crop of dense tissue without such values still differs from other images:
@@ -11,6 +14,9 @@ below 0, and then only the scale is checked: few values are below -4096. In a CT
 In a CT whose RescaleIntercept of -1024 was lost, soft tissue is near 1024 and little below 0. No
 other scan has half of its dense voxels there. If it was subtracted twice, air is near -2024, and no
 tissue but the densest bone is above -500.
+
+Altered scales are told by air: clipped values share the lowest one, which in noise is rare; values
+that were halved or doubled have air near -500 or -2000, and few values between air and fat.
 """
 
 from __future__ import annotations
@@ -40,6 +46,93 @@ IMPOSSIBLE_HU = 1e6
 """Limit of any value: those of 16 bits are far below."""
 LOWEST_HU = -4096.0
 """Lower limit of values other than padding: that of 12 bits, with a margin for other slopes."""
+
+CLIPPED_SHARE = 0.01
+"""Share of voxels from which on the lowest value may be the limit to which values were clipped."""
+CLIPPED_VOXELS = 10
+"""Least number of such voxels: the lowest value of a tiny crop is no limit."""
+CLIPPED_ABOVE_HU = -500.0
+"""Limit below which clipping changes no tissue but lung."""
+HALVED_AIR_HU = (-600.0, -350.0)
+"""Limits of noisy air and lung in a CT whose values were halved."""
+HALVED_GAP_HU = (-300.0, -200.0)
+"""Limits between lung and fat in such a CT: only voxels at a surface have such values."""
+GAP_CONTRAST = 3.0
+"""Least ratio of the frequency per HU of air to that between lung and fat, if values were halved.
+In a crop of lung tissue without air, all these values are similarly frequent."""
+AIR_HU = (-1100.0, -600.0)
+"""Limits of air and lung, with noise."""
+SURFACE_HU = (-600.0, -300.0)
+"""Limits of values that voxels at the surface of the body or of the lungs have."""
+SOFT_HU = (-150.0, 150.0)
+"""Limits of fat and soft tissue."""
+BONE_HU = 400.0
+"""Lower limit of dense bone, which takes less space than air does."""
+
+
+def is_hounsfield(sample: NDArray[Any]) -> bool:
+    """Return whether intensities are those of a CT with air around or inside the body.
+
+    Phase images are not: their values below -600 and above 600 are equally frequent. Scans of MR
+    and PET have hardly any values below 0.
+
+    Parameters
+    ----------
+    sample : (N,) array
+        Finite intensities of a scan without its declared padding.
+    """
+    if not sample.size:
+        return False
+    air, soft = _share(sample, *AIR_HU), _share(sample, *SOFT_HU)
+    inner = sample[sample > sample.min()]  # without padding that no header declares
+    return bool(
+        air >= 0.01
+        and soft >= max(0.03, 1.5 * _share(sample, *SURFACE_HU))
+        and _share(sample, BONE_HU, np.inf) < air / 2
+        and _share(inner, -np.inf, AIR_HU[0]) < 0.01
+    )
+
+
+def find_altered_scale(sample: NDArray[Any]) -> str | None:
+    """Return why Hounsfield units seem to be clipped, halved or doubled; None if they do not.
+
+    Parameters
+    ----------
+    sample : (N,) array
+        Finite intensities of a scan without its declared padding.
+    """
+    if not sample.size:
+        return None
+    lowest = float(sample.min())
+    inner = sample[sample > lowest]
+    if lowest > CLIPPED_ABOVE_HU and _is_clipped(inner, lowest, sample.size - inner.size):
+        return f"{1 - inner.size / sample.size:.0%} of the voxels have the lowest value, {lowest:g}"
+    air = _frequency(sample, HALVED_AIR_HU)
+    if (
+        _share(sample, *HALVED_AIR_HU) >= 0.02
+        and _share(sample, -np.inf, HALVED_AIR_HU[0]) < 0.001
+        and air > GAP_CONTRAST * _frequency(sample, HALVED_GAP_HU)
+    ):
+        return "air is near -500"
+    if inner.size and float(np.percentile(inner, 5)) < TWICE_HU[0]:
+        return "5 % of the values are below those of air"
+    return None
+
+
+def _is_clipped(inner: NDArray[Any], lowest: float, count: int) -> bool:
+    """Return whether the lowest value is frequent, and more so than the values next above it."""
+    frequent = count >= max(CLIPPED_VOXELS, CLIPPED_SHARE * (count + inner.size))
+    return frequent and count > int(np.count_nonzero(inner <= lowest + 2))
+
+
+def _share(sample: NDArray[Any], low: float, high: float) -> float:
+    """Return the share of values from `low` to `high`."""
+    return float(np.mean((sample >= low) & (sample <= high))) if sample.size else 0.0
+
+
+def _frequency(sample: NDArray[Any], limits: tuple[float, float]) -> float:
+    """Return the share of values between two limits, per HU."""
+    return _share(sample, *limits) / (limits[1] - limits[0])
 
 
 def find_impossible(array: NDArray[Any]) -> str | None:

@@ -79,12 +79,18 @@ def _settings(ctx: typer.Context, file: Path) -> Values:
             sections[key] = {str(inner).replace("-", "_"): v for inner, v in value.items()}
             if unknown := sorted(sections[key].keys() - known[key]):
                 hint = did_you_mean(unknown[0], sorted(known[key]))
-                raise typer.BadParameter(f"{file}: {key} has no option {unknown[0]}; {hint}")
+                raise typer.BadParameter(
+                    f"{file}: {key} has no option {unknown[0]}; {hint} "
+                    f"(`scanloom {key} --help` lists all)"
+                )
         elif name in everywhere:
             settings[name] = value
         else:
             hint = did_you_mean(name, sorted(everywhere))
-            raise typer.BadParameter(f"{file}: no command has an option {key}; {hint}")
+            raise typer.BadParameter(
+                f"{file}: no command has an option {key}; {hint} "
+                "(`scanloom COMMAND --help` lists all)"
+            )
     return settings | sections.get(_command_name(ctx), {})
 
 

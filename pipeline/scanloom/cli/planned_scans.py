@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scanloom.cli.chosen_series import choice_document, choice_lines, show_failure
 from scanloom.cli.console import (
     OutputMode,
     console,
     error_document,
-    format_error,
     print_result,
-    say,
 )
 from scanloom.cli.exit_codes import Exit, exit_of_reason
 
@@ -34,7 +33,8 @@ def show_dry_run(paths: Sequence[Path], options: SegmentOptions, mode: OutputMod
     if not mode.json:
         for scan in planned:
             if scan.error is not None:
-                say(f"{scan.path}: {format_error(scan.error.reason, scan.error.detail)}", err=True)
+                found = scan.error
+                show_failure(scan.path, found.reason, found.detail, found.private, scan.choice)
     if not errors:
         return Exit.OK
     return exit_of_reason(errors[0].reason) if len(planned) == 1 else Exit.SOME_FAILED
@@ -53,6 +53,8 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
         for name, text in _rows(scan, options):
             table.add_row("", name, printable(text))
         screen.print(printable(str(scan.path)))
+        for line in choice_lines(scan.choice):
+            screen.print(line, soft_wrap=True)
         screen.print(table)
     fitting = sum(scan.error is None for scan in planned)
     scans = counted(len(planned), "scan")
@@ -62,11 +64,9 @@ def _show(planned: Sequence[PlannedScan], options: SegmentOptions) -> None:
 def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str]]:
     from scanloom.core import format_bytes
 
-    series, grid = scan.series, scan.grid
-    if series is None or grid is None:
+    grid = scan.grid
+    if grid is None:
         return
-    number = "" if len(series.files) == 1 else "s"
-    yield "series", f"{series.modality or series.kind}, {len(series.files)} file{number}"
     yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
     yield "model", ", ".join(options.models)
     if scan.memory is not None:
@@ -97,6 +97,7 @@ def _plain(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
     return {
         "path": str(scan.path),
         "case": scan.case or None,
+        "series": choice_document(scan.choice),
         "modality": scan.series.modality if scan.series else None,
         "files": len(scan.series.files) if scan.series else None,
         "shape": list(scan.grid.shape) if scan.grid else None,

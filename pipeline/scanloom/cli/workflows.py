@@ -68,20 +68,11 @@ def explain_nothing_selected(reasons: Mapping[str, int], unstated: int, workflow
     workflow : str
         The workflow, as it was given.
     """
-    from scanloom.core import counted
-
     counts = Counter({reason: count for reason, count in reasons.items() if reason})
     listed = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
     say(f"scanloom: files were found, but no case ({listed}).", err=True)
     if unstated:
-        series = counted(unstated, "series states", "series state")
-        file = shipped_workflows().get(workflow)
-        place = f"a copy of {file}" if file else "the workflow"
-        say(
-            f"{series} no modality, such as NIfTI. If they are CT, add `policy: {{modality: CT}}` "
-            f"to {place}, or use `scanloom segment --modality CT --series all`.",
-            err=True,
-        )
+        explain_unstated(unstated, workflow)
     elif "NOT_SELECTED" in counts:
         say(
             "Check `select` and `policy` of the workflow. `scanloom index` lists the series.",
@@ -89,6 +80,24 @@ def explain_nothing_selected(reasons: Mapping[str, int], unstated: int, workflow
         )
     else:
         say("`scanloom index` lists the series.", err=True)
+
+
+def explain_unstated(unstated: int, workflow: str) -> None:
+    """Report on stderr that series were not selected because their files state no modality.
+
+    Parameters are those of `explain_nothing_selected`.
+    """
+    from scanloom.core import counted
+
+    series = counted(unstated, "series states", "series state")
+    file = shipped_workflows().get(workflow)
+    place = f"a copy of {file}" if file else "the workflow"
+    say(
+        f"{series} no modality, such as NIfTI, and the workflow selects by it. If they are CT, add "
+        f"`policy: {{modality: CT}}` to {place}, or use "
+        "`scanloom segment --modality CT --series all`.",
+        err=True,
+    )
 
 
 def _names_workflow(path: Path, known: Mapping[str, Path]) -> bool:

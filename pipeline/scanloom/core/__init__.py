@@ -1,6 +1,6 @@
 """Data types of the domain; NumPy only, no file access."""
 
-from scanloom.core.case import DICOM, Case, CaseRecord, Series
+from scanloom.core.case import DICOM, Case, CaseRecord, Series, SeriesChoice
 from scanloom.core.errors import ScanError
 from scanloom.core.grid import Grid
 from scanloom.core.measurement import Measurement
@@ -43,6 +43,7 @@ __all__ = [
     "ScanError",
     "Segmentation",
     "Series",
+    "SeriesChoice",
     "StepTimer",
     "Structure",
     "Volume",

@@ -28,6 +28,8 @@ class Series:
         Empty for other kinds than DICOM, and if the source lacks them.
     modality : str or None
         Modality in the header, if it is one of `MODALITIES`.
+    number : int
+        SeriesNumber of the header; -1 if absent.
     description : str
         Text for choosing a series. It may identify the patient: never written to results or logs.
     derived : bool
@@ -44,6 +46,7 @@ class Series:
     study_uid: str = ""
     series_uid: str = ""
     modality: str | None = None
+    number: int = -1
     description: str = ""
     derived: bool = False
     unreadable: int = 0
@@ -104,12 +107,39 @@ class Case:
 
 
 @dataclass(frozen=True)
+class SeriesChoice:
+    """Which of the series at a path was taken, for the terminal.
+
+    Parameters
+    ----------
+    number, of : int
+        Its number in the list of the series at the path, from 1, and the length of that list.
+    text : str
+        The series as a person recognises it, in a line; it may name the patient.
+    notes : tuple of str
+        What a user may have meant otherwise by the selection; without text of headers.
+    unused : tuple of str
+        Options that the headers of the series override.
+    """
+
+    number: int
+    of: int
+    text: str
+    notes: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        which = f" {self.number} of {self.of}" if self.of > 1 else ""
+        return f"Series{which}: {self.text}"
+
+
+@dataclass(frozen=True)
 class CaseRecord:
     """Outcome of a case. `reason` is `None` if it was published.
 
     `reused` means that a current result existed and nothing was done; `updated` that the scan had
     changed since an earlier result, which this one replaced. `private` holds paths and descriptions
-    that a failure is about, as in `ScanError`.
+    that a failure is about, as in `ScanError`. `choice` is the series of the path that was taken.
     """
 
     id: str
@@ -122,6 +152,7 @@ class CaseRecord:
     reused: bool = False
     updated: bool = False
     private: str = ""
+    choice: SeriesChoice | None = None
 
     def __repr__(self) -> str:
         if self.reason is not None:

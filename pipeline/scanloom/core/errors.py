@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
 from scanloom.core.reasons import Reason
+
+KEYWORDS = frozenset(
+    {
+        *("archives", "compiled_restore", "device", "gaps", "key", "max_size", "memory_limit"),
+        *("modality", "model", "names", "nan", "orientation", "out", "overlap", "phase"),
+        *("precision", "replace", "series", "structures"),
+    }
+)
+"""Options of the commands that are keywords of `scanloom.segment` or `scanloom.load_volume`."""
+_WITH_VALUE = re.compile(r"`(?:segment )?--([a-z-]+) (\w+)`")
+_OPTION = re.compile(r"(`?)(?:(?<=`)segment )?--([a-z][a-z-]*)\1")
+
+
+def in_python(message: str) -> str:
+    """Return a message with the keywords of Python functions instead of a command's options."""
+
+    def keyword(text: str, option: str, value: str = "") -> str:
+        name = option.replace("-", "_")
+        quoted = value if value.isdecimal() or not value else f'"{value}"'
+        return f"`{name}={quoted}`" if name in KEYWORDS else text
+
+    message = _WITH_VALUE.sub(lambda m: keyword(m[0], m[1], m[2]), message)
+    return _OPTION.sub(lambda m: keyword(m[0], m[2]), message)
 
 
 class ScanError(Exception):
     """A scan, model or archive can't be used, for a reason from the closed list.
+
+    Its text names options as keywords of Python functions; commands print detail and advice.
 
     Parameters
     ----------
@@ -20,7 +47,7 @@ class ScanError(Exception):
     """
 
     def __init__(self, reason: Reason, detail: str, private: str = "") -> None:
-        super().__init__(f"{reason.code}: {detail}. {reason.advice}.")
+        super().__init__(in_python(f"{reason.code}: {detail}. {reason.advice}."))
         self.reason = reason
         self.detail = detail
         self.private = private

@@ -59,9 +59,9 @@ class Reason(Enum):
     SERIES_AMBIGUOUS = (
         "ambiguous",
         False,
-        "Choose with --series: a number of the list, best or all",
+        "Choose with --series: a # or name of the list, a UID, best or all",
     )
-    SERIES_UNKNOWN = ("failed", False, "Choose one of the listed series with --series")
+    SERIES_UNKNOWN = ("failed", False, "Choose with --series: a # or name of the list, or a UID")
     NOT_AN_IMAGE = ("skipped", False, "Give an image series: nothing else can be segmented")
     DUPLICATE_LINK = ("skipped", False, "A link to a file that has already been counted")
     LEFT_OUT = ("skipped", False, "Not a scan of the BIDS dataset: give its folder to use it")
@@ -234,7 +234,11 @@ class Reason(Enum):
         False,
         "Give a YAML or JSON file, or the name of a shipped workflow, before the paths",
     )
-    NOT_SELECTED = ("skipped", False, "To include it, change `select` or `policy` in the workflow")
+    NOT_SELECTED = (
+        "skipped",
+        False,
+        "To include it, change `select`, or set `policy.modality` if its files state none",
+    )
     LOCKED = ("failed", True, "Wait for the other run in this output folder to end")
     CLUSTER = ("failed", True, "See `--cluster` in the docs, and the cluster's own log")
     WORKER_LOST = (
@@ -277,6 +281,11 @@ class Reason(Enum):
         False,
         "Use the key of this output folder with --key, or another --out",
         "run",
+    )
+    KEY_DAMAGED = (
+        "failed",
+        False,
+        "Restore the key from a copy: with another key, the same scans have other case ids",
     )
     RESULT_DAMAGED = (
         "failed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -70,12 +70,30 @@ def counted(count: int, singular: str, plural: str = "") -> str:
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
+MAX_LISTED_NAMES: Final = 20
+"""Number of known names up to which a message lists them all."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a misspelt name and the list of known names, as one sentence."""
+    """Return a suggestion for a misspelt name and the list of known names, as one sentence.
+
+    Of many known names, only the nearest are listed.
+    """
     names = list(known)
+    if len(names) > MAX_LISTED_NAMES:
+        return _nearest(name, names)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     best = {k.lower(): k for k in names}.get(name.lower()) or (matches[0] if matches else None)
     if names == [best]:
         return f"did you mean {best}?"
     expected = f"expected one of {', '.join(names)}"
     return f"did you mean {best}? {expected}" if best else expected
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    spelled = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.6)
+    if not near:
+        return f"none of the {len(names)} known names is like it"
+    *first, last = (spelled[known] for known in near)
+    return f"did you mean {', '.join(first)} or {last}?" if first else f"did you mean {last}?"

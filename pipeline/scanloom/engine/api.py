@@ -19,6 +19,7 @@ from scanloom.core import (
     ScanError,
     settle_in,
 )
+from scanloom.core.errors import in_python
 from scanloom.core.options import Dates, Engine, Mirror, Modality, Precision, SegKind, check_choices
 from scanloom.core.text import parse_bytes
 from scanloom.engine.default_model import default_model
@@ -121,9 +122,9 @@ def segment(
     nan : "refuse" or "padding"
         Handling of voxels that are not numbers.
     orientation : str or None
-        Axis codes such as "RAS", for files that do not state theirs.
+        Axis codes such as "RAS", for files that do not state theirs. Warns if a scan states others.
     modality : "CT", "MR", "PT", "NM" or None
-        Modality for files that do not state theirs.
+        Modality for files that do not state theirs. Warns if a scan states another.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
     precision : "auto", "float32" or "half"
@@ -183,7 +184,7 @@ def segment(
         phase=phase,
         device=device,
         read=ReadOptions(gaps, nan, orientation, modality, _size(max_size)),
-        outputs=Outputs(seg, dates, _words(also), _words(structures)),
+        outputs=Outputs(seg, dates, _words(also), _labels(structures)),
         compute=ComputeOptions(
             precision, skip_air, compiled_restore, mirror, remove_small, overlap, engine
         ),
@@ -246,7 +247,10 @@ def _segment(
     with warnings.catch_warnings():
         for library in ("highdicom", "pydicom"):
             warnings.filterwarnings("ignore", module=library)
-        return _records(paths, options, progress)
+        records = _records(paths, options, progress)
+    for unused in dict.fromkeys(u for r in records if r.choice for u in r.choice.unused):
+        warnings.warn(in_python(unused), stacklevel=3)
+    return records
 
 
 def _records(
@@ -272,6 +276,14 @@ def _words(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names as given, or those of a text with commas, as on the command line."""
     listed = names.split(",") if isinstance(names, str) else names
     return tuple(name.strip() for name in listed if name.strip())
+
+
+def _labels(structures: str | Sequence[str]) -> tuple[str, ...]:
+    """Return labels as `_words` does; an empty text would mean all, and is refused."""
+    labels = _words(structures)
+    if not labels and isinstance(structures, str):
+        raise ValueError("structures must name at least one structure; leave it out for all")
+    return labels
 
 
 def _size(size: int | str | None) -> int | None:

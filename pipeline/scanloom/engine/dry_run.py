@@ -10,14 +10,13 @@ from pathlib import Path
 from scanloom.cards.card import ModelCard
 from scanloom.cards.check import check_assumed_modality, check_modalities
 from scanloom.cards.store import find_model
-from scanloom.core import Grid, Reason, ScanError, Series
+from scanloom.core import Grid, Reason, ScanError, Series, SeriesChoice
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.segment import SegmentOptions
+from scanloom.engine.selected_series import SelectedSeries, select_at
 from scanloom.io.identity import case_id, read_key
-from scanloom.io.index.ranking import RankingOptions, preference_of, select_series
-from scanloom.io.index.series import find_series
 from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.read import read_outline
 from scanloom.io.session import ReadSession
@@ -33,6 +32,8 @@ class PlannedScan:
         As it was given.
     series : Series or None
         The series that is selected.
+    choice : SeriesChoice or None
+        Its number among the series at the path, and how a person recognises it.
     grid : Grid or None
         Grid of the scan.
     memory : int or None
@@ -53,6 +54,7 @@ class PlannedScan:
     case: str = ""
     state: ResultState | None = None
     error: ScanError | None = None
+    choice: SeriesChoice | None = None
 
 
 def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[PlannedScan]:
@@ -87,22 +89,21 @@ def _existing_key(file: Path | None) -> bytes | None:
 def _plan_path(
     path: Path, options: SegmentOptions, cards: Sequence[ModelCard], key: bytes | None
 ) -> Iterator[PlannedScan]:
-    reading = RankingOptions(options.phase, options.read.gaps, options.read.orientation)
     try:
-        listed = find_series(path, options.out, archives=options.archives)
-        selected = select_series(listed, options.series, preference_of(cards), reading)
+        selected = select_at(path, options, cards)
     except ScanError as error:
         yield PlannedScan(path, error=error)
         return
-    for series in selected:
+    for chosen in selected:
         try:
-            yield replace(_plan_series(series, options, cards, key), path=path)
+            planned = _plan_series(chosen, options, cards, key)
         except ScanError as error:
-            yield PlannedScan(path, series, error=error)
+            planned = PlannedScan(path, chosen.series, error=error)
+        yield replace(planned, path=path, choice=chosen.choice)
 
 
 def _plan_series(
-    series: Series,
+    chosen: SelectedSeries,
     options: SegmentOptions,
     cards: Sequence[ModelCard],
     key: bytes | None,
@@ -114,17 +115,18 @@ def _plan_series(
     ScanError
         As the segmentation would raise for the scan's headers, the memory limit and OUT.
     """
+    series, phase = chosen.series, chosen.phase
     modality = series.modality or options.read.modality
     check_assumed_modality(modality, cards)
     for card in cards:
         check_modalities([modality], card)
-    grid, dtype = read_outline(series, options.read, phase=options.phase)
+    grid, dtype = read_outline(series, options.read, phase=phase)
     number, state = "", None
     if key is not None:
         workflow = options.workflow()
-        number = case_id(series, key, options.phase)
+        number = case_id(series, key, phase)
         recipe = workflow_recipe(workflow, cards)
-        case = make_case(number, series, workflow, recipe, phase=options.phase)
+        case = make_case(number, series, workflow, recipe, phase=phase)
         if options.names == "id":
             state = result_state(
                 options.out, number, with_source_hash(case, key), replace=options.replace

@@ -22,7 +22,6 @@ from scanloom.core import (
     ReadOptions,
     Reason,
     ScanError,
-    Series,
     StepTimer,
     blame,
 )
@@ -38,10 +37,9 @@ from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.gpus import check_device
 from scanloom.engine.results.case_registry import CaseRegistry, FolderNaming
+from scanloom.engine.selected_series import SelectedSeries, select_at
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
-from scanloom.io.index.ranking import RankingOptions, preference_of, select_series
-from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import check_writable
 from scanloom.io.output.crosswalk import common_parent, source_from_series
 from scanloom.io.output.file_names import CASE
@@ -221,28 +219,22 @@ class _Session:
     def run(self, path: Path, clock: StepTimer) -> Iterator[CaseRecord]:
         try:
             with clock.step("find"), self.read_session.active():
-                selected = self._selected(path)
+                selected = select_at(path, self.options, self.cards)
         except Exception as error:  # a fault in one scan must not stop the others
             logger.debug("no scan found", exc_info=True)
             yield failed_record("", error)
             return
-        for series in selected:
+        for chosen in selected:
             with self.read_session.active():
-                record = self._run(series, clock)
-            yield record
+                record = self._run(chosen, clock)
+            yield replace(record, choice=chosen.choice)
             clock = StepTimer(clock.on_step, clock.on_windows)
 
-    def _selected(self, path: Path) -> tuple[Series, ...]:
-        options = self.options
-        reading = RankingOptions(options.phase, options.read.gaps, options.read.orientation)
-        listed = find_series(path, options.out, archives=options.archives)
-        return select_series(listed, options.series, preference_of(self.cards), reading)
-
-    def _run(self, series: Series, clock: StepTimer) -> CaseRecord:
+    def _run(self, chosen: SelectedSeries, clock: StepTimer) -> CaseRecord:
         case: Case | None = None
+        series, phase = chosen.series, chosen.phase
         try:
             with clock.step("find"):
-                phase = self.options.phase
                 number = case_id(series, self.key, phase)
                 case = make_case(number, series, self.workflow, self.recipe, phase=phase)
                 case = replace(case, stamp=source_stamp([series.stamp], self.key))

@@ -7,13 +7,14 @@ then made anew, since `scanloom.io.index.storage` compares the suffixes of all f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from scanloom.core import DICOM, Gaps, Grid, Nan
+from scanloom.core import DICOM, Gaps, Grid, Nan, Reason, ScanError
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.scan import Scan
 from scanloom.io.volumes.itk import ITK_SUFFIXES, itk_companions, parse_itk
@@ -72,6 +73,10 @@ class ReadFunction(Protocol):
         """
 
 
+EMPTY_FILE = "the file is empty"
+"""Detail of TRUNCATED."""
+
+
 def _only_itself(path: Path) -> tuple[Path, ...]:
     return (path,)
 
@@ -125,6 +130,7 @@ def raw_format(
         **_: object,
     ) -> tuple[Grid, np.dtype[Any]]:
         largest = VOXEL_LIMIT_BYTES if limit is None else limit
+        _check_not_empty(files[0])
         return parse(files, phase, orientation, largest).outline
 
     def read(
@@ -137,9 +143,23 @@ def raw_format(
         limit: int = VOXEL_LIMIT_BYTES,
         **_: object,
     ) -> Scan:
+        _check_not_empty(files[0])
         return read_raw_volume(parse, files, phase, orientation, modality, nan, limit)
 
     return VolumeFormat(name, suffixes, probe, read, companions, detached_suffixes)
+
+
+def _check_not_empty(path: Path) -> None:
+    """Refuse an empty file, such as that of a copy that was cut off; others are left to the parser.
+
+    Raises
+    ------
+    ScanError
+        TRUNCATED.
+    """
+    with suppress(OSError):
+        if path.stat().st_size == 0:
+            raise ScanError(Reason.TRUNCATED, EMPTY_FILE)
 
 
 def _probe_dicom(

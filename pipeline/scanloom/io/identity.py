@@ -45,7 +45,7 @@ def load_key(file: Path | None = None) -> bytes:
     ScanError
         NOT_FOUND if the folder of a given path does not exist: it may be mistyped; UNREADABLE if
         the file cannot be read or created, or is at the default path and may be another user's;
-        DAMAGED if it is not a key.
+        KEY_DAMAGED if it is not a key.
     """
     named = file or _named_by_environment()
     path = named or default_key_file()
@@ -63,7 +63,7 @@ def load_key(file: Path | None = None) -> bytes:
     if len(key) != KEY_BYTES:
         size = len(key) if len(key) < KEY_BYTES else f"more than {KEY_BYTES}"
         detail = f"the key file holds {size} bytes, not {KEY_BYTES}"
-        raise ScanError(Reason.DAMAGED, detail, str(path))
+        raise ScanError(Reason.KEY_DAMAGED, detail, str(path))
     return key
 
 
@@ -75,7 +75,7 @@ def read_key(file: Path | None = None) -> bytes:
     Raises
     ------
     ScanError
-        KEY_MISMATCH if the key does not exist; UNREADABLE or DAMAGED as in `load_key`.
+        KEY_MISMATCH if the key does not exist; UNREADABLE or KEY_DAMAGED as in `load_key`.
     """
     path = file or default_key_file()
     if not path.exists():

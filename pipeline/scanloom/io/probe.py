@@ -1,4 +1,4 @@
-"""The grid, voxel type and number of volumes of a series, from its headers alone."""
+"""The grid, voxel type and volumes of a series, and options it needs, from its headers alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scanloom.core import Gaps, Grid, Reason, ScanError, Series
+from scanloom.core import Gaps, Grid, ReadOptions, Reason, ScanError, Series
 from scanloom.io.formats import FORMATS
 
 MAX_VOLUMES = 10_000
@@ -30,6 +30,46 @@ def count_volumes(series: Series, orientation: str | None = None, gaps: Gaps = "
             if phase == 0:
                 raise
     return MAX_VOLUMES
+
+
+def is_single_volume(series: Series, options: ReadOptions) -> bool:
+    """Return whether a series gives a volume without the choice of one."""
+    try:
+        probe(series, None, options.orientation, options.gaps)
+    except ScanError:
+        return False
+    return True
+
+
+def unused_options(series: Series, phase: int | None, options: ReadOptions) -> tuple[str, ...]:
+    """Return which options the headers of a series override, as sentences without a full stop.
+
+    An option that agrees with the headers is left out.
+
+    Parameters
+    ----------
+    series : Series
+    phase : int or None
+        The requested volume.
+    options : ReadOptions
+        Modality and orientation for files that do not state theirs.
+    """
+    found = []
+    if options.modality and series.modality not in (None, options.modality):
+        stated = f"the headers state {series.modality}"
+        found.append(f"`--modality {options.modality}` was not used: {stated}")
+    codes = options.orientation and _stated_axes(series, phase, options)
+    if codes and codes != options.orientation:
+        found.append(f"`--orientation {options.orientation}` was not used: the scan states {codes}")
+    return tuple(found)
+
+
+def _stated_axes(series: Series, phase: int | None, options: ReadOptions) -> str:
+    """Return the axis codes of a series by its headers; empty if they do not state them."""
+    try:
+        return probe(series, phase, None, options.gaps)[0].axis_codes
+    except ScanError:
+        return ""
 
 
 def probe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,13 +23,14 @@ from scanloom.core import (
     counted,
     printable,
 )
+from scanloom.core.errors import in_python
 from scanloom.core.options import check_choices
 from scanloom.io.formats import FORMATS
 from scanloom.io.index.ranking import ALL, Preference, RankingOptions, select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.limits import VOXEL_LIMIT_BYTES
 from scanloom.io.output.crosswalk import common_parent
-from scanloom.io.probe import probe
+from scanloom.io.probe import probe, unused_options
 from scanloom.io.scan import Scan
 from scanloom.io.session import current_session
 from scanloom.io.system.unpacking import UnpackedFiles
@@ -55,8 +57,9 @@ def load_volume(
         A DICOM folder or file, a volume file (NIfTI, Analyze, NRRD, MetaImage, MGH), a zip or tar
         archive, a DICOMDIR, or a glob pattern: see docs/reading.md.
     series : str, int or None
-        Series to read if there are several: its UID, its number in the list of the error
-        SERIES_AMBIGUOUS, or "best"; see `scanloom.io.index.ranking`.
+        Series to read if there are several: its UID; its number in the list of the error
+        SERIES_AMBIGUOUS, which is not its SeriesNumber; its name in that list, or a part of it that
+        no other name has; or "best" of all; see `scanloom.io.index.ranking`.
     phase : int or None
         Index, from 0, of the volume in a file or series with several. In a DICOM series they are
         sorted by the attribute that distinguishes them: stack, time point, echo, b-value,
@@ -67,10 +70,11 @@ def load_volume(
         Handling of NaN voxels in volume files: "padding" replaces them by air (-1024 HU) in a
         CT, else by the smallest value of the scan.
     orientation : str or None
-        Axis codes such as "RAS"; used only for a file without an orientation.
+        Axis codes such as "RAS"; used only for a file without an orientation. Warns if a file
+        states another one.
     modality : str or None
-        "CT", "MR", "PT" or "NM"; used only for a file without a modality. "CT" also means
-        Hounsfield units.
+        "CT", "MR", "PT" or "NM"; used only for a file without a modality, as `orientation` is. "CT"
+        also means Hounsfield units.
     max_bytes : int or None
         Largest size of the decoded voxels; None for 4 GiB. A larger scan is TOO_LARGE, decided
         from its headers.
@@ -101,6 +105,8 @@ def load_volume(
             preference,
             RankingOptions(phase, gaps, orientation),
         )
+        for unused in unused_options(chosen, phase, options):
+            warnings.warn(in_python(unused), stacklevel=2)
         return read_scan(chosen, options, phase=phase).volume
     except ScanError as error:
         if error.private:

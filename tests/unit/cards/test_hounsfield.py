@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scanloom.cards.card import Channel, ModelCard
+from scanloom.cards.card import ANY_MODALITY, Channel, ModelCard
 from scanloom.cards.check import check_scan
 from scanloom.cards.monai.bundle import read_bundle
-from scanloom.core import Grid, ScanError, Volume
+from scanloom.core import Flag, Grid, ScanError, Volume
 from scanloom.core.volume import Unit
 from support.bundles import spleen_metadata, write_bundle
 
@@ -78,7 +78,18 @@ REAL: dict[str, Callable[[], Array]] = {
     ),
     "lung only": lambda: airless(-860, 60),
     "air only": lambda: airless(-1000, 25),
+    "dense lung and muscle without air": lambda: np.concatenate(
+        [airless(-450, 130), airless(50, 15)]
+    ),
+    "few voxels without air": lambda: airless(60, 12, (4, 5, 4)),
+}
+ALTERED: dict[str, Callable[[], Array]] = {
+    "clipped at -200": lambda: torso().clip(-200, None),
     "clipped to a window": lambda: torso().clip(-160, 240),
+    "clipped at -20": lambda: torso().clip(-20, None),
+    "halved": lambda: (torso() / 2).round(),
+    "halved, not rounded": lambda: torso() / 2,
+    "doubled": lambda: torso() * 2,
 }
 FOREIGN: dict[str, tuple[Callable[[], Array], str]] = {
     "label map": (lambda: LABELS, "lie between 1 and 3"),
@@ -132,6 +143,48 @@ def test_other_scales_are_refused_by_a_model_for_ct(name: str, card: ModelCard) 
             check_scan(volume(make(), "unknown", modality), card)
         assert caught.value.code == "IMPLAUSIBLE"
         assert words in caught.value.detail
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_altered_hounsfield_units_have_a_flag(name: str, card: ModelCard) -> None:
+    for modality in ("CT", None):
+        flags = check_scan(volume(ALTERED[name](), "unknown", modality), card)
+        assert Flag.HU_IMPLAUSIBLE in flags
+
+
+RAMP = RANDOM.uniform(-1024, 1023, (40, 40, 20))
+NOT_CT: dict[str, Callable[[], Array]] = {
+    "MR": lambda: abs(torso()),
+    "phase": lambda: RAMP,
+    "phase of a head": lambda: np.where(
+        torso() > -500,
+        RANDOM.normal(0, 80, (60, 50, 20)),
+        RANDOM.uniform(-1024, 1023, (60, 50, 20)),
+    ),
+    "standard scores": lambda: RANDOM.normal(0, 1, (40, 40, 20)),
+    "difference": lambda: RANDOM.normal(0, 500, (40, 40, 20)),
+    "label map": lambda: LABELS,
+}
+
+
+@pytest.mark.parametrize("modality", ["MR", "PT", "NM"])
+def test_ct_without_a_modality_is_refused_by_other_models(modality: str, card: ModelCard) -> None:
+    """Unless it is said to be of their modality; a scan without negative values is no CT."""
+    other = replace(card, channels=(Channel("image", modality),))
+    with pytest.raises(ScanError) as caught:
+        check_scan(volume(torso(), "unknown", None), other)
+    assert caught.value.code == "MODALITY"
+    assert f"`segment --modality {modality}`" in caught.value.detail
+    assert check_scan(volume(torso(), "a.u.", modality), other) == ()
+    any_modality = replace(card, channels=(Channel("image", ANY_MODALITY),))
+    assert check_scan(volume(torso(), "unknown", None), any_modality)[0] is Flag.MODALITY_UNKNOWN
+
+
+@pytest.mark.parametrize("name", NOT_CT)
+def test_scans_of_other_modalities_are_not_taken_for_ct(name: str, card: ModelCard) -> None:
+    mr = replace(card, channels=(Channel("image", "MR"),))
+    flags = check_scan(volume(NOT_CT[name](), "unknown", None), mr)
+    assert flags == (Flag.MODALITY_UNKNOWN,)
 
 
 def test_each_ct_among_the_channels_is_checked(card: ModelCard) -> None:

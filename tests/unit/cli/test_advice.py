@@ -43,8 +43,10 @@ SHOWN_BY_FILE = {
     "engine/run.py": ("run",),
     "engine/run_lock.py": ("run",),
     "io/identity.py": WITH_KEY,
+    "engine/selected_series.py": ("segment",),
     "io/index/ranking.py": ("segment",),
     "io/output/layout.py": ON_RESULTS,
+    "io/probe.py": ("segment",),
     "io/write/bids.py": ("run",),
 }
 """Commands that show the messages of a module; `ON_SCANS` for all others."""

@@ -96,6 +96,6 @@ def test_an_error_survives_the_way_back_from_a_worker(reason, protocol):
 
 def test_a_message_says_what_why_and_what_to_do():
     """Code, detail, advice, in this order."""
-    text = str(ScanError(Reason.SLICE_GAP, "slice 7 of 20"))
+    text = str(ScanError(Reason.TRUNCATED, "slice 7 of 20"))
 
-    assert text == f"SLICE_GAP: slice 7 of 20. {Reason.SLICE_GAP.advice}."
+    assert text == f"TRUNCATED: slice 7 of 20. {Reason.TRUNCATED.advice}."

@@ -12,6 +12,7 @@ import pytest
 import scanloom
 from scanloom.cards.store import shipped
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
+from scanloom.core.errors import KEYWORDS, in_python
 from scanloom.engine.segment import SegmentOptions
 
 SAMPLE = shipped("data") / "torso_ct"
@@ -66,6 +67,40 @@ def test_a_series_may_be_given_by_number() -> None:
     with pytest.raises(scanloom.ScanError) as caught:
         scanloom.load_volume(SAMPLE, series=2)
     assert caught.value.reason is scanloom.Reason.SERIES_UNKNOWN
+
+
+def test_options_that_headers_override_are_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^`orientation=\"RAS\"` was not used: the scan states LPS"
+    ):
+        scanloom.load_volume(SAMPLE, orientation="RAS", modality="CT")
+    with pytest.warns(UserWarning, match=r"^`modality=\"MR\"` was not used: the headers state CT"):
+        scanloom.load_volume(SAMPLE, modality="MR")
+
+
+def test_messages_name_keywords_that_exist() -> None:
+    known = {
+        name
+        for function in (scanloom.segment, scanloom.load_volume)
+        for name in inspect.signature(function).parameters
+    }
+    assert known >= KEYWORDS
+
+
+@pytest.mark.parametrize(
+    ("message", "in_words_of_python"),
+    [
+        ("Choose with --series: a number", "Choose with `series=`: a number"),
+        ("with `segment --orientation RAS`, or", 'with `orientation="RAS"`, or'),
+        ("use `segment --memory-limit`", "use `memory_limit=`"),
+        ("`--phase 0` was not needed", "`phase=0` was not needed"),
+        ("use --archives or its path", "use `archives=` or its path"),
+        ("run with --debug", "run with --debug"),
+        ("See `--cluster` in the docs", "See `--cluster` in the docs"),
+    ],
+)
+def test_errors_speak_of_keywords(message: str, in_words_of_python: str) -> None:
+    assert in_python(message) == in_words_of_python
 
 
 def test_no_results_are_not_an_empty_table(tmp_path: Path) -> None:

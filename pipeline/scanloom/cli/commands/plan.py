@@ -13,7 +13,7 @@ from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.cli.options.scans import RunOutputOptions, WorkflowOptions
-from scanloom.cli.workflows import explain_nothing_selected, find_workflow
+from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,9 +45,11 @@ def plan(scans: WorkflowOptions, output: RunOutputOptions, general: Reporting) -
         print_result(general.mode, lambda: plain, lambda: console().print(table(planned)))
         nothing = scans.shard is None and not planned.cases and not planned.before
         nothing = nothing and planned.files["found"] > 0
+        unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
         if nothing:
-            unstated = sum(detail == NO_MODALITY for _, _, detail in planned.left)
             explain_nothing_selected(planned.left_out, unstated, scans.workflow)
+        elif unstated and not general.quiet:
+            explain_unstated(unstated, scans.workflow)
     raise typer.Exit(Exit.UNUSABLE if nothing else Exit.OK)
 
 

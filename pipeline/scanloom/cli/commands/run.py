@@ -22,7 +22,7 @@ from scanloom.cli.options.general import Reporting
 from scanloom.cli.options.panels import takes_panels
 from scanloom.cli.options.scans import RunOutputOptions, StrictOption, WorkflowOptions
 from scanloom.cli.run_tables import status_table, totals_table
-from scanloom.cli.workflows import explain_nothing_selected, find_workflow
+from scanloom.cli.workflows import explain_nothing_selected, explain_unstated, find_workflow
 from scanloom.engine.clusters.kinds import cluster_names
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def run(
                 files.items() for files in result.totals["files"].values()
             )
             explain_nothing_selected(dict(reasons), result.unstated, scans.workflow)
+        elif result.unstated and not general.quiet:
+            explain_unstated(result.unstated, scans.workflow)
     raise typer.Exit(_exit(result, stop, strict=output.strict, nothing=nothing))
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from scanloom.cli.chosen_series import choice_document, choice_lines, show_failure
 from scanloom.cli.console import (
     OutputMode,
     console,
     error_boundary,
     error_document,
-    format_error,
     print_json,
     say,
 )
@@ -91,7 +91,7 @@ def _options_of(models: tuple[str, ...], *panels: Any) -> SegmentOptions:
     from scanloom.engine.segment import segment_options
 
     values = {name: value for panel in panels for name, value in vars(panel).items()}
-    labels = tuple(s.strip() for s in values["structures"].split(",") if s.strip())
+    labels = tuple(s.strip() for s in (values["structures"] or "").split(",") if s.strip())
     given = {name: value for name, value in values.items() if name not in _OF_COMMAND}
     return segment_options(
         **given | {"models": models, "also": tuple(values["also"] or ()), "structures": labels}
@@ -132,6 +132,7 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
     return {
         "path": str(path),
         "case": record.id or None,
+        "series": choice_document(record.choice),
         "outcome": "used" if reason is None else reason.outcome,
         "reason": None if reason is None else error_document(reason, record.detail),
         "flags": [{"code": flag.code, "text": flag.text} for flag in record.flags],
@@ -145,13 +146,9 @@ def _case(path: Path, record: CaseRecord) -> dict[str, Any]:
 
 def show(records: Records, seconds: float, *, quiet: bool = False) -> None:
     """Print tables and a summary on stdout, and errors on stderr."""
-    from scanloom.core import printable
-
     for path, record in records:
         if record.reason is not None:
-            message = format_error(record.reason, record.detail, record.private)
-            names_it = record.private and "\n" not in record.private
-            say(message if names_it else f"{printable(str(path))}: {message}", err=True)
+            show_failure(path, record.reason, record.detail, record.private, record.choice)
         elif not quiet:
             show_case(path, record)
     if not quiet:
@@ -220,6 +217,8 @@ def show_case(path: Path, record: CaseRecord) -> None:
         table.add_row(*([m.model] if several else []), *row)
     screen = console()
     screen.print(f"\n{printable(str(path))}: case {record.id}")
+    for line in choice_lines(record.choice):
+        screen.print(line, soft_wrap=True)
     screen.print(table)
     for flag in record.flags:
         screen.print(f"! {flag.text} ({flag.code}).", soft_wrap=True)

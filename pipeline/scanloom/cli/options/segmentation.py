@@ -23,7 +23,10 @@ class ScanOptions(ArchiveOptions):
 
     series: Annotated[
         str | None,
-        typer.Option(metavar="WHICH", help="Of several series: best, all, its number or UID."),
+        typer.Option(
+            metavar="WHICH",
+            help="Of several series: best (of all), all, its # or name in the list, UID.",
+        ),
     ] = None
     phase: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Of several volumes: its number, from 0.")
@@ -73,13 +76,14 @@ class ModelOptions:
         ),
     ] = None
     structures: Annotated[
-        str,
+        str | None,
         typer.Option(
+            parser=values.names,
             metavar="A,B",
             autocompletion=complete.structures,
             help="Structures to keep; default all.",
         ),
-    ] = ""
+    ] = None
     remove_small: Annotated[
         float,
         typer.Option(min=0.0, metavar="MM3", help="Remove components up to this volume."),

@@ -36,6 +36,13 @@ def extra_name(text: str) -> str:
     return name
 
 
+def names(text: str) -> str:
+    """Return names with commas between them; refuse a text without any name."""
+    if not text.replace(",", "").strip():
+        raise typer.BadParameter("at least one name, such as liver,spleen; leave it out for all")
+    return text
+
+
 def window_overlap(text: str) -> float:
     """Return the share of a window by which windows overlap, 0 to 0.9; refuse any other text."""
     with suppress(ValueError):

@@ -323,18 +323,23 @@ def _plane(grid: Grid) -> str:
 
 def _attributes(header: Header) -> SeriesInfo:
     text = header.elements.text
-    number = text(0x00200011)
     date = text(0x00080021) or text(0x00080022) or text(0x00080020)
     return SeriesInfo(
         modality=header.modality if header.modality in MODALITIES else "",
         body_part=body_part(text(0x00180015)),
         date=date + (text(0x00080031) or text(0x00080032)),
-        number=int(number) if number.isdigit() and len(number) <= MAX_INTEGER_DIGITS else -1,
+        number=series_number(header),
         contrast=bool(text(0x00180010)),
         image_type="\\".join(header.image_type),
         kernel=text(0x00181210),
         description=series_description(header).encode("utf-8", "replace").decode(),
     )
+
+
+def series_number(header: Header) -> int:
+    """Return SeriesNumber; -1 if it is absent or damaged."""
+    text = header.elements.text(0x00200011)
+    return int(text) if text.isdigit() and len(text) <= MAX_INTEGER_DIGITS else -1
 
 
 def series_description(header: Header) -> str:

@@ -1,4 +1,4 @@
-"""Lists of series in which a person recognises each one, for the terminal.
+"""Lists of series, and lines about a series, in which a person recognises it on the terminal.
 
 They show descriptions, file names and folders, which may name a patient: they are never written to
 an output folder.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scanloom.core import DICOM, Series, printable
+from scanloom.core import DICOM, Series, counted, printable
 from scanloom.io.index.inspection import SeriesInfo, describe_as_read
 from scanloom.io.output.crosswalk import common_parent
 
@@ -25,7 +25,9 @@ _SHARES = {"name": 3, "folder": 2}
 """Columns that are shortened, and how they share the width that is left."""
 _LEAST = 12
 """Characters that a column of texts keeps when it is shortened."""
-_NUMERIC = frozenset(("#", "series", "files", "slices"))
+_NUMERIC = frozenset(("#", "DICOM #", "files"))
+_KEY = "# is the number in this list, DICOM # the SeriesNumber of the headers"
+"""The last line of a list in which a series may be chosen by a number."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class SeriesLine:
     Parameters
     ----------
     number : int or None
-        The number for `--series`; None if it can't be selected.
+        Its number in the list, by which it is selected; None if it can't be selected.
     kind : str
         Name of its format in `scanloom.io.formats.FORMATS`.
     path : str
@@ -68,6 +70,13 @@ class SeriesLine:
         return os.path.basename(self.path) if self._is_file else ""
 
     @property
+    def extent(self) -> str:
+        """Number and spacing of its slices, or the number of its files if it gives no volume."""
+        if not self.info.shape:
+            return counted(self.files, "file")
+        return f"{self.info.shape[2]} slices of {self.info.spacing[2]:.3g} mm"
+
+    @property
     def _is_file(self) -> bool:
         return self.files == 1 or self.kind != DICOM
 
@@ -77,22 +86,49 @@ class SeriesLine:
         return self.info.modality or ("" if self.kind == DICOM else self.kind)
 
 
-def list_candidates(candidates: Sequence[Series]) -> str:
-    """Return the list of the series at a path, of which one has to be chosen."""
+def list_candidates(candidates: Sequence[Series], only: Sequence[Series] | None = None) -> str:
+    """Return the list of the series at a path, or of some, of which one has to be chosen."""
+    numbers = {id(series): number for number, series in enumerate(candidates, 1)}
+    shown = candidates if only is None else only
     lines = [
-        SeriesLine(
-            number,
-            series.kind,
-            common_parent(series.files),
-            len(series.files),
-            describe_as_read(series)._replace(description=series.description),
-        )
-        for number, series in enumerate(candidates[:MAX_LISTED], 1)
+        _line_of(numbers[id(series)], series, describe_as_read(series))
+        for series in shown[:MAX_LISTED]
     ]
     rows = format_series(lines, TERMINAL_COLUMNS - 2)  # messages indent them
-    if more := len(candidates) - len(lines):
+    if more := len(shown) - len(lines):
         rows.append(f"... and {more} more: `scanloom index` lists all")
     return "\n".join(rows)
+
+
+def displayed_name(series: Series) -> str:
+    """Return the name of a series in the list: SeriesDescription, or the name of its only file."""
+    return _line_of(None, series, SeriesInfo()).name
+
+
+def describe_series(series: Series, info: SeriesInfo, width: int = TERMINAL_COLUMNS) -> str:
+    """Return a line about a series: its name, modality, slices and folder, in `width` columns.
+
+    Name and folder are shortened as in `format_series`.
+    """
+    from rich.cells import cell_len
+
+    line = _line_of(None, series, info)
+    facts = ", ".join(filter(None, (line.modality, line.extent)))
+    texts = {"name": printable(line.name), "folder": printable(line.folder)}
+    fixed = len(f'"", , folder {facts}') if line.name else len(f", folder {facts}")
+    widths = _narrowed({name: cell_len(text) for name, text in texts.items()}, width - fixed)
+    name, folder = (_fitted(name, text, widths[name]) for name, text in texts.items())
+    return ", ".join(filter(None, (f'"{name}"' if name else "", facts, f"folder {folder}")))
+
+
+def _line_of(number: int | None, series: Series, info: SeriesInfo) -> SeriesLine:
+    return SeriesLine(
+        number,
+        series.kind,
+        common_parent(series.files),
+        len(series.files),
+        info._replace(description=series.description),
+    )
 
 
 def format_series(lines: Sequence[SeriesLine], width: int = TERMINAL_COLUMNS) -> list[str]:
@@ -110,7 +146,8 @@ def format_series(lines: Sequence[SeriesLine], width: int = TERMINAL_COLUMNS) ->
     for n in range(len(lines) + 1):
         cells = [_cell(name, values[n], widths[name]) for name, values in columns.items()]
         rows.append(_GAP.join(cells).rstrip())
-    return [*rows, *([f"folders in {printable(root)}"] if root else [])]
+    key = [_KEY] if any(line.number is not None and line.info.number >= 0 for line in lines) else []
+    return [*rows, *([f"folders in {printable(root)}"] if root else []), *key]
 
 
 def _root(folders: Iterable[str]) -> str:
@@ -125,7 +162,7 @@ def _columns(lines: Sequence[SeriesLine], root: str, *, wide: bool) -> dict[str,
     columns = {
         "#": ["" if line.number is None else str(line.number) for line in lines],
         "name": [printable(line.name) for line in lines],
-        "series": [str(line.info.number) if line.info.number >= 0 else "" for line in lines],
+        "DICOM #": [str(line.info.number) if line.info.number >= 0 else "" for line in lines],
         "modality": [line.modality for line in lines],
     }
     if wide:
@@ -155,7 +192,13 @@ def _widths(columns: dict[str, list[str]], width: int) -> dict[str, int]:
     from rich.cells import cell_len
 
     widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
-    excess = sum(widths.values()) + len(_GAP) * (len(widths) - 1) - width
+    return _narrowed(widths, width - len(_GAP) * (len(widths) - 1))
+
+
+def _narrowed(widths: dict[str, int], total: int) -> dict[str, int]:
+    """Return widths of which those of long texts are reduced until all fit into a total."""
+    widths = dict(widths)
+    excess = sum(widths.values()) - total
     while excess > 0:
         longest = max(_SHARES, key=lambda name: widths[name] / _SHARES[name])
         if widths[longest] <= _LEAST:
@@ -168,11 +211,16 @@ def _widths(columns: dict[str, list[str]], width: int) -> dict[str, int]:
 def _cell(name: str, text: str, width: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
-    if cell_len(text) > width:
-        text = _shortened(text, width, at_start=name == "folder")
-    if name in _NUMERIC and name != "slices":
+    text = _fitted(name, text, width)
+    if name in _NUMERIC:
         return " " * (width - cell_len(text)) + text
     return set_cell_size(text, width)
+
+
+def _fitted(name: str, text: str, width: int) -> str:
+    from rich.cells import cell_len
+
+    return text if cell_len(text) <= width else _shortened(text, width, at_start=name == "folder")
 
 
 def _shortened(text: str, width: int, *, at_start: bool) -> str:

@@ -24,11 +24,11 @@ from typing import Literal
 
 from scanloom.cards.card import ANY_MODALITY, ModelCard
 from scanloom.core import Gaps, Reason, ScanError, Series, counted
-from scanloom.io.index.inspection import SeriesInfo, describe_as_read
-from scanloom.io.index.listing import list_candidates
+from scanloom.io.index.inspection import MAX_INTEGER_DIGITS, SeriesInfo, describe_as_read
+from scanloom.io.index.listing import displayed_name, list_candidates
 
 BEST, ALL = "best", "all"
-"""Values of `--series` besides a UID and a number."""
+"""Values of `--series` besides a UID, a number and a name."""
 
 SHORT_COVERAGE = 0.5
 """Share of the longest coverage below which a series is short: bolus tracking, perfusion."""
@@ -128,8 +128,9 @@ def select_series(
     candidates : sequence of Series
         As `find_series` returns them.
     selection : str or None
-        "best"; "all"; a SeriesInstanceUID; the number in the list, from 1; or None for the only
-        series that is not derived.
+        "best"; "all"; a SeriesInstanceUID; the number in the list, from 1; the name in the list, or
+        a part of it that no other name has, in any case; or None for the only series that is not
+        derived.
     preference : Preference
         Ranks the candidates for "best".
     options : RankingOptions
@@ -150,7 +151,7 @@ def select_series(
     if selection == BEST:
         return (_best(candidates, preference, options),)
     if selection is not None and selection != ALL:
-        return (_numbered_or_uid(candidates, selection.strip()),)
+        return (_selected_by_text(candidates, selection.strip()),)
     original = tuple(series for series in candidates if not series.derived)
     if original and (selection == ALL or len(original) == 1):
         return original
@@ -183,24 +184,85 @@ def kernel_kind(kernel: str) -> Kernel | None:
     return "sharp" if number >= _SIEMENS_SHARP else "soft"
 
 
-def _numbered_or_uid(candidates: Sequence[Series], selection: str) -> Series:
-    matching = [s for s in candidates if s.series_uid and s.series_uid == selection]
-    if not matching and selection.isdecimal() and 1 <= int(selection) <= len(candidates):
-        matching = [candidates[int(selection) - 1]]
+def describe_selection(
+    candidates: Sequence[Series], selection: str | None, chosen: Series
+) -> tuple[str, ...]:
+    """Return what a user may have meant otherwise by a selection, as sentences without full stop.
+
+    Parameters
+    ----------
+    candidates : sequence of Series
+    selection : str or None
+        As for `select_series`.
+    chosen : Series
+        The series that it selected.
+    """
+    if selection == BEST:
+        studies = len({series.study_uid or series.files for series in candidates})
+        if studies == 1:
+            return ()
+        rivals = f"all {len(candidates)} series at this path, of {studies} studies"
+        return (f"best chooses among {rivals}; a workflow's `choose: best`, among each study's",)
+    number = _number(selection or "")
+    if number is None or chosen.series_uid == selection or chosen.number == number:
+        return ()
+    others = _listed_numbers(candidates, number)
+    if not others:
+        return ()
+    return (f"{number} is the number in the list (#); the SeriesNumber {number} is at # {others}",)
+
+
+def _listed_numbers(candidates: Sequence[Series], series_number: int) -> str:
+    """Return the numbers in the list of the series with a SeriesNumber, joined by commas."""
+    found = [n for n, series in enumerate(candidates, 1) if series.number == series_number]
+    return ", ".join(map(str, found))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= MAX_INTEGER_DIGITS else None
+
+
+def _selected_by_text(candidates: Sequence[Series], text: str) -> Series:
+    """Return the series with this UID, number in the list or name."""
+    number = _number(text)
+    matching = [s for s in candidates if s.series_uid and s.series_uid == text]
+    shared = "have this UID"
+    if not matching and number is not None and 1 <= number <= len(candidates):
+        matching = [candidates[number - 1]]
+    if not matching and number is None:
+        matching, shared = _named(candidates, text), "have this name, or this in their names"
     if len(matching) == 1:
         return matching[0]
-    listed = list_candidates(candidates)
-    if matching:
-        detail = f"{len(matching)} series have this UID"
-        raise ScanError(Reason.SERIES_AMBIGUOUS, detail, listed)
+    if not matching:
+        raise _unknown(candidates, text)
+    detail = f"{len(matching)} of {len(candidates)} series {shared}"
+    raise ScanError(Reason.SERIES_AMBIGUOUS, detail, list_candidates(candidates, matching))
+
+
+def _named(candidates: Sequence[Series], text: str) -> list[Series]:
+    """Return the series of this name, in any case; without such, those whose name contains it."""
+    wanted = " ".join(text.casefold().split())
+    if not wanted:
+        return []
+    names = [displayed_name(series).casefold() for series in candidates]
+    equal = [series for series, name in zip(candidates, names, strict=True) if name == wanted]
+    return equal or [
+        series for series, name in zip(candidates, names, strict=True) if wanted in name
+    ]
+
+
+def _unknown(candidates: Sequence[Series], text: str) -> ScanError:
     expected = f"there {'is' if len(candidates) == 1 else 'are'} {len(candidates)} series here"
-    if selection.isdecimal():
-        detail = f"{expected}, and none has number {int(selection)}"
-    elif near := get_close_matches(selection.lower(), (BEST, ALL), n=1):
-        detail = f"did you mean --series {near[0]}? {expected}"
+    number = _number(text)
+    if number is not None:
+        detail = f"{expected}, and none is number {number} of the list"
+        if others := _listed_numbers(candidates, number):
+            detail = f"{detail} (#); the SeriesNumber {number} is at # {others}"
+    elif near := get_close_matches(text.lower(), (BEST, ALL), n=1):
+        detail = f"did you mean {near[0]}? {expected}"
     else:
-        detail = f"{expected}, and none has this UID"
-    raise ScanError(Reason.SERIES_UNKNOWN, detail, listed)
+        detail = f"{expected}, and none has this UID or name"
+    return ScanError(Reason.SERIES_UNKNOWN, detail, list_candidates(candidates))
 
 
 def _best(candidates: Sequence[Series], preference: Preference, options: RankingOptions) -> Series:

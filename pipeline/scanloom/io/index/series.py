@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,18 @@ from scanloom.io.dicom.header.elements import decode_elements
 from scanloom.io.dicom.header.header import HeaderCache, header_from_elements, pydicom_muted
 from scanloom.io.dicom.pixels.frame import NATIVE_TRANSFER_SYNTAXES
 from scanloom.io.dicom.sop_classes import is_derived, object_name
-from scanloom.io.formats import FORMATS
-from scanloom.io.index.inspection import FileInfo, inspect_files, series_description
+from scanloom.io.formats import EMPTY_FILE, FORMATS
+from scanloom.io.index.inspection import (
+    FileInfo,
+    inspect_files,
+    series_description,
+    series_number,
+)
 from scanloom.io.index.missing_files import DicomFiles, UnreadableFiles
 from scanloom.io.index.walk import FileEntry, list_files, stamp_of
 from scanloom.io.session import current_session
 from scanloom.io.system.archives import MEMBER_SEPARATOR, archive_kind, is_archive
+from scanloom.io.system.regular_files import special_file_name
 from scanloom.io.system.sandbox import start_sandbox
 from scanloom.io.system.unpacking import UnpackedFiles
 
@@ -79,6 +86,7 @@ def find_series(
         NOT_FOUND or UNREADABLE; without a scan, NO_IMAGES, or the reason for which all files
         were skipped if they share one.
     """
+    _check_file(path)
     entries = list_files([path], out=out, archives=archives)
     infos = _inspect(entries)
     requested = ""
@@ -176,6 +184,7 @@ def make_series(
             study_uid=group.study,
             series_uid=group.series,
             modality=modality if modality in MODALITIES else None,
+            number=series_number(headers[0]),
             description=series_description(headers[0]),
             derived=all(map(is_derived, headers)),
             stamp=stamp,
@@ -224,6 +233,25 @@ def _inspect(entries: Sequence[FileEntry]) -> list[FileInfo]:
     known, paths = known_infos(entries, [None] * len(entries))
     inspected = iter(inspect_files(list(paths.values())))
     return [info or next(inspected) for info in known]
+
+
+def _check_file(path: Path | str) -> None:
+    """Refuse a path to a pipe, a socket, a device or an empty file; others are left to the search.
+
+    Raises
+    ------
+    ScanError
+        NO_IMAGES or TRUNCATED.
+    """
+    try:
+        state = os.stat(path)
+    except (OSError, ValueError):
+        return
+    name = special_file_name(state.st_mode)
+    if name:
+        raise ScanError(Reason.NO_IMAGES, f"this is a {name}, not a file or folder", str(path))
+    if stat.S_ISREG(state.st_mode) and state.st_size == 0:
+        raise ScanError(Reason.TRUNCATED, EMPTY_FILE, str(path))
 
 
 def _is_single_file(path: Path | str) -> bool:
@@ -308,8 +336,6 @@ def _no_scan_error(entries: Sequence[FileEntry], infos: Sequence[FileInfo]) -> S
     if not skipped:
         single = len(entries) == 1 and len(infos) == 1
         nothing = "neither a DICOM file nor named as a volume file" if single else "no scan here"
-        if single and entries[0].size == 0:
-            nothing = "the file is empty"
         return ScanError(Reason.NO_IMAGES, nothing)
     return ScanError(Reason.NO_IMAGES, f"no scan here, but {_objects(infos)}")
 

@@ -24,7 +24,12 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.crosswalk import SourceRecord, add_sources
 from scanloom.io.output.file_names import CHECKSUMS, TIMING
 from scanloom.io.output.private import private_folder
-from scanloom.io.output.published import Provenance, read_provenance, store_file_stamps
+from scanloom.io.output.published import (
+    OTHER_MEANWHILE,
+    Provenance,
+    read_provenance,
+    store_file_stamps,
+)
 from scanloom.io.output.work_folder import WorkEntry
 from scanloom.io.system.atomic_write import fsync_path
 from scanloom.io.system.disk_errors import output_error
@@ -121,7 +126,7 @@ class CaseFolder:
         if target.exists() and not replace:
             published, built = _provenance(target), _provenance(self.path)
             if published is None or built is None or published.recipe != built.recipe:
-                raise ScanError(Reason.STALE, "the case folder already exists")
+                raise ScanError(Reason.STALE, OTHER_MEANWHILE)
             if published.source == built.source:
                 return target  # another process was given the same case and finished first
         _write_checksums(self.path)

@@ -33,6 +33,10 @@ OTHER_RECIPE = "the existing result was made by another recipe"
 """Detail of a result that is STALE because of the request, not of its files."""
 
 
+OTHER_MEANWHILE = "another process published a result of another recipe in the meantime"
+"""Detail of a result that is STALE although there was none when its case was begun."""
+
+
 class _ChangedFileError(ValueError):
     """A file of a published case differs from its record; the text names the file."""
 

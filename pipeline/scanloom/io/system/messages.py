@@ -33,6 +33,7 @@ from scanloom.core import (
     Relations,
     ScanError,
     Series,
+    SeriesChoice,
 )
 from scanloom.core.relations import CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite
 from scanloom.io.system.shared_memory import (
@@ -89,7 +90,7 @@ def register(
 
 
 for _record_type in (
-    *(Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series),
+    *(Case, CaseRecord, ComputeOptions, Measurement, Outputs, ReadOptions, Series, SeriesChoice),
     *(Relations, CropBy, Ensemble, RestrictTo, Share, StructuresOf, Unite),
 ):
     register(_record_type)

@@ -8,6 +8,18 @@ import stat
 from io import BufferedReader
 from pathlib import Path
 
+_SPECIAL = {
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+def special_file_name(mode: int) -> str:
+    """Return what a file that is neither a regular one nor a folder is, by its mode; else ""."""
+    return _SPECIAL.get(stat.S_IFMT(mode), "")
+
 
 def open_regular_file(path: Path | str) -> BufferedReader:
     """Open a regular file for reading bytes, without blocking.

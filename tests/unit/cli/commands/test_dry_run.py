@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_dry_run_writes_nothing(
 
     assert ended.code == 0, ended.err
     for words in (
-        "CT, 6 files",
+        "Series: CT, 6 slices of 2.5 mm, folder ",
         "24 x 20 x 6 at 0.7 x 0.8 x 2.5 mm",
         str(out / "cases"),
     ):
@@ -57,6 +58,45 @@ def test_a_dry_run_names_the_folder_that_the_run_writes(
 
     assert before["result"] == case["folder"]
     assert "exists already" in scanloom(*command, "--dry-run").out
+
+
+def test_the_series_that_is_taken_is_named(
+    study: Path, mr: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """By the dry run and the result, in a line of 80 columns; without its name in the JSON."""
+    command = ["segment", tmp_path, "-m", tiny_model, "-o", tmp_path / "out", "--series", "best"]
+    for more in (["-n"], []):
+        lines = scanloom(*command, *more).out.splitlines()
+        [line] = [line for line in lines if line.startswith("Series ")]
+        assert re.match(r"Series [12] of 2: CT, 6 slices of 2.5 mm, folder ", line)
+        assert line.endswith("/study")
+        assert len(line) <= 80
+    other = {"1": "2", "2": "1"}[line.split()[1]]
+    refused = scanloom(*command[:-1], other)
+    assert f"  Series {other} of 2: MR, 6 slices of 2.5 mm, folder " in refused.err
+    for more, key in ((["-n"], "planned"), ([], "cases")):
+        [entry] = scanloom(*command, "--json", *more).document[key]
+        assert entry["series"]["number"] == int(line.split()[1])
+        assert entry["series"]["of"] == 2
+
+
+def test_options_that_headers_override_are_named(
+    study: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    command = ["segment", study, "-m", tiny_model, "-o", tmp_path / "out"]
+    assert scanloom(*command).code == 0
+    assert "exists already" in scanloom(*command, "--phase", "0", "-n").out  # has the same id
+    options = ["--replace", "--phase", "0", "--modality", "MR", "--orientation", "RAS"]
+    for more in (["-n"], []):
+        shown = scanloom(*command, *options, *more).out
+        assert "! `--phase 0` was not needed: the scan has a single volume." in shown
+        assert "! `--modality MR` was not used: the headers state CT." in shown
+        assert "! `--orientation RAS` was not used: the scan states LPS." in shown
+    fitting = scanloom(*command, "--modality", "CT", "--orientation", "LPS", "-n").out
+    assert "!" not in fitting
+    absent = scanloom(*command, "--phase", "1", "-n")
+    assert absent.code == 65
+    assert "there is one volume, but number 1 was requested (FOUR_D)" in absent.err
 
 
 def test_a_dry_run_refuses_as_the_run_does(study: Path, mr: Path, tiny_model: Path) -> None:

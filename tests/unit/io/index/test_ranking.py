@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,12 +10,14 @@ import pytest
 
 import scanloom
 from scanloom.cards.card import ANY_MODALITY
-from scanloom.core import ScanError
-from scanloom.io.index.inspection import SeriesInfo
+from scanloom.core import ScanError, Series
+from scanloom.io.index.inspection import SeriesInfo, describe_as_read
+from scanloom.io.index.listing import describe_series
 from scanloom.io.index.ranking import (
     Preference,
     RankingOptions,
     best_first,
+    describe_selection,
     kernel_kind,
     preference_of,
     select_series,
@@ -159,6 +162,84 @@ def test_one_is_still_chosen_by_number_or_not_at_all(study: Path) -> None:
     with pytest.raises(ScanError) as caught:
         select_series(found)
     assert caught.value.code == "SERIES_AMBIGUOUS"
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> tuple[Series, ...]:
+    """Three series with descriptions, whose SeriesNumbers contradict their places in the list."""
+    for count, number, text in ((9, 3, "T1 MPRAGE"), (7, 7, "T1 mprage post"), (5, 1, "FLAIR")):
+        folder = tmp_path / f"n{number}"
+        folder.mkdir()
+        attributes = {"SeriesDescription": text, "SeriesNumber": number}
+        series(folder, text[:5], count=count, **attributes)
+    return find_series(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("FLAIR", 1), ("flair", 1), ("t1  mprage", 3), ("post", 7), ("3", 1), ("1", 3)],
+)
+def test_a_series_is_chosen_by_its_name_or_a_unique_part(
+    named: tuple[Series, ...], text: str, number: int
+) -> None:
+    """An exact name precedes names that contain it, and a number is the place in the list."""
+    assert [series.number for series in select_series(named, text)] == [number]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says", "listed"),
+    [
+        ("t1", "SERIES_AMBIGUOUS", "2 of 3 series have this name", 2),
+        ("T2", "SERIES_UNKNOWN", "none has this UID or name", 3),
+        (
+            "7",
+            "SERIES_UNKNOWN",
+            "none is number 7 of the list (#); the SeriesNumber 7 is at # 2",
+            3,
+        ),
+        ("99", "SERIES_UNKNOWN", "none is number 99 of the list", 3),
+        ("bset", "SERIES_UNKNOWN", "did you mean best?", 3),
+        (" ", "SERIES_UNKNOWN", "none has this UID or name", 3),
+    ],
+)
+def test_a_refused_choice_lists_the_series(
+    named: tuple[Series, ...], text: str, code: str, says: str, listed: int
+) -> None:
+    with pytest.raises(ScanError) as caught:
+        select_series(named, text)
+    assert caught.value.code == code
+    assert says in caught.value.detail
+    _, *rows = caught.value.private.splitlines()
+    assert sum(row.split()[0].isdecimal() for row in rows) == listed
+    assert rows[-1] == "# is the number in this list, DICOM # the SeriesNumber of the headers"
+    assert "--" not in str(caught.value)
+
+
+def test_what_else_a_choice_may_have_meant_is_said(named: tuple[Series, ...]) -> None:
+    first, second, third = named
+    assert describe_selection(named, "3", third) == (
+        "3 is the number in the list (#); the SeriesNumber 3 is at # 1",
+    )
+    assert describe_selection(named, "2", second) == ()
+    assert describe_selection(named, None, first) == ()
+    assert describe_selection(named, "best", first) == ()  # all are of a single study
+    other = replace(third, study_uid="1.2")
+    [remark] = describe_selection((first, second, other), "best", first)
+    assert "all 3 series at this path, of 2 studies" in remark
+
+
+def test_a_series_is_described_in_a_line(named: tuple[Series, ...]) -> None:
+    first = named[0]
+    info = describe_as_read(first)
+    folder = first.files[0].parent
+    assert describe_series(first, info, 300) == (
+        f'"T1 MPRAGE", CT, 9 slices of 2.5 mm, folder {folder}'
+    )
+    for width in (80, 64):
+        line = describe_series(first, info, width)
+        assert len(line) <= width
+        assert line.endswith(folder.name)
+    assert "CT, 9 files, folder" in describe_series(first, SeriesInfo(modality="CT"), 300)
 
 
 def test_where_none_gives_a_volume_the_largest_says_why(tmp_path: Path) -> None:

@@ -66,12 +66,13 @@ def test_several_series_are_listed_with_what_to_type(tmp_path):
         select_series(found)
     assert caught.value.code == "SERIES_AMBIGUOUS"
     heads, first, second, *_ = caught.value.private.splitlines()
-    assert heads.split()[:4] == ["#", "name", "series", "modality"]
+    assert heads.split()[:5] == ["#", "name", "DICOM", "#", "modality"]
     assert first.split()[0] == "1"
     assert "CT" in first.split()
     assert second.split()[0] == "2"
     assert "MR" in second.split()
-    assert "--series" in str(caught.value)
+    assert "--series" in caught.value.reason.advice
+    assert "Choose with `series=`" in str(caught.value)
     assert max(map(len, (heads, first, second))) <= 80
 
 
