@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
+from scanloom.review.server.connection import Connection
 from scanloom.review.server.desk import Desk, OpenCases, Publish
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
@@ -116,7 +117,8 @@ def _config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         lifespan="off",
-        timeout_keep_alive=30,
+        http=Connection,
+        ws="none",
         timeout_graceful_shutdown=2,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.certificate_key,
