@@ -100,7 +100,8 @@ class Routes:
 
     def case(self, request: Request, reviewer: str) -> Response:
         """Return what the viewer needs to know about a case."""
-        case = self._opened(request, reviewer)
+        name = self._name(request, reviewer, anew=True)
+        case = self.desk.opened(name)
         verdicts = self.desk.verdicts(case.name, reviewer)
         return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
 
@@ -186,9 +187,9 @@ class Routes:
             {"revision": self.desk.save_draft(self._name(request, reviewer), reviewer)}
         )
 
-    def _name(self, request: Request, reviewer: str) -> str:
+    def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])
-        self.desk.check(name, reviewer)
+        self.desk.check(name, reviewer, anew=anew)
         return name
 
     def _opened(self, request: Request, reviewer: str) -> OpenedCase:

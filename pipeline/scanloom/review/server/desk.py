@@ -191,16 +191,26 @@ class Desk:
             shown.setdefault(text, {"text": text, "kind": each.kind, "point": point})
         return list(shown.values())
 
-    def check(self, name: str, reviewer: str) -> None:
+    def check(self, name: str, reviewer: str, *, anew: bool = False) -> None:
         """Refuse a case that is not there, or not for a reviewer.
+
+        Parameters
+        ----------
+        name, reviewer : str
+        anew : bool
+            Whether to look if the case was replaced, corrected or removed.
 
         Raises
         ------
         ScanError
-            ID_UNKNOWN.
+            ID_UNKNOWN; RESULT_DAMAGED.
         """
-        self.worklist.refresh()
-        known = is_case_name(name) and name in self.worklist.cases
+        known = is_case_name(name)
+        if known and (anew or name not in self.worklist.cases):
+            self.worklist.update(name)
+        if known and name in self.worklist.damaged:
+            raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+        known = known and name in self.worklist.cases
         if not known or not self.readers.cases_of(reviewer, [name], self._valid_of(name)):
             raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 
@@ -215,7 +225,7 @@ class Desk:
         case = self.open_cases.get(name)
         if self._is_listed(case):
             return case
-        self.worklist.refresh(at_once=True)
+        self.worklist.update(name)
         self.open_cases.forget(name)
         case = self.open_cases.get(name)
         if not self._is_listed(case):
@@ -248,6 +258,7 @@ class Desk:
         ScanError
             STALE if another result was seen; DISK_FULL or OUTPUT_UNWRITABLE.
         """
+        self.worklist.update(verdict.case)
         case = self.listed_case(verdict.case)
         if verdict.seen != case.seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
@@ -301,7 +312,7 @@ class Desk:
         if held is None or held[0].name != name or not held[1].changed or self.publish is None:
             raise RefusedError(409, "NOTHING", "Nothing was changed.")
         case, draft = held
-        self.worklist.refresh()
+        self.worklist.update(name)
         if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
             text = (
                 "Others read this case without knowing of each other: save when all have decided."
@@ -313,7 +324,7 @@ class Desk:
         folder = self.publish(name, case.revision, layers, reviewer)
         self.discard(name, reviewer)
         self.open_cases.forget(name)
-        self.worklist.refresh(at_once=True)
+        self.worklist.update(name)
         return int(folder.name)
 
     def _visible(
