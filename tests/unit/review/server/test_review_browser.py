@@ -348,6 +348,78 @@ def test_strokes_that_are_not_saved_are_asked_about(chromium: Any, running: Any)
     tab.once("dialog", lambda dialog: dialog.accept())
     tab.keyboard.press("n")
     tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("p")
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert "1 stroke of your correction not saved yet" in tab.inner_text("#status")
+    assert tab.get_attribute("#correct", "aria-pressed") == "true"
+    tab.click("#save-correction")
+    tab.wait_for_selector("text=Saved as revision 1")
+
+
+def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
+    chromium: Any, running: Any
+) -> None:
+    tab, said = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    tab.keyboard.press("a")
+    tab.keyboard.press("c")
+    tab.keyboard.type("looks <b>odd")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("n")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    tab.wait_for_selector("body[data-opened]")
+    assert tab.input_value("#comment") == ""
+    assert tab.is_disabled("#save")
+
+    tab.go_back()
+
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert tab.input_value("#comment") == "looks <b>odd"
+    assert tab.inner_text("#decided").startswith("Not saved yet.")
+    asked = list[str]()
+    tab.once("dialog", lambda dialog: (asked.append(dialog.type), dialog.dismiss()))
+    tab.keyboard.press("l")
+    tab.wait_for_timeout(300)
+    assert asked == ["beforeunload"]
+    tab.keyboard.press("s")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    [verdict] = read_verdicts(running.out)
+    assert (verdict.case, verdict.decision, verdict.comment) == (name, "accept", True)
+    tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("l")
+    tab.wait_for_selector("#filters button")
+    assert said == []
+
+
+def test_a_case_that_was_corrected_by_another_is_opened_anew(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    other, _ = opened(chromium, running.links["ben"])
+    open_case(other, name)
+    for key in ("b", "Enter"):
+        other.keyboard.press(key)
+    other.wait_for_selector("text=voxels changed")
+    other.click("#save-correction")
+    other.wait_for_selector("text=Saved as revision 1")
+    tab.fill("#comment", "mine")
+    tab.click("[data-decision=accept]")
+    tab.click("#save")
+
+    tab.wait_for_selector("#status.error:has-text('replaced')")
+
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert tab.input_value("#comment") == "mine"
+    assert tab.is_disabled("#save")
+    assert read_verdicts(running.out) == []
+    tab.click("[data-decision=accept]")
+    tab.click("#save")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    assert len(read_verdicts(running.out)) == 1
 
 
 def test_keys_move_the_focus_and_places_are_told(chromium: Any, running: Any) -> None:
