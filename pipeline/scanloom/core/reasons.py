@@ -302,6 +302,11 @@ class Reason(Enum):
         False,
         "Use the structures of the case: `segments.json` lists them",
     )
+    READERS = (
+        "failed",
+        False,
+        "Name two reviewers, and keep the shares; or move `review/readers.json` away to begin anew",
+    )
     REVIEW_DAMAGED = (
         "failed",
         False,
