@@ -182,17 +182,21 @@ def _publish(
 
 def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
     """Publish corrected labels from a file."""
-    from scanloom.engine.revisions.take import take_file
+    from scanloom.engine.revisions.take import changed_structures, take_file
+    from scanloom.review.corrections.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
     if given.take is None or given.case is None:
         raise typer.BadParameter("--take and --case belong together")
-    code = reviewer_codes(out, [reviewer])[reviewer]
+    [code] = reviewer_codes(out, [reviewer]).values()
+    before = latest_result(out, given.case)
     folder = take_file(out, given.take, given.case, code, model=given.model, key=key)
     if folder is None:
         say("The file has the labels of the case: there is nothing to take.")
     else:
         say(f"Revision {folder.name}: {folder}")
+        for label, (was, now) in changed_structures(before, folder).items():
+            say(f"{label}: {was} voxels before, {now} now")
 
 
 def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> None:

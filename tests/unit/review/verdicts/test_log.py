@@ -300,9 +300,11 @@ def test_answered_verdicts_survive_kills(tmp_path: Path) -> None:
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(0.01 * (n % 7))
-            child.kill()
+            try:
+                child.stdout.readline()
+                time.sleep(0.01 * (n % 7))
+            finally:
+                child.kill()
             rest = child.stdout.read()
         answered += [
             (int(number), case, who)
