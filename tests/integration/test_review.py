@@ -226,7 +226,7 @@ def test_one_of_several_corrections_of_one_result_is_published(place: Place) -> 
         thread.join()
 
     [(folder, labels)] = published
-    assert (folder.name, refused) == ("1", [Reason.STALE] * 3)
+    assert (folder.name, refused) == ("1", [Reason.CORRECTED] * 3)
     np.testing.assert_array_equal(read_label_maps(folder)[FILE], labels)
     assert list(verify(place.out)) == []
 

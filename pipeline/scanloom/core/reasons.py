@@ -302,6 +302,7 @@ class Reason(Enum):
         False,
         "Use the structures of the case: `segments.json` lists them",
     )
+    CORRECTED = ("failed", False, "Look at the latest correction, and correct that")
     READERS = (
         "failed",
         False,

@@ -24,7 +24,7 @@ const pointer = new Pointer({ get about() { return about; }, get at() { return a
   get window() { return shownWindow; }, correction, draw, mark, move, ownWindow });
 const say = (text, bad = false) => { byId("status").textContent = text; byId("status").classList.toggle("error", bad); };
 function failed(error) {
-  if (error.reason === "STALE" && about) { forget(about.id); open(about.id).then(() => tell(error)); } else tell(error);
+  if (["STALE", "CORRECTED"].includes(error.reason) && about) { forget(about.id); open(about.id).then(() => tell(error)); } else tell(error);
 }
 function tell(error) { say(error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?", true); }
 const current = () => decodeURIComponent(location.pathname.split("/").pop());
