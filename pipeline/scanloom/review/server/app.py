@@ -125,7 +125,8 @@ class Routes:
             raise RefusedError(404, "LAYER", "The case has no such layer.")
         held = self.desk.drafts.find(case.name, reviewer)
         if "draft" in request.query_params and held is not None and held.is_about(case):
-            return self._slices(request, held.draft.layer(layer))
+            with held.using(case) as draft:
+                return self._slices(request, draft.layer(layer))
         return self._slices(request, case.layers[layer].labels)
 
     def preview(self, request: Request, reviewer: str) -> Response:
@@ -163,8 +164,8 @@ class Routes:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
         held = self.desk.drafts.begin(case, reviewer)
         try:
-            with held.guard:
-                changed = held.draft.stroke(stroke)
+            with held.using(case) as draft:
+                changed = draft.stroke(stroke)
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
         return JSONResponse({"changed": changed, **self.desk.drafts.describe(case, reviewer)})
@@ -197,8 +198,8 @@ class Routes:
         case = self._opened(request, reviewer)
         held, changed = self.desk.drafts.find(case.name, reviewer), False
         if held is not None and held.is_about(case):
-            with held.guard:
-                changed = change(held.draft)
+            with held.using(case) as draft:
+                changed = change(draft)
         return JSONResponse({"changed": changed, **self.desk.drafts.describe(case, reviewer)})
 
     def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:

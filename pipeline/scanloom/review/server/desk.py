@@ -21,7 +21,7 @@ from scanloom.review.server.worklist import COLUMNS, STATES, ListedCase, Worklis
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
-from scanloom.review.verdicts.verdict import TAGS, Verdict, about
+from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about
 
 MAX_OPEN_BYTES = 704 << 20
 """Arrays of open cases that are kept; the case that was used longest ago goes first."""
@@ -287,29 +287,27 @@ class Desk:
         held = self.drafts.find(name, reviewer)
         if held is None or self.publish is None:
             raise RefusedError(409, "NOTHING", "Nothing was changed.")
-        with held.guard:
-            changed = {
-                held.case.layers[n].file: held.case.view.back(held.draft.layer(n))
-                for n in held.draft.changed
-            }
-            if not changed:
+        self.worklist.update(name)
+        case = self.opened(name)
+        if not held.is_about(case):
+            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+        with held.using(case) as draft:
+            layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
+            if not layers:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
-            self.worklist.update(name)
             if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
                 raise RefusedError(409, "BLIND", BLIND)
-            if held.case.seen != self.listed_case(name).seen:
-                raise ScanError(Reason.STALE, "the result was replaced since it was opened")
-            folder = self.publish(name, held.case.revision, changed, reviewer)
+            folder = self.publish(name, case.revision, layers, reviewer)
             self.drafts.discard(name, reviewer)
         self.open_cases.forget(name)
         self.worklist.update(name)
         return int(folder.name)
 
-    def _is_current(self, case: OpenedCase, reviewer: str) -> bool:
-        """Return whether the result of an open case is still that of the list, and a reviewer's."""
-        name, listed = case.name, self.worklist.cases.get(case.name)
+    def _is_current(self, name: str, seen: Seen, reviewer: str) -> bool:
+        """Return whether a result is still that of a case, and the case a reviewer's."""
+        listed = self.worklist.cases.get(name)
         own = self.readers.cases_of(reviewer, [name], self._valid_of(name))
-        return listed is not None and listed.seen == case.seen and bool(own)
+        return listed is not None and listed.seen == seen and bool(own)
 
     def _visible(
         self,

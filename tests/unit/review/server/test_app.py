@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
 from scanloom.review.corrections.revisions import read_label_maps, revision_folders
+from scanloom.review.server.drafts import MAX_UNPACKED
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
@@ -365,6 +366,27 @@ def test_two_reviewers_who_correct_one_case_overwrite_nothing(server: Any) -> No
     assert ben.get(f"/api/case/{name}/draft").json()["outdated"] is False
     paint(ben, name, points=[[8, 8]])
     assert ben.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 2}
+
+
+def test_drafts_of_many_reviewers_are_kept_with_few_in_whole(serve: Any) -> None:
+    names = tuple(f"reader {n}" for n in range(MAX_UNPACKED + 3))
+    server = serve(names)
+    name = server.cases[0]
+    clients = [server.client(code) for code in server.desk.names]
+    painted = []
+    for n, client in enumerate(clients):
+        paint(client, name, points=[[2 + n, 4]], radius_mm=2.0)
+        painted.append(client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content)
+
+    held = [server.desk.drafts.find(name, code) for code in server.desk.names]
+    again = [
+        client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content for client in clients
+    ]
+
+    assert again == painted
+    assert len(set(painted)) > MAX_UNPACKED
+    whole = server.desk.open_cases.get(name).layers[0].labels.nbytes
+    assert sum(each.draft.nbytes >= whole for each in held) == MAX_UNPACKED
 
 
 def test_strokes_on_a_case_that_is_gone_do_not_bar_others(server: Any) -> None:
