@@ -19,6 +19,7 @@ import httpx
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk
 from pydicom import dcmread
 from pydicom.uid import generate_uid
 
@@ -26,7 +27,7 @@ from scanloom.core import Grid, Reason, ScanError
 from scanloom.engine.results.verify import verify
 from scanloom.engine.revisions.export import export
 from scanloom.engine.revisions.publish import Correction, publish_revision
-from scanloom.engine.revisions.take import take_file
+from scanloom.engine.revisions.take import changed_structures, take_file
 from scanloom.review.corrections.label_files import read_label_file
 from scanloom.review.corrections.revisions import (
     latest_result,
@@ -225,7 +226,7 @@ def test_one_of_several_corrections_of_one_result_is_published(place: Place) -> 
         thread.join()
 
     [(folder, labels)] = published
-    assert (folder.name, refused) == ("1", [Reason.STALE] * 3)
+    assert (folder.name, refused) == ("1", [Reason.CORRECTED] * 3)
     np.testing.assert_array_equal(read_label_maps(folder)[FILE], labels)
     assert list(verify(place.out)) == []
 
@@ -264,9 +265,11 @@ def test_kills_leave_whole_revisions_only(place: Place) -> None:
     for _ in range(12):
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            said = int(process.stdout.readline())
-            time.sleep(rng.uniform(0, 0.4))
-            process.kill()
+            try:
+                said = int(process.stdout.readline())
+                time.sleep(rng.uniform(0, 0.4))
+            finally:
+                process.kill()
             said = max([said, *map(int, process.stdout.read().split())])
         numbers = [int(folder.name) for folder in revision_folders(place.out, case)]
         assert numbers == [*range(1, len(numbers) + 1)]
@@ -321,6 +324,43 @@ def test_files_of_other_cases_are_refused(place: Place, published: Path) -> None
         take_file(place.out, place.case / FILE, "../cases/x", "r1", key=place.key)
     assert caught.value.reason is Reason.ID_UNKNOWN
     assert revision_folders(place.out, place.case.name) == []
+
+
+def save_slicer(
+    case: Path, path: Path, layers: list[np.ndarray], segments: dict[str, tuple[int, int]]
+) -> Path:
+    """Write layers (I, J, K) as 3D Slicer does; segments (layer, value) by name."""
+    reference = sitk.ReadImage(str(case / FILE))
+    images = [sitk.GetImageFromArray(layer.transpose(2, 1, 0)) for layer in layers]
+    image = sitk.Compose(images) if len(images) > 1 else images[0]
+    image.CopyInformation(reference)
+    for n, (name, (layer, value)) in enumerate(segments.items()):
+        texts = {"Name": name, "Layer": str(layer), "LabelValue": str(value)}
+        for key, text in texts.items():
+            image.SetMetaData(f"Segment{n}_{key}", text)
+    sitk.WriteImage(image, str(path))
+    return path
+
+
+def test_segments_that_overlap_are_refused(place: Place, tmp_path: Path) -> None:
+    """In a label map, a voxel can't have both."""
+    one, other = (np.zeros(nib.load(place.case / FILE).shape, np.uint8) for _ in range(2))
+    one[2:9, 2:9, 2:5], other[6:12, 2:9, 2:5] = 1, 1
+    segments = {"Part 1": (0, 1), "Part 2": (1, 1)}
+    with pytest.raises(ScanError, match="overlaps another") as caught:
+        place.take(save_slicer(place.case, tmp_path / "a.seg.nrrd", [one, other], segments))
+    assert caught.value.reason is Reason.LABELS_UNKNOWN
+    other[one > 0] = 0
+
+    revision = place.take(save_slicer(place.case, tmp_path / "b.seg.nrrd", [one, other], segments))
+
+    assert revision is not None
+    before, labels = (read_label_maps(folder)[FILE] for folder in (place.case, revision))
+    expected = np.where(one > 0, 1, np.where(other > 0, 2, np.where(before == 3, 3, 0)))
+    np.testing.assert_array_equal(labels, expected)
+    assert changed_structures(place.case, revision) == {
+        f"part-{n}": ((before == n).sum(), (expected == n).sum()) for n in (1, 2, 3)
+    }
 
 
 def test_a_renamed_segment_is_refused(place: Place, tmp_path: Path) -> None:
@@ -518,6 +558,9 @@ class Serving:
 
     def close(self, by: signal.Signals = signal.SIGINT) -> None:
         self.process.send_signal(by)
-        self.process.wait(60)
+        try:
+            self.process.wait(60)
+        finally:
+            self.process.kill()
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -311,6 +311,12 @@ class Reason(Enum):
         False,
         "Use the structures of the case: `segments.json` lists them",
     )
+    CORRECTED = ("failed", False, "Look at the latest correction, and correct that")
+    READERS = (
+        "failed",
+        False,
+        "Name two reviewers, and keep the shares; or move `review/readers.json` away to begin anew",
+    )
     REVIEW_DAMAGED = (
         "failed",
         False,

@@ -29,8 +29,12 @@ class ReaderOptions:
     panel: ClassVar[str] = "Readers"
 
     reviewers: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Reviewers: each gets a link.")
-    ] = "reviewer"
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Reviewers: each gets a link. Default: those of the last start.",
+        ),
+    ] = None
     double: Annotated[
         float | None,
         typer.Option(
@@ -106,14 +110,14 @@ def review(
     """
     _check(readers, corrections, address)
     out = results.path
-    names = tuple(name.strip() for name in readers.reviewers.split(",") if name.strip())
+    names = _names(readers)
     with error_boundary(general.mode):
         from scanloom.core import Reason, ScanError
 
         if not (out / "cases").is_dir():
             raise ScanError(Reason.NOT_FOUND, "there are no results in this folder", str(out))
         if corrections.take is not None:
-            _take(out, corrections, names[0], key.key)
+            _take(out, corrections, next(iter(names), "reviewer"), key.key)
             return
         if corrections.export is not None:
             _export(out, corrections.export, corrections.model, key.key)
@@ -124,13 +128,13 @@ def review(
             detail = "the review server is not installed: pip install 'scanloom[review]'"
             raise ScanError(Reason.ENVIRONMENT, detail) from exc
         options = ServerOptions(
-            reviewers=tuple(dict.fromkeys(names)),
+            reviewers=names,
             host=address.host,
             port=address.port,
             certificate=address.tls_cert,
             certificate_key=address.tls_key,
-            double=readers.double or 0.0,
-            repeat=readers.repeat or 0.0,
+            double=readers.double,
+            repeat=readers.repeat,
             key=key.key,
         )
         say("Reading the results ...")
@@ -144,11 +148,8 @@ def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: Addr
     ------
     typer.BadParameter
     """
-    names = {name.strip() for name in readers.reviewers.split(",")} - {""}
-    if not names:
+    if readers.reviewers is not None and not _names(readers):
         raise typer.BadParameter("give the reviewers' names: --reviewers anna,ben")
-    if readers.double and len(names) < 2:
-        raise typer.BadParameter("--double needs two reviewers at least: --reviewers anna,ben")
     if (corrections.take is None) != (corrections.case is None):
         raise typer.BadParameter("--take and --case belong together")
     if (address.tls_cert is None) != (address.tls_key is None):
@@ -158,6 +159,11 @@ def _check(readers: ReaderOptions, corrections: CorrectionOptions, address: Addr
             f"--host {address.host} can be reached from other machines: it needs --tls-cert and "
             "--tls-key"
         )
+
+
+def _names(readers: ReaderOptions) -> tuple[str, ...]:
+    names = (name.strip() for name in (readers.reviewers or "").split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _publish(
@@ -176,17 +182,21 @@ def _publish(
 
 def _take(out: Path, given: CorrectionOptions, reviewer: str, key: Path | None) -> None:
     """Publish corrected labels from a file."""
-    from scanloom.engine.revisions.take import take_file
+    from scanloom.engine.revisions.take import changed_structures, take_file
+    from scanloom.review.corrections.revisions import latest_result
     from scanloom.review.verdicts.log import reviewer_codes
 
     if given.take is None or given.case is None:
         raise typer.BadParameter("--take and --case belong together")
-    code = reviewer_codes(out, [reviewer])[reviewer]
+    [code] = reviewer_codes(out, [reviewer]).values()
+    before = latest_result(out, given.case)
     folder = take_file(out, given.take, given.case, code, model=given.model, key=key)
     if folder is None:
         say("The file has the labels of the case: there is nothing to take.")
     else:
         say(f"Revision {folder.name}: {folder}")
+        for label, (was, now) in changed_structures(before, folder).items():
+            say(f"{label}: {was} voxels before, {now} now")
 
 
 def _export(out: Path, folder: Path, model: str | None, key: Path | None) -> None:

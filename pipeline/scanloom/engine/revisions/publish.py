@@ -98,7 +98,7 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
     Raises
     ------
     ScanError
-        STALE if another correction was published since; what `read_unchanged_source` raises if
+        CORRECTED if another correction was published since; what `read_unchanged_source` raises if
         the scan can't be read or was changed; RESULT_DAMAGED; WRITE_MISMATCH; DISK_FULL or
         OUTPUT_UNWRITABLE. Then nothing is published.
     """
@@ -125,7 +125,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> Path:
     before = latest_result(out, name)
     if revision_number(before) != correction.corrected:
-        raise ScanError(Reason.STALE, "the case was corrected by another since")
+        raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
     labels = read_label_maps(before)
     document = read_json(out / "cases" / name / CASE)
     scan = read_unchanged_source(out, name, key)

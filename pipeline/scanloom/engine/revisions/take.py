@@ -15,6 +15,7 @@ from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, SEGMENTS
 from scanloom.io.output.json_file import read_json
 from scanloom.io.output.layout import is_case_name
+from scanloom.io.output.measurements import read_measurements
 from scanloom.review.corrections.label_files import LabelFile, read_label_file
 from scanloom.review.corrections.revisions import (
     latest_result,
@@ -35,7 +36,8 @@ def take_file(
     """Publish the labels in a file as a revision of a case; None if they are the case's.
 
     A file of numbers replaces a label map as a whole. A file of named segments replaces the
-    structures that it names, and leaves the others; where both claim a voxel, the file's does.
+    structures that it names, and leaves the others; where both claim a voxel, it is the file's.
+    Segments of one label map must not overlap.
 
     Parameters
     ----------
@@ -134,12 +136,34 @@ def _by_name(
         raise ScanError(Reason.LABELS_UNKNOWN, "two segments name the same structure")
     for file, number in targets.values():
         after[file][after[file] == number] = 0
+    painted = {entry["file"]: np.zeros(before[entry["file"]].shape, bool) for entry in entries}
     for name, (layer, value) in names.items():
         file, number = targets[name]
-        after[file][given.layers[layer] == value] = number
+        inside = given.layers[layer] == value
+        if (inside & painted[file]).any():
+            raise ScanError(Reason.LABELS_UNKNOWN, f"segment {name[:40]!r} overlaps another")
+        painted[file] |= inside
+        after[file][inside] = number
     return after
 
 
 def _plain(text: str) -> str:
     """Return a name without case, underscores and repeated spaces."""
     return " ".join(text.lower().replace("_", " ").split())
+
+
+def changed_structures(before: Path, after: Path) -> dict[str, tuple[int, int]]:
+    """Return the voxels of each structure before and after a correction, if they differ.
+
+    Parameters
+    ----------
+    before, after : Path
+        Folders of the result that was corrected, and of the revision.
+    """
+    was, now = (
+        {(m.model, m.label): m.voxels for m in read_measurements(folder)}
+        for folder in (before, after)
+    )
+    return {
+        label: (was[model, label], n) for (model, label), n in now.items() if was[model, label] != n
+    }

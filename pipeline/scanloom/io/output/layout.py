@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,7 +133,14 @@ def iter_cases(out: Path, read: Callable[[Path], T], damaged: set[str]) -> Itera
     damaged : set of str
         Receives the names of the cases whose files are missing, unreadable or changed.
     """
-    for folder in published_cases(out):
+    yield from iter_folders(published_cases(out), read, damaged)
+
+
+def iter_folders(
+    folders: Iterable[Path], read: Callable[[Path], T], damaged: set[str]
+) -> Iterator[T]:
+    """Yield the result of `read` for each of some published cases, as `iter_cases` does."""
+    for folder in folders:
         try:
             check_files(folder)
             case = read(folder)

@@ -100,7 +100,8 @@ class Routes:
 
     def case(self, request: Request, reviewer: str) -> Response:
         """Return what the viewer needs to know about a case."""
-        case = self._opened(request, reviewer)
+        name = self._name(request, reviewer, anew=True)
+        case = self.desk.opened(name)
         verdicts = self.desk.verdicts(case.name, reviewer)
         return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
 
@@ -122,8 +123,11 @@ class Routes:
         case, layer = self._opened(request, reviewer), request.path_params["layer"]
         if layer >= len(case.layers):
             raise RefusedError(404, "LAYER", "The case has no such layer.")
-        draft = self.desk.drafted(case.name, reviewer) if "draft" in request.query_params else None
-        return self._slices(request, draft.layer(layer) if draft else case.layers[layer].labels)
+        held = self.desk.drafts.find(case.name, reviewer)
+        if "draft" in request.query_params and held is not None and held.is_about(case):
+            with held.using(case) as draft:
+                return self._slices(request, draft.layer(layer))
+        return self._slices(request, case.layers[layer].labels)
 
     def preview(self, request: Request, reviewer: str) -> Response:
         """Return the preview of a case."""
@@ -158,26 +162,29 @@ class Routes:
         known = {s["number"] for s in case.layers[stroke.layer].structures}
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
-        draft = self.desk.draft(name, reviewer)
+        held = self.desk.drafts.begin(case, reviewer)
         try:
-            changed = draft.stroke(stroke)
+            with held.using(case) as draft:
+                changed = draft.stroke(stroke)
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
-        return JSONResponse({"changed": changed, **_plain_draft(draft)})
+        return JSONResponse({"changed": changed, **self.desk.drafts.describe(case, reviewer)})
+
+    def draft(self, request: Request, reviewer: str) -> Response:
+        """Return how far the reviewer's draft is."""
+        return JSONResponse(self.desk.drafts.describe(self._opened(request, reviewer), reviewer))
 
     def undo_stroke(self, request: Request, reviewer: str) -> Response:
         """Undo the last stroke."""
-        draft = self.desk.draft(self._name(request, reviewer), reviewer)
-        return JSONResponse({"changed": draft.undo(), **_plain_draft(draft)})
+        return self._step(request, reviewer, Draft.undo)
 
     def redo_stroke(self, request: Request, reviewer: str) -> Response:
         """Paint the last undone stroke again."""
-        draft = self.desk.draft(self._name(request, reviewer), reviewer)
-        return JSONResponse({"changed": draft.redo(), **_plain_draft(draft)})
+        return self._step(request, reviewer, Draft.redo)
 
     def discard(self, request: Request, reviewer: str) -> Response:
         """Drop the draft."""
-        self.desk.discard(self._name(request, reviewer), reviewer)
+        self.desk.drafts.discard(self._name(request, reviewer), reviewer)
         return JSONResponse({})
 
     def save_draft(self, request: Request, reviewer: str) -> Response:
@@ -186,9 +193,18 @@ class Routes:
             {"revision": self.desk.save_draft(self._name(request, reviewer), reviewer)}
         )
 
-    def _name(self, request: Request, reviewer: str) -> str:
+    def _step(self, request: Request, reviewer: str, change: Callable[[Draft], bool]) -> Response:
+        """Undo a stroke or paint it again, if there is a draft."""
+        case = self._opened(request, reviewer)
+        held, changed = self.desk.drafts.find(case.name, reviewer), False
+        if held is not None and held.is_about(case):
+            with held.using(case) as draft:
+                changed = change(draft)
+        return JSONResponse({"changed": changed, **self.desk.drafts.describe(case, reviewer)})
+
+    def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])
-        self.desk.check(name, reviewer)
+        self.desk.check(name, reviewer, anew=anew)
         return name
 
     def _opened(self, request: Request, reviewer: str) -> OpenedCase:
@@ -235,6 +251,7 @@ def make_app(
         ("POST", f"{of_case}/verdict", routes.verdict),
         ("POST", f"{of_case}/undo", routes.undo),
         ("POST", f"{of_case}/stroke", routes.stroke),
+        ("GET", f"{of_case}/draft", routes.draft),
         ("POST", f"{of_case}/draft/undo", routes.undo_stroke),
         ("POST", f"{of_case}/draft/redo", routes.redo_stroke),
         ("POST", f"{of_case}/draft/discard", routes.discard),
@@ -255,10 +272,6 @@ def make_app(
         },
     )
     return Guard(app, tuple(origins))
-
-
-def _plain_draft(draft: Draft) -> dict[str, int]:
-    return {"undo": draft.can_undo, "redo": draft.can_redo}
 
 
 def _for_reviewers(endpoint: Endpoint, sessions: Sessions) -> Callable[[Request], Any]:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.layout import is_case_name
-from scanloom.review.corrections.draft import Draft
+from scanloom.review.server.drafts import Drafts
 from scanloom.review.server.opened_case import OpenedCase, open_case
 from scanloom.review.server.security import RefusedError
 from scanloom.review.server.worklist import COLUMNS, STATES, ListedCase, Worklist, doubts
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
-from scanloom.review.verdicts.verdict import TAGS, Verdict, about
+from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about
 
 MAX_OPEN_BYTES = 704 << 20
 """Arrays of open cases that are kept; the case that was used longest ago goes first."""
@@ -102,6 +102,7 @@ def _arrays(future: Future[OpenedCase]) -> int:
     return future.result().nbytes
 
 
+BLIND = "Others read this case without knowing of each other: save when all have decided."
 Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
 """Publishes corrected label maps: name of the case, number of the revision that was corrected (0
 for the case's result), label maps (I, J, K) by file, and the reviewer's code. Returns the folder of
@@ -134,8 +135,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.worklist = Worklist(self.out)
-        self._drafts: dict[str, tuple[OpenedCase, Draft]] = {}
-        self._guard = threading.Lock()
+        self.drafts = Drafts(self._is_current)
 
     def listed(self, reviewer: str) -> dict[str, Any]:
         """Return the list of a reviewer's cases."""
@@ -191,16 +191,26 @@ class Desk:
             shown.setdefault(text, {"text": text, "kind": each.kind, "point": point})
         return list(shown.values())
 
-    def check(self, name: str, reviewer: str) -> None:
+    def check(self, name: str, reviewer: str, *, anew: bool = False) -> None:
         """Refuse a case that is not there, or not for a reviewer.
+
+        Parameters
+        ----------
+        name, reviewer : str
+        anew : bool
+            Whether to look if the case was replaced, corrected or removed.
 
         Raises
         ------
         ScanError
-            ID_UNKNOWN.
+            ID_UNKNOWN; RESULT_DAMAGED.
         """
-        self.worklist.refresh()
-        known = is_case_name(name) and name in self.worklist.cases
+        known = is_case_name(name)
+        if known and (anew or name not in self.worklist.cases):
+            self.worklist.update(name)
+        if known and name in self.worklist.damaged:
+            raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged")
+        known = known and name in self.worklist.cases
         if not known or not self.readers.cases_of(reviewer, [name], self._valid_of(name)):
             raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 
@@ -215,7 +225,7 @@ class Desk:
         case = self.open_cases.get(name)
         if self._is_listed(case):
             return case
-        self.worklist.refresh(at_once=True)
+        self.worklist.update(name)
         self.open_cases.forget(name)
         case = self.open_cases.get(name)
         if not self._is_listed(case):
@@ -248,6 +258,7 @@ class Desk:
         ScanError
             STALE if another result was seen; DISK_FULL or OUTPUT_UNWRITABLE.
         """
+        self.worklist.update(verdict.case)
         case = self.listed_case(verdict.case)
         if verdict.seen != case.seen:
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
@@ -263,29 +274,6 @@ class Desk:
         )
         return self.log.append(given, comment)
 
-    def draft(self, name: str, reviewer: str) -> Draft:
-        """Return the correction in progress of a reviewer; a new one for another case or result."""
-        case = self.opened(name)
-        with self._guard:
-            held = self._drafts.get(reviewer)
-            if held is None or held[0].name != name or held[0].seen != case.seen:
-                spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
-                layers = [layer.labels for layer in case.layers]
-                held = self._drafts[reviewer] = case, Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
-            return held[1]
-
-    def drafted(self, name: str, reviewer: str) -> Draft | None:
-        """Return the correction in progress of a reviewer for a case, if there is one."""
-        with self._guard:
-            held = self._drafts.get(reviewer)
-        return held[1] if held is not None and held[0].name == name else None
-
-    def discard(self, name: str, reviewer: str) -> None:
-        """Drop a correction in progress."""
-        with self._guard:
-            if reviewer in self._drafts and self._drafts[reviewer][0].name == name:
-                del self._drafts[reviewer]
-
     def save_draft(self, name: str, reviewer: str) -> int:
         """Publish a correction as a revision, and return its number.
 
@@ -296,25 +284,30 @@ class Desk:
         RefusedError
             If nothing was changed.
         """
-        with self._guard:
-            held = self._drafts.get(reviewer)
-        if held is None or held[0].name != name or not held[1].changed or self.publish is None:
+        held = self.drafts.find(name, reviewer)
+        if held is None or self.publish is None:
             raise RefusedError(409, "NOTHING", "Nothing was changed.")
-        case, draft = held
-        self.worklist.refresh()
-        if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
-            text = (
-                "Others read this case without knowing of each other: save when all have decided."
-            )
-            raise RefusedError(409, "BLIND", text)
-        if case.seen != self.listed_case(name).seen:
+        self.worklist.update(name)
+        case = self.opened(name)
+        if not held.is_about(case):
             raise ScanError(Reason.STALE, "the result was replaced since it was opened")
-        layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
-        folder = self.publish(name, case.revision, layers, reviewer)
-        self.discard(name, reviewer)
+        with held.using(case) as draft:
+            layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
+            if not layers:
+                raise RefusedError(409, "NOTHING", "Nothing was changed.")
+            if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
+                raise RefusedError(409, "BLIND", BLIND)
+            folder = self.publish(name, case.revision, layers, reviewer)
+            self.drafts.discard(name, reviewer)
         self.open_cases.forget(name)
-        self.worklist.refresh(at_once=True)
+        self.worklist.update(name)
         return int(folder.name)
+
+    def _is_current(self, name: str, seen: Seen, reviewer: str) -> bool:
+        """Return whether a result is still that of a case, and the case a reviewer's."""
+        listed = self.worklist.cases.get(name)
+        own = self.readers.cases_of(reviewer, [name], self._valid_of(name))
+        return listed is not None and listed.seen == seen and bool(own)
 
     def _visible(
         self,

@@ -14,12 +14,14 @@ from starlette.types import ASGIApp
 from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
+from scanloom.review.server.connection import Connection
 from scanloom.review.server.desk import Desk, OpenCases, Publish
 from scanloom.review.server.sessions import Sessions
-from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
-from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.log import VerdictLog, reviewer_codes, reviewer_names
+from scanloom.review.verdicts.sharing import kept_readers, share_cases
 from scanloom.review.verdicts.tables import write_review_tables
 
+DEFAULT_REVIEWER = "reviewer"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -30,15 +32,15 @@ class ServerOptions:
     Parameters
     ----------
     reviewers : tuple of str
-        Names of the reviewers.
+        Names of the reviewers; none for those of the last start, or "reviewer".
     host : str
         Address to listen at; another than the loopback's needs a certificate.
     port : int
         0 for a free one.
     certificate, certificate_key : Path or None
         For TLS.
-    double, repeat : float
-        Shares of cases as of `Readers`.
+    double, repeat : float or None
+        Shares of cases as of `share_cases`.
     key : Path or None
         File with the key of the case ids.
     """
@@ -48,8 +50,8 @@ class ServerOptions:
     port: int = 0
     certificate: Path | None = None
     certificate_key: Path | None = None
-    double: float = 0.0
-    repeat: float = 0.0
+    double: float | None = None
+    repeat: float | None = None
     key: Path | None = None
 
     @property
@@ -80,17 +82,17 @@ def serve(
     ------
     ScanError
         LOCKED if another server has the folder; ENVIRONMENT if the address or the certificate can't
-        be used; REVIEW_DAMAGED if the log is damaged; OUTPUT_UNWRITABLE.
-    ValueError
-        If double reading is requested for one reviewer.
+        be used; REVIEW_DAMAGED if the log is damaged; READERS if the cases can't be shared so;
+        OUTPUT_UNWRITABLE.
     """
     with closing(VerdictLog(out)) as log, closing(_listen(options)) as listening:
-        codes = reviewer_codes(out, options.reviewers)
-        readers = Readers(tuple(codes.values()), options.double, options.repeat)
-        names = {code: name for name, code in codes.items()}
+        codes = _reviewers(out, options.reviewers)
+        shares = options.double, options.repeat
+        readers = share_cases(out, tuple(codes.values()), *shares, begun=bool(log.count))
+        names = reviewer_names(out)
         desk = Desk(out, log, readers, OpenCases(out, options.key), names, publish)
         desk.worklist.refresh()
-        sessions = Sessions(list(names))
+        sessions = Sessions(list(codes.values()))
         origins = _origins(options, listening.getsockname()[1])
         app = make_app(desk, sessions, origins, secure=options.secure)
         server = uvicorn.Server(_config(app, options))
@@ -108,6 +110,15 @@ def serve(
                 write_review_tables(out)
 
 
+def _reviewers(out: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the code of each reviewer who gets a link, by name."""
+    if names:
+        return reviewer_codes(out, names)
+    known, kept = reviewer_names(out), kept_readers(out).reviewers
+    before = {known[code]: code for code in kept if code in known}
+    return before or reviewer_codes(out, [DEFAULT_REVIEWER])
+
+
 def _config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
@@ -116,7 +127,8 @@ def _config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         lifespan="off",
-        timeout_keep_alive=30,
+        http=Connection,
+        ws="none",
         timeout_graceful_shutdown=2,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.certificate_key,

@@ -13,7 +13,7 @@ from typing import Any
 
 from scanloom.core import Measurement
 from scanloom.io.output.file_names import CASE
-from scanloom.io.output.layout import iter_cases, read_case
+from scanloom.io.output.layout import iter_cases, iter_folders, read_case
 from scanloom.io.output.measurements import read_measurements
 from scanloom.review.cohort import Cohort
 from scanloom.review.corrections.revisions import REVISIONS, latest_result, revision_number
@@ -69,8 +69,10 @@ class Worklist:
         self.findings: dict[str, list[Finding]] = {}
         self.version = 0
         self._guard = threading.Lock()
+        self._swap = threading.Lock()
         self._known: dict[str, tuple[object, ListedCase]] = {}
-        self._changed: object = None
+        self._cohort = Cohort((), {})
+        self._stamps: tuple[object, dict[str, object]] | None = None
         self._next_look = 0.0
         self._look: threading.Thread | None = None
 
@@ -82,7 +84,7 @@ class Worklist:
         at_once : bool
             Whether to look in any case, and to wait until that is done.
         """
-        at_once = at_once or self._changed is None
+        at_once = at_once or self._stamps is None
         with self._guard:
             if at_once:
                 if self._look is not None:
@@ -97,29 +99,63 @@ class Worklist:
             look = self._look
         look.join(MAX_WAIT_S)
 
+    def update(self, name: str) -> None:
+        """Read a case again if it was replaced, corrected or removed.
+
+        Its findings are made anew; its place in the list, and what other cases are compared with,
+        stay until the next look that finds another case in `cases/`.
+        """
+        folder, damaged = self.out / "cases" / name, set[str]()
+        before = self._known.get(name)
+        found = dict(iter_folders([folder], self._known_or_read, damaged)).get(name)
+        if found is not None and found is before:
+            return
+        with self._swap:
+            without = {key: value for key, value in self._known.items() if key != name}
+            self._known = without if found is None else {**without, name: found}
+            self.damaged = self.damaged - {name} | (damaged if folder.is_dir() else set())
+            if found is None:
+                self.cases = {key: case for key, case in self.cases.items() if key != name}
+            else:
+                case = found[1]
+                findings = find_outliers({name: case.measurements}, self._cohort, {name: case.axes})
+                self.findings = {**self.findings, **findings}
+                self.cases = {**self.cases, name: case}
+            self.version += 1
+
     def _read_changes(self) -> None:
         began = time.monotonic()
         with suppress(FileNotFoundError):  # the folder is gone: the list stays
-            changed = _stamp(self.out / "cases"), revision_stamps(self.out)
-            if changed != self._changed:
+            stamps = _stamp(self.out / "cases"), revision_stamps(self.out)
+            cases, revisions = self._stamps or (None, {})
+            if stamps[0] != cases or self._stamps is None:
                 self._read()
-                self._changed = changed
+            else:
+                for name in {name for name, _ in stamps[1].items() ^ revisions.items()}:
+                    self.update(name)
+            self._stamps = stamps
         now = time.monotonic()
         self._next_look = now + max(LEAST_INTERVAL_S, _INTERVALS_PER_LOOK * (now - began))
 
     def _read(self) -> None:
         damaged: set[str] = set()
         found = dict(iter_cases(self.out, self._known_or_read, damaged))
-        self._known = found
         cases = {name: case for name, (_, case) in found.items()}
         references = {m: r for case in cases.values() for m, r in case.references.items()}
         cohort = Cohort((m for case in cases.values() for m in case.measurements), references)
         measured = {name: case.measurements for name, case in cases.items()}
         axes = {name: case.axes for name, case in cases.items()}
-        self.findings = find_outliers(measured, cohort, axes)
-        self.cases = {name: cases[name] for name in sorted(cases, key=lambda n: (-self.risk(n), n))}
-        self.damaged = damaged
-        self.version += 1
+        findings = find_outliers(measured, cohort, axes)
+        risks = {name: -risk_score(findings[name]) for name in cases}
+        with self._swap:
+            self._known, self._cohort, self.findings, self.damaged = (
+                found,
+                cohort,
+                findings,
+                damaged,
+            )
+            self.cases = {name: cases[name] for name in sorted(cases, key=lambda n: (risks[n], n))}
+            self.version += 1
 
     def _known_or_read(self, folder: Path) -> tuple[str, tuple[object, ListedCase]]:
         latest = latest_result(self.out, folder.name)
@@ -128,10 +164,6 @@ class Worklist:
         if known is not None and known[0] == stamp:
             return folder.name, known
         return folder.name, (stamp, _listed(folder, latest))
-
-    def risk(self, name: str) -> float:
-        """Return the risk by which a case is sorted."""
-        return risk_score(self.findings.get(name, []))
 
     def rows(
         self,
@@ -185,12 +217,12 @@ def doubts(findings: Sequence[Finding]) -> list[str]:
     return list(dict.fromkeys(f"{each.structure}: {each.text}" for each in ordered))
 
 
-def revision_stamps(out: Path) -> object:
-    """Return what changes when a revision is added."""
-    folder = Path(out, *REVISIONS)
-    with suppress(OSError):
-        return _stamp(folder), sorted((p.name, _stamp(p)) for p in folder.iterdir())
-    return None
+def revision_stamps(out: Path) -> dict[str, object]:
+    """Return what changes when a revision is added, by the name of its case."""
+    try:
+        return {path.name: _stamp(path) for path in Path(out, *REVISIONS).iterdir()}
+    except OSError:
+        return {}
 
 
 def _listed(folder: Path, latest: Path) -> ListedCase:

@@ -8,7 +8,9 @@ verdict, and the names of reviewers in `private/reviewers.json`. Verdicts have c
 from __future__ import annotations
 
 import os
+import re
 import threading
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,6 +30,7 @@ VERDICTS = "verdicts.jsonl"
 COMMENTS = "review.jsonl"
 REVIEWERS = "reviewers.json"
 LOCK = ".lock"
+_CODE = re.compile(r"r[1-9][0-9]{0,5}")
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 Current = Mapping[str, Mapping[str, Verdict]]
@@ -217,6 +220,9 @@ class VerdictLog:
 def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     """Return the code of each reviewer; new names get the next code, which is kept.
 
+    Names that differ only in case are those of one reviewer, and the first spelling stays. Codes
+    of verdicts whose reviewer's name was lost are not given again.
+
     Parameters
     ----------
     out : Path
@@ -232,23 +238,53 @@ def reviewer_codes(out: Path, names: Sequence[str]) -> dict[str, str]:
     check_links(out)
     try:
         with locked_folder(out / PRIVATE):
-            return _codes(out / PRIVATE / REVIEWERS, names)
+            taken = {verdict.reviewer for verdict in read_verdicts(out)}
+            return _codes(out / PRIVATE / REVIEWERS, names, taken)
     except OSError as exc:
         raise output_error(exc, "reviewers") from exc
 
 
-def _codes(file: Path, names: Sequence[str]) -> dict[str, str]:
+def reviewer_names(out: Path) -> dict[str, str]:
+    """Return the name of each reviewer, by code.
+
+    Raises
+    ------
+    ScanError
+        REVIEW_DAMAGED if the kept codes can't be read.
+    """
+    return _names(out / PRIVATE / REVIEWERS)
+
+
+def _names(file: Path) -> dict[str, str]:
     try:
-        known = dict(read_json(file)) if file.exists() else {}
+        plain = read_json(file) if file.exists() else {}
     except (OSError, ValueError) as exc:
         raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} can't be read") from exc
-    new = [name for name in dict.fromkeys(names) if name not in known.values()]
-    for name in new:
-        known[f"r{len(known) + 1}"] = name
+    if not all(_CODE.fullmatch(code) and isinstance(plain[code], str) for code in plain):
+        raise ScanError(Reason.REVIEW_DAMAGED, f"{PRIVATE}/{REVIEWERS} is damaged")
+    return plain
+
+
+def _codes(file: Path, names: Sequence[str], taken: Iterable[str]) -> dict[str, str]:
+    known = _names(file)
+    by_name = {_folded(name): code for code, name in known.items()}
+    numbers = [int(code[1:]) for code in {*known, *taken} if _CODE.fullmatch(code)]
+    new = False
+    for name in names:
+        if _folded(name) not in by_name:
+            numbers.append(max(numbers, default=0) + 1)
+            by_name[_folded(name)] = code = f"r{numbers[-1]}"
+            known[code] = name
+            new = True
     if new:
         write_private(file, lambda path: write_json(path, known))
-    by_name = {name: code for code, name in known.items()}
-    return {name: by_name[name] for name in names}
+    codes = dict.fromkeys(by_name[_folded(name)] for name in names)
+    return {known[code]: code for code in codes}
+
+
+def _folded(name: str) -> str:
+    """Return a name without case, in composed characters."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _hold(descriptor: int) -> None:

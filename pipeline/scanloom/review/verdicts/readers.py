@@ -38,7 +38,7 @@ class Readers:
     Raises
     ------
     ValueError
-        If a case is to be read twice, and there is one reviewer.
+        If a case is to be read twice, and there is one reviewer; if a share is not within 0 and 1.
     """
 
     reviewers: tuple[str, ...]
@@ -46,6 +46,8 @@ class Readers:
     repeat: float = 0.0
 
     def __post_init__(self) -> None:
+        if not (0 <= self.double <= 1 and 0 <= self.repeat <= 1):
+            raise ValueError("a share of cases is not within 0 and 1")
         if self.double and len(self.reviewers) < 2:
             raise ValueError("double reading needs at least two reviewers")
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
 from scanloom.review.corrections.revisions import read_label_maps, revision_folders
+from scanloom.review.server.drafts import MAX_UNPACKED
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
@@ -320,6 +321,81 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     after = about(client, name)
     assert (after["revision"], after["state"], after["verdict"]["decision"]) == (1, "stale", "edit")
     assert decide(client, name, "accept").json()["state"] == "accept"
+
+
+def paint(client: Any, name: str, **more: Any) -> Any:
+    label = about(client, name)["layers"][0]["labels"][0]["value"]
+    stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
+    return client.post(f"/api/case/{name}/stroke", json={**stroke, "label": label, **more})
+
+
+def test_strokes_that_are_not_saved_are_told_and_not_lost(server: Any) -> None:
+    client, (first, second) = server.client(), server.cases
+    assert paint(client, first).json()["undo"] == 1
+
+    refused = [
+        paint(client, second),
+        client.post(f"/api/case/{second}/draft/undo", json={}),
+        client.post(f"/api/case/{second}/draft/save", json={}),
+    ]
+
+    assert (refused[0].status_code, refused[0].json()["reason"]) == (409, "DRAFT")
+    assert first in refused[0].json()["text"]
+    assert refused[1].json() == {"changed": False, "undo": 0, "redo": 0, "outdated": False}
+    assert refused[2].status_code == 409
+    left = client.get(f"/api/case/{first}/draft").json()
+    assert left == {"undo": 1, "redo": 0, "outdated": False}
+    assert client.get(f"/api/case/{second}/draft").json()["undo"] == 0
+    assert server.client("r2").get(f"/api/case/{first}/draft").json()["undo"] == 0
+    assert client.post(f"/api/case/{first}/draft/save", json={}).json() == {"revision": 1}
+    assert paint(client, second).status_code == 200
+
+
+def test_two_reviewers_who_correct_one_case_overwrite_nothing(server: Any) -> None:
+    anna, ben, name = server.client("r1"), server.client("r2"), server.cases[0]
+    paint(anna, name)
+    paint(ben, name, points=[[8, 8]])
+    assert anna.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 1}
+
+    late = ben.post(f"/api/case/{name}/draft/save", json={})
+
+    assert (late.status_code, late.json()["reason"]) == (409, "STALE")
+    labels = f"/api/case/{name}/labels/0/axial/3-3"
+    assert ben.get(f"{labels}?draft=1").content == anna.get(labels).content
+    assert ben.get(f"/api/case/{name}/draft").json() == {"undo": 0, "redo": 0, "outdated": True}
+    assert ben.get(f"/api/case/{name}/draft").json()["outdated"] is False
+    paint(ben, name, points=[[8, 8]])
+    assert ben.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 2}
+
+
+def test_drafts_of_many_reviewers_are_kept_with_few_in_whole(serve: Any) -> None:
+    names = tuple(f"reader {n}" for n in range(MAX_UNPACKED + 3))
+    server = serve(names)
+    name = server.cases[0]
+    clients = [server.client(code) for code in server.desk.names]
+    painted = []
+    for n, client in enumerate(clients):
+        paint(client, name, points=[[2 + n, 4]], radius_mm=2.0)
+        painted.append(client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content)
+
+    held = [server.desk.drafts.find(name, code) for code in server.desk.names]
+    again = [
+        client.get(f"/api/case/{name}/labels/0/axial/3-3?draft=1").content for client in clients
+    ]
+
+    assert again == painted
+    assert len(set(painted)) > MAX_UNPACKED
+    whole = server.desk.open_cases.get(name).layers[0].labels.nbytes
+    assert sum(each.draft.nbytes >= whole for each in held) == MAX_UNPACKED
+
+
+def test_strokes_on_a_case_that_is_gone_do_not_bar_others(server: Any) -> None:
+    client, (first, second) = server.client(), server.cases
+    paint(client, first)
+    shutil.rmtree(server.out / "cases" / first)
+    assert client.get(f"/api/case/{first}").status_code == 404
+
+    assert paint(client, second).json()["undo"] == 1
 
 
 STROKES: dict[str, dict[str, Any]] = {

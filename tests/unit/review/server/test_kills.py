@@ -56,18 +56,19 @@ def killed(out: Path, seconds: float) -> tuple[Answered, list[int]]:
         [sys.executable, "-c", SERVER, str(out)], stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        links: dict[str, Any] = json.loads(server.stdout.readline())
-        threads = [
-            threading.Thread(target=decide, args=(link, f"r{n}", answered, refused))
-            for n, link in enumerate(links.values(), 1)
-        ]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + 30
-        while len(answered) < 4 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(seconds)
-        server.kill()
+        threads = []
+        try:
+            links: dict[str, Any] = json.loads(server.stdout.readline())
+            for n, link in enumerate(links.values(), 1):
+                reviewer = (link, f"r{n}", answered, refused)
+                threads.append(threading.Thread(target=decide, args=reviewer))
+                threads[-1].start()
+            deadline = time.monotonic() + 30
+            while len(answered) < 4 and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(seconds)
+        finally:
+            server.kill()
         for thread in threads:
             thread.join()
     return answered, refused

@@ -66,7 +66,10 @@ class Running:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -102,7 +105,7 @@ def opened(browser: Any, link: str, width: int = 1280, scheme: str = "light") ->
     tab.on("request", lambda r: r.url.startswith(origin) or said.append(r.url))
     tab.goto(link)
     tab.wait_for_url(f"{origin}/")
-    tab.wait_for_selector("#filters button")
+    tab.wait_for_selector("#filters button", state="attached")
     return tab, said
 
 
@@ -267,6 +270,8 @@ def test_an_empty_folder_and_no_access_are_told(
     try:
         tab, said = opened(chromium, server.links["reviewer"], 390)
         assert "No case has a result yet" in tab.inner_text("#status")
+        assert not tab.is_visible("#filters")
+        assert not tab.is_visible("table")
         assert judged(tab) == []
         assert said == []
         stranger = chromium.new_context().new_page()
@@ -348,6 +353,78 @@ def test_strokes_that_are_not_saved_are_asked_about(chromium: Any, running: Any)
     tab.once("dialog", lambda dialog: dialog.accept())
     tab.keyboard.press("n")
     tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("p")
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert "1 stroke of your correction not saved yet" in tab.inner_text("#status")
+    assert tab.get_attribute("#correct", "aria-pressed") == "true"
+    tab.click("#save-correction")
+    tab.wait_for_selector("text=Saved as revision 1")
+
+
+def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
+    chromium: Any, running: Any
+) -> None:
+    tab, said = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    tab.keyboard.press("a")
+    tab.keyboard.press("c")
+    tab.keyboard.type("looks <b>odd")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("n")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    tab.wait_for_selector("body[data-opened]")
+    assert tab.input_value("#comment") == ""
+    assert tab.is_disabled("#save")
+
+    tab.go_back()
+
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert tab.input_value("#comment") == "looks <b>odd"
+    assert tab.inner_text("#decided").startswith("Not saved yet.")
+    asked = list[str]()
+    tab.once("dialog", lambda dialog: (asked.append(dialog.type), dialog.dismiss()))
+    tab.keyboard.press("l")
+    tab.wait_for_timeout(300)
+    assert asked == ["beforeunload"]
+    tab.keyboard.press("s")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    [verdict] = read_verdicts(running.out)
+    assert (verdict.case, verdict.decision, verdict.comment) == (name, "accept", True)
+    tab.wait_for_selector("body[data-opened]")
+    tab.keyboard.press("l")
+    tab.wait_for_selector("#filters button")
+    assert said == []
+
+
+def test_a_case_that_was_corrected_by_another_is_opened_anew(chromium: Any, running: Any) -> None:
+    tab, _ = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name = tab.inner_text("#name")
+    other, _ = opened(chromium, running.links["ben"])
+    open_case(other, name)
+    for key in ("b", "Enter"):
+        other.keyboard.press(key)
+    other.wait_for_selector("text=voxels changed")
+    other.click("#save-correction")
+    other.wait_for_selector("text=Saved as revision 1")
+    tab.fill("#comment", "mine")
+    tab.click("[data-decision=accept]")
+    tab.click("#save")
+
+    tab.wait_for_selector("#status.error:has-text('replaced')")
+
+    tab.wait_for_selector(f"body[data-opened='{name}']")
+    assert tab.input_value("#comment") == "mine"
+    assert tab.is_disabled("#save")
+    assert read_verdicts(running.out) == []
+    tab.click("[data-decision=accept]")
+    tab.click("#save")
+    tab.wait_for_function("name => document.querySelector('#name').textContent !== name", arg=name)
+    assert len(read_verdicts(running.out)) == 1
 
 
 def test_keys_move_the_focus_and_places_are_told(chromium: Any, running: Any) -> None:
@@ -427,6 +504,51 @@ def letter(direction: np.ndarray) -> str:
     """Return the letter of the side to which an LPS direction runs."""
     axis = int(np.abs(direction).argmax())
     return ("RL", "AP", "IS")[axis][int(direction[axis] > 0)]
+
+
+def test_pixels_of_24_axis_orders(
+    chromium: Any, turned_scans: tuple[Path, dict[str, Path]]
+) -> None:
+    """Each canvas equals SimpleITK's voxels at its places in mm, windowed and coloured."""
+    folder, scans = turned_scans
+    server = Running(folder / "out", folder / "key")
+    try:
+        tab, said = opened(chromium, server.links["reviewer"])
+        origin = tab.url
+        for n, (name, scan) in enumerate(scans.items()):
+            tab.goto(f"{origin}case/{name}")
+            tab.wait_for_selector(f"body[data-opened='{name}']")
+            about = tab.evaluate(f"fetch('/api/case/{name}').then((r) => r.json())")
+            for plane in ("axial", "coronal", "sagittal"):
+                middle = about["planes"][plane]["count"] // 2
+                tab.locator(f"#{plane}").focus()
+                tab.keyboard.press("ArrowDown" if n % 3 else "ArrowUp")
+                wanted = middle + (1 if n % 3 else -1)
+                canvas = f"#{plane} canvas[data-index='{wanted}']"
+                tab.wait_for_selector(canvas, state="attached")
+                index, picture = shown(tab, plane)
+                assert index == wanted
+                files = [(folder / "out" / "cases" / name / e["file"], e) for e in about["layers"]]
+                layers = [(by_simpleitk(f, about, plane, index), e) for f, e in files]
+                values = by_simpleitk(scan, about, plane, index)
+                drawn = coloured(values, layers, about["windows"][0])
+                assert np.ptp(drawn) > 100
+                np.testing.assert_allclose(picture, drawn, atol=1, err_msg=f"{scan.name} {plane}")
+        assert said == []
+    finally:
+        server.stop()
+
+
+def by_simpleitk(file: Path, about: dict[str, Any], plane: str, index: int) -> np.ndarray:
+    """Return the voxels of a file at the places, in LPS mm, of a plane's pixels."""
+    image, at, to_lps = sitk.ReadImage(str(file)), about["planes"][plane], np.array(about["affine"])
+    values = np.zeros((at["height"], at["width"]))
+    for row, column in np.ndindex(values.shape):
+        voxel = np.zeros(3)
+        voxel[[at["normal"], at["down"], at["across"]]] = index, row, column
+        mm = to_lps[:3, :3] @ voxel + to_lps[:3, 3]
+        values[row, column] = image.GetPixel(image.TransformPhysicalPointToIndex(mm.tolist()))
+    return values
 
 
 def test_sides_places_and_values_of_24_axis_orders(

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,12 @@ import pytest
 
 from scanloom.core import ScanError
 from scanloom.review.server.serve import ServerOptions, serve
+from scanloom.review.verdicts.log import VerdictLog
+from scanloom.review.verdicts.readers import Readers
+from scanloom.review.verdicts.sharing import kept_readers
+from scanloom.review.verdicts.verdict import Verdict
 from support.https_server import write_certificate
+from support.review_cases import seen
 
 SERVER = """
 import json, sys
@@ -71,3 +76,32 @@ def test_without_its_certificate_no_link_is_told(out: Path, tmp_path: Path, miss
         serve(out, options, told.append)
 
     assert told == []
+
+
+class Stopped(Exception):
+    """The server was about to run."""
+
+
+def links(out: Path, options: ServerOptions) -> list[str]:
+    """Return the names of those who get a link; the server does not run."""
+
+    def stop(told: dict[str, str]) -> None:
+        raise Stopped(*told)
+
+    with pytest.raises(Stopped) as caught:
+        serve(out, options, stop)
+    return list(caught.value.args)
+
+
+def test_a_restart_without_options_keeps_reviewers_and_shares(out: Path) -> None:
+    assert links(out, ServerOptions(())) == ["reviewer"]
+    assert links(out, ServerOptions(("anna", "ben"), double=0.5)) == ["anna", "ben"]
+    [case, _] = sorted((out / "cases").iterdir())
+    with closing(VerdictLog(out)) as log:
+        log.append(Verdict(case.name, "r2", seen(case), "accept"))
+
+    assert links(out, ServerOptions(())) == ["anna", "ben"]
+    assert links(out, ServerOptions(("Ben",))) == ["ben"]
+    with pytest.raises(ScanError, match=r"began with --double 0\.5, not 0\.2"):
+        serve(out, ServerOptions((), double=0.2), lambda _: None)
+    assert kept_readers(out) == Readers(("r2", "r3"), 0.5)

@@ -83,6 +83,28 @@ def test_comments_and_names_are_private(log: VerdictLog) -> None:
         assert (log.out / "private" / name).stat().st_mode & 0o777 == 0o600
 
 
+def test_names_that_differ_in_case_are_one_reviewer(log: VerdictLog) -> None:
+    codes = reviewer_codes(log.out, ["Anna", "anna", "Ma\u00df", "MASS"])
+    assert codes == {"Anna": "r1", "Ma\u00df": "r2"}
+    assert reviewer_codes(log.out, ["ANNA", "Zo\u00eb"]) == {"Anna": "r1", "Zo\u00eb": "r3"}
+    assert reviewer_codes(log.out, ["Zoe\u0308"]) == {"Zo\u00eb": "r3"}
+
+
+def test_verdicts_are_not_given_to_another_when_the_names_are_lost(log: VerdictLog) -> None:
+    log.append(verdict(reviewer=reviewer_codes(log.out, ["anna", "ben"])["ben"]))
+    (log.out / "private" / "reviewers.json").unlink()
+
+    assert reviewer_codes(log.out, ["cleo"]) == {"cleo": "r3"}
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"r1": 3}', '{"anna": "r1"}', '{"r0": "a"}'])
+def test_damaged_names_are_refused(log: VerdictLog, content: str) -> None:
+    (log.out / "private" / "reviewers.json").write_text(content)
+    with pytest.raises(ScanError) as caught:
+        reviewer_codes(log.out, ["anna"])
+    assert caught.value.reason is Reason.REVIEW_DAMAGED
+
+
 def test_comment_of_a_verdict_that_was_not_kept_is_not_taken_for_the_next(log: VerdictLog) -> None:
     file_of(log.out).mkdir()  # the verdict can't be written, its comment can
     with pytest.raises(ScanError):
@@ -278,9 +300,11 @@ def test_answered_verdicts_survive_kills(tmp_path: Path) -> None:
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as child:
             assert child.stdout is not None
-            child.stdout.readline()
-            time.sleep(0.01 * (n % 7))
-            child.kill()
+            try:
+                child.stdout.readline()
+                time.sleep(0.01 * (n % 7))
+            finally:
+                child.kill()
             rest = child.stdout.read()
         answered += [
             (int(number), case, who)

@@ -23,7 +23,10 @@ const correction = new Correction(byId, { get about() { return about; }, get at(
 const pointer = new Pointer({ get about() { return about; }, get at() { return at; }, get planes() { return planes; },
   get window() { return shownWindow; }, correction, draw, mark, move, ownWindow });
 const say = (text, bad = false) => { byId("status").textContent = text; byId("status").classList.toggle("error", bad); };
-function failed(error) { say(error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?", true); }
+function failed(error) {
+  if (["STALE", "CORRECTED"].includes(error.reason) && about) { forget(about.id); open(about.id).then(() => tell(error)); } else tell(error);
+}
+function tell(error) { say(error.reason ? error.message[0].toUpperCase() + error.message.slice(1) : "The server does not answer. Is it still running?", true); }
 const current = () => decodeURIComponent(location.pathname.split("/").pop());
 
 // Cases
@@ -35,6 +38,12 @@ function information(id) {
     fetched.set(id, ready);
   }
   return fetched.get(id);
+}
+
+// Fetch a case anew when it is opened next.
+function forget(id) {
+  fetched.delete(id);
+  store.forget(`${id}/`);
 }
 
 function layersOf(id, info) {
@@ -68,7 +77,9 @@ async function open(id) {
   } catch (error) { if (turn === asked) failed(error); return; }
   await draw();
   if (turn !== asked) return;
-  say(about.image_reason);
+  const left = await correction.resume().catch(() => "");
+  if (turn !== asked) return;
+  say([about.image_reason, left].filter(Boolean).join(" "));
   document.body.dataset.opened = id;
   if (document.activeElement === document.body) byId(active).focus({ preventScroll: true });
   for (const row of following(AHEAD)) {
@@ -152,8 +163,7 @@ function reload() {
 }
 
 async function corrected(id, revision) {
-  fetched.delete(id);
-  store.forget(`${id}/labels/`);
+  forget(id);
   const place = at, plane = active;
   await open(id);
   active = plane;
@@ -373,7 +383,7 @@ byId("preview").addEventListener("toggle", () => {
   if (byId("preview").open) byId("preview").querySelector("img").src = `/api/case/${encodeURIComponent(about.id)}/preview`;
 });
 addEventListener("popstate", () => open(current()));
-addEventListener("beforeunload", (event) => { if (correction.unsaved) event.preventDefault(); });
+addEventListener("beforeunload", (event) => { if (correction.unsaved || verdict.unsaved) event.preventDefault(); });
 const listed = list();
 verdict.tags((await get("/api/me")).tags);
 await listed;

@@ -1,5 +1,5 @@
 // Corrections: a brush on any plane; the server paints, and every plane shows the result.
-import { element, post } from "./api.js";
+import { element, get, post } from "./api.js";
 
 export class Correction {
   // page: { about, at, active, planes, reload(), say, failed, saved() }
@@ -20,6 +20,18 @@ export class Correction {
     this.byId("brush-label").replaceChildren(...this.page.about.layers.flatMap((layer) =>
       layer.labels.map((each) => element("option", each.name, { value: `${layer.index}:${each.value}` }))));
     this.byId("correct").disabled = !this.page.about.layers.length;
+  }
+
+  // Take up the strokes that are not saved yet; return what is to be said about them.
+  async resume() {
+    const { about } = this.page, left = await get(`/api/case/${encodeURIComponent(about.id)}/draft`);
+    if (this.page.about !== about) return "";
+    if (left.outdated) return "The result was replaced: the strokes of your correction, which were not saved, are dropped.";
+    this.steps(left);
+    if (!left.undo && !left.redo) return "";
+    this.set(true);
+    await this.page.reload();
+    return left.undo ? `${left.undo} ${left.undo === 1 ? "stroke" : "strokes"} of your correction not saved yet: save or discard.` : "";
   }
 
   set(on) {
@@ -47,7 +59,7 @@ export class Correction {
 
   // Whether the case may be left: strokes that are not saved are asked about.
   leave() {
-    if (this.unsaved && !confirm("The strokes of this correction are not saved. Leave this case?")) return false;
+    if (this.unsaved && !confirm("The strokes of this correction are not saved. They are kept until the server stops. Leave this case?")) return false;
     this.unsaved = false;
     return true;
   }

@@ -67,7 +67,9 @@ function draw(news = false) {
   if (focused) document.querySelector(focused.dataset.state ? `[data-state=${focused.dataset.state}]` : `#rows a[href="${focused.getAttribute("href")}"]`)?.focus({ preventScroll: true });
   const all = `${shown.length} of ${rows.length} cases`;
   byId("count").textContent = listed.damaged ? `${all}; ${listed.damaged} can't be read: see scanloom verify` : all;
-  byId("status").textContent = rows.length ? "" : "No case has a result yet. Results appear here while a run goes on.";
+  document.body.classList.toggle("empty", !rows.length);
+  byId("status").textContent = rows.length ? "" : listed.damaged ? `No case can be shown: ${listed.damaged} can't be read, see scanloom verify.`
+    : "No case has a result yet. Results appear here while a run goes on.";
   byId("next").disabled = !rows.some((row) => row.state === "open" || row.state === "stale");
 }
 

@@ -1,0 +1,135 @@
+"""Clients that send slowly, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import Response
+
+from scanloom.review.server.connection import Connection
+from scanloom.review.server.security import Guard
+
+SOON_S = 0.4
+BODY = b"x" * (8 << 20)
+HEAD = b"POST /%d HTTP/1.1\r\nHost: %s\r\nOrigin: http://%s\r\nContent-Type: application/json\r\n"
+
+
+class Soon(Connection):
+    """A connection that waits for a short time."""
+
+    idle_seconds = SOON_S
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    """A server with the guard and the connections of the review server; answers are large."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    host, port = listening.getsockname()
+    guard = Guard(Response(BODY), (f"http://{host}:{port}",), body_seconds=SOON_S)
+    config = uvicorn.Config(guard, http=Soon, log_config=None, lifespan="off", access_log=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=partial(server.run, sockets=[listening]))
+    thread.start()
+    try:
+        yield host, port
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def answered(client: socket.socket, pieces: Iterator[bytes]) -> bytes:
+    """Send pieces in turn until the server closes the connection; return what it sent."""
+    client.settimeout(SOON_S / 10)
+    received = bytearray()
+    for piece in pieces:
+        with contextlib.suppress(TimeoutError):
+            try:
+                client.sendall(piece)
+                while part := client.recv(1 << 16):
+                    received += part
+            except ConnectionError:
+                return bytes(received)
+            return bytes(received)
+    raise AssertionError("the connection stays open")
+
+
+def trickle(begin: bytes, pieces: int = 200) -> Iterator[bytes]:
+    """Yield a text, then single bytes of a header field or a body."""
+    yield begin
+    for _ in range(pieces):
+        yield b"x"
+
+
+def head(address: tuple[str, int], length: int) -> bytes:
+    place = b"%s:%d" % (address[0].encode(), address[1])
+    return HEAD % (1, place, place) + b"Content-Length: %d\r\n\r\n" % length
+
+
+@pytest.mark.parametrize("begin", [b"", b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: "])
+def test_a_head_in_single_bytes_is_not_waited_for(address: tuple[str, int], begin: bytes) -> None:
+    with socket.create_connection(address) as client:
+        assert answered(client, trickle(begin)) == b""
+
+
+def test_a_body_in_single_bytes_is_not_waited_for(address: tuple[str, int]) -> None:
+    with socket.create_connection(address) as client:
+        answer = answered(client, trickle(head(address, 1000)))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_after_the_answer_is_not_waited_for(address: tuple[str, int]) -> None:
+    """The body of a GET is not read: what follows its answer is no request."""
+    place = b"%s:%d" % (address[0].encode(), address[1])
+    begin = b"GET / HTTP/1.1\r\nHost: %s\r\nContent-Length: 100000\r\n\r\n" % place
+    with socket.create_connection(address) as client:
+        answer = answered(client, trickle(begin))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(BODY)
+
+
+def test_slow_clients_do_not_hold_up_others(address: tuple[str, int]) -> None:
+    with contextlib.ExitStack() as stack:
+        for n in range(50):
+            client = stack.enter_context(socket.create_connection(address))
+            client.sendall(head(address, 1000) + b"x" if n % 2 else b"GET / HT")
+        host, port = address
+        answer = httpx.get(f"http://{host}:{port}/", timeout=SOON_S * 50)
+        assert (answer.status_code, answer.content) == (200, BODY)
+
+
+def test_an_answer_that_is_read_slowly_comes_whole(address: tuple[str, int]) -> None:
+    place = b"%s:%d" % (address[0].encode(), address[1])
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.connect(address)
+        client.sendall(b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % place)
+        client.settimeout(SOON_S * 20)
+        received = bytearray()
+        while part := client.recv(1 << 16):
+            if len(received) >> 20 < len(received + part) >> 20:
+                time.sleep(SOON_S / 4)
+            received += part
+            if received.endswith(b"\r\n\r\n" + BODY):
+                break
+    assert received.endswith(b"\r\n\r\n" + BODY)
+
+
+def test_an_answer_that_is_not_read_is_dropped(address: tuple[str, int]) -> None:
+    place = b"%s:%d" % (address[0].encode(), address[1])
+    with socket.create_connection(address) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % place)
+        time.sleep(SOON_S * 2.5)
+        received = bytearray()
+        with contextlib.suppress(ConnectionError):
+            while part := client.recv(1 << 16):
+                received += part
+    assert len(received) < len(BODY)
