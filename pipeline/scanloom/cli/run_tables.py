@@ -15,7 +15,7 @@ def status_table(status: Status) -> RenderableType:
     """Return the status of a run as a table."""
     from rich.table import Table
 
-    from scanloom.core import counted, format_bytes
+    from scanloom.core import Reason, counted, format_bytes
 
     table = Table.grid(padding=(0, 2))
     cause = f" ({status.reason})" if status.reason else ""
@@ -36,8 +36,9 @@ def status_table(status: Status) -> RenderableType:
     if status.state == "died":
         heard = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.moment))
         table.add_row("last heartbeat", f"{heard}; resume with the same command")
+    when = "in progress" if status.state == "running" else "not finished"
     for case, seconds in sorted(status.in_flight.items(), key=lambda item: -item[1]):
-        table.add_row("", f"{case}  {seconds:.0f} s")
+        table.add_row(when, f"{case}  {seconds:.0f} s")
     for device in status.devices:
         used, total = format_bytes(device["memory_used"]), format_bytes(device["memory_total"])
         readings = [
@@ -47,7 +48,8 @@ def status_table(status: Status) -> RenderableType:
         ]
         table.add_row(f"GPU {device['device']}", ", ".join([*readings, f"{device['watts']} W"]))
     for reason, count in status.reasons.items():
-        table.add_row(reason, str(count))
+        advice = Reason[reason].advice if reason in Reason.__members__ else ""
+        table.add_row(reason, f"{count}  {advice}".rstrip())
     return table
 
 
