@@ -60,6 +60,8 @@ def test_a_section_is_for_one_command(study: Path, tiny_model: Path, tmp_path: P
     ("text", "message"),
     [
         ("devise: cpu\n", "no command has an option devise; did you mean device?"),
+        ("zzzz: cpu\n", "(`scanloom COMMAND --help` lists all)"),
+        ("segment: {zzzz: 1}\n", "known names is like it (`scanloom segment --help` lists all)"),
         ("segment: {sttrict: yes}\n", "segment has no option sttrict; did you mean strict?"),
         ("device: {name: cpu}\n", "device: expected a value"),
         ("device: gpu\n", "options.yaml"),
@@ -78,6 +80,7 @@ def test_a_wrong_file_is_refused(
 
     assert ended.code == 2
     assert message in ended.err
+    assert "price_per_hour" not in ended.err
     assert not Path("scanloom-out").exists()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scanloom.core import format_bytes, parse_bytes, printable
+from scanloom.core import did_you_mean, format_bytes, parse_bytes, printable
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,18 @@ def test_other_text_is_not_a_size(size: object) -> None:
 )
 def test_bytes_are_formatted_in_binary_units(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("livr", "did you mean liver?"),
+        ("Liver", "did you mean liver?"),
+        ("femurleft", "did you mean femur_left or femur_right?"),
+        ("zzz", "none of the 31 known names is like it"),
+    ],
+)
+def test_of_many_names_only_the_nearest_are_suggested(name: str, message: str) -> None:
+    known = ["liver", "femur_left", "femur_right", *(f"rib_{n}" for n in range(28))]
+    assert did_you_mean(name, known) == message
+    assert "expected one of liver, femur_left, femur_right" in did_you_mean(name, known[:3])

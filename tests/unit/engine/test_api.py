@@ -46,6 +46,8 @@ def test_every_option_is_a_keyword_with_its_default_and_type() -> None:
         ({"names": "patient"}, "names must be one of"),
         ({"precision": "double"}, "precision must be one of"),
         ({"also": "pictures"}, "also must be of"),
+        ({"structures": ""}, "structures must name at least one"),
+        ({"structures": " , "}, "structures must name at least one"),
         ({"memory_limit": "much"}, "a number and a unit"),
     ],
 )

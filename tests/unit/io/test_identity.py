@@ -124,7 +124,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path):
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(ScanError) as caught:
         load_key(tmp_path / "key")
-    assert caught.value.code == "DAMAGED"
+    assert caught.value.code == "KEY_DAMAGED"
     (tmp_path / "folder").mkdir()
     with pytest.raises(ScanError) as caught:
         load_key(tmp_path / "folder")
@@ -200,7 +200,7 @@ def test_a_key_that_others_may_have_put_there_is_refused(fault, tmp_path, monkey
         path.symlink_to(path.rename(tmp_path / "theirs" / "key"))
 
     for attempt in (load_key, read_key):
-        with pytest.raises(ScanError, match="name another file with --key") as caught:
+        with pytest.raises(ScanError, match="name another file with `key=`") as caught:
             attempt()
         assert caught.value.code == "UNREADABLE"
     assert len(load_key(path)) == 32

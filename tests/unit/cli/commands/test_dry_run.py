@@ -80,6 +80,13 @@ def test_the_series_that_is_taken_is_named(
         assert entry["series"]["of"] == 2
 
 
+@pytest.mark.parametrize("names", ["", " , "])
+def test_no_structure_does_not_mean_all(study: Path, tiny_model: Path, names: str) -> None:
+    refused = scanloom("segment", study, "-m", tiny_model, "--structures", names, "-n")
+    assert refused.code == 2
+    assert "at least one name" in refused.err
+
+
 def test_options_that_headers_override_are_named(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

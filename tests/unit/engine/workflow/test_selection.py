@@ -62,6 +62,17 @@ def test_each_key_lets_in_and_leaves_out(key: str, right: object, wrong: object)
     assert outcome(one, workflow(**{key: wrong})) is Reason.NOT_SELECTED
 
 
+def test_a_modality_that_no_file_states_is_the_detail() -> None:
+    """The policy's modality counts for such a series only."""
+    nifti = series("a", modality="")
+    _, [left] = select([nifti], workflow(modality="CT"))
+    assert left.reason is Reason.NOT_SELECTED
+    assert left.detail == "by select.modality: its files do not state the modality"
+    assert outcome(nifti, workflow({"modality": "CT"}, modality="CT")) is None
+    _, [left] = select([series("a", modality="MR")], workflow({"modality": "CT"}, modality="CT"))
+    assert left.detail == "by select.modality"
+
+
 def test_what_failed_is_told_unless_nobody_wanted_it() -> None:
     wanted = workflow(modality="CT", orientation="axial")
     gap = {"reason": "SLICE_GAP", "detail": "3", "shape": (), "spacing": (), "plane": ""}

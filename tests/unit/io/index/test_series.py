@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
+import socket
 import warnings
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pydicom.uid import ExplicitVRLittleEndian
 import scanloom
 from scanloom.core import Flag, ScanError, Series
 from scanloom.io.index.build import build_index
+from scanloom.io.index.inspection import describe_as_read
 from scanloom.io.index.ranking import select_series
 from scanloom.io.index.series import find_series
 from scanloom.io.read import read_scan
@@ -74,6 +77,34 @@ def test_several_series_are_listed_with_what_to_type(tmp_path):
     assert "--series" in caught.value.reason.advice
     assert "Choose with `series=`" in str(caught.value)
     assert max(map(len, (heads, first, second))) <= 80
+
+
+@pytest.mark.parametrize("suffix", [".dcm", ".nii", ".nii.gz", ".nrrd", ".mha", ".mgz", ""])
+def test_an_empty_file_is_called_empty(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"scan{suffix}"
+    path.touch()
+    with pytest.raises(ScanError) as caught:
+        find_series(path)
+    assert (caught.value.code, caught.value.detail) == ("TRUNCATED", "the file is empty")
+    if suffix not in ("", ".dcm"):
+        [found] = find_series(tmp_path)
+        assert describe_as_read(found).detail == "the file is empty"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_a_path_that_is_no_file_is_named(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path(os.devnull)
+    with socket.socket(socket.AF_UNIX) as opened:
+        if kind == "socket":
+            opened.bind(os.path.relpath(path))
+        with pytest.raises(ScanError) as caught:
+            find_series(path)
+    assert caught.value.code == "NO_IMAGES"
+    assert f"this is a {kind}, not a file or folder" in caught.value.detail
 
 
 def test_a_series_is_chosen_by_number_or_uid(tmp_path):

@@ -147,6 +147,7 @@ def test_done_stale_and_replaced(tmp_path: Path) -> None:
     with pytest.raises(ScanError) as caught:
         publish(out, "two", text="y")
     assert caught.value.code == "STALE"
+    assert "another process published" in caught.value.detail
     assert (folder / "dicom" / "a b.dcm").read_text() == "x"
     publish(out, "two", replace=True, text="y")
     assert (folder / "dicom" / "a b.dcm").read_text() == "y"
@@ -345,10 +346,10 @@ def test_a_folder_of_the_users_own_files_is_not_claimed(name: str, tmp_path: Pat
     mine = tmp_path / name
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(ScanError, match="use another --out") as caught:
+    with pytest.raises(ScanError, match="use another `out=`") as caught:
         open_output(tmp_path, KEY)
     assert caught.value.code == "OUTPUT_UNWRITABLE"
-    with pytest.raises(ScanError, match="use another --out"):
+    with pytest.raises(ScanError, match="use another `out=`"):
         build_index([tmp_path], bytes(32), tmp_path)
     assert files(tmp_path) == {name}
 

@@ -143,9 +143,11 @@ def test_without_orientation_it_is_refused_unless_it_is_given(tmp_path):
 
 def test_orientation_is_not_used_where_the_file_says_it(tmp_path):
     path = save(tmp_path / "a.nii", noise(), affine_of("LPS"))
-    volume = scanloom.load_volume(path, orientation="RAS")
+    with pytest.warns(UserWarning, match="was not used: the scan states LPS"):
+        volume = scanloom.load_volume(path, orientation="RAS")
     assert volume.grid.axis_codes == "LPS"
     assert volume.flags == ()
+    assert scanloom.load_volume(path, orientation="LPS").flags == ()  # agrees: no warning
 
 
 @pytest.mark.parametrize(("modality", "unit"), [(None, "unknown"), ("CT", "HU"), ("MR", "a.u.")])

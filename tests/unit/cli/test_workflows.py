@@ -1,0 +1,28 @@
+"""What is said of series that a workflow's selection leaves out."""
+
+from __future__ import annotations
+
+import pytest
+
+from scanloom.cli.workflows import explain_nothing_selected, explain_unstated
+
+
+def test_series_without_a_modality_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also when others were selected; the same words tell why nothing was."""
+    explain_unstated(2, "own.yaml")
+    told = capsys.readouterr().err
+    assert "2 series state no modality" in told
+    assert "add `policy: {modality: CT}` to the workflow" in told
+
+    explain_nothing_selected({"NOT_SELECTED": 2}, 2, "own.yaml")
+    assert capsys.readouterr().err.endswith(told)
+
+    explain_unstated(1, "ct_tissue")
+    assert "to a copy of " in capsys.readouterr().err
+
+
+def test_other_selections_point_to_the_workflow(capsys: pytest.CaptureFixture[str]) -> None:
+    explain_nothing_selected({"NOT_SELECTED": 2}, 0, "own.yaml")
+    told = capsys.readouterr().err
+    assert "Check `select` and `policy`" in told
+    assert "modality" not in told
