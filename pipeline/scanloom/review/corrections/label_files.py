@@ -113,6 +113,10 @@ def _difference(shape: tuple[int, ...], affine: NDArray[np.float64], grid: Grid)
     if own != case:
         return f"the file has {own} mm, the case {case} mm"
     apart = np.linalg.norm(affine[:3, 3] - grid.affine[:3, 3])
+    if apart < TOLERANCE * min(grid.spacing):
+        return (
+            "the file has the size of the case, but its axes have other directions or are sheared"
+        )
     return f"the file has the size of the case, but its first voxel is {apart:.4g} mm away"
 
 

@@ -180,10 +180,11 @@ def scaled(by: float) -> np.ndarray:
 GRIDS: dict[str, tuple[Callable[[], np.ndarray], np.ndarray, str]] = {
     "shifted by a voxel": (labels, moved(1.25), "1.25 mm away"),
     "shifted by a third of one": (labels, moved(0.4), "0.4 mm away"),
-    "flipped": (labels, affine_of("LAS"), "mm away"),
+    "flipped": (labels, affine_of("LAS"), "other directions"),
+    "a shear dropped": (labels, affine_of(shear=0.01), "are sheared"),
     "other spacing": (labels, scaled(1.1), "x 2.75 mm, the case"),
     "a slice less": (lambda: labels()[:, :, 1:], affine_of(), "14 x 11 x 8 of"),
-    "turned by a degree": (labels, affine_of(oblique=1.0), "mm away"),
+    "turned by a degree": (labels, affine_of(oblique=1.0), "other directions"),
 }
 
 
