@@ -27,7 +27,7 @@ Table = NDArray[np.float64]
 """(readers, cases): index of a category, NaN where a reader gave none."""
 Measure = Callable[[Table, NDArray[np.float64]], NDArray[np.float64]]
 """Maps a table, and how often each sample has each case (samples, cases), to a value a sample."""
-_Given = dict[tuple[str, str], str]
+_Decisions = dict[tuple[str, str], str]
 """Decisions by reader and result."""
 
 
@@ -147,18 +147,18 @@ def agreements(verdicts: Iterable[Verdict]) -> list[Agreement]:
         Those that were not undone.
     """
     independent, readings = _selected(verdicts)
-    found = _between(_by_subject(independent))
-    for reviewer in sorted({who for who, _ in readings}):
+    results = _between(_by_subject(independent))
+    for reviewer in sorted({reader for reader, _ in readings}):
         pairs = {
-            (f"{reviewer} {verdict.reading}", place): verdict
-            for (who, place), both in readings.items()
+            (f"{reviewer} {verdict.reading}", key): verdict
+            for (reader, key), both in readings.items()
             for verdict in both
-            if who == reviewer
+            if reader == reviewer
         }
-        for subject, given in _by_subject(pairs).items():
+        for subject, decisions in _by_subject(pairs).items():
             rows = [f"{reviewer} 1", f"{reviewer} 2"]
-            found += _agreement(subject, f"kappa {reviewer} {reviewer}", given, rows, kappa)
-    return sorted(found, key=lambda each: (each.subject != CASE_SUBJECT, each.subject))
+            results += _agreement(subject, f"kappa {reviewer} {reviewer}", decisions, rows, kappa)
+    return sorted(results, key=lambda each: (each.subject != CASE_SUBJECT, each.subject))
 
 
 def _selected(
@@ -170,45 +170,45 @@ def _selected(
     again: dict[tuple[str, str], tuple[Verdict, Verdict]] = {}
     for verdict in sorted(verdicts, key=lambda each: each.number):
         sums = [f"{name} {value}" for name, value in sorted(verdict.seen.labels.items())]
-        place = verdict.reviewer, " ".join((verdict.case, verdict.seen.recipe, *sums))
+        key = verdict.reviewer, " ".join((verdict.case, verdict.seen.recipe, *sums))
         if verdict.reading > 1:
-            if place in first:
-                again[place] = first[place], verdict
+            if key in first:
+                again[key] = first[key], verdict
             continue
-        first[place] = verdict
+        first[key] = verdict
         if verdict.independent:
-            independent[place] = verdict
+            independent[key] = verdict
     return independent, again
 
 
-def _by_subject(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, _Given]:
-    found: dict[str, _Given] = {}
-    for place, verdict in verdicts.items():
+def _by_subject(verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, _Decisions]:
+    decisions: dict[str, _Decisions] = {}
+    for key, verdict in verdicts.items():
         if verdict.decision is not None:
-            found.setdefault(CASE_SUBJECT, {})[place] = verdict.decision
+            decisions.setdefault(CASE_SUBJECT, {})[key] = verdict.decision
         for structure, decision in verdict.structures.items():
-            found.setdefault(structure, {})[place] = decision
-    return found
+            decisions.setdefault(structure, {})[key] = decision
+    return decisions
 
 
-def _between(by_subject: Mapping[str, _Given]) -> list[Agreement]:
+def _between(by_subject: Mapping[str, _Decisions]) -> list[Agreement]:
     """Return the agreement between reviewers."""
-    found = list[Agreement]()
-    for subject, given in by_subject.items():
-        readers = sorted({reader for reader, _ in given}, key=lambda code: (len(code), code))
-        found += _agreement(subject, "alpha", given, readers, alpha)
+    results = list[Agreement]()
+    for subject, decisions in by_subject.items():
+        readers = sorted({reader for reader, _ in decisions}, key=lambda code: (len(code), code))
+        results += _agreement(subject, "alpha", decisions, readers, alpha)
         for n, first in enumerate(readers):
             for second in readers[n + 1 :]:
                 name = f"kappa {first} {second}"
-                found += _agreement(subject, name, given, (first, second), kappa)
-    return found
+                results += _agreement(subject, name, decisions, (first, second), kappa)
+    return results
 
 
 def _agreement(
-    subject: str, name: str, given: _Given, readers: Sequence[str], measure: Measure
+    subject: str, name: str, decisions: _Decisions, readers: Sequence[str], measure: Measure
 ) -> list[Agreement]:
     """Return an agreement; none if nothing was judged twice."""
-    table = table_of(given, readers)
+    table = table_of(decisions, readers)
     table = table[:, (~np.isnan(table)).sum(axis=0) >= 2]
     if not table.shape[1]:
         return []
@@ -216,12 +216,12 @@ def _agreement(
     return [Agreement(subject, name, value_of(table, measure), low, high, table.shape[1])]
 
 
-def table_of(given: Mapping[tuple[str, str], str], readers: Sequence[str]) -> Table:
+def table_of(decisions: Mapping[tuple[str, str], str], readers: Sequence[str]) -> Table:
     """Return the decisions of some readers as a table, results in the order of their names."""
-    cases = sorted({case for reader, case in given if reader in readers})
+    cases = sorted({case for reader, case in decisions if reader in readers})
     numbers: dict[str | None, float] = {name: n for n, name in enumerate(DECISIONS)}
     rows = [
-        [numbers.get(given.get((reader, case)), float("nan")) for case in cases]
+        [numbers.get(decisions.get((reader, case)), float("nan")) for case in cases]
         for reader in readers
     ]
     return np.array(rows, dtype=np.float64).reshape(len(readers), len(cases))

@@ -58,14 +58,14 @@ class Stack:
 
     def of_case(self, case: str) -> dict[str, Verdict]:
         """Return the verdicts about a case that count, by reviewer."""
-        return {who: kept[-1] for who, kept in self._kept.get(case, {}).items() if kept}
+        return {reviewer: kept[-1] for reviewer, kept in self._kept.get(case, {}).items() if kept}
 
     def history(self) -> dict[tuple[str, str], tuple[Verdict, ...]]:
         """Return the verdicts that were not undone, by case and reviewer."""
         return {
-            (case, who): tuple(kept)
-            for case, given in self._kept.items()
-            for who, kept in given.items()
+            (case, reviewer): tuple(kept)
+            for case, by_reviewer in self._kept.items()
+            for reviewer, kept in by_reviewer.items()
         }
 
     def current(self) -> dict[str, dict[str, Verdict]]:

@@ -106,14 +106,18 @@ class Readers:
         """Return the cases that a reviewer is to read again, without seeing the own verdict."""
         if not self.repeat:
             return set()
-        own = {case: given for (case, who), given in history.items() if who == reviewer and given}
-        numbers = sorted(verdict.number for given in own.values() for verdict in given)
+        own = {
+            case: verdicts
+            for (case, reader), verdicts in history.items()
+            if reader == reviewer and verdicts
+        }
+        numbers = sorted(verdict.number for verdicts in own.values() for verdict in verdicts)
         last = numbers[-REPEAT_AFTER - 1] if len(numbers) > REPEAT_AFTER else 0
         return {
             case
-            for case, given in own.items()
-            if all(verdict.reading == 1 for verdict in given)
-            and given[-1].number <= last
+            for case, verdicts in own.items()
+            if all(verdict.reading == 1 for verdict in verdicts)
+            and verdicts[-1].number <= last
             and _share(case, f"repeat {reviewer}") < self.repeat
         }
 
