@@ -57,7 +57,10 @@ class Connection(H11Protocol):
             self._timer = None
 
     def _late(self) -> None:
-        if 0 < self.transport.get_write_buffer_size() < self._unsent:
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent:
+            self.transport.close()
+        elif unsent < self._unsent:
             self._wait()  # the client still reads the answer
         else:
             self.transport.abort()
