@@ -15,7 +15,7 @@ from scanloom.engine.case.build import make_case, with_source_hash, workflow_rec
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
 from scanloom.engine.case.models import check_structures, unique_cards
 from scanloom.engine.segment import SegmentOptions
-from scanloom.engine.selected_series import SelectedSeries, select_at
+from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
 from scanloom.io.identity import case_id, read_key
 from scanloom.io.output.published import ResultState, result_state
 from scanloom.io.read import read_outline
@@ -99,7 +99,8 @@ def _plan_path(
             planned = _plan_series(chosen, options, cards, key)
         except ScanError as error:
             planned = PlannedScan(path, chosen.series, error=error)
-        yield replace(planned, path=path, choice=chosen.choice)
+        reason = planned.error.reason if planned.error else None
+        yield replace(planned, path=path, choice=choice_of(chosen, options, reason))
 
 
 def _plan_series(

@@ -37,7 +37,7 @@ from scanloom.engine.case.run_case import OutputTarget, failed_record, run_case
 from scanloom.engine.case.types import Predictor
 from scanloom.engine.machine.gpus import check_device
 from scanloom.engine.results.case_registry import CaseRegistry, FolderNaming
-from scanloom.engine.selected_series import SelectedSeries, select_at
+from scanloom.engine.selected_series import SelectedSeries, choice_of, select_at
 from scanloom.engine.workflow.schema import Workflow, make_workflow
 from scanloom.io.identity import case_id, key_fingerprint, source_stamp
 from scanloom.io.output.case_folder import check_writable
@@ -227,7 +227,8 @@ class _Session:
         for chosen in selected:
             with self.read_session.active():
                 record = self._run(chosen, clock)
-            yield replace(record, choice=chosen.choice)
+                choice = choice_of(chosen, self.options, record.reason)
+            yield replace(record, choice=choice)
             clock = StepTimer(clock.on_step, clock.on_windows)
 
     def _run(self, chosen: SelectedSeries, clock: StepTimer) -> CaseRecord:

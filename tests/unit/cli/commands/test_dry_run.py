@@ -73,7 +73,7 @@ def test_the_series_that_is_taken_is_named(
         assert len(line) <= 80
     other = {"1": "2", "2": "1"}[line.split()[1]]
     refused = scanloom(*command[:-1], other)
-    assert f"  Series {other} of 2: MR, 6 slices of 2.5 mm, folder " in refused.err
+    assert f"  Series {other} of 2: MR, 6 files, folder " in refused.err
     for more, key in ((["-n"], "planned"), ([], "cases")):
         [entry] = scanloom(*command, "--json", *more).document[key]
         assert entry["series"]["number"] == int(line.split()[1])
