@@ -304,8 +304,11 @@ done
     for said in refused:
         assert "DISK_FULL" in said
         assert len(said.splitlines()) == 1  # nothing is listed
-    assert written.splitlines()[0].startswith("Revision 1: ")
-    assert written.splitlines()[1:] == ["1"]
+    first, *changes, last = written.splitlines()
+    assert first.startswith("Revision 1: ")
+    was, now = (np.bincount(np.ravel(each), minlength=4) for each in (image.dataobj, labels))
+    assert changes == [f"part-{n}: {was[n]} voxels before, {now[n]} now" for n in (1, 2, 3)]
+    assert last == "1"
 
 
 def test_files_of_other_cases_are_refused(place: Place, published: Path) -> None:
