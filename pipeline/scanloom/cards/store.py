@@ -19,7 +19,6 @@ from scanloom.cards.readers import (
     split_options,
     variant_name,
 )
-from scanloom.cards.totalsegmentator.folder import is_task
 from scanloom.core import Reason, ScanError, did_you_mean, printable, slug, user_data_folder
 from scanloom.core.resources import shipped
 
@@ -108,15 +107,16 @@ def find_model(name_or_folder: str) -> ModelCard:
 
 def locate_model(name_or_folder: str) -> ModelEntry:
     """Return the folder of a model, without its card; arguments and errors as `find_model`."""
-    known = stored_models()
-    if name_or_folder in known:
-        folder, section = known[name_or_folder]
-        return ModelEntry(name_or_folder, folder, None, None, section)
+    for name, stored in _stored_folders():  # no other folder is inspected
+        if name == name_or_folder and is_model(stored.folder):
+            return ModelEntry(name, stored.folder, None, None, stored.section)
+    from scanloom.cards.totalsegmentator.folder import is_task
+
     is_folder = os.path.isdir(name_or_folder)  # noqa: PTH112 - False where Path.is_dir() raises
     if is_folder or is_task(name_or_folder):
         folder = Path(name_or_folder)
         return ModelEntry(slug(folder.resolve().name), folder, None, None)
-    hint = did_you_mean(name_or_folder, sorted(known))
+    hint = did_you_mean(name_or_folder, sorted(stored_models()))
     missing = [printable(str(root)) for root in shared_models() if not root.is_dir()]
     lost = f"; {SHARED_VARIABLE} names {missing[0]}, which is not a folder" if missing else ""
     detail = f"there is no model {name_or_folder!r}; {hint}{lost}"
@@ -155,11 +155,18 @@ def verify_model(entry: ModelEntry) -> None:
 def stored_models() -> dict[str, StoredModel]:
     """Return the models of the store by name; those of the first section take precedence."""
     models: dict[str, StoredModel] = {}
+    for name, stored in _stored_folders():
+        if is_model(stored.folder):
+            models.setdefault(name, stored)
+    return models
+
+
+def _stored_folders() -> Iterator[tuple[str, StoredModel]]:
+    """Yield the folders of the store, which may be models, with their names, by precedence."""
     for root, section in _roots():
         for folder in _folders(root):
-            if (name := slug(folder.name)) and is_model(folder):
-                models.setdefault(name, StoredModel(folder, section))
-    return models
+            if name := slug(folder.name):
+                yield name, StoredModel(folder, section)
 
 
 def _entry(
