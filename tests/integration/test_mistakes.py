@@ -165,7 +165,7 @@ MISTAKES = {
     ),
     "cut zip of index": Mistake(("index", "s.zip"), ("DAMAGED", "s.zip"), make=cut_zip),
     "text as zip": Mistake((*SEGMENT, "s.zip"), ("zip archive",), make=text("s.zip", "hello" * 99)),
-    "empty NIfTI": Mistake((*SEGMENT, "a.nii"), ("a.nii: the file has no",), make=text("a.nii")),
+    "empty NIfTI": Mistake((*SEGMENT, "a.nii"), ("a.nii: the file is empty",), make=text("a.nii")),
     "cut NIfTI": Mistake((*SEGMENT, "scan.nii.gz"), ("scan.nii.gz", "TRUNCATED"), make=cut_nifti),
     "cut gzip": Mistake((*SEGMENT, "scan.nii.gz"), ("scan.nii.gz",), make=cut_gzip),
     "empty DICOM": Mistake((*SEGMENT, "a.dcm"), ("a.dcm: the file is empty",), make=text("a.dcm")),
@@ -212,7 +212,7 @@ MISTAKES = {
     # --- choices -------------------------------------------------------------------------------
     "--series 7": Mistake((*SEGMENT, "ct", "--series", "7"), ("there is 1 series here",), make=ct),
     "--series bset": Mistake(
-        (*SEGMENT, "ct", "--series", "bset"), ("did you mean --series best?",), make=ct
+        (*SEGMENT, "ct", "--series", "bset"), ("did you mean best?",), make=ct
     ),
     "two series": Mistake(
         (*SEGMENT, "."), ("there are 2 series", "--series", "mr"), make=both(ct, mr)
