@@ -59,7 +59,7 @@ def _check_table(out: Path, record: scanloom.CaseRecord) -> None:
     assert record.folder is not None
     table = scanloom.measurements(out)
     written = pd.read_csv(record.folder / "measurements.csv")
-    assert list(table.columns) == ["case", *written.columns]
+    assert list(table.columns) == ["case", *written.columns, "recipe"]
     assert table["case"].tolist() == [record.folder.name]
     assert table["volume_ml"].tolist() == written["volume_ml"].tolist()
     assert table["voxels"].tolist() == [record.measurements[0].voxels]

@@ -158,7 +158,7 @@ def _check_not_empty(path: Path) -> None:
         TRUNCATED.
     """
     with suppress(OSError):
-        if path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             raise ScanError(Reason.TRUNCATED, EMPTY_FILE)
 
 
