@@ -251,7 +251,8 @@ def _check_file(path: Path | str) -> None:
     if name:
         raise ScanError(Reason.NO_IMAGES, f"this is a {name}, not a file or folder", str(path))
     if stat.S_ISREG(state.st_mode) and state.st_size == 0:
-        raise ScanError(Reason.TRUNCATED, EMPTY_FILE, str(path))
+        reason = Reason.DAMAGED if is_archive(path) else Reason.TRUNCATED
+        raise ScanError(reason, EMPTY_FILE, str(path))
 
 
 def _is_single_file(path: Path | str) -> bool:

@@ -91,7 +91,7 @@ def damaged_archives(folder: Path, volume: bytes) -> dict[str, str]:
     (folder / "whole").unlink()
     (folder / "x.tgz").unlink()
     kinds: dict[str, tuple[bytes, str]] = {
-        "empty.zip": (b"", "TRUNCATED"),
+        "empty.zip": (b"", "DAMAGED"),
         "text.zip": (b"no zip" * 99, "DAMAGED"),
         "cut.zip": (whole[: len(whole) // 2], "DAMAGED"),
         "sum.zip": (whole[:500] + b"\xff\xff\xff" + whole[503:], "DAMAGED"),
