@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class OpenCases:
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
         self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
+        for library in ("pyarrow.compute", "pyarrow.parquet"):  # while the list is looked at
+            self._pool.submit(import_module, library)
 
     def start(self, name: str) -> Future[OpenedCase]:
         """Open a case in the background, unless it is open."""

@@ -75,9 +75,11 @@ async function open(id) {
     if (turn !== asked) return;
     start(id, info);
   } catch (error) { if (turn === asked) failed(error); return; }
+  const draft = get(`/api/case/${encodeURIComponent(id)}/draft`);
+  draft.catch(() => {});  // told below
   await draw();
   if (turn !== asked) return;
-  const left = await correction.resume().catch(() => "");
+  const left = await correction.resume(draft).catch(() => "");
   if (turn !== asked) return;
   say([about.image_reason, left].filter(Boolean).join(" "));
   document.body.dataset.opened = id;
@@ -177,14 +179,18 @@ async function corrected(id, revision) {
 async function draw() {
   const turn = asked;
   await Promise.all(PLANES.map((name) => drawPlane(name)));
-  if (turn === asked && about) readout();
+  if (turn !== asked || !about) return;
+  readout();
+  for (const name of PLANES) for (const source of sources()) source[name].around(at[about.planes[name].normal]);
 }
+
+const sources = () => [slices.image, ...slices.labels].filter(Boolean);
 
 async function drawPlane(name) {
   if (!about) return;
-  const plane = planes[name], index = at[plane.about.normal], sources = [slices.image, ...slices.labels].filter(Boolean);
-  if (sources.some((source) => source[name].at(index) === null)) {
-    try { await Promise.all(sources.map((source) => source[name].fetch(index))); } catch (error) { failed(error); return; }
+  const plane = planes[name], index = at[plane.about.normal];
+  if (sources().some((source) => source[name].at(index) === null)) {
+    try { await Promise.all(sources().map((source) => source[name].fetch(index))); } catch (error) { failed(error); return; }
     if (!about || planes[name] !== plane || at[plane.about.normal] !== index) return;  // another slice by now
   }
   const labels = hidden ? [] : slices.labels.map((source) => source[name].at(index));
@@ -194,7 +200,6 @@ async function drawPlane(name) {
   const figure = plane.figure, title = name[0].toUpperCase() + name.slice(1);
   figure.querySelector("input").value = index;
   figure.querySelector(".where").textContent = `${title} ${index + 1}/${plane.about.count}`;
-  for (const source of sources) source[name].around(index);
 }
 
 function redraw() {

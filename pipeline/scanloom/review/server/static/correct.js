@@ -23,8 +23,9 @@ export class Correction {
   }
 
   // Take up the strokes that are not saved yet; return what is to be said about them.
-  async resume() {
-    const { about } = this.page, left = await get(`/api/case/${encodeURIComponent(about.id)}/draft`);
+  // Show the strokes that were not saved. `answer`: the server's, awaited here.
+  async resume(answer) {
+    const { about } = this.page, left = await answer;
     if (this.page.about !== about) return "";
     if (left.outdated) return "The result was replaced: the strokes of your correction, which were not saved, are dropped.";
     this.steps(left);
