@@ -21,7 +21,7 @@ Nan = Literal["refuse", "padding"]
 """Handling of voxels that are not numbers (NaN)."""
 Modality = Literal["CT", "MR", "PT", "NM"]
 Precision = Literal["auto", "float32", "half"]
-Engine = Literal["auto", "torch", "openvino", "onnxruntime", "compile", "cudagraphs"]
+Engine = Literal["auto", "torch", "openvino", "onnxruntime", "tensorrt", "compile", "cudagraphs"]
 """Library that runs networks."""
 Mirror = Literal["auto", "no"]
 """Whether networks also run on mirrored scans: as the model card says, or not."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+
+MarkStep = Callable[[str], AbstractContextManager[object]]
+"""Returns a block that appears in a trace under a name."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,13 @@ class StepTimer:
     """Wall and processor time of each step.
 
     `on_step` is called with the name of each step as it begins, `on_windows` after each batch of
-    windows (progress). `notes` records, by subject and without repeats, measures such as
-    out-of-memory fallbacks.
+    windows (progress); each step runs inside `mark` of its name (traces). `notes` records, by
+    subject and without repeats, measures such as out-of-memory fallbacks.
     """
 
     on_step: Callable[[str], None] | None = None
     on_windows: Callable[[WindowCount], None] | None = None
+    mark: MarkStep = nullcontext
     steps: dict[str, CpuWall] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
 
@@ -81,7 +85,8 @@ class StepTimer:
             self.on_step(name)
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            yield
+            with self.mark(name):
+                yield
         finally:
             spent = CpuWall(time.perf_counter() - wall, time.process_time() - cpu)
             self.steps[name] = self.steps.get(name, CpuWall(0, 0)) + spent

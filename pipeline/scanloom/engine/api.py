@@ -156,8 +156,8 @@ def segment(
     overlap : float or None
         Fraction of a window that the next window overlaps, 0 to 0.9; None for the model's.
     engine : str
-        Library that runs the networks: "auto", "torch", "openvino", "onnxruntime", "compile" or
-        "cudagraphs".
+        Library that runs the networks: "auto", "torch", "openvino", "onnxruntime", "tensorrt",
+        "compile" or "cudagraphs".
 
     Returns
     -------

@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from scanloom.core import (
 )
 from scanloom.core.options import names_of, take
 from scanloom.core.reasons import known_flags
-from scanloom.core.timing import WindowCount
+from scanloom.core.timing import MarkStep, WindowCount
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
 from scanloom.engine.case.differences import describe_differences
 from scanloom.engine.case.memory_estimate import check_memory, estimate_case
@@ -172,6 +172,7 @@ def iter_segment(
     options: SegmentOptions,
     on_step: OnStep | None = None,
     on_windows: OnWindows | None = None,
+    mark: MarkStep = nullcontext,
 ) -> Iterator[tuple[Path, CaseRecord]]:
     """Yield each path with the record of its scan: see `segment_paths`."""
     session = _Session(options)
@@ -180,6 +181,7 @@ def iter_segment(
             clock = StepTimer(
                 partial(on_step, path) if on_step else None,
                 partial(on_windows, path) if on_windows else None,
+                mark,
             )
             for record in session.run(path, clock):
                 _log(record)
@@ -229,7 +231,7 @@ class _Session:
                 record = self._run(chosen, clock)
                 choice = choice_of(chosen, self.options, record.reason)
             yield replace(record, choice=choice)
-            clock = StepTimer(clock.on_step, clock.on_windows)
+            clock = StepTimer(clock.on_step, clock.on_windows, clock.mark)
 
     def _run(self, chosen: SelectedSeries, clock: StepTimer) -> CaseRecord:
         case: Case | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,13 +39,14 @@ from scanloom.cli.progress import Silence, progress
 
 if TYPE_CHECKING:
     from scanloom.core import CaseRecord
+    from scanloom.core.timing import MarkStep
     from scanloom.engine.segment import SegmentOptions
 
     Records = Sequence[tuple[Path, CaseRecord]]
     """Each path with the record of a case."""
 
 
-_OF_COMMAND = ("paths", "input", "model", "dry_run", "strict")
+_OF_COMMAND = ("paths", "input", "model", "dry_run", "strict", "profile")
 """Fields of the panels that are not options of a segmentation."""
 
 
@@ -56,13 +57,23 @@ class SegmentOutputOptions(OutputOptions):
     strict: StrictOption = False
 
 
+@dataclass(frozen=True)
+class SegmentExpertOptions(ExpertOptions):
+    """Options for running networks that are rarely needed, and for looking into them."""
+
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of torch.profiler, JSON."),
+    ] = None
+
+
 @takes_panels
 def segment(
     scans: ScanOptions,
     model: ModelOptions,
     output: SegmentOutputOptions,
     device: DeviceOptions,
-    expert: ExpertOptions,
+    expert: SegmentExpertOptions,
     general: Reporting,
 ) -> None:
     """Segment scans; each result is a folder in OUT/cases.
@@ -76,7 +87,7 @@ def segment(
         if output.dry_run:
             raise typer.Exit(show_dry_run(paths, options, general.mode))
         started = time.monotonic()
-        records = run(paths, options, quiet=general.quiet)
+        records = run(paths, options, quiet=general.quiet, trace=expert.profile)
         seconds = time.monotonic() - started
         if general.json:
             print_json(document(records))
@@ -110,14 +121,43 @@ def _default_model(scans: ScanOptions, mode: OutputMode) -> str:
     return name
 
 
-def run(paths: Sequence[Path], options: SegmentOptions, *, quiet: bool = False) -> Records:
-    """Segment scans, with progress on stderr unless `quiet`; errors as in `segment_paths`."""
+def run(
+    paths: Sequence[Path],
+    options: SegmentOptions,
+    *,
+    quiet: bool = False,
+    trace: Path | None = None,
+) -> Records:
+    """Segment scans, with progress on stderr unless `quiet`; errors as in `segment_paths`.
+
+    Parameters
+    ----------
+    paths, options
+        As of `segment_paths`.
+    quiet : bool
+    trace : Path or None
+        File for a trace of torch's operations.
+    """
     from scanloom.engine.machine.lean_imports import without_optional_imports
     from scanloom.engine.segment import iter_segment
 
     shown = nullcontext(Silence()) if quiet else progress(paths)
-    with without_optional_imports(), report_new_key(options.key), shown as observer:
-        return list(iter_segment(paths, options, observer.on_step, observer.on_windows))
+    with (
+        without_optional_imports(),
+        report_new_key(options.key),
+        shown as observer,
+        _profiled(trace) as mark,
+    ):
+        return list(iter_segment(paths, options, observer.on_step, observer.on_windows, mark))
+
+
+def _profiled(trace: Path | None) -> AbstractContextManager[MarkStep]:
+    """Return a block whose trace is written, if a file is given."""
+    if trace is None:
+        return nullcontext(nullcontext)
+    from scanloom.inference.engines.profiling import profiled
+
+    return profiled(trace)
 
 
 def document(records: Records) -> dict[str, Any]:

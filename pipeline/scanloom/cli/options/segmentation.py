@@ -25,7 +25,7 @@ class ScanOptions(ArchiveOptions):
         str | None,
         typer.Option(
             metavar="WHICH",
-            help="Of several series: best (of all), all, its # or name in the list, UID.",
+            help="Of several: best, all, its # or name, UID.",
         ),
     ] = None
     phase: Annotated[
@@ -142,7 +142,7 @@ class DeviceOptions:
         Literal["auto", "float32", "half"], typer.Option(help="Numeric precision of the network.")
     ] = "auto"
     engine: Annotated[
-        Literal["auto", "torch", "openvino", "onnxruntime", "compile", "cudagraphs"],
+        Literal["auto", "torch", "openvino", "onnxruntime", "tensorrt", "compile", "cudagraphs"],
         typer.Option(metavar="NAME", help="torch, openvino, onnxruntime ..."),
     ] = "auto"
     memory_limit: Annotated[

@@ -1,14 +1,15 @@
-"""ONNX Runtime: runs a network in float32 on CPUs, and with its providers on GPUs."""
+"""ONNX Runtime: runs a network on CPUs, and with its execution providers on other devices."""
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import importlib.util
 import logging
 import time
 import warnings
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -20,16 +21,26 @@ from scanloom.inference.engines.protocol import (
     Run,
 )
 
-_FORM = 1
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+_FORM = 2
 """Version of this module's exports: to be raised when they change."""
 _GRAPH = "network.onnx"
-_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+_DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-migraphx")
 _EXPORTERS = ("onnx", "onnxscript")
 """Libraries with which torch writes ONNX files."""
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+TENSORRT, MIGRAPHX = "TensorrtExecutionProvider", "MIGraphXExecutionProvider"
+CORE_ML = "CoreMLExecutionProvider"
+_BOUND = {CPU: "cpu", CUDA: "cuda", TENSORRT: "cuda"}
+"""Providers that read and write torch's memory, and their name of the device. Others get copies."""
+_TYPES = {torch.float32: "tensor(float)", torch.float16: "tensor(float16)"}
+
 
 class OnnxRuntime:
-    """ONNX Runtime, in float32."""
+    """ONNX Runtime: CPU, CUDA, MIGraphX (ROCm) and CoreML (MPS)."""
 
     name: ClassVar[str] = "onnxruntime"
     package: ClassVar[str] = "onnxruntime onnx onnxscript"
@@ -45,35 +56,120 @@ class OnnxRuntime:
                 continue
         return None
 
+    def provider(self, device: torch.device) -> str | None:
+        """Return the name of the execution provider for a device; None if there is none."""
+        on_cuda = MIGRAPHX if torch.version.hip else CUDA  # torch calls both devices "cuda"
+        return {"cpu": CPU, "cuda": on_cuda, "mps": CORE_ML}.get(device.type)
+
     def supports(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Return whether the device is a CPU and the type float32."""
-        return device.type == "cpu" and dtype is torch.float32
+        """Return whether a provider for the device is installed that calculates in the type.
+
+        All calculate in float32; CUDA, TensorRT and MIGraphX also in float16.
+        """
+        provider = self.provider(device)
+        if provider == CPU:
+            return dtype is torch.float32
+        types = {torch.float32} if provider == CORE_ML else set(_TYPES)
+        return dtype in types and provider in _installed_providers(self.version())
 
     def prepare(self, request: NetworkRequest) -> PreparedNetwork:
         """Prepare a network: read it from the cache or export it, and load it."""
         began = time.perf_counter()
+        provider = self.provider(request.device)
+        if provider is None:
+            raise EngineUnfitError(f"ONNX Runtime has no provider for {request.device.type}")
         subject = {
-            "engine": [self.name, self.version(), _FORM],
+            "engine": [self.name, self.version(), _FORM, provider, *_device_identity(request)],
             "torch": torch.__version__,
             "network": list(request.identity),
             "shape": list(request.shape),
+            "precision": request.precision,
         }
+
+        def write(folder: Path) -> None:
+            _export(request, folder)
+            if provider == TENSORRT:  # builds the plan and leaves it in the folder
+                _session(folder, request, provider)
+
         try:
-            with cached_export(export_key(subject), lambda f: _export(request, f)) as (folder, old):
-                run = _load(folder / _GRAPH, request)
+            with cached_export(export_key(subject), write) as (folder, old):
+                run = _runner(_session(folder, request, provider), request, provider)
+        except (torch.OutOfMemoryError, EngineUnfitError):
+            raise
         except Exception as exc:
             raise EngineUnfitError(f"{type(exc).__name__} while the network was prepared") from exc
         return PreparedNetwork(run, time.perf_counter() - began, cached=old)
 
 
+class TensorRt(OnnxRuntime):
+    """NVIDIA's TensorRT, through ONNX Runtime."""
+
+    name: ClassVar[str] = "tensorrt"
+    package: ClassVar[str] = "onnxruntime-gpu tensorrt onnx onnxscript"
+
+    def version(self) -> str | None:
+        """Return the versions of ONNX Runtime and TensorRT; None if a library is missing."""
+        runtime = super().version()
+        if runtime is None or importlib.util.find_spec("tensorrt") is None:
+            return None
+        return f"{importlib.metadata.version('tensorrt')} ({runtime})"
+
+    def provider(self, device: torch.device) -> str | None:
+        """Return the provider of TensorRT for CUDA devices."""
+        return TENSORRT if device.type == "cuda" and not torch.version.hip else None
+
+
+def provider_options(provider: str, request: NetworkRequest, folder: Path) -> dict[str, str]:
+    """Return the options of an execution provider.
+
+    Parameters
+    ----------
+    provider : str
+        Its name.
+    request : NetworkRequest
+        The network.
+    folder : Path
+        Folder of the exported network, in which TensorRT keeps its plan.
+    """
+    device = {"device_id": str(request.device.index or 0)}
+    if provider == CUDA:
+        return {**device, "use_tf32": "0"}  # float32 with all its digits
+    if provider == TENSORRT:
+        return {
+            **device,
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": str(folder),
+            "trt_fp16_enable": str(int(request.dtype is torch.float16)),
+        }
+    if provider == MIGRAPHX:
+        return {**device, "migraphx_fp16_enable": "0"}  # the graph has its types
+    return {}
+
+
+def _installed_providers(version: str | None) -> list[str]:
+    if version is None:
+        return []
+    import onnxruntime
+
+    return list(onnxruntime.get_available_providers())
+
+
+def _device_identity(request: NetworkRequest) -> list[str]:
+    """Return what a plan for a device depends on; nothing for CPUs, whose graph fits all."""
+    if request.device.type != "cuda":
+        return []
+    properties = torch.cuda.get_device_properties(request.device)
+    return [properties.name, f"{properties.major}.{properties.minor}"]
+
+
 def _export(request: NetworkRequest, folder: Path) -> None:
-    """Write a network as an ONNX file."""
+    """Write a network as an ONNX file, in the type in which it calculates."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            request.build(),
-            (torch.zeros(request.shape),),
+            copy.deepcopy(request.build()).to(request.dtype),
+            (torch.zeros(request.shape, dtype=request.dtype),),
             folder / _GRAPH,
             dynamo=True,
             verbose=False,
@@ -81,18 +177,63 @@ def _export(request: NetworkRequest, folder: Path) -> None:
         )
 
 
-def _load(graph: Path, request: NetworkRequest) -> Run:
-    """Return a function that runs an exported network."""
+def _session(folder: Path, request: NetworkRequest, provider: str) -> InferenceSession:
+    """Load an exported network for a provider.
+
+    Raises
+    ------
+    EngineUnfitError
+        If ONNX Runtime loads it for another provider, as it does where libraries are missing.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = request.threads
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
+    if provider in (CUDA, TENSORRT):
+        onnxruntime.preload_dlls()  # CUDA's libraries as torch's wheels have them
+    if provider == TENSORRT:
+        importlib.import_module("tensorrt")  # loads its libraries
+    wanted: list[tuple[str, dict[str, str]]] = [
+        (name, provider_options(name, request, folder))
+        for name in dict.fromkeys((provider, CUDA if provider == TENSORRT else CPU, CPU))
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a provider that is passed over: refused here
+        session = onnxruntime.InferenceSession(folder / _GRAPH, options, providers=wanted)
+    if session.get_providers()[0] != provider:
+        raise EngineUnfitError(f"{provider} can't be loaded: a library is missing")
+    return session
+
+
+def _runner(session: InferenceSession, request: NetworkRequest, provider: str) -> Run:
+    """Return a function that runs a loaded network on a device."""
+    in_place = provider in _BOUND
+    [given], [result] = session.get_inputs(), session.get_outputs()
+    dtype = next(each for each, name in _TYPES.items() if name == result.type)
 
     def run(windows: torch.Tensor) -> torch.Tensor:
-        (scores,) = session.run(None, {name: windows.contiguous().numpy()})
-        return torch.from_numpy(scores)
+        count = len(windows)
+        if count < request.shape[0]:  # the last batch of a scan
+            rest = windows.new_zeros(request.shape[0] - count, *windows.shape[1:])
+            windows = torch.cat([windows, rest])
+        windows = windows.to(request.dtype).contiguous()
+        if not in_place:
+            [scores] = session.run(None, {given.name: windows.cpu().numpy()})
+            return torch.from_numpy(scores).to(windows.device)[:count]
+        device = _BOUND[provider], request.device.index or 0
+        output = torch.empty(tuple(result.shape), dtype=dtype, device=windows.device)
+        binding = session.io_binding()
+        for bind, name, tensor in (
+            (binding.bind_input, given.name, windows),
+            (binding.bind_output, result.name, output),
+        ):
+            kind = "float16" if tensor.dtype is torch.float16 else "float32"
+            bind(name, *device, kind, tuple(tensor.shape), tensor.data_ptr())
+        if device[0] == "cuda":
+            torch.cuda.current_stream(request.device).synchronize()  # the windows are complete
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return output[:count]
 
     return run

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from scanloom.core import Reason, ScanError
-from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime
+from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
 from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import Engine
 from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
 
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (OpenVino(), OnnxRuntime(), TorchCompile(), CudaGraphs())
+    engine.name: engine
+    for engine in (OpenVino(), TensorRt(), OnnxRuntime(), TorchCompile(), CudaGraphs())
 }
 """All engines but torch itself, in the order in which "auto" measures them."""
-AUTOMATIC = ("openvino", "onnxruntime", "cudagraphs")
+AUTOMATIC = ("openvino", "tensorrt", "onnxruntime", "cudagraphs")
 """Engines that "auto" measures, if they are installed. Compiling takes minutes: on request only."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from torch import nn
 
 from scanloom.inference.device import bfloat16_units
 from scanloom.inference.engines import export_cache
-from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime
+from scanloom.inference.engines import onnxruntime_engine as ort
+from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
 from scanloom.inference.engines.openvino_engine import OpenVino
 from scanloom.inference.engines.protocol import EngineUnfitError, NetworkRequest
 from scanloom.inference.engines.torch_engines import CudaGraphs, TorchCompile
@@ -132,14 +134,86 @@ def test_a_network_that_cannot_be_traced_is_refused() -> None:
         OpenVino().prepare(asked)
 
 
-def test_onnxruntime_is_exact() -> None:
-    if OnnxRuntime().version() is None:
-        pytest.skip("ONNX Runtime is not installed")
-    asked = request("UNet")
+needs_onnxruntime = pytest.mark.skipif(
+    OnnxRuntime().version() is None, reason="ONNX Runtime is not installed"
+)
+
+
+@needs_onnxruntime
+@pytest.mark.parametrize("name", NETWORKS)
+def test_onnxruntime_is_exact(name: str) -> None:
+    asked = request(name)
+    prepared, image = OnnxRuntime().prepare(asked), windows(asked)
+    with torch.inference_mode():
+        expected = build(name)(image)
+    first = prepared.run(image)
+    torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-4)
+    kept = first.clone()
+    prepared.run(windows(asked, 2))
+    assert torch.equal(first, kept)
+
+
+@needs_onnxruntime
+def test_onnxruntime_runs_a_last_batch_of_fewer_windows() -> None:
+    asked = replace(request("UNet"), shape=(3, 1, 32, 32, 32))
+    run, image = OnnxRuntime().prepare(asked).run, windows(asked)
+    assert run(image[:2]).shape == (2, 4, 32, 32, 32)
+    torch.testing.assert_close(run(image[:2]), run(image)[:2])
+
+
+@needs_onnxruntime
+def test_onnxruntime_in_half_precision() -> None:
+    """The path of CUDA devices, whose input and output are float16."""
+    asked = request("UNet", torch.float16)
     prepared, image = OnnxRuntime().prepare(asked), windows(asked)
     with torch.inference_mode():
         expected = build("UNet")(image)
-    torch.testing.assert_close(prepared.run(image), expected, rtol=1e-3, atol=1e-4)
+    found = prepared.run(image.half())
+    assert found.dtype is torch.float16
+    assert (found.float() - expected).abs().mean() < 2e-3 * expected.abs().mean() + 2e-3
+
+
+@needs_onnxruntime
+def test_a_provider_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime itself goes on with the next one."""
+    monkeypatch.setattr(OnnxRuntime, "provider", lambda self, device: ort.MIGRAPHX)
+    with pytest.raises(EngineUnfitError, match="MIGraphXExecutionProvider can't be loaded"):
+        OnnxRuntime().prepare(request("UNet"))
+
+
+def test_providers_follow_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, mps = torch.device("cuda", 1), torch.device("mps")
+    assert [OnnxRuntime().provider(each) for each in (CPU, cuda, mps)] == [
+        "CPUExecutionProvider",
+        "CUDAExecutionProvider",
+        "CoreMLExecutionProvider",
+    ]
+    assert [TensorRt().provider(each) for each in (CPU, cuda)] == [None, ort.TENSORRT]
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert OnnxRuntime().provider(cuda) == "MIGraphXExecutionProvider"
+    assert TensorRt().provider(cuda) is None
+
+
+def test_providers_are_used_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "_installed_providers", lambda version: [ort.CUDA, ort.CORE_ML])
+    cuda, mps = torch.device("cuda"), torch.device("mps")
+    float32, float16, bfloat16 = torch.float32, torch.float16, torch.bfloat16
+    supported = {(CPU, float32), (cuda, float32), (cuda, float16), (mps, float32)}
+    for device in (CPU, cuda, mps, torch.device("xpu")):
+        for dtype in (float32, float16, bfloat16):
+            assert OnnxRuntime().supports(device, dtype) is ((device, dtype) in supported)
+            assert not TensorRt().supports(device, dtype)
+
+
+def test_options_of_providers(tmp_path: Path) -> None:
+    asked = replace(request("UNet", torch.float16), device=torch.device("cuda", 1))
+    assert ort.provider_options(ort.CUDA, asked, tmp_path) == {"device_id": "1", "use_tf32": "0"}
+    options = ort.provider_options(ort.TENSORRT, asked, tmp_path)
+    assert options["trt_fp16_enable"] == "1"
+    assert options["trt_engine_cache_path"] == str(tmp_path)
+    exact = replace(asked, dtype=torch.float32)
+    assert ort.provider_options(ort.TENSORRT, exact, tmp_path)["trt_fp16_enable"] == "0"
+    assert ort.provider_options(ort.CPU, asked, tmp_path) == {}
 
 
 @pytest.mark.parametrize("engine", [OpenVino(), OnnxRuntime(), CudaGraphs()])
