@@ -82,8 +82,8 @@ class SeriesLine:
 
     @property
     def modality(self) -> str:
-        """Modality of its header, or else its format."""
-        return self.info.modality or ("" if self.kind == DICOM else self.kind)
+        """Modality of its header; empty for files whose format has none."""
+        return self.info.modality or ""
 
 
 def list_candidates(candidates: Sequence[Series], only: Sequence[Series] | None = None) -> str:

@@ -23,6 +23,11 @@
     return element;
   }
 
+  // A sentence with `code` in it, as elements.
+  function worded(text) {
+    return text.split("`").map((part, n) => (n % 2 ? make("code", part) : part));
+  }
+
   // Search, filters, order, page and the open case stand in the address: back and reload keep them.
   function remember(isNew = false) {
     const words = new URLSearchParams();
@@ -106,7 +111,7 @@
 
   function reason(record) {
     const line = make("p");
-    const sentences = [record.detail, advice[record.reason]].filter(Boolean).map((text) => ` ${text}.`);
+    const sentences = [record.detail, advice[record.reason]].filter(Boolean).flatMap((text) => worded(` ${text}.`));
     line.append(make("code", record.reason), ...sentences);
     return line;
   }
@@ -294,9 +299,15 @@
     return list;
   }
 
+  function described(code) {
+    const cell = make("dd");
+    cell.append(...worded(advice[code] ?? ""));
+    return cell;
+  }
+
   function explained(record) {
     const list = make("dl", undefined, "explained");
-    for (const code of record.flags) list.append(make("dt", code), make("dd", advice[code] ?? ""));
+    for (const code of record.flags) list.append(make("dt", code), described(code));
     return list;
   }
 
