@@ -38,6 +38,9 @@ class MixedBfloat16(nn.Module):
                 continue
             if name in layers.first and _is_plain_convolution(module):
                 _split_operands(module)
+            elif isinstance(module, nn.AvgPool3d):  # torch has none in bfloat16 on CPUs
+                module.register_forward_pre_hook(_inputs_to_float32)
+                module.register_forward_hook(_output_to_bfloat16)
             elif is_layer(module) and len(list(module.parameters())):
                 module.register_forward_pre_hook(_inputs_to_bfloat16)
             _to_bfloat16(module)
@@ -97,6 +100,11 @@ def _inputs_to_bfloat16(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...
 def _inputs_to_float32(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a layer's inputs, floating-point tensors as float32."""
     return tuple(_cast(value, torch.float32) for value in inputs)
+
+
+def _output_to_bfloat16(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+    """Return a layer's output as bfloat16."""
+    return output.to(torch.bfloat16)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -88,3 +88,28 @@ def test_narrow_layers_at_full_resolution_stay_exact(width: int, exact: bool) ->
     assert ("upcat_1.convs.conv_0.conv.weight" in kept) == exact
     assert "final_conv.weight" in kept
     assert "down_2.convs.conv_0.conv.weight" not in kept
+
+
+def test_average_pooling() -> None:
+    """torch has no average pooling of volumes in bfloat16 on CPUs; nnU-Net's encoders have it."""
+    torch.manual_seed(4)
+    args = {
+        "in_channels": 1,
+        "out_channels": 3,
+        "plan": {
+            "features": [4, 8, 8],
+            "kernels": [[3, 3, 3]] * 3,
+            "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]],
+            "encoder": [1, 1, 1],
+            "decoder": [1, 1],
+        },
+        "layers": {"bias": True, "norm": "instance", "norm_args": {"affine": True}, "slope": 0.01},
+    }
+    network = build_network(NetworkSpec("ResidualEncoderUNet", args))
+    window = torch.randn(1, 1, 16, 16, 16)
+    with torch.inference_mode():
+        wanted = network(window)
+        found = MixedBfloat16(network, 1, (16, 16, 16))(window)
+
+    assert found.dtype == torch.float32
+    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean()
