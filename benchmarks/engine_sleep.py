@@ -42,7 +42,7 @@ class Sleeper:
     """Sleeps, then calls everything above 500 bright."""
 
     device_name = "cpu"
-    precision_name = "float32"
+    precision_name, changes = "float32", ""
     engine = torch_choice("a sleep stands for the network")
 
     def __init__(self, weights: Path, seconds: float) -> None:

@@ -42,7 +42,7 @@ def ball(order: str, *, oblique: float = 0.0, middle: np.ndarray = CENTRE) -> tu
 class Threshold:
     """Calls everything above 500 the one structure."""
 
-    device_name, precision_name = "cpu", "float32"
+    device_name, precision_name, changes = "cpu", "float32", ""
     engine = torch_choice("the test's own formula")
 
     def __init__(self, weights: Path) -> None:

@@ -15,13 +15,15 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pydicom
 import pytest
 
 import scanloom
 from scanloom.cards.store import shipped
-from scanloom.core import Outputs, Reason
+from scanloom.core import ComputeOptions, Outputs, Reason
 from scanloom.engine.run import RunOptions, run
 from scanloom.engine.segment import SegmentOptions, segment_options, segment_paths
+from scanloom.review.report.page import write_report
 from support.commands import scanloom as scanloom_command
 
 SAMPLE = shipped("data") / "torso_ct"
@@ -152,6 +154,26 @@ def test_replace_brings_the_new_recipe(tmp_path: Path, key: Path, published: Pat
     assert record.folder is not None
     assert (record.folder / "split" / "lung.nii.gz").is_file()
     assert len(list((out / "cases").iterdir())) == 1
+
+
+def test_less_overlap_is_named_on_every_result(tmp_path: Path, key: Path) -> None:
+    """And a later request of another overlap says that, not that the model changed."""
+    out, words = tmp_path / "out", "overlap 0.1 instead of 0.25"
+    (record,) = segment_paths([SAMPLE], options(out, key, compute=ComputeOptions(overlap=0.1)))
+    assert record.folder is not None, record.detail
+    document = json.loads((record.folder / "case.json").read_text())
+    [segmentation] = (record.folder / "dicom").glob("*.dcm")
+    [algorithm] = (
+        pydicom.dcmread(segmentation).SegmentSequence[0].SegmentationAlgorithmIdentificationSequence
+    )
+    assert document["models"][0]["changes"] == words
+    assert algorithm.AlgorithmParameters == f"changes={words}"
+    assert words in write_report(out).read_text()
+
+    (stale,) = segment_paths([SAMPLE], options(out, key, compute=ComputeOptions(fast=True)))
+    assert stale.reason is Reason.STALE
+    assert "overlap was 0.1, and is none now; fast was off, and is on now" in stale.detail
+    assert "card" not in stale.detail
 
 
 def test_two_models_in_one_case(tmp_path: Path, key: Path) -> None:

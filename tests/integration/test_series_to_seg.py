@@ -40,7 +40,7 @@ NEAR_RECTANGULAR = 0.9  # mm: a slice moves by half a voxel at most
 class Threshold:
     """Calls what is nearer to a ball's inside the one structure."""
 
-    device_name, precision_name = "cpu", "float32"
+    device_name, precision_name, changes = "cpu", "float32", ""
     engine = torch_choice("the test's own formula")
 
     def __init__(self, weights: Path) -> None:

@@ -45,7 +45,7 @@ class Threshold:
     """Calls everything above 500 the first structure, after it did what the scan asks for."""
 
     device_name = "cpu"
-    precision_name = "float32"
+    precision_name, changes = "float32", ""
     engine = torch_choice("the test's own formula")
 
     def __init__(self, weights: Path, starts: Path | None, seconds: float) -> None:

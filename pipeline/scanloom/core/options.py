@@ -108,6 +108,13 @@ class ComputeOptions:
             "examples": [0.25],
         },
     )
+    fast: bool = field(
+        default=False,
+        metadata={
+            "description": "Whether less is computed than the model says: the first of several "
+            "folds, no mirrored scans, and windows that overlap by a quarter at most; labels differ"
+        },
+    )
     engine: Engine = field(
         default="auto",
         metadata={

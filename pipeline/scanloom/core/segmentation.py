@@ -149,6 +149,8 @@ class Segmentation:
         Version of the model; may be empty.
     device, precision : str
         Device and numeric precision of the network; empty if unknown.
+    changes : str
+        How the network was run otherwise than its model says, such as "not mirrored"; else "".
     flags : tuple of Flag
         Caveats of the prediction.
     sources : tuple of str
@@ -165,6 +167,7 @@ class Segmentation:
     version: str = ""
     device: str = ""
     precision: str = ""
+    changes: str = ""
     flags: tuple[Flag, ...] = ()
     sources: tuple[str, ...] = ()
     uncertainty: Uncertainty | None = None

@@ -92,6 +92,7 @@ def segment(
     mirror: Mirror = "auto",
     remove_small: float = 0.0,
     overlap: float | None = None,
+    fast: bool = False,
     engine: Engine = "auto",
 ) -> tuple[CaseRecord, ...]:
     """Segment scans and publish a case folder for each, as `scanloom segment` does.
@@ -155,6 +156,9 @@ def segment(
         Connected components of a structure up to this volume, in mm3, are removed.
     overlap : float or None
         Fraction of a window that the next window overlaps, 0 to 0.9; None for the model's.
+    fast : bool
+        Whether less is computed than the model says: the first of several folds, no mirrored scans,
+        and windows that overlap by a quarter at most. Labels differ.
     engine : str
         Library that runs the networks: "auto", "torch", "openvino", "onnxruntime", "tensorrt",
         "compile" or "cudagraphs".
@@ -186,7 +190,7 @@ def segment(
         read=ReadOptions(gaps, nan, orientation, modality, _size(max_size)),
         outputs=Outputs(seg, dates, _words(also), _labels(structures)),
         compute=ComputeOptions(
-            precision, skip_air, compiled_restore, mirror, remove_small, overlap, engine
+            precision, skip_air, compiled_restore, mirror, remove_small, overlap, fast, engine
         ),
         key=None if key is None else Path(key),
         names=names,

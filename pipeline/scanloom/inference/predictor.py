@@ -10,6 +10,7 @@ import torch
 
 from scanloom.cards.card import Argmax, ModelCard
 from scanloom.cards.cleaning import with_small_removed
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
     Flag,
@@ -101,10 +102,8 @@ class TorchPredictor(PlacedModel):
         memory_limit: int | None = None,
         planned_cases: int = 1,
     ) -> None:
-        if compute.mirror == "no":
-            card = replace(card, window=replace(card.window, mirror=()))
-        if compute.overlap is not None:
-            card = replace(card, window=replace(card.window, overlap=compute.overlap))
+        requested = requested_card(card, compute)
+        self.changes, card = describe_changes(card, requested), requested
         check_supported(card)
         background = isinstance(card.decision, Argmax)
         simple = background and not card.before and len(card.channels) == 1
@@ -190,7 +189,7 @@ class TorchPredictor(PlacedModel):
                 prediction.uncertainty, lambda values: paste(values, box, volume.grid.shape)
             )
             prediction = replace(prediction, maps=maps, uncertainty=uncertain)
-            return prediction.segmentation(self.card, volume)
+            return replace(prediction.segmentation(self.card, volume), changes=self.changes)
 
     def _predict_without_overflow(self, task: Task) -> Prediction:
         """Return label maps, repeated in float32 if half precision overflows."""

@@ -141,6 +141,9 @@ class DeviceOptions:
     precision: Annotated[
         Literal["auto", "float32", "half"], typer.Option(help="Numeric precision of the network.")
     ] = "auto"
+    fast: Annotated[bool, typer.Option("--fast", help="One fold, no mirroring, less overlap.")] = (
+        False
+    )
     engine: Annotated[
         Literal["auto", "torch", "openvino", "onnxruntime", "tensorrt", "compile", "cudagraphs"],
         typer.Option(metavar="NAME", help="torch, openvino, onnxruntime ..."),

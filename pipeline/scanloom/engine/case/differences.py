@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.requested import requested_card
 from scanloom.core import ComputeOptions, ReadOptions
+from scanloom.core.options import take
 from scanloom.engine.case.recipe import card_digest, outputs_document
 from scanloom.engine.workflow.schema import Workflow
 from scanloom.io.output.file_names import CASE
@@ -39,7 +41,7 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
     try:
         document = read_json(folder / CASE)
         found = [
-            *_models(document["models"], cards),
+            *_models(document["models"], cards, take(ComputeOptions, document.get("options", {}))),
             *_fields(document["outputs"], outputs_document(workflow.output_options)),
             *_fields(
                 document.get("options", {}),
@@ -51,14 +53,18 @@ def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[Model
     return "; ".join(found) or "its models are the same, but an option or relation differs"
 
 
-def _models(before: Sequence[Mapping[str, Any]], cards: Sequence[ModelCard]) -> Iterator[str]:
+def _models(
+    before: Sequence[Mapping[str, Any]], cards: Sequence[ModelCard], compute: ComputeOptions
+) -> Iterator[str]:
+    """Yield a sentence for each model that is another, beside what options changed then."""
     old = {model["name"]: model for model in before}
     new = {card.name: card for card in cards}
     if set(old) != set(new):
         yield f"it was made by {', '.join(old)}, and {', '.join(new)} is requested"
         return
     for name, card in new.items():
-        if old[name]["card_sha256"] == card_digest(card):
+        unchanged = card_digest(card), card_digest(requested_card(card, compute))
+        if old[name]["card_sha256"] in unchanged:
             continue
         versions = (old[name]["version"], card.version)
         if versions[0] != versions[1]:

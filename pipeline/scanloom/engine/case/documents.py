@@ -61,6 +61,7 @@ def case_json(segmented: SegmentedCase) -> dict[str, Any]:
                 "device": device,
                 "precision": precision,
                 "engine": asdict(predictor.engine),
+                **({"changes": predictor.changes} if predictor.changes else {}),
                 **_limitations(predictor.card),
                 **_reference_ranges(predictor.card),
             }

@@ -35,6 +35,10 @@ class Predictor(Protocol):
     def engine(self) -> EngineChoice:
         """Library that runs the network, and the reason for its choice."""
 
+    @property
+    def changes(self) -> str:
+        """How the network is run otherwise than its model says; else ""."""
+
     def predict(
         self,
         volume: Volume,

@@ -164,6 +164,11 @@ class CompositePredictor(PlacedModel):
         """The library that runs its first network, and the reason."""
         return self.parts[0].engine
 
+    @property
+    def changes(self) -> str:
+        """How its first network is run otherwise than its model says; else ""."""
+        return self.parts[0].changes
+
     def _unite(
         self, volumes: Sequence[Volume], clock: StepTimer, *, uncertainty: bool
     ) -> Segmentation:

@@ -39,7 +39,7 @@ class Ensemble(TorchPredictor):
         self.card = replace(first.card, name=name, version=versions, flags=tuple(flags))
         self.compute, self.device, self._stage = first.compute, first.device, None
         self.memory_limit, self.skip_air = first.memory_limit, first.skip_air
-        self.precision = first.precision
+        self.precision, self.changes = first.precision, first.changes
         if any(member.precision.dtype is not first.precision.dtype for member in members):
             self.precision = PrecisionChoice(torch.float32, "the models have different precisions")
         self.overflows = any(member.overflows for member in members)

@@ -325,6 +325,7 @@ def _description(series: _Series, structure: Structure, number: int) -> Dataset:
             name=segmentation.model,
             version=_long_string(segmentation.version or "unknown"),
             family=codes.cid7162.ArtificialIntelligence,
+            parameters={"changes": segmentation.changes} if segmentation.changes else None,
         ),
         tracking_id=structure.label,
         tracking_uid=_uid(

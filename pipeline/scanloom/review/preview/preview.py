@@ -125,7 +125,7 @@ def _draw_header(page: Image.Image, content: PreviewContent) -> None:
     title = truncated(" + ".join(models), 26, CONTENT_WIDTH)
     draw_text(canvas, (MARGIN, 12), title, 26, TEXT)
     runs = dict.fromkeys(
-        ", ".join(filter(None, (s.device, s.precision))) for s in content.segmentations
+        ", ".join(filter(None, (s.device, s.precision, s.changes))) for s in content.segmentations
     )
     shape = " x ".join(str(n) for n in grid.shape)
     spacing = " x ".join(f"{s:.2f}" for s in grid.spacing)

@@ -201,7 +201,10 @@ def _published(folder: Path) -> _Published:
         files=_files(folder),
         references={m["name"]: references_of(m) for m in document["models"]},
     )
-    models = {m["card_sha256"] + m["device"] + m["precision"]: m for m in document["models"]}
+    models = {
+        m["card_sha256"] + m["device"] + m["precision"] + m.get("changes", ""): m
+        for m in document["models"]
+    }
     models |= {f"{result['name']} {result['version']}": result for result in results}
     return _Published(document["case"], shown, models, document["versions"])
 

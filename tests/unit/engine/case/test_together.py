@@ -46,7 +46,7 @@ Labels = np.ndarray[Any, Any]
 class Drawn:
     """A model with given labels of the whole scan; notes the shapes that it sees."""
 
-    device_name, precision_name = "cpu", "float32"
+    device_name, precision_name, changes = "cpu", "float32", ""
 
     def __init__(self, card: ModelCard, labels: Labels) -> None:
         self.card, self._labels, self.seen = card, labels, list[tuple[int, ...]]()
