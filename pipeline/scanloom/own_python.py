@@ -7,6 +7,7 @@ starts Python there.
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import sys
@@ -15,11 +16,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _PATH = "PYTHONPATH"
+_GARBAGE_THRESHOLDS = (100_000, 50, 100)
+"""Of `gc.set_threshold`; Python's own are (700, 10, 10)."""
 
 
 def own_python(*arguments: str) -> list[str]:
     """Return a command line for this Python that keeps the working folder off `sys.path`."""
     return [sys.executable, "-P", *arguments]
+
+
+def collect_garbage_rarely() -> None:
+    """Run the cyclic garbage collector less often, in a process of our own that imports torch.
+
+    Imports create millions of objects, none of them garbage. With Python's own thresholds each start
+    spends about 1 s on searching them.
+    """
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def own_environment() -> dict[str, str]:

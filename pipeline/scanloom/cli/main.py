@@ -28,7 +28,7 @@ from scanloom.cli.commands import (
     where,
 )
 from scanloom.cli.streams import steady_streams
-from scanloom.own_python import safe_path
+from scanloom.own_python import collect_garbage_rarely, safe_path
 
 app = typer.Typer(
     name="scanloom",
@@ -101,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:  # a program of its own
         sys.path[:] = safe_path(sys.path)
+        collect_garbage_rarely()
     atexit.register(gc.freeze)  # saves 1.5 s of garbage collection of torch's objects at exit
     with steady_streams():
         app(None if arguments is None else list(arguments), prog_name="scanloom")
