@@ -28,8 +28,8 @@ def own_python(*arguments: str) -> list[str]:
 def collect_garbage_rarely() -> None:
     """Run the cyclic garbage collector less often, in a process of our own that imports torch.
 
-    Imports create millions of objects, none of them garbage. With Python's own thresholds each start
-    spends about 1 s on searching them.
+    Imports create millions of objects, none of them garbage. With its own thresholds, each start
+    spends about 1 s of the processor on searching them.
     """
     gc.set_threshold(*_GARBAGE_THRESHOLDS)
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from scanloom.inference.engines.export_cache import cached_export, export_key
+from scanloom.inference.engines.openvino_head import multiply_final_layer
 from scanloom.inference.engines.openvino_norms import pool_norms
 from scanloom.inference.engines.protocol import (
     EngineUnfitError,
@@ -34,7 +35,7 @@ from scanloom.inference.engines.protocol import (
 from scanloom.inference.network.exact_layers import find_exact_layers
 from scanloom.inference.network.planes import PlaneNetwork
 
-_FORM = 3
+_FORM = 4
 """Version of this module's exports: to be raised when they change."""
 _GRAPH, _WEIGHTS = "network.xml", "network.bin"
 _TRACED_SIZE = 48
@@ -89,6 +90,7 @@ def _export(request: NetworkRequest, folder: Path) -> None:
         _keep_activations_exact(network, exact)
     model = _convert(network, request.shape)
     pool_norms(model)
+    multiply_final_layer(model)
     openvino.save_model(model, folder / _GRAPH, compress_to_fp16=False)
     if exact:
         _mark(folder / _GRAPH, [f"__module.{name}/" for name in exact])

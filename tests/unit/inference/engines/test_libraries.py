@@ -12,7 +12,7 @@ from monai.networks.nets import DynUNet, SegResNet, UNet
 from torch import nn
 
 from scanloom.inference.device import bfloat16_units
-from scanloom.inference.engines import export_cache
+from scanloom.inference.engines import export_cache, openvino_engine
 from scanloom.inference.engines import onnxruntime_engine as ort
 from scanloom.inference.engines.onnxruntime_engine import OnnxRuntime, TensorRt
 from scanloom.inference.engines.openvino_engine import OpenVino
@@ -83,6 +83,35 @@ def test_large_windows_are_normalised_without_loss_of_digits(name: str) -> None:
     with torch.inference_mode():
         exact = norm.double()(image.double()).float()
     torch.testing.assert_close(found, exact, rtol=0, atol=1e-5)
+
+
+FINAL_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "many classes": lambda: nn.Conv3d(16, 26, 1),
+    "no bias": lambda: nn.Conv3d(16, 26, 1, bias=False),
+    "few classes": lambda: nn.Conv3d(16, 2, 1),
+    "neighbours": lambda: nn.Conv3d(16, 26, 3, padding=1),
+}
+
+
+@pytest.mark.parametrize("name", FINAL_LAYERS)
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_the_final_layer_is_exact_however_it_is_written(
+    name: str, multiplied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 too, where rounded features would miss the limit."""
+    if not multiplied:
+        monkeypatch.setattr(openvino_engine, "multiply_final_layer", lambda _: None)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.ReLU(), FINAL_LAYERS[name]()).eval()
+    asked = replace(request("UNet"), build=lambda: network, identity=(name,))
+    limits = {torch.float32: 1e-5}
+    if bfloat16_units() is not None:
+        limits[torch.bfloat16] = 5e-4
+    with torch.inference_mode():
+        exact = network(windows(asked))
+    for dtype, limit in limits.items():
+        found = OpenVino().prepare(replace(asked, dtype=dtype)).run(windows(asked))
+        torch.testing.assert_close(found, exact, rtol=0, atol=limit)
 
 
 def test_scores_outlive_the_next_window() -> None:
