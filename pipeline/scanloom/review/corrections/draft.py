@@ -77,6 +77,8 @@ class Draft:
         self._packed: dict[int, tuple[tuple[NDArray[np.intp], ...], NDArray[Any]]] = {}
         self._done: list[_Change] = []
         self._undone: list[_Change] = []
+        self.changes = 0
+        """Number of strokes, undone and repeated ones that changed it."""
 
     @property
     def nbytes(self) -> int:
@@ -173,6 +175,7 @@ class Draft:
         if change.layer not in self._copies:
             self._copies[change.layer] = self._given[change.layer].copy(order="K")
         self._copies[change.layer][change.box] = values
+        self.changes += 1
 
 
 def painted_box(

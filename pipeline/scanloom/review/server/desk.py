@@ -277,31 +277,33 @@ class Desk:
         )
         return self.log.append(given, comment)
 
-    def save_draft(self, name: str, reviewer: str) -> int:
+    def save_draft(self, name: str, reviewer: str, version: str) -> int:
         """Publish a correction as a revision, and return its number.
+
+        Parameters
+        ----------
+        name, reviewer : str
+        version : str
+            The draft that was seen.
 
         Raises
         ------
         ScanError
             STALE if the result was replaced since the first stroke; what `Publish` raises.
         RefusedError
-            If nothing was changed.
+            If nothing was changed; DRAFT_CHANGED.
         """
-        held = self.drafts.find(name, reviewer)
-        if held is None or self.publish is None:
-            raise RefusedError(409, "NOTHING", "Nothing was changed.")
         self.worklist.update(name)
         case = self.opened(name)
-        if not held.is_about(case):
-            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
-        with held.using(case) as draft:
+        held = self.drafts.of(case, reviewer)
+        with held.changing(case, version) as draft:
             layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
-            if not layers:
+            if not layers or self.publish is None:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
             if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
                 raise RefusedError(409, "BLIND", BLIND)
             folder = self.publish(name, case.revision, layers, reviewer)
-            self.drafts.discard(name, reviewer)
+            self.drafts.drop(held, reviewer)
         self.open_cases.forget(name)
         self.worklist.update(name)
         return int(folder.name)

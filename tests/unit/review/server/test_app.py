@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -299,15 +300,15 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     stroke |= {"radius_mm": 2.6, "label": label, "only": None}
     decide(client, name, "edit")
 
-    painted = client.post(f"/api/case/{name}/stroke", json=stroke)
+    painted = change(client, name, "stroke", **stroke)
 
     assert painted.json()["changed"] > 0
     drafted = client.get(f"/api/case/{name}/labels/0/coronal/5-5?draft=1").content
     assert drafted != client.get(f"/api/case/{name}/labels/0/coronal/5-5").content
-    assert client.post(f"/api/case/{name}/draft/undo", json={}).json()["undo"] == 0
-    assert client.post(f"/api/case/{name}/draft/save", json={}).status_code == 409
-    client.post(f"/api/case/{name}/draft/redo", json={})
-    saved = client.post(f"/api/case/{name}/draft/save", json={})
+    assert change(client, name, "draft/undo").json()["undo"] == 0
+    assert change(client, name, "draft/save").status_code == 409
+    change(client, name, "draft/redo")
+    saved = change(client, name, "draft/save")
     assert (saved.status_code, saved.json()) == (200, {"revision": 1})
     [revision] = revision_folders(server.out, name)
     file = case["layers"][0]["file"]
@@ -323,10 +324,20 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     assert decide(client, name, "accept").json()["state"] == "accept"
 
 
-def paint(client: Any, name: str, **more: Any) -> Any:
+def version_of(client: Any, name: str) -> str:
+    return str(client.get(f"/api/case/{name}/draft").json()["version"])
+
+
+def change(client: Any, name: str, path: str, version: str | None = None, **body: Any) -> Any:
+    """Change the correction that there is now, or that of a version."""
+    version = version_of(client, name) if version is None else version
+    return client.post(f"/api/case/{name}/{path}", json={**body, "version": version})
+
+
+def paint(client: Any, name: str, version: str | None = None, **more: Any) -> Any:
     label = about(client, name)["layers"][0]["labels"][0]["value"]
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
-    return client.post(f"/api/case/{name}/stroke", json={**stroke, "label": label, **more})
+    return change(client, name, "stroke", version, **{**stroke, "label": label, **more})
 
 
 def test_strokes_that_are_not_saved_are_told_and_not_lost(server: Any) -> None:
@@ -335,37 +346,126 @@ def test_strokes_that_are_not_saved_are_told_and_not_lost(server: Any) -> None:
 
     refused = [
         paint(client, second),
-        client.post(f"/api/case/{second}/draft/undo", json={}),
-        client.post(f"/api/case/{second}/draft/save", json={}),
+        change(client, second, "draft/undo"),
+        change(client, second, "draft/save"),
     ]
 
     assert (refused[0].status_code, refused[0].json()["reason"]) == (409, "DRAFT")
     assert first in refused[0].json()["text"]
-    assert refused[1].json() == {"changed": False, "undo": 0, "redo": 0, "outdated": False}
+    version = version_of(client, second)
+    nothing = {"undo": 0, "redo": 0, "outdated": False, "version": version}
+    assert refused[1].json() == {"changed": False, **nothing}
     assert refused[2].status_code == 409
-    left = client.get(f"/api/case/{first}/draft").json()
-    assert left == {"undo": 1, "redo": 0, "outdated": False}
+    assert client.get(f"/api/case/{first}/draft").json()["undo"] == 1
     assert client.get(f"/api/case/{second}/draft").json()["undo"] == 0
     assert server.client("r2").get(f"/api/case/{first}/draft").json()["undo"] == 0
-    assert client.post(f"/api/case/{first}/draft/save", json={}).json() == {"revision": 1}
+    assert change(client, first, "draft/save").json() == {"revision": 1}
     assert paint(client, second).status_code == 200
 
 
 def test_two_reviewers_who_correct_one_case_overwrite_nothing(server: Any) -> None:
     anna, ben, name = server.client("r1"), server.client("r2"), server.cases[0]
     paint(anna, name)
-    paint(ben, name, points=[[8, 8]])
-    assert anna.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 1}
+    seen = paint(ben, name, points=[[8, 8]]).json()["version"]
+    assert change(anna, name, "draft/save").json() == {"revision": 1}
 
-    late = ben.post(f"/api/case/{name}/draft/save", json={})
+    late = change(ben, name, "draft/save", seen)
 
     assert (late.status_code, late.json()["reason"]) == (409, "STALE")
     labels = f"/api/case/{name}/labels/0/axial/3-3"
     assert ben.get(f"{labels}?draft=1").content == anna.get(labels).content
-    assert ben.get(f"/api/case/{name}/draft").json() == {"undo": 0, "redo": 0, "outdated": True}
+    left = ben.get(f"/api/case/{name}/draft").json()
+    assert (left["undo"], left["redo"], left["outdated"]) == (0, 0, True)
     assert ben.get(f"/api/case/{name}/draft").json()["outdated"] is False
     paint(ben, name, points=[[8, 8]])
-    assert ben.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 2}
+    assert change(ben, name, "draft/save").json() == {"revision": 2}
+
+
+def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    before = version_of(client, name)
+    after = paint(client, name, before).json()["version"]
+
+    late = [
+        paint(client, name, before),
+        *(change(client, name, f"draft/{step}", before) for step in ("undo", "redo", "discard")),
+        change(client, name, "draft/save", before),
+    ]
+
+    assert {(each.status_code, each.json()["reason"]) for each in late} == {(409, "DRAFT_CHANGED")}
+    assert version_of(client, name) == after
+    assert change(client, name, "draft/discard", after).json()["version"] == before
+    assert paint(client, name, after).json()["reason"] == "DRAFT_CHANGED"
+    paint(client, name, before)
+    change(client, name, "draft/save")
+    stale = paint(client, name, before)
+    assert (stale.status_code, stale.json()["reason"]) == (409, "STALE")
+    seen = client.get(f"/api/case/{name}/draft", params={"version": before})
+    assert seen.json()["reason"] == "STALE"
+
+
+def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
+    """Each of two windows repeats what was refused: the sum is what NumPy paints."""
+    client, name, windows = server.client(), server.cases[0], 2
+    case = about(client, name)
+    label, shape = case["layers"][0]["labels"][0]["value"], case["shape"]
+    opened = server.desk.open_cases.get(name)
+    expected, spacing = opened.layers[0].labels.copy(), case["spacing"]
+    rng = np.random.default_rng(0)
+    points = [[int(rng.integers(n)) for n in shape] for _ in range(40)]
+    x, y = np.indices(shape[:2])
+    for i, j, k in points:
+        near = ((x - i) * spacing[0]) ** 2 + ((y - j) * spacing[1]) ** 2 <= 2.0**2
+        expected[near, k] = label
+    refused = list[str]()
+
+    def window(own: list[list[int]]) -> None:
+        version = version_of(client, name)
+        for i, j, k in own:
+            while True:
+                stroke = {"points": [[i, j]], "index": k, "radius_mm": 2.0}
+                answer = paint(client, name, version, **stroke).json()
+                if "changed" in answer:
+                    version = answer["version"]
+                    break
+                refused.append(answer["reason"])
+                version = version_of(client, name)
+
+    threads = [threading.Thread(target=window, args=(points[n::windows],)) for n in range(windows)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert set(refused) <= {"DRAFT_CHANGED"}
+    assert change(client, name, "draft/save").json() == {"revision": 1}
+    [revision] = revision_folders(server.out, name)
+    saved = opened.view.of(read_label_maps(revision)[case["layers"][0]["file"]])
+    np.testing.assert_array_equal(saved, expected)
+
+
+def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -> None:
+    """A stroke that comes while the correction is written is refused, not answered as painted."""
+    client, name, publish_it = server.client(), server.cases[0], server.desk.publish
+    version = paint(client, name).json()["version"]
+    begun, answers = threading.Event(), list[Any]()
+
+    def publish_slowly(*given: Any) -> Path:
+        begun.set()
+        time.sleep(0.3)
+        return Path(publish_it(*given))
+
+    server.desk.publish = publish_slowly
+    saving = threading.Thread(target=change, args=(client, name, "draft/save", version))
+    saving.start()
+    begun.wait()
+    stroke = {"layer": 0, "plane": "axial", "index": 4, "points": [[2, 2]], "radius_mm": 2.0}
+    label = server.desk.open_cases.get(name).layers[0].structures[0]["number"]
+    answers.append(change(client, name, "stroke", version, label=label, **stroke))
+    saving.join()
+
+    assert answers[0].status_code == 409
+    assert answers[0].json()["reason"] in ("DRAFT_CHANGED", "STALE")
 
 
 def test_drafts_of_many_reviewers_are_kept_with_few_in_whole(serve: Any) -> None:
@@ -617,6 +717,7 @@ FIELDS = st.dictionaries(
             "radius_mm",
             "label",
             "only",
+            "version",
         ]
     ),
     JSON,
