@@ -38,7 +38,7 @@ from scanloom.core import (
 )
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.case.writers import WRITERS, write_files
-from scanloom.io.identity import case_id, key_fingerprint
+from scanloom.io.identity import case_id, key_fingerprint, source_hash
 from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.crosswalk import source_from_series
@@ -89,7 +89,7 @@ def publish(out: Path, folder: Path, structures: int) -> str:
     )
     layer = Layer(balls(scan.volume.grid.shape, structures), kinds)
     segmentation = Segmentation("balls", (layer,), scan.volume.grid, "1")
-    case = Case(number, series, Outputs(), "0" * 32, "r" * 64)
+    case = Case(number, series, Outputs(), source_hash(series, KEY), "r" * 64)
     measurements = measure(segmentation, scan.volume, ())
     content = CaseContent(case, scan, (segmentation,), measurements)
     writers = [each for each in WRITERS if each.name in ("label_maps", "measurements", "preview")]
@@ -107,7 +107,13 @@ def _document(case: Case, volume: Any) -> dict[str, Any]:
     return {
         "schema": 1,
         "case": case.id,
-        "source": {"kind": "dicom", "files": 1, "hash": "0", "modality": "CT", "unit": "HU"},
+        "source": {
+            "kind": "dicom",
+            "files": len(case.series.files),
+            "modality": "CT",
+            "unit": "HU",
+            "hash": case.source_hash,
+        },
         "grid": {**plain, "sheared": False, "affine_ras_mm": grid.affine.tolist()},
         "flags": [],
         "recipe": case.recipe,

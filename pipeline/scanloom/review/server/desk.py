@@ -302,7 +302,11 @@ class Desk:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
             if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
                 raise RefusedError(409, "BLIND", BLIND)
-            folder = self.publish(name, case.revision, layers, reviewer)
+            revision = case.revision
+            self.open_cases.forget(name)  # its arrays and the draft's: publishing needs the memory
+            del case
+            draft.pack()
+            folder = self.publish(name, revision, layers, reviewer)
             self.drafts.drop(held, reviewer)
         self.open_cases.forget(name)
         self.worklist.update(name)

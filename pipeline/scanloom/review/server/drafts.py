@@ -61,6 +61,7 @@ class HeldDraft:
         return {
             "undo": self.draft.can_undo,
             "redo": self.draft.can_redo,
+            "strokes": self.draft.has_strokes,
             "outdated": False,
             "version": self.version,
         }
@@ -74,6 +75,7 @@ class HeldDraft:
         """Hold the draft, with the label maps of the case that it is about."""
         with self.guard:
             self.draft.unpack([layer.labels for layer in case.layers])
+            del case  # it may be closed while the draft is in use
             yield self.draft
 
     @contextmanager
@@ -89,6 +91,7 @@ class HeldDraft:
         """
         check_result(case, version)
         with self.using(case) as draft:
+            del case
             if self.closed or version != self.version:
                 raise RefusedError(409, "DRAFT_CHANGED", CHANGED)
             yield draft
@@ -164,7 +167,7 @@ class Drafts:
             held = self._of(case.name, reviewer)
             if held is not None and not held.is_about(case):
                 del self._held[reviewer]
-                outdated, held = bool(held.draft.can_undo), None
+                outdated, held = held.draft.has_strokes, None
         held = held or _new(case)
         with held.guard:
             return {**held.state, "outdated": outdated}
@@ -181,7 +184,7 @@ class Drafts:
 
     def _other(self, held: HeldDraft | None, name: str, reviewer: str) -> str | None:
         """Return the case of a draft that must not be lost for one of another case."""
-        if held is None or held.name == name or not held.draft.can_undo:
+        if held is None or held.name == name or not held.draft.has_strokes:
             return None
         return held.name if self._can_be_saved(held.name, held.seen, reviewer) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import os
@@ -20,12 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
+from scanloom.review.corrections.draft import Draft
 from scanloom.review.corrections.revisions import read_label_maps, revision_folders
 from scanloom.review.server.drafts import MAX_UNPACKED
+from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
-from support.review_cases import affine_of, publish, scan_array
+from support.review_cases import affine_of, change, publish, scan_array, version_of
 
 
 def about(client: Any, name: str) -> dict[str, Any]:
@@ -324,16 +327,6 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     assert decide(client, name, "accept").json()["state"] == "accept"
 
 
-def version_of(client: Any, name: str) -> str:
-    return str(client.get(f"/api/case/{name}/draft").json()["version"])
-
-
-def change(client: Any, name: str, path: str, version: str | None = None, **body: Any) -> Any:
-    """Change the correction that there is now, or that of a version."""
-    version = version_of(client, name) if version is None else version
-    return client.post(f"/api/case/{name}/{path}", json={**body, "version": version})
-
-
 def paint(client: Any, name: str, version: str | None = None, **more: Any) -> Any:
     label = about(client, name)["layers"][0]["labels"][0]["value"]
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
@@ -353,7 +346,7 @@ def test_strokes_that_are_not_saved_are_told_and_not_lost(server: Any) -> None:
     assert (refused[0].status_code, refused[0].json()["reason"]) == (409, "DRAFT")
     assert first in refused[0].json()["text"]
     version = version_of(client, second)
-    nothing = {"undo": 0, "redo": 0, "outdated": False, "version": version}
+    nothing = {"undo": 0, "redo": 0, "strokes": False, "outdated": False, "version": version}
     assert refused[1].json() == {"changed": False, **nothing}
     assert refused[2].status_code == 409
     assert client.get(f"/api/case/{first}/draft").json()["undo"] == 1
@@ -442,6 +435,46 @@ def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
     [revision] = revision_folders(server.out, name)
     saved = opened.view.of(read_label_maps(revision)[case["layers"][0]["file"]])
     np.testing.assert_array_equal(saved, expected)
+
+
+def test_saved_corrections_leave_no_arrays(server: Any) -> None:
+    """After many saves there are as many open cases and drafts as after few."""
+    client, held = server.client(), list[tuple[int, int]]()
+    for n in range(12):
+        name = server.cases[n % 2]
+        label = server.desk.opened(name).layers[0].structures[n % 3]["number"]
+        paint(client, name, label=label, points=[[2 + n % 5, 2 + n // 2]])
+        paint(client, name, label=label, points=[[9, 2 + n // 2]])
+        assert change(client, name, "draft/save").json() == {"revision": 1 + n // 2}
+        gc.collect()
+        found = gc.get_objects()
+        held.append(tuple(sum(type(o) is t for o in found) for t in (OpenedCase, Draft)))
+
+    assert max(held[2:]) <= (2, 0)
+    assert server.desk.worklist.findings.keys() == set(server.cases)
+
+
+def test_a_correction_that_can_t_be_saved_is_kept(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, name = server.client(), server.cases[0]
+    painted, labels = paint(client, name).json(), f"/api/case/{name}/labels/0/axial/3-3?draft=1"
+    before, publish_it = client.get(labels).content, server.desk.publish
+
+    def full(*_: object) -> Path:
+        raise ScanError(Reason.DISK_FULL, "the revision was not written")
+
+    server.desk.publish = full
+    answer = change(client, name, "draft/save")
+
+    assert (answer.status_code, answer.json()["reason"]) == (507, "DISK_FULL")
+    assert client.get(labels).content == before
+    assert client.get(f"/api/case/{name}/draft").json()["version"] == painted["version"]
+    server.desk.publish = publish_it
+    assert change(client, name, "draft/undo").json()["undo"] == 0
+    assert change(client, name, "draft/redo").json()["undo"] == 1
+    assert change(client, name, "draft/save").json() == {"revision": 1}
+    assert client.get(labels).content == before
 
 
 def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -> None:

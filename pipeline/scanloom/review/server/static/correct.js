@@ -8,7 +8,7 @@ const strokes = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 export class Correction {
   // page: { about, at, active, planes, reload(), say, failed, saved() }
   constructor(byId, page) {
-    Object.assign(this, { byId, page, on: false, eraser: false, points: null, left: 0, waiting: [], sending: null, versions: new Map() });
+    Object.assign(this, { byId, page, on: false, eraser: false, points: null, left: false, waiting: [], sending: null, versions: new Map() });
     byId("correct").addEventListener("click", () => this.toggle());
     byId("eraser").addEventListener("click", () => this.erase(!this.eraser));
     byId("stroke-undo").addEventListener("click", () => this.send("draft/undo"));
@@ -20,7 +20,7 @@ export class Correction {
   show() {
     this.set(false);
     this.erase(false);
-    this.steps({ undo: 0, redo: 0 });
+    this.steps({ undo: 0, redo: 0, strokes: false });
     this.byId("brush-label").replaceChildren(...this.page.about.layers.flatMap((layer) =>
       layer.labels.map((each) => element("option", each.name, { value: `${layer.index}:${each.value}` }))));
     this.byId("correct").disabled = !this.page.about.layers.length;
@@ -33,10 +33,10 @@ export class Correction {
     this.versions.set(about.id, left.version);
     if (left.outdated) return "The result was replaced: the strokes of your correction, which were not saved, are dropped.";
     this.steps(left);
-    if (!left.undo && !left.redo) return "";
+    if (!left.strokes && !left.redo) return "";
     this.set(true);
     await this.page.reload();
-    return left.undo ? `${strokes(left.undo)} of your correction not saved yet: save or discard.` : "";
+    return left.strokes ? `${strokes(left.undo)} of your correction not saved yet: save or discard.` : "";
   }
 
   set(on) {
@@ -56,18 +56,19 @@ export class Correction {
     this.byId("eraser").setAttribute("aria-pressed", String(on));
   }
 
-  steps({ undo, redo }) {
-    this.left = undo;
-    this.byId("stroke-undo").disabled = this.byId("save-correction").disabled = this.byId("discard").disabled = !undo;
+  steps({ undo, redo, strokes }) {
+    this.left = strokes;
+    this.byId("stroke-undo").disabled = !undo;
+    this.byId("save-correction").disabled = this.byId("discard").disabled = !strokes;
     this.byId("stroke-redo").disabled = !redo;
   }
 
-  get unsaved() { return this.left > 0 || this.waiting.length > 0; }
+  get unsaved() { return this.left || this.waiting.length > 0; }
 
   // Whether the case may be left: strokes that are not saved are asked about.
   leave() {
     if (this.unsaved && !confirm("The strokes of this correction are not saved. They are kept until the server stops. Leave this case?")) return false;
-    this.left = 0;
+    this.left = false;
     return true;
   }
 
@@ -195,7 +196,7 @@ export class Correction {
     this.page.say("Writing the correction ...");
     try {
       const { revision } = await this.post({ id, path: "draft/save" });
-      this.left = 0;
+      this.left = false;
       await this.page.saved(id, revision);
     } catch (error) {
       this.byId("save-correction").disabled = false;
