@@ -101,17 +101,15 @@ class Routes:
         return JSONResponse(self.desk.listed(reviewer))
 
     def case(self, request: Request, reviewer: str) -> Response:
-        """Return what the viewer needs to know about a case."""
+        """Return what the viewer needs to know about a case; 204 if it has no room ahead."""
         name = self._name(request, reviewer, anew=True)
+        if "ahead" not in request.query_params:
+            self.desk.open_cases.show(name, reviewer)
+        elif self.desk.opened_ahead(name) is None:
+            return Response(status_code=204)
         case = self.desk.opened(name)
         verdicts = self.desk.verdicts(case.name, reviewer)
         return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
-
-    def open(self, request: Request, reviewer: str) -> Response:
-        """Open a case in the background, if there is room."""
-        name = self._name(request, reviewer)
-        self.desk.open_cases.prefetch(name)
-        return JSONResponse({"id": name})
 
     def image(self, request: Request, reviewer: str) -> Response:
         """Return slices of the scan."""
@@ -172,7 +170,11 @@ class Routes:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
 
     def draft(self, request: Request, reviewer: str) -> Response:
-        """Return how far the reviewer's draft is, of the result that was seen if one is named."""
+        """Return how far the reviewer's draft is, of the result that was seen if one is named.
+
+        The page that shows a case asks this first, also if it knows the case already.
+        """
+        self.desk.open_cases.show(self._name(request, reviewer), reviewer)
         case = self._opened(request, reviewer)
         if version := request.query_params.get("version"):
             check_result(case, version)
@@ -248,7 +250,6 @@ def make_app(
         ("GET", "/api/me", routes.me),
         ("GET", "/api/worklist", routes.worklist),
         ("GET", of_case, routes.case),
-        ("POST", f"{of_case}/open", routes.open),
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer:int}}/{{plane}}/{{range}}", routes.labels),
         ("GET", f"{of_case}/preview", routes.preview),

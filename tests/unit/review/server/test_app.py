@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 from scanloom.core import Reason, ScanError
 from scanloom.review.corrections.draft import Draft
 from scanloom.review.corrections.revisions import read_label_maps, revision_folders
+from scanloom.review.server import open_cases
 from scanloom.review.server.drafts import MAX_UNPACKED
+from scanloom.review.server.open_cases import expected_bytes
 from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
@@ -639,30 +641,44 @@ def test_labels_changed_without_a_trace_are_told(server: Any) -> None:
     assert (answer.status_code, answer.json()["reason"]) == (409, "RESULT_DAMAGED")
 
 
-def test_open_cases_stay_within_a_limit(server: Any) -> None:
-    first, second = server.cases
-    size = server.desk.open_cases.get(first).nbytes
-    server.desk.open_cases.limit = size + server.desk.open_cases.get(second).nbytes - 1
-    server.desk.open_cases.forget(second)
-    shown = server.desk.open_cases.get(first)
-
-    server.desk.open_cases.get(second)
-
-    assert server.desk.open_cases.get(first) is not shown
-    server.desk.open_cases.limit = 1 << 30
-    kept = server.desk.open_cases.get(first)
-    server.desk.open_cases.get(second)
-    assert server.desk.open_cases.get(first) is kept
-
-
-def test_a_case_that_fills_the_room_is_not_closed_for_the_next(server: Any) -> None:
+def test_a_case_has_room_ahead_only_beside_those_that_are_shown(server: Any) -> None:
     client, (first, second) = server.client(), server.cases
-    opened = server.desk.open_cases.get(first)
-    server.desk.open_cases.limit = 2 * opened.nbytes - 1
+    cases = server.desk.open_cases
+    about(client, first)
+    opened = cases.get(first)
+    cases.limit = opened.nbytes + expected_bytes(server.out, second) - 1
 
-    client.post(f"/api/case/{second}/open", json={})
+    assert client.get(f"/api/case/{second}?ahead=1").status_code == 204
+    assert cases.get(first) is opened
+    cases.limit = 1 << 30
+    ahead = client.get(f"/api/case/{second}?ahead=1")
+    assert ahead.json() == about(client, second)
+    assert cases.get(first) is opened
 
-    assert server.desk.open_cases.get(first) is opened
+
+def test_no_reviewer_closes_the_case_of_another(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps the case that he looks at, also if there is room for one only."""
+    anna, ben, (first, second) = server.client("r1"), server.client("r2"), server.cases
+    cases = server.desk.open_cases
+    cases.limit = 1
+    about(anna, first)
+    of_anna = cases.get(first)
+    about(ben, second)
+    of_ben = cases.get(second)
+    labels = "labels/0/axial/0-0"
+    for client, name in ((anna, first), (ben, second)) * 2:
+        assert client.get(f"/api/case/{name}/{labels}").status_code == 200
+
+    assert (cases.get(first), cases.get(second)) == (of_anna, of_ben)
+    ben.get(f"/api/case/{first}/draft")  # he goes to the other case
+    cases.get(second)
+    assert cases.get(first) is of_anna
+    monkeypatch.setattr(open_cases, "SHOWN_S", -1.0)
+    cases.forget(second)
+    cases.get(second)
+    assert cases.get(first) is not of_anna  # nobody has looked at it for long
 
 
 @pytest.mark.parametrize("cause", ["moved", "other key", "no key"])
@@ -722,7 +738,6 @@ SEGMENTS = st.sampled_from(
         "login",
         "worklist",
         "preview",
-        "open",
         "\u202e",
         "%00",
         "a" * 300,
