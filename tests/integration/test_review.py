@@ -39,7 +39,7 @@ from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
 from support.faults import on_small_disk
-from support.review_cases import affine_of, publish, publish_scan, scan_array, seen
+from support.review_cases import affine_of, change, publish, publish_scan, scan_array, seen
 from support.seg_witnesses import (
     assert_same_places,
     complaints,
@@ -521,8 +521,8 @@ def test_nobody_is_named(published: Path, tmp_path: Path) -> None:
             client.get("/"),
             client.get("/api/worklist"),
             client.get(f"/api/case/{name}"),
-            client.post(f"/api/case/{name}/stroke", json={**stroke, "label": 1}),
-            client.post(f"/api/case/{name}/draft/save", json={}),
+            change(client, name, "stroke", **stroke, label=1),
+            change(client, name, "draft/save"),
             client.post(f"/api/case/{name}/verdict", json={**body, "comment": "CANARY"}),
         ]
         assert [each.status_code for each in answers] == [200] * 5 + [409]

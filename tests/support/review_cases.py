@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -117,3 +118,14 @@ def publish_scan(
 def seen(case: Path) -> Seen:
     """Return what a reviewer of a case sees."""
     return seen_of(case)
+
+
+def version_of(client: Any, name: str) -> str:
+    """Return the version of a reviewer's correction of a case."""
+    return str(client.get(f"/api/case/{name}/draft").json()["version"])
+
+
+def change(client: Any, name: str, path: str, version: str | None = None, **body: Any) -> Any:
+    """Change the correction that there is now, or that of a version."""
+    version = version_of(client, name) if version is None else version
+    return client.post(f"/api/case/{name}/{path}", json={**body, "version": version})

@@ -13,6 +13,8 @@ MAX_POINTS = 5_000
 """Points of a stroke."""
 MAX_UNDO = 200
 """Strokes that can be undone."""
+MAX_UNDO_BYTES = 32 << 20
+"""Memory of strokes that can be undone; the last one is kept in any case."""
 ROUNDING_MM = 1e-6
 """A voxel whose centre is farther than the radius by this much is on the edge, and is painted."""
 
@@ -54,10 +56,17 @@ class Stroke:
 
 @dataclass(frozen=True, eq=False)
 class _Change:
+    """Voxels that a stroke changed: their place as bits, labels before, and new label."""
+
     layer: int
     box: Box
+    bits: NDArray[np.uint8]
     before: NDArray[Any]
-    after: NDArray[Any]
+    label: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.bits.nbytes + self.before.nbytes
 
 
 class Draft:
@@ -77,12 +86,20 @@ class Draft:
         self._packed: dict[int, tuple[tuple[NDArray[np.intp], ...], NDArray[Any]]] = {}
         self._done: list[_Change] = []
         self._undone: list[_Change] = []
+        self._forgot = False  # whether strokes can't be undone any more
+        self.changes = 0
+        """Number of strokes, undone and repeated ones that changed it."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, without those that were given."""
         packed = sum(sum(w.nbytes for w in where) + v.nbytes for where, v in self._packed.values())
         return packed + sum(copy.nbytes for copy in self._copies.values())
+
+    @property
+    def has_strokes(self) -> bool:
+        """Whether there are strokes that were not undone."""
+        return bool(self._done) or self._forgot
 
     @property
     def can_undo(self) -> int:
@@ -139,17 +156,25 @@ class Draft:
         if painted is None:
             return 0
         box, inside = painted
-        before = labels[box].copy()
-        painted_voxels = inside & (before != stroke.label)
+        before = labels[box]
+        changed = inside & (before != stroke.label)
         if stroke.only is not None:
-            painted_voxels &= np.isin(before, stroke.only)
-        count = int(np.count_nonzero(painted_voxels))
+            changed &= np.isin(before, stroke.only)
+        count = int(np.count_nonzero(changed))
         if count:
-            after = np.where(painted_voxels, before.dtype.type(stroke.label), before)
-            self._apply(change := _Change(stroke.layer, box, before, after), after)
-            self._done = [*self._done, change][-MAX_UNDO:]
+            change = _Change(stroke.layer, box, np.packbits(changed), before[changed], stroke.label)
+            self._apply(change, change.label)
+            self._done.append(change)
+            self._forget()
             self._undone.clear()
         return count
+
+    def _forget(self) -> None:
+        """Forget how the first strokes are undone, to stay within the limits."""
+        held = sum(each.nbytes for each in self._done)
+        while len(self._done) > MAX_UNDO or (held > MAX_UNDO_BYTES and len(self._done) > 1):
+            held -= self._done.pop(0).nbytes
+            self._forgot = True
 
     def undo(self) -> bool:
         """Undo the last stroke; return whether there was one."""
@@ -165,14 +190,17 @@ class Draft:
         if not self._undone:
             return False
         change = self._undone.pop()
-        self._apply(change, change.after)
+        self._apply(change, change.label)
         self._done.append(change)
         return True
 
-    def _apply(self, change: _Change, values: NDArray[Any]) -> None:
+    def _apply(self, change: _Change, values: NDArray[Any] | int) -> None:
         if change.layer not in self._copies:
             self._copies[change.layer] = self._given[change.layer].copy(order="K")
-        self._copies[change.layer][change.box] = values
+        box = self._copies[change.layer][change.box]
+        changed = np.unpackbits(change.bits, count=box.size).astype(bool).reshape(box.shape)
+        box[changed] = values
+        self.changes += 1
 
 
 def painted_box(

@@ -19,6 +19,7 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.output.file_names import PREVIEW
 from scanloom.review.corrections.draft import Draft
 from scanloom.review.server.desk import Desk
+from scanloom.review.server.drafts import check_result
 from scanloom.review.server.opened_case import OpenedCase, describe
 from scanloom.review.server.pixels import PLANES, slices
 from scanloom.review.server.requests import (
@@ -27,6 +28,7 @@ from scanloom.review.server.requests import (
     read_range,
     read_stroke,
     read_verdict,
+    read_version,
 )
 from scanloom.review.server.security import Guard, RefusedError
 from scanloom.review.server.sessions import COOKIE, Sessions
@@ -99,17 +101,15 @@ class Routes:
         return JSONResponse(self.desk.listed(reviewer))
 
     def case(self, request: Request, reviewer: str) -> Response:
-        """Return what the viewer needs to know about a case."""
+        """Return what the viewer needs to know about a case; 204 if it has no room ahead."""
         name = self._name(request, reviewer, anew=True)
+        if "ahead" not in request.query_params:
+            self.desk.open_cases.show(name, reviewer)
+        elif self.desk.opened_ahead(name) is None:
+            return Response(status_code=204)
         case = self.desk.opened(name)
         verdicts = self.desk.verdicts(case.name, reviewer)
         return JSONResponse({**describe(case), "doubts": self.desk.findings(case), **verdicts})
-
-    def open(self, request: Request, reviewer: str) -> Response:
-        """Open a case in the background, if there is room."""
-        name = self._name(request, reviewer)
-        self.desk.open_cases.prefetch(name)
-        return JSONResponse({"id": name})
 
     def image(self, request: Request, reviewer: str) -> Response:
         """Return slices of the scan."""
@@ -157,22 +157,28 @@ class Routes:
     def stroke(self, request: Request, reviewer: str) -> Response:
         """Paint a stroke on the reviewer's draft."""
         name = self._name(request, reviewer)
-        case = self.desk.opened(name)
-        stroke = read_stroke(read_body(request.state.body), len(case.layers))
+        case, body = self.desk.opened(name), read_body(request.state.body)
+        stroke, version = read_stroke(body, len(case.layers)), read_version(body)
         known = {s["number"] for s in case.layers[stroke.layer].structures}
         if stroke.label and stroke.label not in known:
             raise RefusedError(400, "LABEL", "The label map has no such structure.")
         held = self.desk.drafts.begin(case, reviewer)
         try:
-            with held.using(case) as draft:
-                changed = draft.stroke(stroke)
+            with held.changing(case, version) as draft:
+                return JSONResponse({"changed": draft.stroke(stroke), **held.state})
         except IndexError as exc:
             raise RefusedError(404, "SLICES", f"{exc}.".capitalize()) from None
-        return JSONResponse({"changed": changed, **self.desk.drafts.describe(case, reviewer)})
 
     def draft(self, request: Request, reviewer: str) -> Response:
-        """Return how far the reviewer's draft is."""
-        return JSONResponse(self.desk.drafts.describe(self._opened(request, reviewer), reviewer))
+        """Return how far the reviewer's draft is, of the result that was seen if one is named.
+
+        The page that shows a case asks this first, also if it knows the case already.
+        """
+        self.desk.open_cases.show(self._name(request, reviewer), reviewer)
+        case = self._opened(request, reviewer)
+        if version := request.query_params.get("version"):
+            check_result(case, version)
+        return JSONResponse(self.desk.drafts.describe(case, reviewer))
 
     def undo_stroke(self, request: Request, reviewer: str) -> Response:
         """Undo the last stroke."""
@@ -184,23 +190,23 @@ class Routes:
 
     def discard(self, request: Request, reviewer: str) -> Response:
         """Drop the draft."""
-        self.desk.drafts.discard(self._name(request, reviewer), reviewer)
-        return JSONResponse({})
+        case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
+        held = self.desk.drafts.of(case, reviewer)
+        with held.changing(case, version):
+            self.desk.drafts.drop(held, reviewer)
+        return JSONResponse(self.desk.drafts.describe(case, reviewer))
 
     def save_draft(self, request: Request, reviewer: str) -> Response:
         """Publish the draft as a revision."""
-        return JSONResponse(
-            {"revision": self.desk.save_draft(self._name(request, reviewer), reviewer)}
-        )
+        name, version = self._name(request, reviewer), read_version(read_body(request.state.body))
+        return JSONResponse({"revision": self.desk.save_draft(name, reviewer, version)})
 
     def _step(self, request: Request, reviewer: str, change: Callable[[Draft], bool]) -> Response:
         """Undo a stroke or paint it again, if there is a draft."""
-        case = self._opened(request, reviewer)
-        held, changed = self.desk.drafts.find(case.name, reviewer), False
-        if held is not None and held.is_about(case):
-            with held.using(case) as draft:
-                changed = change(draft)
-        return JSONResponse({"changed": changed, **self.desk.drafts.describe(case, reviewer)})
+        case, version = self._opened(request, reviewer), read_version(read_body(request.state.body))
+        held = self.desk.drafts.of(case, reviewer)
+        with held.changing(case, version) as draft:
+            return JSONResponse({"changed": change(draft), **held.state})
 
     def _name(self, request: Request, reviewer: str, *, anew: bool = False) -> str:
         name = str(request.path_params["name"])
@@ -244,7 +250,6 @@ def make_app(
         ("GET", "/api/me", routes.me),
         ("GET", "/api/worklist", routes.worklist),
         ("GET", of_case, routes.case),
-        ("POST", f"{of_case}/open", routes.open),
         ("GET", f"{of_case}/image/{{plane}}/{{range}}", routes.image),
         ("GET", f"{of_case}/labels/{{layer:int}}/{{plane}}/{{range}}", routes.labels),
         ("GET", f"{of_case}/preview", routes.preview),

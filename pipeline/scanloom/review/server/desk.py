@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,94 +12,14 @@ from numpy.typing import NDArray
 from scanloom.core import Reason, ScanError
 from scanloom.io.output.layout import is_case_name
 from scanloom.review.server.drafts import Drafts
-from scanloom.review.server.opened_case import OpenedCase, open_case
+from scanloom.review.server.open_cases import OpenCases
+from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import RefusedError
 from scanloom.review.server.worklist import COLUMNS, STATES, ListedCase, Worklist, doubts
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.readers import Readers
 from scanloom.review.verdicts.results import differ, state_of
 from scanloom.review.verdicts.verdict import TAGS, Seen, Verdict, about
-
-MAX_OPEN_BYTES = 704 << 20
-"""Arrays of open cases that are kept; the case that was used longest ago goes first."""
-
-
-class OpenCases:
-    """Cases that are open, or being opened, within a limit of memory.
-
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    key : Path or None
-        File with the key of the case ids.
-    limit : int
-        Bytes of their arrays.
-    """
-
-    def __init__(self, out: Path, key: Path | None, limit: int = MAX_OPEN_BYTES) -> None:
-        self.out, self.key, self.limit = out, key, limit
-        self._guard = threading.Lock()
-        self._pool = ThreadPoolExecutor(1, "open")  # one at a time: memory
-        self._open: OrderedDict[str, Future[OpenedCase]] = OrderedDict()
-        for library in ("pyarrow.compute", "pyarrow.parquet"):  # while the list is looked at
-            self._pool.submit(import_module, library)
-
-    def start(self, name: str) -> Future[OpenedCase]:
-        """Open a case in the background, unless it is open."""
-        with self._guard:
-            future = self._open.get(name)
-            if future is None or (future.done() and future.exception() is not None):
-                future = self._pool.submit(self._opened, name)
-                self._open[name] = future
-            self._open.move_to_end(name)
-            return future
-
-    def get(self, name: str) -> OpenedCase:
-        """Return an open case.
-
-        Raises
-        ------
-        ScanError
-            As of `open_case`.
-        """
-        return self.start(name).result()
-
-    def forget(self, name: str) -> None:
-        """Close a case."""
-        with self._guard:
-            self._open.pop(name, None)
-
-    def prefetch(self, name: str) -> None:
-        """Open a case in the background, if there is room beside the largest open one."""
-        with self._guard:
-            largest = max(map(_arrays, self._open.values()), default=0)
-        if 2 * largest <= self.limit:
-            self.start(name)
-
-    def _opened(self, name: str) -> OpenedCase:
-        with self._guard:  # make room for a case like the largest one before it is read
-            self._close_old(max(map(_arrays, self._open.values()), default=0))
-        case = open_case(self.out, name, self.key)
-        with self._guard:
-            self._close_old(case.nbytes)
-        return case
-
-    def _close_old(self, added: int) -> None:
-        """Close cases that were used longest ago, to make room; a case in use may stay in it."""
-        done = [name for name, future in self._open.items() if _arrays(future)]
-        held = added + sum(_arrays(self._open[name]) for name in done)
-        for name in done:
-            if held <= self.limit:
-                return
-            held -= _arrays(self._open.pop(name))
-
-
-def _arrays(future: Future[OpenedCase]) -> int:
-    if not future.done() or future.exception() is not None:
-        return 0
-    return future.result().nbytes
-
 
 BLIND = "Others read this case without knowing of each other: save when all have decided."
 Publish = Callable[[str, int, Mapping[str, NDArray[Any]], str], Path]
@@ -217,6 +133,16 @@ class Desk:
         if not known or not self.readers.cases_of(reviewer, [name], self._valid_of(name)):
             raise ScanError(Reason.ID_UNKNOWN, "there is no such case")
 
+    def opened_ahead(self, name: str) -> OpenedCase | None:
+        """Return a case that is opened ahead of time; None if it has no room.
+
+        Raises
+        ------
+        ScanError
+            As of `opened`.
+        """
+        return self.opened(name) if self.open_cases.get_ahead(name) else None
+
     def opened(self, name: str) -> OpenedCase:
         """Return an open case, opened again if its result was replaced.
 
@@ -277,31 +203,37 @@ class Desk:
         )
         return self.log.append(given, comment)
 
-    def save_draft(self, name: str, reviewer: str) -> int:
+    def save_draft(self, name: str, reviewer: str, version: str) -> int:
         """Publish a correction as a revision, and return its number.
+
+        Parameters
+        ----------
+        name, reviewer : str
+        version : str
+            The draft that was seen.
 
         Raises
         ------
         ScanError
             STALE if the result was replaced since the first stroke; what `Publish` raises.
         RefusedError
-            If nothing was changed.
+            If nothing was changed; DRAFT_CHANGED.
         """
-        held = self.drafts.find(name, reviewer)
-        if held is None or self.publish is None:
-            raise RefusedError(409, "NOTHING", "Nothing was changed.")
         self.worklist.update(name)
         case = self.opened(name)
-        if not held.is_about(case):
-            raise ScanError(Reason.STALE, "the result was replaced since it was opened")
-        with held.using(case) as draft:
+        held = self.drafts.of(case, reviewer)
+        with held.changing(case, version) as draft:
             layers = {case.layers[n].file: case.view.back(draft.layer(n)) for n in draft.changed}
-            if not layers:
+            if not layers or self.publish is None:
                 raise RefusedError(409, "NOTHING", "Nothing was changed.")
             if self.readers.is_blind(name, reviewer, self._valid_of(name).get(name, {})):
                 raise RefusedError(409, "BLIND", BLIND)
-            folder = self.publish(name, case.revision, layers, reviewer)
-            self.drafts.discard(name, reviewer)
+            revision = case.revision
+            self.open_cases.forget(name)  # its arrays and the draft's: publishing needs the memory
+            del case
+            draft.pack()
+            folder = self.publish(name, revision, layers, reviewer)
+            self.drafts.drop(held, reviewer)
         self.open_cases.forget(name)
         self.worklist.update(name)
         return int(folder.name)

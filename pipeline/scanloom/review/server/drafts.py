@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -9,18 +12,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from scanloom.core import Reason, ScanError
 from scanloom.review.corrections.draft import Draft
 from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import RefusedError
 from scanloom.review.verdicts.verdict import Seen
 
+CHANGED = "The correction was changed in another window."
 MAX_UNPACKED = 3
 """Drafts with arrays of the size of their case; of others, only changed voxels are in memory."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class HeldDraft:
-    """A correction in progress.
+    """A correction in progress, which several windows of a reviewer may change.
 
     Parameters
     ----------
@@ -31,12 +36,35 @@ class HeldDraft:
     draft : Draft
     guard : lock
         Held while the draft is used.
+    number : str
+        Random: no other draft has it.
+    closed : bool
+        Whether it was saved or dropped.
     """
 
     name: str
     seen: Seen
     draft: Draft
     guard: threading.Lock = field(default_factory=threading.Lock)
+    number: str = field(default_factory=lambda: secrets.token_hex(4))
+    closed: bool = False
+
+    @property
+    def version(self) -> str:
+        """What changes with every stroke; the same for all drafts of a result without a stroke."""
+        changes = self.draft.changes
+        return f"{_digest(self.seen)}.{f'{self.number}.{changes}' if changes else '0'}"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """How far it is, as JSON; read it while the draft is used."""
+        return {
+            "undo": self.draft.can_undo,
+            "redo": self.draft.can_redo,
+            "strokes": self.draft.has_strokes,
+            "outdated": False,
+            "version": self.version,
+        }
 
     def is_about(self, case: OpenedCase) -> bool:
         """Return whether it corrects the result of an open case."""
@@ -47,7 +75,26 @@ class HeldDraft:
         """Hold the draft, with the label maps of the case that it is about."""
         with self.guard:
             self.draft.unpack([layer.labels for layer in case.layers])
+            del case  # it may be closed while the draft is in use
             yield self.draft
+
+    @contextmanager
+    def changing(self, case: OpenedCase, version: str) -> Iterator[Draft]:
+        """Hold the draft as of `using`, if it has the version that was seen.
+
+        Raises
+        ------
+        ScanError
+            STALE if another result was seen.
+        RefusedError
+            DRAFT_CHANGED if another window changed, saved or dropped the draft since.
+        """
+        check_result(case, version)
+        with self.using(case) as draft:
+            del case
+            if self.closed or version != self.version:
+                raise RefusedError(409, "DRAFT_CHANGED", CHANGED)
+            yield draft
 
     def pack(self) -> None:
         """Let go of arrays, unless the draft is in use."""
@@ -94,17 +141,20 @@ class Drafts:
                 if other := self._other(held, case.name, reviewer):
                     text = f"A correction of case {other} is not saved: save or discard it first."
                     raise RefusedError(409, "DRAFT", text)
-                spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
-                layers = [layer.labels for layer in case.layers]
-                draft = Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
-                self._held[reviewer] = held = HeldDraft(case.name, case.seen, draft)
+                self._held[reviewer] = held = _new(case)
             self._used(reviewer)
             return held
 
-    def discard(self, name: str, reviewer: str) -> None:
-        """Drop the draft of a reviewer for a case."""
+    def of(self, case: OpenedCase, reviewer: str) -> HeldDraft:
+        """Return the draft of a reviewer for a case, or one without strokes that is not kept."""
+        held = self.find(case.name, reviewer)
+        return held if held is not None and held.is_about(case) else _new(case)
+
+    def drop(self, held: HeldDraft, reviewer: str) -> None:
+        """Drop a draft that is in use."""
+        held.closed = True
         with self._guard:
-            if self._of(name, reviewer):
+            if self._held.get(reviewer) is held:
                 del self._held[reviewer]
 
     def describe(self, case: OpenedCase, reviewer: str) -> dict[str, Any]:
@@ -112,15 +162,15 @@ class Drafts:
 
         An outdated draft, of a result that was replaced since, can't be saved: it is dropped.
         """
+        outdated = False
         with self._guard:
             held = self._of(case.name, reviewer)
-            if held is None:
-                return {"undo": 0, "redo": 0, "outdated": False}
-            if held.is_about(case):
-                draft = held.draft
-                return {"undo": draft.can_undo, "redo": draft.can_redo, "outdated": False}
-            del self._held[reviewer]
-            return {"undo": 0, "redo": 0, "outdated": bool(held.draft.can_undo)}
+            if held is not None and not held.is_about(case):
+                del self._held[reviewer]
+                outdated, held = held.draft.has_strokes, None
+        held = held or _new(case)
+        with held.guard:
+            return {**held.state, "outdated": outdated}
 
     def _of(self, name: str, reviewer: str) -> HeldDraft | None:
         held = self._held.get(reviewer)
@@ -134,6 +184,30 @@ class Drafts:
 
     def _other(self, held: HeldDraft | None, name: str, reviewer: str) -> str | None:
         """Return the case of a draft that must not be lost for one of another case."""
-        if held is None or held.name == name or not held.draft.can_undo:
+        if held is None or held.name == name or not held.draft.has_strokes:
             return None
         return held.name if self._can_be_saved(held.name, held.seen, reviewer) else None
+
+
+def check_result(case: OpenedCase, version: str) -> None:
+    """Refuse a version of a draft of another result than that of an open case.
+
+    Raises
+    ------
+    ScanError
+        STALE.
+    """
+    if version.partition(".")[0] != _digest(case.seen):
+        raise ScanError(Reason.STALE, "the result was replaced since it was opened")
+
+
+def _new(case: OpenedCase) -> HeldDraft:
+    spacing = tuple(case.view.source.spacing[n] for n in case.view.order)
+    layers = [layer.labels for layer in case.layers]
+    draft = Draft(layers, spacing)  # type: ignore[arg-type]  # three axes
+    return HeldDraft(case.name, case.seen, draft)
+
+
+def _digest(seen: Seen) -> str:
+    plain = json.dumps([seen.recipe, dict(seen.labels)], sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]

@@ -121,6 +121,20 @@ def read_stroke(plain: Mapping[str, Any], layers: int) -> Stroke:
     )
 
 
+def read_version(plain: Mapping[str, Any]) -> str:
+    """Return the version of a draft in a request.
+
+    Raises
+    ------
+    RefusedError
+        If it is missing.
+    """
+    version = plain.get("version")
+    if not isinstance(version, str):
+        raise RefusedError(400, "VERSION", "The version of the correction is missing.")
+    return version
+
+
 def _whole(plain: Mapping[str, Any], field: str, highest: int) -> int:
     value = plain.get(field)
     if type(value) is not int or not 0 <= value <= highest:

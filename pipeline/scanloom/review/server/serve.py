@@ -15,7 +15,8 @@ from scanloom.core import Reason, ScanError
 from scanloom.io.system.disk_errors import disk_errors_as_scan_errors
 from scanloom.review.server.app import make_app
 from scanloom.review.server.connection import Connection
-from scanloom.review.server.desk import Desk, OpenCases, Publish
+from scanloom.review.server.desk import Desk, Publish
+from scanloom.review.server.open_cases import OpenCases
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes, reviewer_names
 from scanloom.review.verdicts.sharing import kept_readers, share_cases

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from scanloom.review.corrections import draft as module
 from scanloom.review.corrections.draft import Draft, Stroke
 
 SHAPE, SPACING = (17, 13, 9), (0.8, 1.5, 3.0)
@@ -98,6 +99,25 @@ def test_undo_and_redo_follow_the_strokes() -> None:
     draft.undo()
     assert draft.stroke(Stroke(0, 2, 0, 1, 4, [(4, 4)], 9.0, 3))
     assert draft.can_redo == 0
+
+
+def test_memory_of_strokes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strokes that can't be undone any more stay: they are still to be saved."""
+    given = np.zeros((128, 128, 4), np.uint8, order="F")
+    draft = Draft([given], (1.0, 1.0, 1.0))
+    monkeypatch.setattr(module, "MAX_UNDO_BYTES", 64 << 10)
+    for n in range(40):
+        draft.stroke(Stroke(0, 2, 0, 1, n % 4, [(3 * n, 60)], 40.0, 1 + n % 3))
+
+    assert 1 < draft.can_undo < 20
+    assert sum(each.nbytes for each in draft._done) <= 64 << 10
+    while draft.undo():
+        pass
+    assert draft.has_strokes
+    assert draft.changed
+    assert draft.can_redo < 20
+    draft.stroke(Stroke(0, 2, 0, 1, 0, [(60, 60)], 200.0, 3))
+    assert draft.can_undo == 1
 
 
 def test_strokes_outside_change_nothing() -> None:

@@ -20,7 +20,8 @@ with warnings.catch_warnings():
 
 from scanloom.engine.revisions.publish import Correction, publish_revision
 from scanloom.review.server.app import make_app
-from scanloom.review.server.desk import Desk, OpenCases
+from scanloom.review.server.desk import Desk
+from scanloom.review.server.open_cases import OpenCases
 from scanloom.review.server.sessions import Sessions
 from scanloom.review.verdicts.log import VerdictLog, reviewer_codes
 from scanloom.review.verdicts.readers import Readers

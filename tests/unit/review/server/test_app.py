@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scanloom.core import Reason, ScanError
+from scanloom.review.corrections.draft import Draft
 from scanloom.review.corrections.revisions import read_label_maps, revision_folders
+from scanloom.review.server import open_cases
 from scanloom.review.server.drafts import MAX_UNPACKED
+from scanloom.review.server.open_cases import expected_bytes
+from scanloom.review.server.opened_case import OpenedCase
 from scanloom.review.server.security import HEADERS, MAX_BODY_BYTES, Guard
 from scanloom.review.verdicts.log import VerdictLog, read_verdicts
 from scanloom.review.verdicts.verdict import TAGS
-from support.review_cases import affine_of, publish, scan_array
+from support.review_cases import affine_of, change, publish, scan_array, version_of
 
 
 def about(client: Any, name: str) -> dict[str, Any]:
@@ -299,15 +305,15 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     stroke |= {"radius_mm": 2.6, "label": label, "only": None}
     decide(client, name, "edit")
 
-    painted = client.post(f"/api/case/{name}/stroke", json=stroke)
+    painted = change(client, name, "stroke", **stroke)
 
     assert painted.json()["changed"] > 0
     drafted = client.get(f"/api/case/{name}/labels/0/coronal/5-5?draft=1").content
     assert drafted != client.get(f"/api/case/{name}/labels/0/coronal/5-5").content
-    assert client.post(f"/api/case/{name}/draft/undo", json={}).json()["undo"] == 0
-    assert client.post(f"/api/case/{name}/draft/save", json={}).status_code == 409
-    client.post(f"/api/case/{name}/draft/redo", json={})
-    saved = client.post(f"/api/case/{name}/draft/save", json={})
+    assert change(client, name, "draft/undo").json()["undo"] == 0
+    assert change(client, name, "draft/save").status_code == 409
+    change(client, name, "draft/redo")
+    saved = change(client, name, "draft/save")
     assert (saved.status_code, saved.json()) == (200, {"revision": 1})
     [revision] = revision_folders(server.out, name)
     file = case["layers"][0]["file"]
@@ -323,10 +329,10 @@ def test_a_correction_becomes_a_revision(server: Any) -> None:
     assert decide(client, name, "accept").json()["state"] == "accept"
 
 
-def paint(client: Any, name: str, **more: Any) -> Any:
+def paint(client: Any, name: str, version: str | None = None, **more: Any) -> Any:
     label = about(client, name)["layers"][0]["labels"][0]["value"]
     stroke = {"layer": 0, "plane": "axial", "index": 3, "points": [[4, 4]], "radius_mm": 4.0}
-    return client.post(f"/api/case/{name}/stroke", json={**stroke, "label": label, **more})
+    return change(client, name, "stroke", version, **{**stroke, "label": label, **more})
 
 
 def test_strokes_that_are_not_saved_are_told_and_not_lost(server: Any) -> None:
@@ -335,37 +341,166 @@ def test_strokes_that_are_not_saved_are_told_and_not_lost(server: Any) -> None:
 
     refused = [
         paint(client, second),
-        client.post(f"/api/case/{second}/draft/undo", json={}),
-        client.post(f"/api/case/{second}/draft/save", json={}),
+        change(client, second, "draft/undo"),
+        change(client, second, "draft/save"),
     ]
 
     assert (refused[0].status_code, refused[0].json()["reason"]) == (409, "DRAFT")
     assert first in refused[0].json()["text"]
-    assert refused[1].json() == {"changed": False, "undo": 0, "redo": 0, "outdated": False}
+    version = version_of(client, second)
+    nothing = {"undo": 0, "redo": 0, "strokes": False, "outdated": False, "version": version}
+    assert refused[1].json() == {"changed": False, **nothing}
     assert refused[2].status_code == 409
-    left = client.get(f"/api/case/{first}/draft").json()
-    assert left == {"undo": 1, "redo": 0, "outdated": False}
+    assert client.get(f"/api/case/{first}/draft").json()["undo"] == 1
     assert client.get(f"/api/case/{second}/draft").json()["undo"] == 0
     assert server.client("r2").get(f"/api/case/{first}/draft").json()["undo"] == 0
-    assert client.post(f"/api/case/{first}/draft/save", json={}).json() == {"revision": 1}
+    assert change(client, first, "draft/save").json() == {"revision": 1}
     assert paint(client, second).status_code == 200
 
 
 def test_two_reviewers_who_correct_one_case_overwrite_nothing(server: Any) -> None:
     anna, ben, name = server.client("r1"), server.client("r2"), server.cases[0]
     paint(anna, name)
-    paint(ben, name, points=[[8, 8]])
-    assert anna.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 1}
+    seen = paint(ben, name, points=[[8, 8]]).json()["version"]
+    assert change(anna, name, "draft/save").json() == {"revision": 1}
 
-    late = ben.post(f"/api/case/{name}/draft/save", json={})
+    late = change(ben, name, "draft/save", seen)
 
     assert (late.status_code, late.json()["reason"]) == (409, "STALE")
     labels = f"/api/case/{name}/labels/0/axial/3-3"
     assert ben.get(f"{labels}?draft=1").content == anna.get(labels).content
-    assert ben.get(f"/api/case/{name}/draft").json() == {"undo": 0, "redo": 0, "outdated": True}
+    left = ben.get(f"/api/case/{name}/draft").json()
+    assert (left["undo"], left["redo"], left["outdated"]) == (0, 0, True)
     assert ben.get(f"/api/case/{name}/draft").json()["outdated"] is False
     paint(ben, name, points=[[8, 8]])
-    assert ben.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 2}
+    assert change(ben, name, "draft/save").json() == {"revision": 2}
+
+
+def test_a_stroke_on_a_correction_that_another_window_changed_is_refused(server: Any) -> None:
+    client, name = server.client(), server.cases[0]
+    before = version_of(client, name)
+    after = paint(client, name, before).json()["version"]
+
+    late = [
+        paint(client, name, before),
+        *(change(client, name, f"draft/{step}", before) for step in ("undo", "redo", "discard")),
+        change(client, name, "draft/save", before),
+    ]
+
+    assert {(each.status_code, each.json()["reason"]) for each in late} == {(409, "DRAFT_CHANGED")}
+    assert version_of(client, name) == after
+    assert change(client, name, "draft/discard", after).json()["version"] == before
+    assert paint(client, name, after).json()["reason"] == "DRAFT_CHANGED"
+    paint(client, name, before)
+    change(client, name, "draft/save")
+    stale = paint(client, name, before)
+    assert (stale.status_code, stale.json()["reason"]) == (409, "STALE")
+    seen = client.get(f"/api/case/{name}/draft", params={"version": before})
+    assert seen.json()["reason"] == "STALE"
+
+
+def test_strokes_from_two_windows_at_once_are_all_there(server: Any) -> None:
+    """Each of two windows repeats what was refused: the sum is what NumPy paints."""
+    client, name, windows = server.client(), server.cases[0], 2
+    case = about(client, name)
+    label, shape = case["layers"][0]["labels"][0]["value"], case["shape"]
+    opened = server.desk.open_cases.get(name)
+    expected, spacing = opened.layers[0].labels.copy(), case["spacing"]
+    rng = np.random.default_rng(0)
+    points = [[int(rng.integers(n)) for n in shape] for _ in range(40)]
+    x, y = np.indices(shape[:2])
+    for i, j, k in points:
+        near = ((x - i) * spacing[0]) ** 2 + ((y - j) * spacing[1]) ** 2 <= 2.0**2
+        expected[near, k] = label
+    refused = list[str]()
+
+    def window(own: list[list[int]]) -> None:
+        version = version_of(client, name)
+        for i, j, k in own:
+            while True:
+                stroke = {"points": [[i, j]], "index": k, "radius_mm": 2.0}
+                answer = paint(client, name, version, **stroke).json()
+                if "changed" in answer:
+                    version = answer["version"]
+                    break
+                refused.append(answer["reason"])
+                version = version_of(client, name)
+
+    threads = [threading.Thread(target=window, args=(points[n::windows],)) for n in range(windows)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert set(refused) <= {"DRAFT_CHANGED"}
+    assert change(client, name, "draft/save").json() == {"revision": 1}
+    [revision] = revision_folders(server.out, name)
+    saved = opened.view.of(read_label_maps(revision)[case["layers"][0]["file"]])
+    np.testing.assert_array_equal(saved, expected)
+
+
+def test_saved_corrections_leave_no_arrays(server: Any) -> None:
+    """After many saves there are as many open cases and drafts as after few."""
+    client, held = server.client(), list[tuple[int, int]]()
+    for n in range(12):
+        name = server.cases[n % 2]
+        label = server.desk.opened(name).layers[0].structures[n % 3]["number"]
+        paint(client, name, label=label, points=[[2 + n % 5, 2 + n // 2]])
+        paint(client, name, label=label, points=[[9, 2 + n // 2]])
+        assert change(client, name, "draft/save").json() == {"revision": 1 + n // 2}
+        gc.collect()
+        found = gc.get_objects()
+        held.append(tuple(sum(type(o) is t for o in found) for t in (OpenedCase, Draft)))
+
+    assert max(held[2:]) <= (2, 0)
+    assert server.desk.worklist.findings.keys() == set(server.cases)
+
+
+def test_a_correction_that_can_t_be_saved_is_kept(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, name = server.client(), server.cases[0]
+    painted, labels = paint(client, name).json(), f"/api/case/{name}/labels/0/axial/3-3?draft=1"
+    before, publish_it = client.get(labels).content, server.desk.publish
+
+    def full(*_: object) -> Path:
+        raise ScanError(Reason.DISK_FULL, "the revision was not written")
+
+    server.desk.publish = full
+    answer = change(client, name, "draft/save")
+
+    assert (answer.status_code, answer.json()["reason"]) == (507, "DISK_FULL")
+    assert client.get(labels).content == before
+    assert client.get(f"/api/case/{name}/draft").json()["version"] == painted["version"]
+    server.desk.publish = publish_it
+    assert change(client, name, "draft/undo").json()["undo"] == 0
+    assert change(client, name, "draft/redo").json()["undo"] == 1
+    assert change(client, name, "draft/save").json() == {"revision": 1}
+    assert client.get(labels).content == before
+
+
+def test_no_stroke_is_painted_on_a_correction_that_is_being_saved(server: Any) -> None:
+    """A stroke that comes while the correction is written is refused, not answered as painted."""
+    client, name, publish_it = server.client(), server.cases[0], server.desk.publish
+    version = paint(client, name).json()["version"]
+    begun, answers = threading.Event(), list[Any]()
+
+    def publish_slowly(*given: Any) -> Path:
+        begun.set()
+        time.sleep(0.3)
+        return Path(publish_it(*given))
+
+    server.desk.publish = publish_slowly
+    saving = threading.Thread(target=change, args=(client, name, "draft/save", version))
+    saving.start()
+    begun.wait()
+    stroke = {"layer": 0, "plane": "axial", "index": 4, "points": [[2, 2]], "radius_mm": 2.0}
+    label = server.desk.open_cases.get(name).layers[0].structures[0]["number"]
+    answers.append(change(client, name, "stroke", version, label=label, **stroke))
+    saving.join()
+
+    assert answers[0].status_code == 409
+    assert answers[0].json()["reason"] in ("DRAFT_CHANGED", "STALE")
 
 
 def test_drafts_of_many_reviewers_are_kept_with_few_in_whole(serve: Any) -> None:
@@ -506,30 +641,44 @@ def test_labels_changed_without_a_trace_are_told(server: Any) -> None:
     assert (answer.status_code, answer.json()["reason"]) == (409, "RESULT_DAMAGED")
 
 
-def test_open_cases_stay_within_a_limit(server: Any) -> None:
-    first, second = server.cases
-    size = server.desk.open_cases.get(first).nbytes
-    server.desk.open_cases.limit = size + server.desk.open_cases.get(second).nbytes - 1
-    server.desk.open_cases.forget(second)
-    shown = server.desk.open_cases.get(first)
-
-    server.desk.open_cases.get(second)
-
-    assert server.desk.open_cases.get(first) is not shown
-    server.desk.open_cases.limit = 1 << 30
-    kept = server.desk.open_cases.get(first)
-    server.desk.open_cases.get(second)
-    assert server.desk.open_cases.get(first) is kept
-
-
-def test_a_case_that_fills_the_room_is_not_closed_for_the_next(server: Any) -> None:
+def test_a_case_has_room_ahead_only_beside_those_that_are_shown(server: Any) -> None:
     client, (first, second) = server.client(), server.cases
-    opened = server.desk.open_cases.get(first)
-    server.desk.open_cases.limit = 2 * opened.nbytes - 1
+    cases = server.desk.open_cases
+    about(client, first)
+    opened = cases.get(first)
+    cases.limit = opened.nbytes + expected_bytes(server.out, second) - 1
 
-    client.post(f"/api/case/{second}/open", json={})
+    assert client.get(f"/api/case/{second}?ahead=1").status_code == 204
+    assert cases.get(first) is opened
+    cases.limit = 1 << 30
+    ahead = client.get(f"/api/case/{second}?ahead=1")
+    assert ahead.json() == about(client, second)
+    assert cases.get(first) is opened
 
-    assert server.desk.open_cases.get(first) is opened
+
+def test_no_reviewer_closes_the_case_of_another(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps the case that he looks at, also if there is room for one only."""
+    anna, ben, (first, second) = server.client("r1"), server.client("r2"), server.cases
+    cases = server.desk.open_cases
+    cases.limit = 1
+    about(anna, first)
+    of_anna = cases.get(first)
+    about(ben, second)
+    of_ben = cases.get(second)
+    labels = "labels/0/axial/0-0"
+    for client, name in ((anna, first), (ben, second)) * 2:
+        assert client.get(f"/api/case/{name}/{labels}").status_code == 200
+
+    assert (cases.get(first), cases.get(second)) == (of_anna, of_ben)
+    ben.get(f"/api/case/{first}/draft")  # he goes to the other case
+    cases.get(second)
+    assert cases.get(first) is of_anna
+    monkeypatch.setattr(open_cases, "SHOWN_S", -1.0)
+    cases.forget(second)
+    cases.get(second)
+    assert cases.get(first) is not of_anna  # nobody has looked at it for long
 
 
 @pytest.mark.parametrize("cause", ["moved", "other key", "no key"])
@@ -589,7 +738,6 @@ SEGMENTS = st.sampled_from(
         "login",
         "worklist",
         "preview",
-        "open",
         "\u202e",
         "%00",
         "a" * 300,
@@ -617,6 +765,7 @@ FIELDS = st.dictionaries(
             "radius_mm",
             "label",
             "only",
+            "version",
         ]
     ),
     JSON,

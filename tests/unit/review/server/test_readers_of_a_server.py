@@ -10,6 +10,7 @@ import pytest
 import scanloom.review.verdicts.readers as readers_module
 from scanloom.review.corrections.revisions import latest_result, read_label_maps, revision_number
 from scanloom.review.verdicts.log import read_verdicts
+from support.review_cases import change
 
 
 def decide(client: Any, name: str, decision: str, **more: Any) -> dict[str, Any]:
@@ -85,13 +86,13 @@ def test_a_blind_reader_corrects_once_all_have_decided(serve: Any) -> None:
     stroke = {"layer": 0, "plane": "axial", "index": 4, "points": [[5, 5]], "radius_mm": 4}
     stroke |= {"label": layer["labels"][0]["value"], "only": None}
     decide(first, name, "edit")
-    assert first.post(f"/api/case/{name}/stroke", json=stroke).json()["changed"]
+    assert change(first, name, "stroke", **stroke).json()["changed"]
 
-    refused = first.post(f"/api/case/{name}/draft/save", json={})
+    refused = change(first, name, "draft/save")
     assert (refused.status_code, refused.json()["reason"]) == (409, "BLIND")
     assert about(second, name)["revision"] == 0
     decide(second, name, "edit")
-    assert first.post(f"/api/case/{name}/draft/save", json={}).json() == {"revision": 1}
+    assert change(first, name, "draft/save").json() == {"revision": 1}
 
 
 def test_a_case_comes_back_once_without_the_own_verdict(

@@ -362,6 +362,47 @@ def test_strokes_that_are_not_saved_are_asked_about(chromium: Any, running: Any)
     tab.wait_for_selector("text=Saved as revision 1")
 
 
+def test_strokes_from_two_windows_are_all_painted(chromium: Any, running: Any) -> None:
+    """Of 40 strokes at once from two windows none is lost, and a window says what happened."""
+    tab, said = opened(chromium, running.links["anna"])
+    tab.keyboard.press("n")
+    tab.wait_for_selector("body[data-opened]")
+    name, twin = tab.inner_text("#name"), tab.context.new_page()
+    twin.goto(tab.url)
+    twin.wait_for_selector(f"body[data-opened='{name}']")
+    address = f"{tab.url.split('/case')[0]}/api/case/{name}"
+    about = twin.request.get(address).json()
+    axial, layer = about["planes"]["axial"], about["layers"][0]
+    boxes = []
+    for each in (tab, twin):
+        each.keyboard.press("b")
+        each.fill("#radius", "1.3")
+        boxes.append(each.locator("#axial canvas").bounding_box())
+    pixels = [(i, j) for i in range(axial["width"]) for j in range(axial["height"])][:80:2]
+    for n, (i, j) in enumerate(pixels):
+        box, window = boxes[n % 2], (tab, twin)[n % 2]
+        x = box["x"] + (i + 0.5) * box["width"] / axial["width"]
+        window.mouse.click(x, box["y"] + (j + 0.5) * box["height"] / axial["height"])
+
+    shape, index = (axial["height"], axial["width"]), axial["count"] // 2
+    slice_address = f"{address}/labels/0/axial/{index}-{index}"
+    expected = np.frombuffer(twin.request.get(slice_address).body(), np.uint8).reshape(shape).copy()
+    y, x = np.indices(shape)
+    for i, j in pixels:
+        across, down = (x - i) * axial["pixel_mm"][0], (y - j) * axial["pixel_mm"][1]
+        expected[across**2 + down**2 <= 1.3**2] = layer["labels"][0]["value"]
+    for _ in range(50):
+        painted = twin.request.get(f"{slice_address}?draft=1").body()
+        if painted == expected.tobytes():
+            break
+        tab.wait_for_timeout(200)
+    np.testing.assert_array_equal(np.frombuffer(painted, np.uint8).reshape(shape), expected)
+    tab.wait_for_timeout(500)
+    texts = [each.inner_text("#status") for each in (tab, twin)]
+    assert any("Another window changed this correction" in text for text in texts)
+    assert all("409" in text for text in said)
+
+
 def test_a_verdict_that_is_not_saved_stays_when_the_case_is_left(
     chromium: Any, running: Any
 ) -> None:

@@ -13,7 +13,7 @@ async function checked(answer) {
 
 export async function get(path) {
   const answer = await fetch(path, { credentials: "same-origin" });
-  return answer.status === 304 ? null : (await checked(answer)).json();
+  return [204, 304].includes(answer.status) ? null : (await checked(answer)).json();
 }
 
 export async function pixels(path, signal) {

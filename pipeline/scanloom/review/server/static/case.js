@@ -54,11 +54,18 @@ function layersOf(id, info) {
 
 const middle = (info) => info.shape.map((n) => Math.floor(n / 2));
 
+// Fetch a case ahead, if the server has room for it beside the cases that are shown.
 async function prefetch(id) {
+  if (!fetched.has(id)) {
+    const found = await get(`/api/case/${encodeURIComponent(id)}?ahead=1`);
+    if (!found) return false;
+    if (!fetched.has(id)) fetched.set(id, Promise.resolve(found));
+  }
   const info = await information(id), layers = layersOf(id, info), start = middle(info);
   for (const name of PLANES) {
     for (const source of [layers.image, ...layers.labels]) if (source) await source[name].fetch(start[info.planes[name].normal]);
   }
+  return true;
 }
 
 async function open(id) {
@@ -85,7 +92,7 @@ async function open(id) {
   document.body.dataset.opened = id;
   if (document.activeElement === document.body) byId(active).focus({ preventScroll: true });
   for (const row of following(AHEAD)) {
-    if (turn === asked) await prefetch(row.id).catch(() => {});
+    if (turn !== asked || !await prefetch(row.id).catch(() => true)) return;
   }
 }
 

@@ -1,10 +1,14 @@
 // Corrections: a brush on any plane; the server paints, and every plane shows the result.
+// Steps are sent one by one, each with the version of the correction that it changes: another window may change it too.
 import { element, get, post } from "./api.js";
+
+const RETRY_MS = 2000;
+const strokes = (count) => `${count} ${count === 1 ? "stroke" : "strokes"}`;
 
 export class Correction {
   // page: { about, at, active, planes, reload(), say, failed, saved() }
   constructor(byId, page) {
-    Object.assign(this, { byId, page, on: false, eraser: false, points: null });
+    Object.assign(this, { byId, page, on: false, eraser: false, points: null, left: false, waiting: [], sending: null, versions: new Map() });
     byId("correct").addEventListener("click", () => this.toggle());
     byId("eraser").addEventListener("click", () => this.erase(!this.eraser));
     byId("stroke-undo").addEventListener("click", () => this.send("draft/undo"));
@@ -16,23 +20,23 @@ export class Correction {
   show() {
     this.set(false);
     this.erase(false);
-    this.steps({ undo: 0, redo: 0 });
+    this.steps({ undo: 0, redo: 0, strokes: false });
     this.byId("brush-label").replaceChildren(...this.page.about.layers.flatMap((layer) =>
       layer.labels.map((each) => element("option", each.name, { value: `${layer.index}:${each.value}` }))));
     this.byId("correct").disabled = !this.page.about.layers.length;
   }
 
-  // Take up the strokes that are not saved yet; return what is to be said about them.
   // Show the strokes that were not saved. `answer`: the server's, awaited here.
   async resume(answer) {
     const { about } = this.page, left = await answer;
     if (this.page.about !== about) return "";
+    this.versions.set(about.id, left.version);
     if (left.outdated) return "The result was replaced: the strokes of your correction, which were not saved, are dropped.";
     this.steps(left);
-    if (!left.undo && !left.redo) return "";
+    if (!left.strokes && !left.redo) return "";
     this.set(true);
     await this.page.reload();
-    return left.undo ? `${left.undo} ${left.undo === 1 ? "stroke" : "strokes"} of your correction not saved yet: save or discard.` : "";
+    return left.strokes ? `${strokes(left.undo)} of your correction not saved yet: save or discard.` : "";
   }
 
   set(on) {
@@ -52,16 +56,19 @@ export class Correction {
     this.byId("eraser").setAttribute("aria-pressed", String(on));
   }
 
-  steps({ undo, redo }) {
-    this.unsaved = undo > 0;
-    this.byId("stroke-undo").disabled = this.byId("save-correction").disabled = this.byId("discard").disabled = !undo;
+  steps({ undo, redo, strokes }) {
+    this.left = strokes;
+    this.byId("stroke-undo").disabled = !undo;
+    this.byId("save-correction").disabled = this.byId("discard").disabled = !strokes;
     this.byId("stroke-redo").disabled = !redo;
   }
+
+  get unsaved() { return this.left || this.waiting.length > 0; }
 
   // Whether the case may be left: strokes that are not saved are asked about.
   leave() {
     if (this.unsaved && !confirm("The strokes of this correction are not saved. They are kept until the server stops. Leave this case?")) return false;
-    this.unsaved = false;
+    this.left = false;
     return true;
   }
 
@@ -112,29 +119,89 @@ export class Correction {
     return this.end(name);
   }
 
-  async send(path, body = {}) {
+  send(path, body = {}) {
+    this.waiting.push({ id: this.page.about.id, path, body });
+    return this.start();
+  }
+
+  start() {
+    this.sending ??= this.sendAll().finally(() => { this.sending = null; if (this.waiting.length) this.start(); });
+    return this.sending;
+  }
+
+  // Send what waits. Strokes that were refused because another window changed the correction are sent again.
+  async sendAll() {
+    const again = new Set(), lost = [];
+    let said = "", id = null, refused = null;
+    while (this.waiting.length) {
+      const [step] = this.waiting;
+      id = step.id;
+      try {
+        const answer = await this.post(step);
+        if (typeof answer.changed === "number") said = `${answer.changed} voxels changed`;
+      } catch (error) {
+        if (!error.reason) { await this.pause(); continue; }
+        if (error.reason === "DRAFT_CHANGED" && step.path === "stroke") { again.add(step); continue; }
+        refused = error;
+        lost.push(...this.waiting.filter((each) => each === step || error.reason === "STALE" && each.id === id));
+      }
+      this.waiting = this.waiting.filter((each) => each !== step && !lost.includes(each));
+    }
+    if (again.size) said = `Another window changed this correction: ${strokes(again.size)} of this window painted on it again.`;
+    await this.tell(id, said, refused, lost.filter(({ path }) => path === "stroke").length);
+  }
+
+  pause() {
+    this.page.say(`The server does not answer: ${strokes(this.waiting.length)} not painted yet.`, true);
+    return new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+
+  // Show the correction as it is now, and what became of the steps that were sent.
+  async tell(id, said, refused, lost) {
+    const shown = this.page.about?.id === id;
+    if (refused?.reason === "DRAFT_CHANGED") refused.message += " Look at it, then do that again.";
+    if (refused && lost) refused.message = `${refused.message.replace(/\.?$/, ".")} Not painted: ${strokes(lost)}.`;
+    if (!refused && shown) this.page.say(said);
+    if (refused && shown) this.page.failed(refused);
+    if (refused && !shown) this.page.say(refused.message, true);
+    if (shown && refused?.reason !== "STALE") await this.page.reload();
+  }
+
+  // Send a step; if another window changed the correction since, read its version before that is told.
+  async post({ id, path, body }) {
+    const address = `/api/case/${encodeURIComponent(id)}`;
     try {
-      const answer = await post(`/api/case/${encodeURIComponent(this.page.about.id)}/${path}`, body);
-      this.steps(answer);
-      if (typeof answer.changed === "number") this.page.say(`${answer.changed} voxels changed`);
-    } catch (error) { this.page.failed(error); }
-    await this.page.reload();
+      if (!this.versions.has(id)) this.heard(id, await get(`${address}/draft`));
+      return this.heard(id, await post(`${address}/${path}`, { ...body, version: this.versions.get(id) }));
+    } catch (error) {
+      if (error.reason === "DRAFT_CHANGED") this.heard(id, await get(`${address}/draft?version=${encodeURIComponent(this.versions.get(id))}`));
+      throw error;
+    }
+  }
+
+  heard(id, answer) {
+    if (answer.version) this.versions.set(id, answer.version);
+    if (answer.version && this.page.about?.id === id) this.steps(answer);
+    return answer;
   }
 
   async discard() {
-    if (!confirm("Discard all strokes of this correction?")) return;
-    await this.send("draft/discard");
-    this.steps({ undo: 0, redo: 0 });
+    if (confirm("Discard all strokes of this correction?")) await this.send("draft/discard");
   }
 
   async save() {
     const id = this.page.about.id;
+    await this.sending;
     this.byId("save-correction").disabled = true;
     this.page.say("Writing the correction ...");
     try {
-      const { revision } = await post(`/api/case/${encodeURIComponent(id)}/draft/save`);
-      this.unsaved = false;
+      const { revision } = await this.post({ id, path: "draft/save" });
+      this.left = false;
       await this.page.saved(id, revision);
-    } catch (error) { this.byId("save-correction").disabled = false; this.page.failed(error); }
+    } catch (error) {
+      this.byId("save-correction").disabled = false;
+      if (error.reason === "DRAFT_CHANGED") { error.message += " Look at it, then save again."; await this.page.reload(); }
+      this.page.failed(error);
+    }
   }
 }
