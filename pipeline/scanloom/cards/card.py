@@ -286,6 +286,38 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class FastPreset:
+    """How a model is run if less work is requested (`fast`); None: as the card says.
+
+    Parameters
+    ----------
+    overlap : float or None
+        Largest overlap of windows.
+    mirror : tuple of int or None
+        Axes that are still mirrored.
+    folds : int or None
+        Number of networks, of those with different weights.
+    spacing : (x, y, z) or None
+        Spacing of the network grid, mm.
+    precisions : tuple of str
+        Precisions that are allowed beside the card's.
+    card : ModelCard or None
+        A coarser model with the same structures, which runs instead.
+    """
+
+    overlap: float | None = None
+    mirror: tuple[int, ...] | None = None
+    folds: int | None = None
+    spacing: Triple | None = None
+    precisions: tuple[Precision, ...] = ()
+    card: ModelCard | None = None
+
+
+GENERAL_PRESET = FastPreset(overlap=0.25, mirror=(), folds=1)
+"""Preset of models whose card has none."""
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """A complete description of a model: inputs, network, processing, structures.
 
@@ -303,7 +335,7 @@ class ModelCard:
     neighbour.
     `flags` are caveats of every result of the model; `limitations` are sentences on its known
     errors, `reference_ranges` usual measurements of its structures. `subset` is the card for
-    requested structures only.
+    requested structures only. `fast` is the card's own preset for less work.
     """
 
     name: str
@@ -336,12 +368,16 @@ class ModelCard:
     limitations: tuple[str, ...] = ()
     reference_ranges: tuple[ReferenceRange, ...] = ()
     subset: ModelCard | None = None
+    fast: FastPreset | None = None
 
     def __post_init__(self) -> None:
         if not is_slug(self.name):
             raise ValueError(f"a model's name is made of a-z, 0-9, _ and -, got {self.name!r}")
         if not self.channels or not self.structures:
             raise ValueError("a model must have at least one input channel and one structure")
+        coarser = self.fast.card if self.fast else None
+        if coarser and {s.label for s in coarser.structures} != {s.label for s in self.structures}:
+            raise ValueError("a coarser model must have the same structures")
 
     @property
     def n_inputs(self) -> int:

@@ -117,6 +117,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
         "orientation": card.grid.orientation,
         "spacing_mm": card.grid.spacing,
         "precisions": card.precisions,
+        "fast": less_work(card) or None,
         "networks": [_plain_network(network) for network in networks(card)],
         "weights_sha256": card.weights.sha256,
         **_plain_origin(entry),
@@ -163,9 +164,18 @@ def _facts(card: ModelCard) -> list[tuple[str, str]]:
         ("axes", card.grid.orientation or "the scan's own"),
         ("spacing", _format_spacing(spacing)),
         ("precisions", ", ".join(card.precisions)),
+        ("--fast", less_work(card) or "changes nothing"),
         *_checks(card),
         *_weights(card),
     ]
+
+
+def less_work(card: ModelCard) -> str:
+    """Return what `--fast` changes, in words; else ""."""
+    from scanloom.cards.requested import describe_changes, requested_card
+    from scanloom.core import ComputeOptions
+
+    return describe_changes(card, requested_card(card, ComputeOptions(fast=True)))
 
 
 def _checks(card: ModelCard) -> Iterator[tuple[str, str]]:

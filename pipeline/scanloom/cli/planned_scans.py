@@ -69,6 +69,8 @@ def _rows(scan: PlannedScan, options: SegmentOptions) -> Iterator[tuple[str, str
         return
     yield "grid", f"{_times(grid.shape)} at {_times(round(mm, 3) for mm in grid.spacing)} mm"
     yield "model", ", ".join(options.models)
+    if scan.changes:
+        yield "changed", scan.changes
     if scan.memory is not None:
         yield "memory", f"{format_bytes(scan.memory)}, estimated for a CPU"
     yield "result", _result(scan, options)
@@ -103,6 +105,7 @@ def _plain(scan: PlannedScan, options: SegmentOptions) -> dict[str, Any]:
         "shape": list(scan.grid.shape) if scan.grid else None,
         "spacing": [round(float(mm), 6) for mm in scan.grid.spacing] if scan.grid else None,
         "models": list(options.models),
+        "changes": scan.changes or None,
         "memory": scan.memory,
         "result": None if scan.error else _result(scan, options),
         "reason": error_document(scan.error.reason, scan.error.detail) if scan.error else None,

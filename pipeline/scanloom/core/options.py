@@ -111,8 +111,9 @@ class ComputeOptions:
     fast: bool = field(
         default=False,
         metadata={
-            "description": "Whether less is computed than the model says: the first of several "
-            "folds, no mirrored scans, and windows that overlap by a quarter at most; labels differ"
+            "description": "Whether less is computed than the model says: by the model's own "
+            "preset, else the first of several folds, no mirrored scans, and windows that overlap "
+            "by a quarter at most; labels differ"
         },
     )
     engine: Engine = field(

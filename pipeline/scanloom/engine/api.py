@@ -157,8 +157,9 @@ def segment(
     overlap : float or None
         Fraction of a window that the next window overlaps, 0 to 0.9; None for the model's.
     fast : bool
-        Whether less is computed than the model says: the first of several folds, no mirrored scans,
-        and windows that overlap by a quarter at most. Labels differ.
+        Whether less is computed than the model says: by the model's own preset, else the first of
+        several folds, no mirrored scans, and windows that overlap by a quarter at most. Labels
+        differ.
     engine : str
         Library that runs the networks: "auto", "torch", "openvino", "onnxruntime", "tensorrt",
         "compile" or "cudagraphs".

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.check import check_assumed_modality, check_modalities
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.cards.store import find_model
 from scanloom.core import Grid, Reason, ScanError, Series, SeriesChoice
 from scanloom.engine.case.build import make_case, with_source_hash, workflow_recipe
@@ -45,6 +46,8 @@ class PlannedScan:
         Of an existing result; None if the case id is not known.
     error : ScanError or None
         Why the scan would not be segmented.
+    changes : str
+        How the models are run otherwise than their cards say; else "".
     """
 
     path: Path
@@ -55,6 +58,7 @@ class PlannedScan:
     state: ResultState | None = None
     error: ScanError | None = None
     choice: SeriesChoice | None = None
+    changes: str = ""
 
 
 def plan_scans(paths: Sequence[Path], options: SegmentOptions) -> Iterator[PlannedScan]:
@@ -132,9 +136,11 @@ def _plan_series(
             state = result_state(
                 options.out, number, with_source_hash(case, key), replace=options.replace
             )
+    requested = [requested_card(card, options.compute) for card in cards]
+    changed = ", ".join(filter(None, map(describe_changes, cards, requested)))
     memory = None
     if options.memory_limit is not None:
-        estimate = estimate_case(grid, dtype, cards, options.outputs)
+        estimate = estimate_case(grid, dtype, requested, options.outputs)
         check_memory(estimate, options.memory_limit)
         memory = estimate.peak
-    return PlannedScan(Path(), series, grid, memory, number, state)
+    return PlannedScan(Path(), series, grid, memory, number, state, changes=changed)

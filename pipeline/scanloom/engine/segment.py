@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.check import check_assumed_modality, check_modalities
+from scanloom.cards.requested import requested_card
 from scanloom.cards.store import find_model
 from scanloom.core import (
     Case,
@@ -310,7 +311,8 @@ class _Session:
             check_modalities([modality], card)
         outline = read_outline(case.series, case.read, phase=case.phase)
         if self.options.memory_limit is not None:
-            need = estimate_case(*outline, self.cards, self.options.outputs)
+            cards = [requested_card(card, self.options.compute) for card in self.cards]
+            need = estimate_case(*outline, cards, self.options.outputs)
             check_memory(need, self.options.memory_limit)
 
     @contextmanager

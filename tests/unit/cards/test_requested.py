@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scanloom.cards.card import ModelCard, Window
+from scanloom.cards.card import FastPreset, ModelCard, Window
 from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import ComputeOptions
 from support import model_cards
@@ -66,3 +66,54 @@ def test_a_window_of_the_whole_scan_has_no_overlap(card: ModelCard) -> None:
     whole = replace(card, window=Window(None, overlap=0.5), folds=())
     requested = requested_card(whole, ComputeOptions(fast=True))
     assert describe_changes(whole, requested) == ""
+
+
+def test_the_preset_of_a_card_takes_the_place_of_the_general_one(card: ModelCard) -> None:
+    preset = FastPreset(0.4, (2,), folds=2, spacing=(3.0, 3.0, 3.0), precisions=("bfloat16",))
+    own = replace(card, fast=preset)
+
+    requested = requested_card(own, ComputeOptions(fast=True))
+
+    assert requested.window == replace(WINDOW, overlap=0.4, mirror=(2,))
+    assert (len(requested.folds), requested.grid.spacing) == (1, (3.0, 3.0, 3.0))
+    assert requested.precisions == ("float32", "bfloat16")
+    assert describe_changes(own, requested) == (
+        "3 x 3 x 3 mm, 2 of 5 folds, mirrored along 1 axis, overlap 0.4 instead of 0.5, "
+        "bfloat16 allowed"
+    )
+    assert requested_card(requested, ComputeOptions(fast=True)) == requested
+    assert requested_card(own, ComputeOptions()) is own
+    beside = requested_card(own, ComputeOptions(fast=True, mirror="no", overlap=0.1))
+    assert beside.window == replace(WINDOW, overlap=0.1, mirror=())
+
+
+def test_a_coarser_model_runs_instead(card: ModelCard, tmp_path: Path) -> None:
+    """As its own card says: its name is that of the model, so results have one name."""
+    (tmp_path / "coarser").mkdir()
+    coarser = replace(
+        model_cards.card(model_cards.small_weights(tmp_path / "coarser", seed=1), window=WINDOW),
+        name="coarser",
+    )
+    own = replace(card, fast=FastPreset(card=coarser))
+
+    requested = requested_card(own, ComputeOptions(fast=True))
+
+    assert (requested.name, requested.weights) == (card.name, coarser.weights)
+    assert requested.window == WINDOW
+    assert describe_changes(own, requested) == "coarser instead"
+    assert requested_card(requested, ComputeOptions(fast=True)) == requested
+
+
+def test_a_coarser_model_has_the_same_structures(card: ModelCard) -> None:
+    other = replace(card, structures=card.structures[:1])
+    with pytest.raises(ValueError, match="same structures"):
+        replace(card, fast=FastPreset(card=other))
+
+
+def test_parts_are_run_by_the_preset_of_the_whole(card: ModelCard) -> None:
+    whole = replace(card, parts=(card, card), fast=FastPreset(overlap=0.1))
+
+    requested = requested_card(whole, ComputeOptions(fast=True))
+
+    assert [part.window for part in requested.parts] == [replace(WINDOW, overlap=0.1)] * 2
+    assert describe_changes(whole, requested) == "overlap 0.1 instead of 0.5"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from scanloom.cards.card import Argmax, ModelCard, NetworkSpec, Window
+from scanloom.cards.card import Argmax, FastPreset, ModelCard, NetworkSpec, Window
 from scanloom.cards.limits import Checks, Range, ReferenceRange
 from scanloom.cards.monai.allow_list import judge_network, judge_target
 from scanloom.cards.monai.checkpoint import read_weights_file
@@ -100,6 +100,7 @@ def read_bundle(folder: Path, options: Mapping[str, str] = NO_OPTIONS) -> ModelC
         precisions=metadata.scanloom.precisions,
         air_below=metadata.scanloom.air_below,
         kernel=metadata.scanloom.kernel,
+        fast=_fast(metadata),
         flags=after.flags,
         limitations=metadata.scanloom.limitations,
         reference_ranges=_reference_ranges(metadata, structures),
@@ -248,6 +249,11 @@ def _checks(metadata: Metadata) -> Checks:
             raise ScanError(Reason.MODEL_DAMAGED, f"scanloom.checks.{name} is empty")
         ranges[name] = None if pair is None else Range(*pair)
     return Checks(**ranges, refuse=fields.refuse, hounsfield=fields.hounsfield)
+
+
+def _fast(metadata: Metadata) -> FastPreset | None:
+    fields = metadata.scanloom.fast
+    return None if fields is None else FastPreset(**dict(fields))
 
 
 def _license(folder: Path) -> str:

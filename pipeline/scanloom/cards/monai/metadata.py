@@ -54,6 +54,7 @@ Text = Annotated[str, BeforeValidator(_as_text), AfterValidator(one_line)]
 Shown = Annotated[str, AfterValidator(_shown)]
 Sentence = Annotated[Shown, Field(min_length=1, max_length=300)]
 Pair = tuple[float, float]
+Millimetres = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class _MonaiModel(BaseModel):
@@ -119,6 +120,14 @@ class ReferenceFields(_StrictModel):
     source: Sentence
 
 
+class FastFields(_StrictModel):
+    """What `--fast` runs; see `scanloom.cards.card.FastPreset`."""
+
+    overlap: float | None = Field(default=None, ge=0.0, le=0.9)
+    spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
+    precisions: tuple[Literal["float16", "bfloat16"], ...] = ()
+
+
 class ScanloomFields(_StrictModel):
     """The entry "scanloom" of `metadata.json`."""
 
@@ -127,6 +136,7 @@ class ScanloomFields(_StrictModel):
     precisions: tuple[Literal["float32", "float16", "bfloat16"], ...] = ("float32",)
     air_below: float | None = Field(default=None, allow_inf_nan=False)
     kernel: Literal["soft", "sharp"] | None = None
+    fast: FastFields | None = None
     structures: dict[str, StructureFields] = {}
     limitations: tuple[Sentence, ...] = ()
     reference_ranges: tuple[ReferenceFields, ...] = ()

@@ -16,7 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from scanloom.cards.card import Argmax, Channel, ModelCard, NetworkGrid, Stage, Weights
+from scanloom.cards.card import (
+    Argmax,
+    Channel,
+    FastPreset,
+    ModelCard,
+    NetworkGrid,
+    Stage,
+    Weights,
+)
 from scanloom.cards.cleaning import Cleaning, KeepLargest, RemoveSmall
 from scanloom.cards.intensity import Truncate
 from scanloom.cards.monai.config import truncate
@@ -175,13 +183,28 @@ def _read(mode: Mode, present: Mapping[int, Path]) -> ModelCard:
         labels = tuple(slug(label) for label in mode.crop.labels)
         rough = replace(_read(modes()[mode.crop.mode], present), subset=None)
         stage = Stage(rough, "crop", labels, mode.crop.margin)
-    card = _make_card(mode, parts, stage)
+    card = replace(_make_card(mode, parts, stage), fast=_coarser(mode, present))
     rough_mode = modes().get(_CROPS_SUBSETS.get(mode.task, ""))
     if rough_mode is None or any(p.dataset.number not in present for p in rough_mode.parts):
         return card
     rough = card if rough_mode is mode else _read(rough_mode, present)
     cropped = Stage(replace(rough, subset=None), "crop", margin=_SUBSET_MARGIN_MM)
     return replace(card, subset=replace(card, stage=cropped, before=(Truncate(),)))
+
+
+def _coarser(mode: Mode, present: Mapping[int, Path]) -> FastPreset | None:
+    """Return the preset that runs the task's model of 3 mm, as TotalSegmentator's own `--fast`.
+
+    None if the task has none, or its weights are not there.
+    """
+    coarser = modes().get(f"{mode.task}_fast")
+    if coarser is None or coarser is mode or mode.name != mode.task or coarser.crop:
+        return None
+    if coarser.classes != mode.classes:
+        return None
+    if any(part.dataset.number not in present for part in coarser.parts):
+        return None
+    return FastPreset(card=replace(_read(coarser, present), subset=None))
 
 
 def _make_card(mode: Mode, parts: tuple[ModelCard, ...], stage: Stage | None) -> ModelCard:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.cards.card import ModelCard
+from scanloom.cards.requested import requested_card
 from scanloom.core import ComputeOptions, Outputs, ReadOptions
 from scanloom.core.relations import NO_RELATIONS, Relations
 
@@ -55,12 +56,13 @@ FIELDS_OF_SCHEMA_1: Mapping[str, tuple[str, ...]] = {
 _NOT_IN_RECIPE: Mapping[str, tuple[str, ...]] = {
     "Weights": ("file",),
     "Checks": ("hounsfield",),
-    "ModelCard": ("limitations", "reference_ranges"),
+    "ModelCard": ("limitations", "reference_ranges", "fast"),
     "ReadOptions": ("max_size",),
     "Outputs": ("also",),  # part of `outputs_document`
 }
 """Fields that cannot change a result: weights are the same wherever their file is, labels however a
-model's limitations are worded and its results are judged, and a scan that is refused has none."""
+model's limitations are worded and its results are judged, and a scan that is refused has none. A
+card's preset for `fast` counts only if it is requested: see `recipe_hash`."""
 _KEYS_OF_SCHEMA_1 = {"skip_air": "body_box", "compiled_restore": "fused_restore"}
 """Names of fields in recipes, if they were renamed since."""
 _EXTRAS_OF_SCHEMA_1 = {"image": "image", "masks": "split"}
@@ -76,7 +78,10 @@ def recipe_hash(
     relations: Relations = NO_RELATIONS,
 ) -> str:
     """Return the hash (SHA-256, hex) over everything requested that can change a result."""
+    options = tuple(options)
     documents = [recipe_document(subject) for subject in options]
+    fast = [each for each in options if isinstance(each, ComputeOptions) and each.fast]
+    cards = [requested_card(c, fast[0]) if fast and c.fast else c for c in cards]
     return _digest(
         {
             "models": [card_digest(card) for card in cards],

@@ -20,6 +20,7 @@ import numpy as np
 
 from scanloom.cards.card import ModelCard
 from scanloom.cards.parts import needed_parts
+from scanloom.cards.requested import requested_card
 from scanloom.cards.store import find_model
 from scanloom.core import DICOM, Case, CaseRecord, Grid, Reason, ScanError, counted, format_bytes
 from scanloom.engine.case.build import id_conflicts, make_cases, unique_cases
@@ -27,7 +28,7 @@ from scanloom.engine.case.memory_estimate import Placement, check_memory, estima
 from scanloom.engine.case.models import check_networks, check_structures, unique_cards
 from scanloom.engine.planning.calibrate import calibrate
 from scanloom.engine.planning.cost_model import CostModel
-from scanloom.engine.planning.engines import engine_notes
+from scanloom.engine.planning.engines import change_notes, engine_notes
 from scanloom.engine.planning.gpu_break_even import gpu_advice, on_other_device
 from scanloom.engine.planning.model import (
     PLAN_FILE,
@@ -110,15 +111,16 @@ def make_plan(
     """
     cards = unique_cards([find_model(name) for name in workflow.models])
     check_structures(cards, workflow.output_options, workflow.relations)
-    check_networks(cards)
+    requested = [requested_card(card, workflow.compute_options) for card in cards]
+    check_networks(requested)
     check_paths(paths, out)
     key = load_key_of(out, key_file)
     index = build_index(paths, key, out, archives=archives)
-    site = find_site(workflow, cards)
+    site = find_site(workflow, requested)
     selection = _select_cases(index, workflow, cards, key, out, scope or Scope())
     pending = selection.cases.pending
     planned = [
-        _estimated(selection.series[case.id], case, workflow, cards, site) for case in pending
+        _estimated(selection.series[case.id], case, workflow, requested, site) for case in pending
     ]
     samples = [
         (planned_case.voxels, case)
@@ -133,7 +135,8 @@ def make_plan(
     notes = (
         *_notes(planned, site, out),
         *_existing_results(pending, out),
-        *engine_notes(cards),
+        *engine_notes(requested),
+        *change_notes(cards, requested),
         advice,
     )
     return _assembled(workflow, index, selection, site, rates, planned, notes)
@@ -294,8 +297,7 @@ def _estimated(
         check_memory(smallest, workflow.execution.memory_limit)
         estimate = estimate_case(grid, dtype, cards, case.outputs, site.placement, case.relations)
         labels = case.relations.labels_to_compute(case.outputs.structures)
-        requested = [needed_parts(card, labels) for card in cards]
-        values = sum(window_values(card, grid) for card in requested)
+        values = sum(window_values(needed_parts(card, labels), grid) for card in cards)
     except ScanError as error:
         return PlannedCase(case.id, reason=error.code, detail=error.detail)
     off_device = estimate.largest_stage_without("resample", "network", "restore", "clean")

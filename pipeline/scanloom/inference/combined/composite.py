@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scanloom.cards.card import ModelCard, Stage
 from scanloom.cards.cleaning import with_small_removed
 from scanloom.cards.parts import needed_parts, numbers_in
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.core import (
     ComputeOptions,
     Flag,
@@ -62,7 +63,8 @@ def make_predictor(
 
     `structures` are labels that are requested; by default, all. Other parts are not loaded.
     """
-    if card.parts or (card.stage is not None and card.stage.use == "crop"):
+    requested = requested_card(card, compute)  # which may be another model
+    if requested.parts or (requested.stage is not None and requested.stage.use == "crop"):
         return CompositePredictor(
             *(card, compute, structures),
             device=device,
@@ -108,6 +110,8 @@ class CompositePredictor(PlacedModel):
         memory_limit: int | None = None,
         planned_cases: int = 1,
     ) -> None:
+        requested = requested_card(card, compute)
+        self.changes, card = describe_changes(card, requested), requested
         self.card, self.compute = card, compute
         self._needed = needed_parts(card, structures)
         self.device = choose_device(device)
@@ -164,11 +168,6 @@ class CompositePredictor(PlacedModel):
         """The library that runs its first network, and the reason."""
         return self.parts[0].engine
 
-    @property
-    def changes(self) -> str:
-        """How its first network is run otherwise than its model says; else ""."""
-        return self.parts[0].changes
-
     def _unite(
         self, volumes: Sequence[Volume], clock: StepTimer, *, uncertainty: bool
     ) -> Segmentation:
@@ -210,6 +209,7 @@ class CompositePredictor(PlacedModel):
         return replace(
             part,
             model=self.name,
+            changes=self.changes,
             layers=(Layer(labels, self.card.structures),),
             grid=volume.grid,
             version=self.card.version,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from scanloom.cards.card import (
     Argmax,
     Channel,
+    FastPreset,
     ModelCard,
     NetworkGrid,
     NetworkSpec,
@@ -315,6 +316,7 @@ def test_what_scanloom_adds_to_the_metadata(tmp_path: Path) -> None:
         "checks": {"low": [-1100, -500], "spacing": [0.3, 6], "refuse": ["spacing"]},
         "precisions": ["float32", "float16"],
         "kernel": "soft",
+        "fast": {"overlap": 0.1, "spacing": [3, 3, 4.5], "precisions": ["bfloat16"]},
         "structures": {
             "spleen": {
                 "name": "The spleen",
@@ -332,6 +334,7 @@ def test_what_scanloom_adds_to_the_metadata(tmp_path: Path) -> None:
     assert card.checks == Checks(low=Range(-1100, -500), spacing=Range(0.3, 6), refuse=("spacing",))
     assert card.precisions == ("float32", "float16")
     assert card.kernel == "soft"
+    assert card.fast == FastPreset(0.1, spacing=(3.0, 3.0, 4.5), precisions=("bfloat16",))
     assert (card.license, card.attribution) == ("CC0-1.0", "All of us")
     (spleen,) = card.structures
     assert (spleen.name, spleen.type.meaning, spleen.color) == ("The spleen", "Liver", (1, 2, 3))
@@ -712,6 +715,7 @@ METADATA_REFUSED: list[tuple[Change, str, str]] = [
     (put("scanloom/weights_sha256", "abc"), "MODEL_DAMAGED", "weights_sha256"),
     (put("scanloom/precisions", ["int8"]), "MODEL_DAMAGED", "precisions"),
     (put("scanloom/kernel", "medium"), "MODEL_DAMAGED", "kernel"),
+    (put("scanloom/fast", {"spacing": [3, 3, 0]}), "MODEL_DAMAGED", "fast.spacing"),
     (put("scanloom/structures/liver", {}), "MODEL_DAMAGED", "liver"),
     (put("scanloom/structures/spleen", {"color": [0, 0, 999]}), "MODEL_DAMAGED", "color"),
     (put("scanloom/structures/spleen", {"type": {"value": "1"}}), "MODEL_DAMAGED", "scheme"),

@@ -12,9 +12,10 @@ from scanloom.cards.cleaning import KeepLargest, RemoveSmall
 from scanloom.cards.intensity import Truncate
 from scanloom.cards.parts import needed_parts, networks, numbers_in
 from scanloom.cards.readers import find_reader, read_model
+from scanloom.cards.requested import describe_changes, requested_card
 from scanloom.cards.store import find_model
 from scanloom.cards.totalsegmentator.tasks import modes
-from scanloom.core import Reason, ScanError
+from scanloom.core import ComputeOptions, Reason, ScanError
 from support.nnunet_folders import DATASET, plans, write_model
 from support.totalsegmentator_folders import write_part, write_task
 
@@ -111,6 +112,20 @@ def test_labels_that_the_task_lacks_are_no_structures(tmp_path):
     assert len(card.structures) == len(mode.classes)
     assert card.parts[0].n_outputs == len(mode.classes) + 3
     assert numbers_in(card, card.parts[0])[-2:].tolist() == [0, 0]
+
+
+def test_less_work_is_the_model_of_3_mm_if_it_is_there(tmp_path):
+    """As by TotalSegmentator's own `--fast`; without its weights, the card has no preset."""
+    write_task(tmp_path, "total")
+    assert read_model(tmp_path).fast is None
+    write_task(tmp_path, "total_fast")
+
+    card = find_model(str(tmp_path / "total"))
+    requested = requested_card(card, ComputeOptions(fast=True))
+
+    assert (requested.name, requested.grid.spacing) == ("totalsegmentator_total", (3.0,) * 3)
+    assert [part.name for part in requested.parts] == ["dataset297"]
+    assert describe_changes(card, requested) == "totalsegmentator_total_fast instead"
 
 
 def test_body_is_cleaned(tmp_path):

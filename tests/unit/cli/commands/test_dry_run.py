@@ -49,6 +49,14 @@ def test_a_dry_run_estimates_memory_only_with_a_limit(study: Path, tiny_model: P
     assert "(OUT_OF_MEMORY)" in refused.err
 
 
+def test_a_dry_run_names_what_is_left_out(study: Path, tiny_model: Path) -> None:
+    command = ["segment", study, "-m", tiny_model, "-n"]
+    assert "overlap" not in scanloom(*command).out
+    assert "overlap 0.1 instead of 0.5" in scanloom(*command, "--overlap", "0.1").out
+    [planned] = scanloom(*command, "--overlap", "0.1", "--json").document["planned"]
+    assert planned["changes"] == "overlap 0.1 instead of 0.5"
+
+
 def test_a_dry_run_names_the_folder_that_the_run_writes(
     study: Path, tiny_model: Path, tmp_path: Path
 ) -> None:

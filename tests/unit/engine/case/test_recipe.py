@@ -114,6 +114,14 @@ def test_reference_ranges_do_not_count(full: ModelCard) -> None:
     assert card_digest(replace(full, reference_ranges=(usual,))) == card_digest(full)
 
 
+def test_a_preset_counts_only_if_it_is_requested(full: ModelCard) -> None:
+    own = replace(full, fast=cards.FastPreset(overlap=0.1))
+    assert card_digest(own) == card_digest(full)
+    assert recipe_hash([own], OPTIONS, Outputs()) == recipe_hash([full], OPTIONS, Outputs())
+    fast = (ReadOptions(), ComputeOptions(fast=True))
+    assert recipe_hash([own], fast, Outputs()) != recipe_hash([full], fast, Outputs())
+
+
 def test_the_place_of_the_weights_does_not_count(full: ModelCard, tmp_path: Path) -> None:
     moved = replace(full.weights, file=tmp_path / "elsewhere.pt")
     assert card_digest(replace(full, weights=moved)) == card_digest(full)

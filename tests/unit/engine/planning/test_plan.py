@@ -153,6 +153,21 @@ def test_a_plan_names_each_case_and_why_others_are_none(
     assert str(tmp_path) not in json.dumps(kept)
 
 
+def test_another_overlap_is_planned_as_it_would_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
+) -> None:
+    monkeypatch.setenv("SCANLOOM_KEY", str(tmp_path / "key"))
+    monkeypatch.setattr(planning.CostModel, "load", lambda _: known())
+    other = workflow.execution.model_copy(update={"overlap": 0.75})
+    scans = [shipped("data") / "torso_ct"]
+
+    [usual] = make_plan(workflow, scans, tmp_path / "out").cases
+    made = make_plan(workflow.model_copy(update={"execution": other}), scans, tmp_path / "out")
+
+    assert made.cases[0].values > usual.values
+    assert "ct_tissue: overlap 0.75 instead of 0.25" in made.notes
+
+
 def test_what_does_not_fit_is_said_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workflow: Workflow
 ) -> None:
