@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Measures what waits for a CUDA device: tests/gpu, then gpu_bench.py. See gpu-queue.md.
+# Measures what waits for a CUDA device: tests/gpu, gpu_bench.py, roofline.py. See gpu-queue.md.
 #
 #   benchmarks/gpu_queue.sh                     run, on a machine with an NVIDIA GPU
 #   benchmarks/gpu_queue.sh gather FOLDER 3.12  collect wheels for such a machine that is offline
 #
 # PYTHON  an interpreter with torch for CUDA (python3)
 # WHEELS  a folder of wheels that it lacks: installed to a folder of this run, nothing is fetched
-# OUT     where gpu-tests.txt, gpu-bench.txt and gpu-bench.json go (gpu-results)
+# OUT     where gpu-tests.txt, gpu-bench.txt, gpu-bench.json and roofline.* go (gpu-results)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -61,4 +61,8 @@ grep -E '^(FAILED|ERROR|SKIPPED)|equal|Dice|^[0-9]+ (passed|failed)|passed|faile
 echo "== gpu_bench.py"
 "$python" benchmarks/gpu_bench.py --out "$out/gpu-bench.json" 2>"$out/gpu-bench.log" |
     tee "$out/gpu-bench.txt" || { failed=1; tail -n 5 "$out/gpu-bench.log"; }
+echo "== roofline.py"
+"$python" benchmarks/roofline.py --window 128 --precision float32 float16 \
+    --picture "$out/roofline.png" 2>"$out/roofline.log" |
+    tee "$out/roofline.txt" || { failed=1; tail -n 5 "$out/roofline.log"; }
 exit "$failed"
