@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,10 @@ def main() -> None:
         rates = f"{peaks.operations / 1e9:.0f} GFLOP/s, {peaks.bytes / 1e9:.0f} GB/s"
         print(f"{precision}, peaks: {rates}\n{kind_table(layers, peaks)}\n")
     if given.picture and panels:
-        draw(panels, title, given.picture)
+        if find_spec("matplotlib") is None:
+            print("No picture: matplotlib is not installed")
+        else:
+            draw(panels, title, given.picture)
 
 
 if __name__ == "__main__":
