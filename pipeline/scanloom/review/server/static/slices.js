@@ -36,9 +36,9 @@ export class Slices {
     return this.at(index);
   }
 
-  // Fetch the chunks before and after the one of a slice.
+  // Fetch the chunks before and after the one of a slice: further on than back.
   async around(index) {
-    for (const near of [index + this.chunk, index - this.chunk]) {
+    for (const near of [index + this.chunk, index - this.chunk, index + 2 * this.chunk, index - 2 * this.chunk]) {
       if (near >= 0 && near < this.plane.count && !this.store.has(this.key(near))) await this.fetch(near).catch(() => {});
     }
   }
