@@ -299,6 +299,7 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
     own = layout.count == 1 and window.blending == "constant" and score_bytes == sum_bytes
     own &= budget.scores == "device"
     flips = 2 * values * score_bytes * (features + channels) if window.mirror else 0
+    shared = math.prod(layout.size) * score_bytes * features if layout.count > 2 else 0
     return _Sizes(
         scan=math.prod(plan.source.shape),
         image=network_image_bytes(card, plan),
@@ -310,7 +311,8 @@ def _sizes(card: ModelCard, plan: NetworkPlan, dtype: torch.dtype, budget: Budge
         head=head * min(folds, 2) if last else 0,
         window=FLOAT_BYTES * math.prod(layout.size)
         + channels * values * (FLOAT_BYTES + dtype.itemsize)
-        + flips,
+        + flips
+        + shared,
         maps=math.prod(plan.source.shape) * card.n_maps * card.label_bytes,
     )
 

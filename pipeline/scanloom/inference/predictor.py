@@ -69,7 +69,7 @@ class TorchPredictor(PlacedModel):
     card : ModelCard
         The model.
     compute : ComputeOptions
-        How the network is run. Windows of air are skipped only if the card has `air_below`.
+        How the network is run. Windows of air below a card's `air_below` are skipped.
     device : str
         "auto", "cpu", "cuda" or "cuda:N".
     memory_limit : int, optional
@@ -369,13 +369,13 @@ class TorchPredictor(PlacedModel):
             folds=folds,
             on_windows=clock.window_reporter(self.name, str(memory_plan.device), precision),
             keep_members=task.uncertainty,
+            share_uniform=self.compute.skip_air,
         )
         axis = plan.network_axis(plan.lead)
         planes = sliding_window.slide(image.image, axis, image.seen)
         yield from uncrop(planes, image.box, axis, plan.network.shape) if image.box else planes
-        if image.seen is not None:
-            passed = sliding_window.passed
-            clock.note("skip air", f"{passed.skipped} of {passed.windows} windows were air")
+        if passed := str(sliding_window.passed):
+            clock.note("skip air", passed)
         if batch.count < budget.windows:
             clock.note("ladder", f"windows {batch.count}")
 

@@ -29,6 +29,7 @@ from scanloom.inference.windows.layout import (
     window_weights,
 )
 from scanloom.inference.windows.sums import ScoreAccumulator
+from scanloom.inference.windows.uniform import SharedScores, uniform_windows
 
 CACHED_BYTES = 1024**2
 """Bytes of scores that are activated at a time on a CPU, which its cache holds."""
@@ -82,10 +83,15 @@ class BatchSize:
 
 @dataclass
 class SkippedWindows:
-    """Number of windows, and of those that contain only air and were skipped."""
+    """Number of windows, of skipped ones that contain only air, and of ones with shared scores."""
 
     windows: int = 0
     skipped: int = 0
+    shared: int = 0
+
+    def __str__(self) -> str:
+        counts = ((self.skipped, "were air"), (self.shared, "shared scores"))
+        return ", ".join(f"{n} of {self.windows} windows {verb}" for n, verb in counts if n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +153,8 @@ class SlidingWindow:
         Called with the number of windows that are done, and of all, of all networks together.
     keep_members : bool
         Whether the scores of each network are yielded too.
+    share_uniform : bool
+        Whether windows in which each channel has a single value share their scores.
     """
 
     network: Network
@@ -161,6 +169,7 @@ class SlidingWindow:
     folds: Sequence[Fold] = ()
     on_windows: Callable[[int, int], None] | None = None
     keep_members: bool = False
+    share_uniform: bool = False
 
     def slide(
         self, image: torch.Tensor, axis: int, seen: torch.Tensor | None = None
@@ -198,8 +207,13 @@ class SlidingWindow:
         for row in layout.rows():
             corners = self._windows_to_run(row.corners, layout.size, seen, low)
             done += (len(row.corners) - len(corners)) * len(folds)
+            uniform = {}
+            if self.share_uniform and len(corners) > 1:
+                uniform = uniform_windows(padded, corners, layout.size)
+                self.passed.shared += SharedScores(uniform).saved
             for fold, fold_sums in zip(folds, sums, strict=True):
-                for corner, scores in self._run(fold.network, padded, corners, layout.size):
+                shared = SharedScores(uniform)
+                for corner, scores in self._run(fold.network, padded, corners, layout.size, shared):
                     fold_sums.add(scores, corner)
                     del scores  # the next windows need the memory
                     done += 1
@@ -228,12 +242,21 @@ class SlidingWindow:
         return kept
 
     def _run(
-        self, network: Network, padded: torch.Tensor, corners: Sequence[Shape], size: Shape
+        self,
+        network: Network,
+        padded: torch.Tensor,
+        corners: Sequence[Shape],
+        size: Shape,
+        shared: SharedScores,
     ) -> Iterator[tuple[Shape, torch.Tensor]]:
         """Yield each window's corner and scores (C, x, y, z), in the order of `corners`."""
         done = 0
         while done < len(corners):
-            batch = corners[done : done + self.batch.count]
+            batch = shared.batch(corners[done:], self.batch.count)
+            if not batch:
+                yield corners[done], shared.take(corners[done])
+                done += 1
+                continue
             try:
                 scores = self._forward(network, padded, batch, size)
             except (RuntimeError, MemoryError) as exc:
@@ -246,8 +269,10 @@ class SlidingWindow:
                 else:
                     raise
             else:
-                yield from zip(batch, scores, strict=True)
-                del scores
+                for corner, each in zip(batch, scores, strict=True):
+                    shared.keep(corner, each)
+                    yield corner, each
+                del scores, each
                 done += len(batch)
 
     def _forward(

@@ -12,7 +12,7 @@ from torch import nn
 
 from scanloom.cards.card import Window
 from scanloom.core import Reason, ScanError
-from scanloom.inference.sliding_window import BatchSize, ScorePlanes, SlidingWindow
+from scanloom.inference.sliding_window import BatchSize, Fold, ScorePlanes, SlidingWindow
 
 Shape = tuple[int, int, int]
 
@@ -210,3 +210,64 @@ def test_a_scan_of_nothing_but_air_is_background() -> None:
 
     assert slider.passed.skipped == slider.passed.windows - 1
     assert (scores[4:].argmax(dim=1) == 0).all()
+
+
+class Counted(nn.Module):
+    """A network with borders of its own, which counts the windows that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1))
+        self.windows = 0
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        self.windows += len(windows)
+        scores: torch.Tensor = self.layers(windows)
+        return scores
+
+
+@pytest.mark.parametrize("sums", ["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("axis", [0, 2])
+def test_windows_of_one_value_share_their_scores(axis: int, batch: int, sums: Any) -> None:
+    """Two channels with other backgrounds, and one with two of them: scores are the same bits.
+
+    Of windows in batches the last bits differ, as between any batches.
+    """
+    image = torch.zeros(2, 24, 20, 28)
+    image[1] = -1.5
+    image[0, :, :, 20:] = 0.25
+    image[:, 9:12, 7:9, 10:15] = torch.rand(2, 3, 2, 5) + 1
+    window = Window((6, 6, 6), 0.5, "gaussian", mirror=(1,), sums=sums)
+    found = []
+    for share in (False, True):
+        network, folds = Counted(), [Fold(Counted())]
+        slider = SlidingWindow(
+            *(network, window, torch.float32, BatchSize(batch)), folds=folds, share_uniform=share
+        )
+        with torch.inference_mode():
+            scores = torch.cat([b.scores.clone() for b in slider.slide(image, axis)])
+        found.append((scores, network.windows, folds[0].network.windows, slider.passed))
+
+    (whole, all_windows, _, _), (some, run, of_fold, passed) = found
+    if batch == 1:
+        assert torch.equal(whole, some)
+    torch.testing.assert_close(whole, some, rtol=1e-3 if sums == "float16" else 1e-6, atol=1e-6)
+    assert all_windows == 2 * passed.windows
+    assert run == of_fold == 2 * (passed.windows - passed.shared)
+    assert passed.shared > passed.windows / 3
+    assert str(passed) == f"{passed.shared} of {passed.windows} windows shared scores"
+
+
+def test_a_window_of_several_values_is_run() -> None:
+    """A single other voxel, and a value that one of two channels has only."""
+    image = torch.zeros(2, 8, 4, 4)
+    image[1, 5, 1, 2] = 1e-30
+    network = Counted()
+    slider = SlidingWindow(network, Window((4, 4, 4), 0.0), share_uniform=True)
+
+    with torch.inference_mode():
+        list(slider.slide(image, 2))
+
+    assert (network.windows, slider.passed.shared) == (2, 0)
