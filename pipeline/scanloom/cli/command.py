@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from scanloom.cli.config_file import SOURCES, option_key
+from scanloom.cli.config_file import EMPTY, SOURCES, option_key
 from scanloom.cli.console import clean
 
 PANEL = "General"
 _PREFIX = "Value error, "
 """Words of pydantic in front of our own."""
-EMPTY = "the text is empty, as if a variable of the shell were not set"
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of the program, which its commands inherit."""
 
@@ -68,12 +68,29 @@ class Command(_PlainHelp, TyperCommand):
                 parameter.envvar = variable_of(parameter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; an empty one would be the current folder as a path, and is refused."""
-        for before, argument in zip(["", *args], args, strict=False):
-            if argument == "" and before != "--structures":
-                place = before if before.startswith("-") else "PATH"
-                raise typer.BadParameter(EMPTY, ctx=ctx, param_hint=f"'{place}'")
+        """Parse arguments; a blank one would be the current folder as a path, and is refused."""
+        for place in filter(None, (*_blank_arguments(args), *self._blank_variables())):
+            raise typer.BadParameter(EMPTY, ctx=ctx, param_hint=f"'{place}'")
         return super().parse_args(ctx, args)
+
+    def _blank_variables(self) -> Iterator[str]:
+        """Yield variables that hold blanks only; an empty one counts as not set."""
+        for name in filter(None, (parameter.envvar for parameter in self.params)):
+            if isinstance(name, str) and (value := os.environ.get(name)) and not value.strip():
+                yield name
+
+
+def _blank_arguments(args: Sequence[str]) -> Iterator[str]:
+    """Yield the option, or PATH, of each argument without text, such as `-o ""` and `--out=`.
+
+    `--structures` says itself what it expects.
+    """
+    for before, argument in zip(["", *args], args, strict=False):
+        option, equals, value = argument.partition("=")
+        if argument.startswith("--") and equals and not value.strip():
+            yield "" if option == "--structures" else option
+        elif not argument.strip() and before != "--structures":
+            yield before if before.startswith("-") else "PATH"
 
 
 class Group(_PlainHelp, TyperGroup):

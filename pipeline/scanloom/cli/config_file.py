@@ -22,6 +22,7 @@ USER_FILES = ("config.yaml", "config.toml")
 """Names of the user's own file, in the configuration folder."""
 SOURCES = "scanloom.option_files"
 """Key of a context's `meta`: the file from which an option's value came, by the option's name."""
+EMPTY = "the text is empty, as if a variable of the shell were not set"
 _NOT_IN_FILES = ("config", "help", "version")
 
 Values = dict[str, Any]
@@ -146,6 +147,8 @@ def _as_typed(option: Any, value: Any, where: str) -> Any:
     if option.is_flag:
         return value
     texts = [_text(item) for item in items]
+    if not all(text.strip() for text in texts):
+        raise typer.BadParameter(f"{where}: expected a value, but the text is empty")
     return texts if option.multiple else ",".join(texts)
 
 

@@ -53,7 +53,7 @@ SHOWN_BY_FILE = {
 PROGRAMS = ("pip", "sbatch", "sha256sum", "--constraint", "python -m")
 """Marks of texts about options of programs other than scanloom."""
 NOT_MESSAGES = (
-    "core/reasons.py",
+    "core/reasons/reason.py",
     "engine/clusters/kubernetes.py",
     "engine/clusters/remote_worker.py",
     "engine/clusters/slurm.py",

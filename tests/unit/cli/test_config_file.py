@@ -64,6 +64,7 @@ def test_a_section_is_for_one_command(study: Path, tiny_model: Path, tmp_path: P
         ("segment: {zzzz: 1}\n", "known names is like it (`scanloom segment --help` lists all)"),
         ("segment: {sttrict: yes}\n", "segment has no option sttrict; did you mean strict?"),
         ("device: {name: cpu}\n", "device: expected a value"),
+        ('out: ""\n', "out: expected a value, but the text is empty"),
         ("device: gpu\n", "options.yaml"),
         ("precision: double\n", "options.yaml"),
         ("- cpu\n", "must hold keys and values"),

@@ -145,3 +145,44 @@ def test_swapped_words_of_a_run_are_noticed(tmp_path: Path) -> None:
     assert ended.code == 65
     assert "'ct_tissue' is: swap them" in ended.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (["segment", "x", "--out="], "--out"),
+        (["segment", "x", "-o", ""], "-o"),
+        (["segment", "x", "--out", " "], "--out"),
+        (["segment", "x", "--key="], "--key"),
+        (["segment", "x", "--log", ""], "--log"),
+        (["segment", ""], "PATH"),
+        (["run", "ct_tissue", " "], "PATH"),
+        (["run", "ct_tissue", "x", "--metrics="], "--metrics"),
+        (["index", "x", "--out="], "--out"),
+        (["status", ""], "PATH"),
+        (["report", "--out="], "--out"),
+        (["join", "x.csv", "--to="], "--to"),
+        (["models", "add", "x", "--name="], "--name"),
+    ],
+)
+def test_an_empty_path_is_refused_by_name(
+    arguments: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = scanloom(*arguments)
+
+    assert ended.code == 2
+    assert f"'{place}': the text is empty" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_blank_variable_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCANLOOM_OUT", " ")
+    ended = scanloom("segment", "x")
+
+    assert ended.code == 2
+    assert "'SCANLOOM_OUT': the text is empty" in ended.err
+    assert not list(tmp_path.iterdir())
