@@ -320,7 +320,10 @@ def test_ctrl_c_is_130_and_the_run_goes_on_later(runs: Runs) -> None:
 
     assert reported.document["status"]["state"] == "running"
     assert reported.document["status"]["cases"] == 4
-    assert code == 130, (runs.folder / "log").read_text()
+    log = (runs.folder / "log").read_text()
+    assert code == 130, log
+    assert log.splitlines()[-1].endswith("--cluster none")
+    assert "To resume:" in log
     done = runs.cases()
     assert 1 <= len(done) < 4
     assert Counter(row["outcome"] for row in runs.rows("manifest"))["open"] == 16 - 4 * len(done)

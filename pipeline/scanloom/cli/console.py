@@ -6,11 +6,14 @@ import codecs
 import json
 import logging
 import re
+import shlex
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,8 +23,6 @@ from scanloom.cli.streams import stdout_lost
 from scanloom.cli.tracebacks import Log, logged, told_traceback
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
     from rich.text import Text
 
@@ -143,9 +144,28 @@ def warn_of_damaged(out: Path, cases: Sequence[str]) -> None:
         )
 
 
+def typed_command() -> str:
+    """Return the command line of this process, quoted for a shell."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        words = [sys.executable, "-m", "scanloom"]
+    elif (found := shutil.which(program.name)) and Path(found) == program:
+        words = [program.name]
+    else:
+        words = [str(program)]
+    return shlex.join([*words, *sys.argv[1:]])
+
+
+def print_resume_command() -> None:
+    """Print the command that goes on where an interrupted one ended, on stderr."""
+    say(f"To resume:\n  {typed_command()}", err=True)
+
+
 @contextmanager
-def error_boundary(manner: OutputMode) -> Iterator[None]:
+def error_boundary(manner: OutputMode, *, resumable: bool = False) -> Iterator[None]:
     """Turn any error in the block into a message and an exit code.
+
+    `resumable`: whether the same command continues one that was interrupted.
 
     Warnings and logs of other libraries may name a patient: `--debug` shows their location in the
     code, never their text.
@@ -162,6 +182,8 @@ def error_boundary(manner: OutputMode) -> Iterator[None]:
         raise typer.Exit(exit_of_reason(error.reason)) from error
     except KeyboardInterrupt as error:
         say("Interrupted. Unfinished scans left no partial output.", err=True)
+        if resumable:
+            print_resume_command()
         raise typer.Exit(Exit.INTERRUPTED) from error
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from scanloom.cli.console import OutputMode, error_boundary
+from scanloom.cli.console import OutputMode, error_boundary, print_resume_command
 from scanloom.core import Reason, ScanError
 
 SECRET = "Doe^Jane"
@@ -57,7 +57,26 @@ def test_foreign_text_never_shows(debug: bool, capsys: pytest.CaptureFixture[str
 
 def test_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended_by(KeyboardInterrupt(), OutputMode()) == 130
-    assert "Interrupted" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("no partial output.\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("/on/path/scanloom", "scanloom"),
+        ("/elsewhere/scanloom", "/elsewhere/scanloom"),
+        (".venv/bin/scanloom", ".venv/bin/scanloom"),
+        ("/any/scanloom/__main__.py", f"{sys.executable} -m scanloom"),
+    ],
+)
+def test_the_command_to_resume_can_be_copied(
+    program: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/on/path/{name}")
+    monkeypatch.setattr(sys, "argv", [program, "segment", "a b", "-o", "out"])
+    print_resume_command()
+
+    assert capsys.readouterr().err == f"To resume:\n  {shown} segment 'a b' -o out\n"
 
 
 def test_libraries_are_not_heard(

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from scanloom.cli.commands.plan import compared_rows
-from scanloom.cli.console import console, error_boundary, print_result, warn_of_damaged
+from scanloom.cli.console import (
+    console,
+    error_boundary,
+    print_result,
+    print_resume_command,
+    warn_of_damaged,
+)
 from scanloom.cli.exit_codes import Exit, exit_of_run
 from scanloom.cli.new_key import report_new_key
 from scanloom.cli.options.general import Reporting
@@ -86,7 +92,7 @@ def run(
 
     For example: scanloom run ct_tissue archive/ -o results
     """
-    with error_boundary(general.mode):
+    with error_boundary(general.mode, resumable=True):
         from scanloom.engine.run import run as run_workflow
 
         paths = scans.given
@@ -105,6 +111,8 @@ def run(
             explain_nothing_selected(dict(reasons), result.unstated, scans.workflow)
         elif result.unstated and not general.quiet:
             explain_unstated(result.unstated, scans.workflow)
+        if stop.is_set():
+            print_resume_command()
     raise typer.Exit(_exit(result, stop, strict=output.strict, nothing=nothing))
 
 
@@ -189,7 +197,13 @@ def _silence(terminals: Sequence[int]) -> None:
 
 def _end_within(seconds: float) -> threading.Timer:
     """Exit this process, and with it its children, after a delay unless cancelled."""
-    timer = threading.Timer(seconds, os._exit, (Exit.INTERRUPTED,))
+
+    def end() -> None:
+        with suppress(OSError):
+            print_resume_command()
+        os._exit(Exit.INTERRUPTED)
+
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
     return timer

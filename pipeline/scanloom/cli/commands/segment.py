@@ -80,7 +80,7 @@ def segment(
 
     For example: scanloom segment study/ -o results
     """
-    with error_boundary(general.mode):
+    with error_boundary(general.mode, resumable=True):
         paths = scans.given
         models = tuple(model.model or ()) or (_default_model(scans, general.mode),)
         options = _options_of(models, scans, model, output, device, expert)

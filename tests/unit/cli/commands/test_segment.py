@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -353,6 +354,8 @@ def test_interrupted_is_130_and_leaves_nothing(tiny_model: Path, tmp_path: Path)
     assert process.returncode == 130
     assert "Interrupted" in rest
     assert "Traceback" not in rest
+    last = shlex.split(rest.splitlines()[-1])
+    assert last == [*map(str, command), "--model", str(tiny_model), "--out", str(out)]
     assert not out.exists()
 
 
