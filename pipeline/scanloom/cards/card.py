@@ -287,7 +287,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class FastPreset:
-    """How a model is run if less work is requested (`fast`); None: as the card says.
+    """Settings of a model if less work is requested (`fast`); None: as the card says.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How brainchop runs each of its networks: what its files of weights do not say.
+"""Steps of brainchop for each of its networks, which its files of weights do not contain.
 
 From brainchop-parameters.js of github.com/neuroneural/brainchop at commit 4c87885 (MIT).
 """
@@ -24,7 +24,7 @@ BEFORE: Final = (ScaleHistogram(),)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done before and after a network.
+    """Steps before and after a network.
 
     Parameters
     ----------

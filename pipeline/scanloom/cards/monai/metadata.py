@@ -121,7 +121,7 @@ class ReferenceFields(_StrictModel):
 
 
 class FastFields(_StrictModel):
-    """What `--fast` runs; see `scanloom.cards.card.FastPreset`."""
+    """Settings of `--fast`; see `scanloom.cards.card.FastPreset`."""
 
     overlap: float | None = Field(default=None, ge=0.0, le=0.9)
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None

@@ -37,7 +37,7 @@ class Predictor(Protocol):
 
     @property
     def changes(self) -> str:
-        """How the network is run otherwise than its model says; else ""."""
+        """Changes to the way a model says its network is run; else ""."""
 
     def predict(
         self,

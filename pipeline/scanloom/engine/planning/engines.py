@@ -1,4 +1,4 @@
-"""What a plan says of its models: engines that were measured, and work that is left out."""
+"""A plan's statements on its models: engines that were measured, and work that is left out."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ STALE_AFTER_S = 86_400.0
 
 @dataclass(frozen=True)
 class Correction:
-    """What a person changed.
+    """Changes that a person made.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ class TorchModel:
 
 @dataclass(frozen=True, eq=False)
 class LabelRule:
-    """How a network's output becomes labels.
+    """Steps from a network's output to labels.
 
     Parameters
     ----------

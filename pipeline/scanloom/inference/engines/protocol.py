@@ -1,4 +1,4 @@
-"""What an engine is given, and what it returns."""
+"""Input and output of an engine."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _LONGEST_MEASUREMENT_S = 900.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured of an engine with a model's network on this machine.
+    """Measurement of an engine with a model's network on this machine.
 
     Parameters
     ----------

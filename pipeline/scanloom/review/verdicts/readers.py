@@ -1,4 +1,4 @@
-"""Which reviewer reads which case: once, twice without knowing of each other, or again."""
+"""Cases of each reviewer: read once, twice without knowing of each other, or again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ History = Mapping[tuple[str, str], Sequence[Verdict]]
 
 @dataclass(frozen=True)
 class Readers:
-    """How cases are shared among reviewers.
+    """Settings that share cases among reviewers.
 
     The readers of a case depend on its name and on the codes of the reviewers, not on their order,
     other cases or chance. A further reviewer takes cases from all others and moves no other case.

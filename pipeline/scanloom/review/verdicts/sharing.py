@@ -1,4 +1,4 @@
-"""How the cases of an output folder are shared among reviewers: `review/readers.json`.
+"""Settings that share the cases of an output folder among reviewers: `review/readers.json`.
 
 It is kept from the first start of a review on: who reads which case must not change half-way.
 """

@@ -1,4 +1,4 @@
-"""What a reviewer decides about a result."""
+"""Decision of a reviewer about a result."""
 
 from __future__ import annotations
 
