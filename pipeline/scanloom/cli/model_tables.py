@@ -131,7 +131,7 @@ def plain_card(entry: ModelEntry) -> dict[str, Any]:
 
 
 def _engines(card: ModelCard) -> list[tuple[str, str]]:
-    """Return what was measured of engines with a model on this machine, as lines of a table."""
+    """Return the measurements of engines with a model on this machine, as lines of a table."""
     return [("engine", str(verdict)) for verdict in verdicts_of(card)]
 
 

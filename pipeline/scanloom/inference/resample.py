@@ -177,7 +177,7 @@ def to_network(
     slab_bytes : int
         Largest size of a slab, which has at least one plane.
     options : ResampleOptions
-        What later steps need.
+        Values that later steps need.
 
     Returns
     -------

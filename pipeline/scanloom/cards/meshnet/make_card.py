@@ -1,4 +1,4 @@
-"""Make the card of a MeshNet: what all of them have in common."""
+"""Make the card of a MeshNet, from the properties that all of them share."""
 
 from __future__ import annotations
 

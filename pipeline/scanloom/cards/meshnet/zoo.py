@@ -41,7 +41,7 @@ class KnownBundle:
     network : mapping
         Arguments of the network.
     recipe : Recipe
-        What the transforms do.
+        Effects of the transforms.
     """
 
     scripts: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Reads nnU-Net's `plans.json`: one configuration with what it inherits, as checked data."""
+"""Reads nnU-Net's `plans.json`: one configuration with all that it inherits, as checked data."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def options_document(read: ReadOptions, compute: ComputeOptions) -> dict[str, An
 
 
 def describe_differences(folder: Path, workflow: Workflow, cards: Sequence[ModelCard]) -> str:
-    """Return what differs between a published case and a request, such as "seg was binary".
+    """Return the differences between a published case and a request, such as "seg was binary".
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class RunCases:
     scope : Scope
         The cases that the run takes.
     explain : callable or None
-        Returns what differs between a published case, by its folder, and the request.
+        Returns the differences between a published case, by its folder, and the request.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RunCases:
         return earlier
 
     def _explained(self, record: CaseRecord) -> CaseRecord:
-        """Add what differs to the record of a case with a result of another recipe."""
+        """Add the differences to the record of a case with a result of another recipe."""
         if self._explain is None or record.detail != OTHER_RECIPE or record.folder is None:
             return record
         return replace(record, detail=f"{record.detail}: {self._explain(record.folder)}")

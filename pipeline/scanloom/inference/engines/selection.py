@@ -1,4 +1,4 @@
-"""Chooses the engine of a model: by request, or by what was measured on this machine."""
+"""Chooses the engine of a model: by request, or by measurements on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on engines: what was measured for a model on this machine, kept in the user's cache."""
+"""Verdicts on engines: measurements with a model on this machine, kept in the user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes around the foreground: what the network sees of a scan, and the way back."""
+"""Boxes around the foreground: the part of a scan that the network gets, and the steps that undo it."""
 
 from __future__ import annotations
 

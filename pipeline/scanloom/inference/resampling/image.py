@@ -79,7 +79,7 @@ def network_image(
     skip_air: bool = False,
     shared: SharedScan | None = None,
 ) -> NetworkImage:
-    """Return what the network sees.
+    """Return the network's input.
 
     Parameters
     ----------

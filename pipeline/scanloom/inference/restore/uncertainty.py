@@ -46,7 +46,7 @@ class UncertaintyRestorer(Protocol):
 
 
 def uncertainty_restorer(plan: NetworkPlan, card: ModelCard, members: int) -> UncertaintyRestorer:
-    """Return what restores the uncertainty of a model.
+    """Return the restorer of the uncertainty of a model.
 
     Parameters
     ----------

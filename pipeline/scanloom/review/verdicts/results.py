@@ -1,4 +1,4 @@
-"""The results that verdicts are about, and what was decided on them."""
+"""Results that verdicts are about, and the decisions on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def differ(verdicts: Mapping[str, Verdict]) -> bool:
 
 
 def state_of(seen: Seen, verdicts: Mapping[str, Verdict], *, disagreed: bool | None = None) -> str:
-    """Return what was decided about a result.
+    """Return the decisions about a result.
 
     Parameters
     ----------
