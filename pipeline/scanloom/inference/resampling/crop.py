@@ -1,4 +1,4 @@
-"""Boxes around the foreground: the part of a scan that the network gets, and the steps that undo it."""
+"""Boxes around the foreground: the part of a scan that the network gets, and their undoing."""
 
 from __future__ import annotations
 
