@@ -38,12 +38,13 @@ from scanloom.core import (
 )
 from scanloom.engine.case.documents import VERSIONED_PACKAGES
 from scanloom.engine.case.writers import WRITERS, write_files
-from scanloom.io.identity import case_id, key_fingerprint, source_hash
+from scanloom.io.identity import case_id, key_fingerprint, source_hash, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.case_folder import CaseFolder
 from scanloom.io.output.crosswalk import source_from_series
 from scanloom.io.output.file_names import CASE, TIMING
 from scanloom.io.output.json_file import write_json
+from scanloom.io.output.published import SOURCE_STAMP
 from scanloom.io.output.writer import CaseContent
 from scanloom.io.read import read_scan
 from scanloom.ops.measure import measure
@@ -96,7 +97,8 @@ def publish(out: Path, folder: Path, structures: int) -> str:
     with CaseFolder(out, number, key_fingerprint(KEY)) as draft:
         write_files(draft.path, content, writers)
         write_json(draft.path / CASE, _document(case, scan.volume))
-        write_json(draft.path / TIMING, {"schema": 1, "steps": {}})
+        stamp = {SOURCE_STAMP: source_stamp([series.stamp], KEY)}
+        write_json(draft.path / TIMING, {"schema": 1, "steps": {}, **stamp})
         draft.publish(source=source_from_series(series, number))
     return number
 

@@ -35,6 +35,7 @@ from scanloom.review.corrections.revisions import (
     revision_folders,
     revision_number,
 )
+from scanloom.review.server.opened_case import open_case
 from scanloom.review.verdicts.log import VerdictLog
 from scanloom.review.verdicts.verdict import Verdict
 from support.canaries import birds, contents, plain
@@ -429,9 +430,49 @@ def test_a_scan_whose_files_were_changed_is_not_used(stored: Path, place: Place)
             place.correct()
     finally:
         file.write_bytes(content)
-    assert caught.value.reason is Reason.SOURCE_CHANGED
+    assert caught.value.reason is Reason.SERIES_DIFFERS
     assert revision_folders(place.out, place.case.name) == []
     assert place.correct().name == "1"
+
+
+@pytest.mark.parametrize("altered", ["pixels", "a slice less", "a slice more", "another series"])
+def test_only_the_scan_that_was_segmented_is_shown(
+    stored: Path, place: Place, altered: str
+) -> None:
+    """Labels and preview are, and the page names the reason."""
+    files = [path for path in sorted((stored / "scans").rglob("*")) if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    further = files[0].with_name("further.dcm")
+    dataset = dcmread(files[0])
+    if altered == "pixels":
+        dataset.PixelData = bytes(len(dataset.PixelData))
+        dataset.save_as(files[0])
+    elif altered == "a slice less":
+        files[0].unlink()
+    elif altered == "a slice more":
+        dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+        dataset.ImagePositionPatient[2] = str(float(dataset.ImagePositionPatient[2]) - 500)
+        dataset.save_as(further)
+    else:
+        series = generate_uid()
+        for path in files:
+            dataset = dcmread(path)
+            dataset.SeriesInstanceUID = series
+            dataset.save_as(path)
+    try:
+        case = open_case(place.out, place.case.name, place.key)
+    finally:
+        further.unlink(missing_ok=True)
+        for path, content in before.items():
+            path.write_bytes(content)
+
+    assert case.image is None
+    assert case.missing.startswith("The scan is not shown: ")
+    assert case.missing.endswith("(SERIES_DIFFERS).")
+    slices = {"a slice less": -1, "a slice more": 1}.get(altered)
+    assert not slices or f"{len(files) + slices} files, {len(files)} when" in case.missing
+    assert case.layers
+    assert open_case(place.out, place.case.name, place.key).image is not None
 
 
 def test_damaged_dicom_segs_are_refused_by_name(place: Place, tmp_path: Path) -> None:

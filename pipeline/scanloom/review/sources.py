@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scanloom.core import ReadOptions, Reason, ScanError, Series
-from scanloom.io.identity import case_id, key_fingerprint, read_key, source_hash
+from scanloom.io.identity import case_id, key_fingerprint, read_key, source_hash, source_stamp
 from scanloom.io.index.series import find_series
 from scanloom.io.output.crosswalk import find_sources, latest_by_id
 from scanloom.io.output.file_names import CASE, TIMING
@@ -21,31 +21,10 @@ from scanloom.io.scan import Scan
 MAX_PHASES = 1000
 
 
-def read_source(out: Path, document: Mapping[str, Any], key: Path | None = None) -> Scan:
-    """Read the scan of a case, as it was read for its result.
+def read_source(out: Path, name: str, key: Path | None = None) -> Scan:
+    """Read the scan of a case as it was read for its result, of which its files must be unchanged.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder.
-    document : mapping
-        `case.json`.
-    key : Path or None
-        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
-
-    Raises
-    ------
-    ScanError
-        KEY_MISMATCH, or what `read_key` raises, without the key; ID_UNKNOWN or NOT_FOUND if the
-        scan is not where it was; SOURCE_CHANGED if another scan is there; else why it can't be
-        read.
-    """
-    series, phase = _find(out, document, _secret(out, key))
-    return read_scan(series, _options(document), phase=phase)
-
-
-def read_unchanged_source(out: Path, name: str, key: Path | None = None) -> Scan:
-    """Read the scan of a case, whose files must have the content that the result was made of.
+    Their content is compared if their sizes, times or places are not those of the run.
 
     The content of a result of several input channels is not compared: the crosswalk has the first
     channel only.
@@ -57,24 +36,52 @@ def read_unchanged_source(out: Path, name: str, key: Path | None = None) -> Scan
     name : str
         Name of the case folder.
     key : Path or None
-        As of `read_source`.
+        File with the key of the case ids; None for SCANLOOM_KEY or the user's own key.
 
     Raises
     ------
     ScanError
-        As of `read_source`; RESULT_DAMAGED if `case.json` can't be read.
+        KEY_MISMATCH, or what `read_key` raises, without the key; ID_UNKNOWN or NOT_FOUND if the
+        scan is not where it was; SERIES_DIFFERS if it is not the one that was segmented;
+        RESULT_DAMAGED if `case.json` can't be read; else why the scan can't be read.
     """
     folder = out / "cases" / name
     try:
-        document, stamp = read_json(folder / CASE), read_json(folder / TIMING).get(SOURCE_STAMP, "")
+        document = read_json(folder / CASE)
+        stamp = str(read_json(folder / TIMING).get(SOURCE_STAMP, ""))
     except (OSError, ValueError, LookupError) as exc:
         raise ScanError(Reason.RESULT_DAMAGED, f"case {name} is damaged") from exc
     secret = _secret(out, key)
     series, phase = _find(out, document, secret)
-    is_alone = len(str(stamp).split()) < 2  # a stamp for each channel
-    if is_alone and source_hash(series, secret) != document["source"]["hash"]:
-        raise ScanError(Reason.SOURCE_CHANGED, "files of the scan were changed")
+    is_alone = len(stamp.split()) < 2  # a stamp for each channel
+    if is_alone and source_stamp([series.stamp], secret) != stamp:
+        check_content(series, document, secret)
     return read_scan(series, _options(document), phase=phase)
+
+
+def check_content(series: Series, document: Mapping[str, Any], key: bytes) -> None:
+    """Refuse a series whose files have other content than those that were segmented.
+
+    Parameters
+    ----------
+    series : Series
+    document : mapping
+        `case.json`.
+    key : bytes
+        The key of the case ids.
+
+    Raises
+    ------
+    ScanError
+        SERIES_DIFFERS, with the difference; UNREADABLE.
+    """
+    if source_hash(series, key) == document["source"]["hash"]:
+        return
+    now, then = len(series.files), document["source"]["files"]
+    detail = f"the scan has {now} files, {then} when it was segmented"
+    if now == then:
+        detail = "files of the scan have other content than when it was segmented"
+    raise ScanError(Reason.SERIES_DIFFERS, detail)
 
 
 def _secret(out: Path, key: Path | None) -> bytes:
@@ -98,7 +105,7 @@ def _find(out: Path, document: Mapping[str, Any], secret: bytes) -> tuple[Series
     for series, phase in _candidates(listed):
         if case_id(series, secret, phase) == number:
             return series, phase
-    raise ScanError(Reason.SOURCE_CHANGED, "another scan is where that of the case was")
+    raise ScanError(Reason.SERIES_DIFFERS, "another series is where that of the case was")
 
 
 def _candidates(listed: Sequence[Series]) -> Iterator[tuple[Series, int | None]]:

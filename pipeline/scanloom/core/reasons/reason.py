@@ -310,6 +310,11 @@ class Reason(Enum):
         False,
         "Use the structures of the case: `segments.json` lists them",
     )
+    SERIES_DIFFERS = (
+        "failed",
+        False,
+        "Put the scan that was segmented back in its place, or segment this one",
+    )
     CORRECTED = ("failed", False, "Look at the latest correction, and correct that")
     READERS = (
         "failed",

@@ -16,7 +16,7 @@ from scanloom.io.system.atomic_write import temporary_path
 from scanloom.io.system.disk_errors import output_error
 from scanloom.io.write.nifti import write_image
 from scanloom.review.corrections.revisions import latest_result, revision_number
-from scanloom.review.sources import read_unchanged_source
+from scanloom.review.sources import read_source
 from scanloom.review.verdicts.log import current_verdicts, read_verdicts
 from scanloom.review.verdicts.results import seen_of
 from scanloom.review.verdicts.verdict import Verdict
@@ -148,7 +148,7 @@ def _export(
 ) -> dict[str, Any]:
     """Write the image and the label maps of a case; return its entry."""
     name = case_name(result)
-    scan = read_unchanged_source(out, name, key)
+    scan = read_source(out, name, key)
     write_image(scan.volume, scan.source, draft / "images" / f"{name}.nii.gz")
     files = [entry["file"] for entry in entries]
     labels = {}

@@ -46,7 +46,7 @@ from scanloom.review.corrections.revisions import (
     revision_folders,
     revision_number,
 )
-from scanloom.review.sources import read_unchanged_source
+from scanloom.review.sources import read_source
 
 Origin = Literal["brush", "file"]
 STALE_AFTER_S = 86_400.0
@@ -98,7 +98,7 @@ def publish_revision(out: Path, name: str, correction: Correction, key: Path | N
     Raises
     ------
     ScanError
-        CORRECTED if another correction was published since; what `read_unchanged_source` raises if
+        CORRECTED if another correction was published since; what `read_source` raises if
         the scan can't be read or was changed; RESULT_DAMAGED; WRITE_MISMATCH; DISK_FULL or
         OUTPUT_UNWRITABLE. Then nothing is published.
     """
@@ -128,7 +128,7 @@ def _publish(out: Path, name: str, correction: Correction, key: Path | None) -> 
         raise ScanError(Reason.CORRECTED, "the case was corrected by another since")
     labels = read_label_maps(before)
     document = read_json(out / "cases" / name / CASE)
-    scan = read_unchanged_source(out, name, key)
+    scan = read_source(out, name, key)
     changed = {
         file: int(np.count_nonzero(array != labels[file]))
         for file, array in correction.labels.items()

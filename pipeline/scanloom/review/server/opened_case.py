@@ -31,7 +31,6 @@ WITHOUT = {
     Reason.KEY_MISMATCH: "The scan is not shown: it takes the key of this output folder.",
     Reason.NOT_FOUND: "The scan is not shown: it is no longer where it was.",
     Reason.ID_UNKNOWN: "The scan is not shown: the crosswalk lacks the case.",
-    Reason.SOURCE_CHANGED: "The scan is not shown: another one is in its place.",
 }
 """Why a case has no scan, by the reason; the labels and the preview are shown."""
 _SAMPLE = 97
@@ -182,12 +181,19 @@ def _scan(
             modality = document["options"]["modality"] or document["source"]["modality"]
             volume = load_volume(stored, modality=modality)
         else:
-            volume = read_source(out, document, key).volume
+            volume = read_source(out, folder.name, key).volume
     except ScanError as exc:
-        return None, "", WITHOUT.get(exc.reason, f"The scan can't be read ({exc.code}).")
+        return None, "", _why(exc.reason, exc.detail)
     if not volume.grid.matches(grid, tolerance=1e-2):
-        return None, "", WITHOUT[Reason.SOURCE_CHANGED]
+        return None, "", _why(Reason.SERIES_DIFFERS, "the scan has other voxels than the labels")
     return volume, "image" if stored.is_file() else "source", ""
+
+
+def _why(reason: Reason, detail: str) -> str:
+    """Return why a case has no scan."""
+    if reason is Reason.SERIES_DIFFERS:
+        return f"The scan is not shown: {detail} ({reason.code})."
+    return WITHOUT.get(reason, f"The scan can't be read ({reason.code}).")
 
 
 def _windows(volume: Volume) -> tuple[tuple[str, Window], ...]:

@@ -112,7 +112,8 @@ function start(id, info) {
   verdict.show(info);
   correction.show();
   setActive(active);
-  byId("preview").open = false;
+  byId("preview").open = !info.image;
+  showPreview();
 }
 
 // A figure without the listeners of the case before.
@@ -391,9 +392,11 @@ byId("outline").addEventListener("click", KEYS.o);
 byId("hide").addEventListener("click", KEYS.h);
 byId("all").addEventListener("click", () => showAll(true));
 byId("none").addEventListener("click", () => showAll(false));
-byId("preview").addEventListener("toggle", () => {
+function showPreview() {
   if (byId("preview").open) byId("preview").querySelector("img").src = `/api/case/${encodeURIComponent(about.id)}/preview`;
-});
+}
+
+byId("preview").addEventListener("toggle", showPreview);
 addEventListener("popstate", () => open(current()));
 addEventListener("beforeunload", (event) => { if (correction.unsaved || verdict.unsaved) event.preventDefault(); });
 const listed = list();
